@@ -1,0 +1,137 @@
+"""Every error this package raises on purpose, and whose fault it is.
+
+    QafelError
+    ├── UserError             what you asked for cannot be done; the command line exits with 2
+    │   ├── ConfigError         a setting is unknown, of the wrong type, or impossible
+    │   ├── SpecError           a quantizer's text spec does not parse
+    │   ├── DataError           a dataset or run file is missing or damaged
+    │   └── OutputError         a result cannot be written
+    ├── NonFiniteVector       your own vector holds a NaN or an infinity
+    ├── MessageError          a peer sent bytes that are no valid message for this receiver
+    │   ├── TruncatedMessage    fewer bytes than the header promises
+    │   ├── OversizedMessage    more bytes than the header promises, or than this receiver takes
+    │   ├── UnknownFormat       not our magic, format version or kind
+    │   ├── ChecksumMismatch    bytes changed on the way
+    │   ├── WrongKind           an upload where a broadcast belongs, or the reverse
+    │   ├── WrongDimension      made for a model of another size
+    │   ├── WrongCodec          made by another quantizer than agreed
+    │   └── MalformedPayload    the quantizer cannot read it, or it decodes to NaN or infinity
+    ├── RejectedUpload        a valid upload that the server does not take
+    │   ├── DuplicateUpload     this (client, sequence) was counted before
+    │   ├── StaleUpload         staleness above the maximum
+    │   └── FutureUpload        based on a version the server has not made
+    └── HiddenStateError      a hidden state cannot be advanced by this message
+        ├── MissedBroadcast     broadcasts in between are missing: catch up
+        ├── ClientAhead         the client claims a version the server has not made
+        └── Drifted             the digest differs: start again from a snapshot
+
+`reason` is the slug under which rejections are counted.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class QafelError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+    reason: ClassVar[str] = "error"
+
+
+class UserError(QafelError):
+    """What was asked for cannot be done; the message says what to do instead."""
+
+
+class ConfigError(UserError):
+    reason = "config"
+
+
+class SpecError(ConfigError):
+    reason = "spec"
+
+
+class DataError(UserError):
+    reason = "data"
+
+
+class OutputError(UserError):
+    reason = "output"
+
+
+class NonFiniteVector(QafelError):
+    reason = "non-finite-vector"
+
+
+class MessageError(QafelError):
+    """A peer sent bytes that are no valid message for this receiver."""
+
+    reason = "message"
+
+
+class TruncatedMessage(MessageError):
+    reason = "truncated"
+
+
+class OversizedMessage(MessageError):
+    reason = "oversized"
+
+
+class UnknownFormat(MessageError):
+    reason = "unknown-format"
+
+
+class ChecksumMismatch(MessageError):
+    reason = "checksum"
+
+
+class WrongKind(MessageError):
+    reason = "wrong-kind"
+
+
+class WrongDimension(MessageError):
+    reason = "wrong-dimension"
+
+
+class WrongCodec(MessageError):
+    reason = "wrong-codec"
+
+
+class MalformedPayload(MessageError):
+    reason = "malformed-payload"
+
+
+class RejectedUpload(QafelError):
+    """A valid upload that the server does not take."""
+
+    reason = "rejected"
+
+
+class DuplicateUpload(RejectedUpload):
+    reason = "duplicate"
+
+
+class StaleUpload(RejectedUpload):
+    reason = "stale"
+
+
+class FutureUpload(RejectedUpload):
+    reason = "future"
+
+
+class HiddenStateError(QafelError):
+    """A hidden state cannot be advanced by this message."""
+
+    reason = "hidden-state"
+
+
+class MissedBroadcast(HiddenStateError):
+    reason = "missed-broadcast"
+
+
+class ClientAhead(HiddenStateError):
+    reason = "client-ahead"
+
+
+class Drifted(HiddenStateError):
+    reason = "drifted"

@@ -1,0 +1,1 @@
+"""Codecs: a vector to few bytes and back, each with its theory."""

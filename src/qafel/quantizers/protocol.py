@@ -1,0 +1,68 @@
+"""What a quantizer is: the one protocol that every codec of this package, and a user's own, fulfils.
+
+A quantizer owns both ends. `encode` turns a vector into bytes, `decode` turns them back, and Q(x) = decode(encode(x)).
+Whatever decodes is plain IEEE arithmetic in a fixed order (never fast-math), because server and clients on
+different machines must add bit-identical numbers to their hidden states.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+from qafel.params import Vector
+from qafel.rng import Stream
+
+Payload: TypeAlias = bytes | memoryview
+
+CODEC_BYTES = 16
+
+
+class Quantizer(Protocol):
+    """Vector to bytes and back, with its theory.
+
+    Section II-A of the paper: E‖x − Q(x)‖² ≤ (1 − δ)‖x‖², δ in (0, 1].
+    """
+
+    @property
+    def spec(self) -> str:
+        """The canonical text that `parse` turns into an equal quantizer, such as "qsgd:4"."""
+        ...
+
+    @property
+    def codec(self) -> bytes:
+        """Sixteen bytes that name the codec and its parameters in a message; equal exactly when payloads are compatible."""
+        ...
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether E[Q(x)] = x for every x."""
+        ...
+
+    def encode(self, vector: Vector, stream: Stream) -> bytes:
+        """Quantize. Randomness comes from the stream alone; NaN or infinity raises `NonFiniteVector`."""
+        ...
+
+    def decode(self, payload: Payload, size: int) -> Vector:
+        """The vector that the payload stands for. A payload that is not one of `size` coordinates, or that would decode
+        to NaN or infinity, raises `MalformedPayload`, and nothing larger than `size` floats is allocated."""
+        ...
+
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        """target ← target + weight · decode(payload), in place, in one pass. On an error, target is unchanged."""
+        ...
+
+    def max_payload_bytes(self, size: int) -> int:
+        """No payload for `size` coordinates is longer than this."""
+        ...
+
+    def omega(self, size: int) -> float:
+        """Worst-case relative variance: E‖Q(x) − x‖² ≤ ω‖x‖². Infinity where there is no bound."""
+        ...
+
+    def delta(self, size: int) -> float:
+        """The compression parameter δ in the worst case; zero or negative: no contraction, unfit for the server."""
+        ...
+
+    def bits_per_coordinate(self, size: int) -> float:
+        """Payload bits per coordinate: exact for a fixed-rate codec, the worst case for the others."""
+        ...
