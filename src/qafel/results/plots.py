@@ -1,0 +1,122 @@
+"""Figures for print: the metric against server steps and against bytes, as PNG or PDF.
+
+Figures are plain objects; nothing here touches pyplot, so no global state and no display is needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+from qafel.errors import DataError, OutputError
+from qafel.results.report_styles import Style, styles_of
+from qafel.results.report_thinning import thin
+from qafel.results.report_view import MetricView, metric_view
+from qafel.results.runs import Column, Run
+
+_INK, _MUTED, _GRID = "#1f2328", "#656d76", "#e4e7eb"
+_LINES: dict[str, Any] = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (5, 1.5, 1, 1.5))}
+_POINTS = 1500
+_SUFFIXES = (".png", ".pdf", ".svg")
+
+
+def comparison_figure(runs: Sequence[Run]) -> Figure:
+    """Draw the metric of all runs twice: against server steps, and against bytes up and broadcast."""
+    if not runs:
+        raise DataError("there is no run to draw: name at least one run directory")
+    styles, view = styles_of(runs), metric_view(runs)
+    figure = Figure(figsize=(9.6, 4.2), dpi=200, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    steps = "version" if any("version" in run.history for run in runs) else "uploads"
+    _draw(left, runs, styles, view, [run.column(steps) for run in runs])
+    _draw(right, runs, styles, view, [run.traffic for run in runs])
+    left.set_xlabel("server steps" if steps == "version" else "uploads")
+    left.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    left.set_ylabel(view.name, parse_math=False)
+    right.set_xlabel("bytes uploaded and broadcast")
+    _scale_bytes(right, [run.traffic for run in runs])
+    _legend(figure, styles, view)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure in the format of the path's suffix: .png, .pdf or .svg."""
+    path = Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise OutputError(f"{path} should end in one of {', '.join(_SUFFIXES)}: the suffix chooses the format")
+    # A timestamp would make equal figures differ.
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            # A run's name may hold letters that the font lacks; a box in the legend is enough to say so.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+            figure.savefig(path, metadata=undated)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror}): choose another place") from None
+    return path
+
+
+def _draw(axes: Axes, runs: Sequence[Run], styles: Sequence[Style], view: MetricView, across: Sequence[Column]) -> None:
+    axes.set_yscale("log" if view.log else "linear")
+    axes.set_ylim(view.low, view.high)
+    for run, style, x in zip(runs, styles, across, strict=True):
+        y = run.column("metric")
+        rows = thin(y, _POINTS)
+        line = _LINES[style.dash]
+        marker = "o" if len(y) == 1 else ""
+        axes.plot(x[rows], y[rows], color=style.colour, linestyle=line, linewidth=1.3, marker=marker, markersize=4)
+    for leaving in view.exits:
+        x = across[leaving.run][leaving.row]
+        symbol = "^" if view.goal == "min" else "v"
+        axes.plot(x, view.edge, symbol, color=styles[leaving.run].colour, markersize=7, clip_on=False, zorder=5)
+    axes.margins(x=0.015)
+    axes.grid(True, color=_GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_MUTED)
+    axes.tick_params(colors=_MUTED, labelcolor=_INK, labelsize=9, length=3, which="major")
+    axes.tick_params(length=0, which="minor")
+    axes.xaxis.label.set(color=_INK, size=10)
+    axes.yaxis.label.set(color=_INK, size=10)
+
+
+def _scale_bytes(axes: Axes, across: Sequence[Column]) -> None:
+    """Log scale where totals differ by more than half a decade; else the frugal runs would be a vertical line."""
+    totals = np.array([column[-1] for column in across])
+    totals = totals[np.isfinite(totals) & (totals > 0)]
+    if totals.size and totals.max() > 3.0 * totals.min():
+        axes.set_xscale("log")
+        axes.set_xlim(left=float(totals.min()) / 200)
+        axes.xaxis.set_major_locator(LogLocator(numticks=8))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(EngFormatter(unit="B", sep=" "))
+
+
+def _legend(figure: Figure, styles: Sequence[Style], view: MetricView) -> None:
+    handles = [Line2D([], [], color=style.colour, linestyle=_LINES[style.dash], linewidth=2) for style in styles]
+    legend = figure.legend(
+        handles,
+        [style.label for style in styles],
+        loc="outside upper center",
+        ncols=min(len(styles), 5),
+        frameon=False,
+        fontsize=9.5,
+        handlelength=2.0,
+        labelcolor=_INK,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    if view.notes:
+        arrow = "▲ " if view.exits and view.goal == "min" else "▼ " if view.exits else ""
+        figure.supxlabel(arrow + " ".join(view.notes), fontsize=8, color=_MUTED, parse_math=False, wrap=True)

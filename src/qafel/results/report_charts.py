@@ -1,0 +1,137 @@
+"""The report's charts in reading order, and those that are curves: the metric, and the hidden state's lag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from qafel.results.report_bars import received_chart, staleness_chart, traffic_chart
+from qafel.results.report_chart import BYTES_AXIS, COUNT_AXIS, Chart, Trace, plain
+from qafel.results.report_styles import Style
+from qafel.results.report_thinning import thin
+from qafel.results.report_view import MetricView, is_wide
+from qafel.results.runs import Column, Run
+
+_POINTS = 24_000  # of all runs together, in one chart
+_ACROSS = {"uploads": "uploads", "bytes": "bytes uploaded and broadcast", "virtual time": "virtual time"}
+
+
+def charts_of(runs: Sequence[Run], styles: Sequence[Style], view: MetricView) -> tuple[Chart, ...]:
+    """All charts that the runs have data for."""
+    metric = [run.column("metric") for run in runs]
+    charts = (
+        _metric_chart("uploads", [run.column("uploads") for run in runs], metric, styles, view),
+        _metric_chart("bytes", [run.traffic for run in runs], metric, styles, view),
+        _metric_chart("virtual time", [run.column("virtual_time") for run in runs], metric, styles, view),
+        _lag_chart(runs, styles),
+        staleness_chart(runs, styles),
+        traffic_chart(runs, styles),
+        received_chart(runs, styles),
+    )
+    return tuple(chart for chart in charts if chart.traces)
+
+
+def _metric_chart(
+    by: str, across: Sequence[Column], metric: Sequence[Column], styles: Sequence[Style], view: MetricView
+) -> Chart:
+    is_bytes = by == "bytes"
+    ticks = BYTES_AXIS if is_bytes else COUNT_AXIS
+    layout = {
+        "xaxis": _x_axis(_ACROSS[by], across, log=is_bytes and _totals_differ(across)) | ticks,
+        "yaxis": _metric_axis(view),
+    }
+    hover = f"%{{x:.4~s}}{'B' if is_bytes else ''}, %{{y:.3~g}}<extra>%{{fullData.name}}</extra>"
+    traces = _lines(across, metric, styles, hover)
+    if traces:
+        traces += [_exit_marker(across, styles, view, index) for index in range(len(view.exits))]
+    # A logarithmic axis is on offer only where all limits are positive.
+    toggles = ("x", "y") if view.low > 0 else ("x",)
+    return Chart(by.replace(" ", "-"), f"{view.name} by {by}", view.notes, tuple(traces), layout, toggles)
+
+
+def _lag_chart(runs: Sequence[Run], styles: Sequence[Style]) -> Chart:
+    """How far the hidden state x̂ is from the server's model x: what quantizing the broadcast costs."""
+    across = [run.column("uploads") for run in runs]
+    lags = [run.column("hidden_state_lag") for run in runs]
+    positive = np.concatenate([lag[np.isfinite(lag) & (lag > 0)] for lag in lags])
+    zero = [style.label for lag, style in zip(lags, styles, strict=True) if _is_zero(lag)]
+    notes = (f"Zero throughout: {', '.join(zero)}.",) if zero else ()
+    traces = _lines(across, lags, styles, "%{x:.4~s}, %{y:.3~g}<extra>%{fullData.name}</extra>")
+    scale = "log" if is_wide(positive) else "linear"
+    layout = {
+        "xaxis": _x_axis("uploads", across) | COUNT_AXIS,
+        "yaxis": {"title": {"text": "‖x̂ − x‖"}, "type": scale, "exponentformat": "power"},
+    }
+    toggles = ("x", "y") if positive.size else ("x",)
+    return Chart("lag", "Hidden-state lag", notes, tuple(traces), layout, toggles)
+
+
+def _lines(across: Sequence[Column], curves: Sequence[Column], styles: Sequence[Style], hover: str) -> list[Trace]:
+    limit = max(120, min(1200, _POINTS // max(1, len(styles))))
+    traces = []
+    for index, (x, y, style) in enumerate(zip(across, curves, styles, strict=True)):
+        if not (np.isfinite(x) & np.isfinite(y)).any():
+            continue
+        rows = thin(y, limit)
+        trace: Trace = {"type": "scatter", "name": escape(style.label), "meta": {"run": index}}
+        trace |= {"x": plain(x[rows]), "y": plain(y[rows]), "hovertemplate": hover}
+        trace |= {"mode": "lines" if len(rows) > 1 else "markers", "marker": {"color": style.colour, "size": 8}}
+        traces.append(trace | {"line": {"color": style.colour, "dash": style.dash, "width": 1.8}})
+    return traces
+
+
+def _exit_marker(across: Sequence[Column], styles: Sequence[Style], view: MetricView, index: int) -> Trace:
+    """A triangle on the edge where a run leaves the view."""
+    leaving = view.exits[index]
+    symbol = "triangle-up" if view.goal == "min" else "triangle-down"
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": escape(styles[leaving.run].label),
+        "meta": {"run": leaving.run},
+        "x": plain(across[leaving.run][[leaving.row]]),
+        "y": plain(np.array([view.edge])),
+        "cliponaxis": False,
+        "hovertemplate": f"{escape(view.notes[index])}<extra></extra>",
+        "marker": {"symbol": symbol, "size": 11, "color": styles[leaving.run].colour},
+    }
+
+
+def _metric_axis(view: MetricView) -> dict[str, Any]:
+    """The metric's axis, with its limits for both scales, between which the page switches."""
+    ranges = {"linear": [min(0.0, view.low) if view.log else view.low, view.high]}
+    if view.low > 0:
+        ranges["log"] = [math.log10(view.low), math.log10(view.high)]
+    scale = "log" if view.log else "linear"
+    axis = {"title": {"text": escape(view.name)}, "type": scale, "range": ranges[scale], "exponentformat": "power"}
+    return axis | {"ranges": ranges}
+
+
+def _x_axis(title: str, columns: Sequence[Column], log: bool = False) -> dict[str, Any]:
+    """An x axis; on the log scale it begins a good two decades before the shortest curve ends."""
+    finite = [column[np.isfinite(column)] for column in columns]
+    ends = [float(column.max()) for column in finite if column.size and column.max() > 0]
+    scale = "log" if log else "linear"
+    axis: dict[str, Any] = {"title": {"text": title}, "type": scale}
+    if not ends:
+        return axis
+    ranges = {
+        "linear": [0.0, 1.03 * max(ends)],
+        "log": [math.log10(min(ends) / 200), math.log10(1.2 * max(ends))],
+    }
+    return axis | {"range": ranges[scale], "ranges": ranges}
+
+
+def _totals_differ(columns: Sequence[Column]) -> bool:
+    """Whether one run sent over three times what another did, so that a linear axis would squeeze the frugal one."""
+    ends = [float(column[-1]) for column in columns if column[-1] > 0]
+    return bool(ends) and max(ends) > 3.0 * min(ends)
+
+
+def _is_zero(column: Column) -> bool:
+    finite = column[np.isfinite(column)]
+    return bool(finite.size) and not finite.any()

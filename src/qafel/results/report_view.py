@@ -1,0 +1,119 @@
+"""Which part of the metric to show: scale and limits that one diverging run cannot ruin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from qafel.results.report_numbers import human_count, human_metric
+from qafel.results.report_styles import labels_of
+from qafel.results.runs import Column, Run
+
+_DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
+
+
+@final
+@dataclass(frozen=True)
+class Exit:
+    """Where a run's metric leaves the view: the first row beyond it, or the first that is not finite."""
+
+    run: int
+    row: int
+
+
+@final
+@dataclass(frozen=True)
+class MetricView:
+    """The metric's axis: name, goal, scale, limits, and a sentence for everything that is not drawn."""
+
+    name: str
+    goal: str
+    log: bool
+    low: float
+    high: float
+    exits: tuple[Exit, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def edge(self) -> float:
+        """The limit through which a run gets worse out of the view."""
+        return self.high if self.goal == "min" else self.low
+
+
+def metric_view(runs: Sequence[Run]) -> MetricView:
+    """Choose scale and limits from the runs that did not get worse than they started."""
+    goal = goal_of(runs)
+    sign = 1.0 if goal == "min" else -1.0
+    # From here on smaller is better, whatever the goal.
+    curves = [sign * run.column("metric") for run in runs]
+    finite = [curve[np.isfinite(curve)] for curve in curves]
+    everything = np.concatenate(finite) if finite else np.zeros(0)
+    if not everything.size:
+        nothing = "No run has a finite metric: nothing to draw."
+        return MetricView(name_of(runs), goal, log=False, low=0.0, high=1.0, exits=(), notes=(nothing,))
+    starts = [curve[0] for curve in finite if curve.size and _stays(curve)]
+    ceiling = max(starts, default=float(everything.max()))
+    floor = float(everything.min())
+    log = goal == "min" and is_wide(everything[everything <= ceiling])
+    low, high = _limits(everything, floor, ceiling, log)
+    exits = tuple(Exit(index, row) for index, curve in enumerate(curves) if (row := _first_outside(curve, high)) >= 0)
+    notes = _notes(runs, exits, goal, log, curves)
+    low, high = (low, high) if goal == "min" else (-high, -low)
+    return MetricView(name_of(runs), goal, log, low, high, exits, notes)
+
+
+def goal_of(runs: Sequence[Run]) -> str:
+    """Whether small or large is good: "min" or "max", as the first run that says so."""
+    return next((goal for run in runs if (goal := run.summary.get("metric_goal")) in ("min", "max")), "min")
+
+
+def name_of(runs: Sequence[Run]) -> str:
+    """The metric's name, as the first run that says so; several names, if the runs differ."""
+    names = dict.fromkeys(str(run.summary["metric_name"]) for run in runs if run.summary.get("metric_name"))
+    return " / ".join(names) or "metric"
+
+
+def is_wide(values: Column) -> bool:
+    """Whether a logarithmic axis suits: positive but for rounding, and over more than a decade and a half."""
+    positive = values[values > 0]
+    return bool(positive.size >= 0.99 * values.size > 0 and positive.max() > _DECADES * positive.min())
+
+
+def _stays(curve: Column) -> bool:
+    """Whether a run ends no worse than it began, up to a quarter; one that does not has no say in the limits."""
+    return bool(curve[-1] <= curve[0] + 0.25 * abs(curve[0]))
+
+
+def _limits(values: Column, floor: float, ceiling: float, log: bool) -> tuple[float, float]:
+    if log:
+        top = min(3.0 * ceiling, 1.3 * float(values.max()))
+        return float(values[values > 0].min()) / 1.5, top
+    spread = ceiling - floor or abs(ceiling) or 1.0
+    return floor - 0.04 * spread, min(ceiling + 0.5 * spread, float(values.max()) + 0.04 * spread)
+
+
+def _first_outside(curve: Column, high: float) -> int:
+    outside = np.flatnonzero(~(curve <= high) | np.isneginf(curve))
+    return int(outside[0]) if outside.size else -1
+
+
+def _notes(
+    runs: Sequence[Run], exits: Sequence[Exit], goal: str, log: bool, curves: Sequence[Column]
+) -> tuple[str, ...]:
+    labels = labels_of(runs)
+    notes = []
+    for leaving in exits:
+        curve = curves[leaving.run]
+        uploads = float(runs[leaving.run].column("uploads")[leaving.row])
+        where = f"at {human_count(uploads)} uploads" if np.isfinite(uploads) else f"at evaluation {leaving.row + 1}"
+        worst = float(np.max(curve[np.isfinite(curve)], initial=-np.inf)) * (1.0 if goal == "min" else -1.0)
+        if np.isfinite(curve[leaving.row]):
+            notes.append(f"{labels[leaving.run]} leaves the view {where} and reaches {human_metric(worst)}.")
+        else:
+            notes.append(f"{labels[leaving.run]} stops being finite {where}.")
+    if log and any((curve <= 0).any() for curve in curves):
+        notes.append("Values of zero or below are not drawn on the logarithmic axis.")
+    return tuple(notes)
