@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import DataError
+from qafel.errors import DataError, NonFiniteVector
 
 Vector: TypeAlias = NDArray[np.float32]
 
@@ -64,3 +64,9 @@ class Layout:
                 raise DataError(f"tensor {name!r} has shape {np.shape(tensors[name])}, the layout says {view.shape}")
             view[...] = tensors[name]
         return flat
+
+
+def require_finite(vector: Vector, what: str) -> None:
+    """Raise if there is a NaN or an infinity."""
+    if not np.isfinite(vector).all():
+        raise NonFiniteVector(f"{what} holds a NaN or an infinity: training has diverged; lower the learning rates")

@@ -1,0 +1,52 @@
+# `make help` lists the targets. Every target makes the environment it needs; nothing else is to be set up.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+STAMP  := $(VENV)/.installed
+LIGHT  := $(VENV)/.installed-light
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check bench format clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## Make .venv with everything: all extras, and what the tests need
+
+demo: $(LIGHT) ## QAFeL against FedBuff and direct quantization on real data, in under a minute
+	$(BIN)/qafel demo
+
+test: $(STAMP) ## Run the tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(STAMP) ## Lint, format, types, import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## Run the benchmarks (alone: others' load shows in the figures)
+	$(BIN)/qafel bench quantizers
+
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## Remove the environment and all that is built
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The demo needs only the light core: no torch, no ray, no broker.
+$(LIGHT): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+# torch comes in the same resolution as what depends on it, so that nothing pulls another build.
+$(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -q -c constraints.txt -e '.[torch,ray,nats,dev]'
+	@touch $@ $(LIGHT)

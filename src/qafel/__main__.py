@@ -1,0 +1,5 @@
+"""`python -m qafel`."""
+
+from qafel.cli import main
+
+main()

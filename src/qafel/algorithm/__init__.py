@@ -1,0 +1,40 @@
+"""The paper's algorithms, pure: bytes in, bytes out; no clock, no socket, no torch, no global random state.
+
+In the order in which data flows:
+
+    hidden_state   x̂ ← x̂ + q: the one function that server and clients apply       (Algorithm 3)
+    client         copy x̂, train, encode the upload                                 (Algorithm 2)
+    messages       the frame around everything that crosses
+    server         receive(upload) → nothing, or a broadcast                        (Algorithm 1)
+      replay         which uploads were counted before
+      staleness      how much a late update weighs
+      buffer         the sum of up to K updates
+      server_step    x ← x − η_g v
+      catch_up       what a client missed
+    presets        QAFeL and its relatives, as wiring of the above
+"""
+
+from qafel.algorithm.catch_up import BroadcastLog
+from qafel.algorithm.client import Client, make_upload
+from qafel.algorithm.hidden_state import HiddenState
+from qafel.algorithm.messages import Kind, Message
+from qafel.algorithm.presets import PRESETS, wire
+from qafel.algorithm.server import Server
+from qafel.algorithm.staleness import PolynomialStaleness, StalenessLaw
+from qafel.algorithm.wiring import Algorithm, LocalTraining
+
+__all__ = [
+    "PRESETS",
+    "Algorithm",
+    "BroadcastLog",
+    "Client",
+    "HiddenState",
+    "Kind",
+    "LocalTraining",
+    "Message",
+    "PolynomialStaleness",
+    "Server",
+    "StalenessLaw",
+    "make_upload",
+    "wire",
+]

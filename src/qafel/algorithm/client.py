@@ -1,0 +1,98 @@
+"""The client: copy the hidden state, train, upload. Algorithms 2 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias, final
+
+from qafel.algorithm.hidden_state import HiddenState
+from qafel.algorithm.messages import Kind, Message
+from qafel.algorithm.wiring import Algorithm
+from qafel.params import Vector
+from qafel.rng import Stream
+
+Train: TypeAlias = Callable[[Vector, Stream], Vector]
+"""From y₀ (not to be changed) and a random stream to y_P."""
+
+
+def make_upload(
+    start: HiddenState,
+    trained: Vector,
+    algorithm: Algorithm,
+    stream: Stream,
+    *,
+    client: int,
+    sequence: int,
+    weight: float = 1.0,
+) -> bytes:
+    """Encode what a client learnt. Q_c(y₀ − y_P), with the version it started from. Algorithm 2, line 6."""
+    vector = start.vector - trained if algorithm.upload == "update" else trained
+    quantizer = algorithm.client_quantizer
+    payload = quantizer.encode(vector, stream)
+    return Message(
+        Kind.UPLOAD, quantizer.codec, vector.size, start.version, payload, sender=client, sequence=sequence, weight=weight
+    ).to_bytes()
+
+
+@final
+class Client:
+    """One client's state: its number, its hidden state, and how many uploads it has made."""
+
+    __slots__ = ("algorithm", "hidden_state", "number", "seed", "sequence", "weight")
+
+    def __init__(
+        self,
+        number: int,
+        hidden_state: HiddenState,
+        algorithm: Algorithm,
+        seed: int,
+        *,
+        weight: float = 1.0,
+        sequence: int = 0,
+    ) -> None:
+        self.number = number
+        self.hidden_state = hidden_state
+        self.algorithm = algorithm
+        self.seed = seed
+        self.weight = weight
+        self.sequence = sequence
+
+    def receive(self, data: bytes) -> bool:
+        """Advance the hidden state; False if the message was known already. Algorithm 3.
+
+        Broadcasts that are missing in between raise `MissedBroadcast`: ask the server to `catch_up`.
+        """
+        message = Message.from_bytes(data)
+        if message.kind is Kind.SNAPSHOT:
+            state = HiddenState.from_snapshot(message, self.hidden_state.vector.size)
+            newer = state.version > self.hidden_state.version
+            self.hidden_state = state if newer else self.hidden_state
+            return newer
+        quantizer, kind = self.algorithm.server_quantizer, self.algorithm.broadcast_kind
+        if message.version < self.hidden_state.version:
+            message.check(kind, self.hidden_state.vector.size, quantizer)
+            return False
+        self.hidden_state = self.hidden_state.advanced(message, kind, quantizer)
+        return True
+
+    def restart(self, snapshot: bytes) -> None:
+        """Take the snapshot's hidden state whatever this client held: for one that is ahead or has drifted."""
+        self.hidden_state = HiddenState.from_snapshot(Message.from_bytes(snapshot), self.hidden_state.vector.size)
+
+    def update(self, train: Train) -> bytes:
+        """Copy, train and encode: one whole local update. Algorithm 2.
+
+        Broadcasts may be received while `train` runs; the update belongs to the version that was copied.
+        """
+        start, sequence = self.hidden_state, self.sequence
+        self.sequence += 1
+        trained = train(start.vector, Stream.named(self.seed, "train", self.number, sequence))
+        return make_upload(
+            start,
+            trained,
+            self.algorithm,
+            Stream.named(self.seed, "client-quantizer", self.number, sequence),
+            client=self.number,
+            sequence=sequence,
+            weight=self.weight,
+        )

@@ -1,0 +1,100 @@
+"""The server: take uploads into the buffer; when it is full, step and broadcast. Algorithm 1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import final
+
+import numpy as np
+
+from qafel.algorithm.buffer import Buffer
+from qafel.algorithm.catch_up import BroadcastLog
+from qafel.algorithm.hidden_state import HiddenState, advance
+from qafel.algorithm.messages import Kind, Message
+from qafel.algorithm.replay import ReplayWindows
+from qafel.algorithm.server_step import ServerStep
+from qafel.algorithm.wiring import Algorithm
+from qafel.errors import FutureUpload, MessageError, RejectedUpload, StaleUpload
+from qafel.params import Vector, require_finite
+from qafel.rng import Stream
+
+
+@final
+class Server:
+    """Server model x, hidden state x̂, buffer, momentum and version: O(d), however many clients there are."""
+
+    __slots__ = ("algorithm", "buffer", "hidden_state", "last_staleness", "log", "model", "rejected", "seed", "seen", "step")
+
+    def __init__(self, model: Vector, algorithm: Algorithm, seed: int, *, log_capacity: int = 100) -> None:
+        """x̂⁰ = x⁰, unquantized: everyone starts from the same model. Algorithm 1, line 1."""
+        require_finite(model, "the initial model")
+        self.algorithm = algorithm
+        self.seed = seed
+        self.model: Vector = np.array(model, np.float32)
+        self.hidden_state = HiddenState.of(self.model.copy())
+        self.buffer = Buffer(model.size)
+        self.step = ServerStep(algorithm.server_lr, algorithm.server_momentum, model.size)
+        self.log = BroadcastLog(log_capacity)
+        self.seen = ReplayWindows()
+        self.rejected: Counter[str] = Counter()
+        self.last_staleness = 0
+
+    @property
+    def version(self) -> int:
+        """t, the number of server steps done."""
+        return self.hidden_state.version
+
+    def receive(self, data: bytes) -> bytes | None:
+        """Take one upload; return the broadcast if it filled the buffer. Algorithm 1, lines 4 to 14.
+
+        An upload that is damaged or not wanted raises, is counted under its reason, and changes nothing else.
+        """
+        try:
+            self._take(data)
+        except (MessageError, RejectedUpload) as error:
+            self.rejected[error.reason] += 1
+            raise
+        return self._step() if self.buffer.count == self.algorithm.buffer_size else None
+
+    def catch_up(self, version: int, digest: int | None = None) -> list[bytes]:
+        """What a client at this version must receive to hold the current hidden state."""
+        return self.log.missed(self.hidden_state, version, digest, self.algorithm.broadcast_kind)
+
+    def _take(self, data: bytes) -> None:
+        message = Message.from_bytes(data)
+        quantizer = self.algorithm.client_quantizer
+        message.check(Kind.UPLOAD, self.model.size, quantizer)
+        staleness = self.version - message.version
+        if staleness < 0:
+            raise FutureUpload(f"based on version {message.version}, the server is at {self.version}")
+        if self.algorithm.max_staleness is not None and staleness > self.algorithm.max_staleness:
+            raise StaleUpload(f"staleness {staleness} is above the maximum, {self.algorithm.max_staleness}")
+        self.seen.check(message.sender, message.sequence)
+        self.buffer.add_(message.payload, quantizer, message.weight, self.algorithm.staleness(staleness))
+        self.seen.take(message.sender, message.sequence)
+        self.last_staleness = staleness
+
+    def _step(self) -> bytes:
+        """x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
+        self.model = self.step.apply(self.model, self._mean_update())
+        require_finite(self.model, f"server model {self.version + 1}")
+        self.buffer.empty_()
+        return self._broadcast()
+
+    def _mean_update(self) -> Vector:
+        """Δ̄. Where clients upload models y, Δₖ = x − yₖ, so that Σ wₖΔₖ = (Σ wₖ)x − Σ wₖyₖ."""
+        total = self.buffer.total
+        if self.algorithm.upload == "model":
+            total = np.float32(self.buffer.weight_sum) * self.model - total
+        return total / np.float32(self.buffer.divisor(self.algorithm.aggregation))
+
+    def _broadcast(self) -> bytes:
+        before, quantizer, kind = self.hidden_state, self.algorithm.server_quantizer, self.algorithm.broadcast_kind
+        target = self.model - before.vector if kind is Kind.BROADCAST else self.model
+        payload = quantizer.encode(target, Stream.named(self.seed, "server-quantizer", number=before.version))
+        self.hidden_state = HiddenState.of(advance(before.vector, kind, payload, quantizer), before.version + 1)
+        broadcast = Message(
+            kind, quantizer.codec, self.model.size, before.version, payload, digest=self.hidden_state.digest
+        ).to_bytes()
+        self.log.append(before.digest, broadcast)
+        return broadcast

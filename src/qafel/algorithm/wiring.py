@@ -1,0 +1,81 @@
+"""All that server and clients must agree on, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, final, get_args
+
+from qafel.algorithm.buffer import Aggregation
+from qafel.algorithm.messages import Kind
+from qafel.algorithm.staleness import PolynomialStaleness, StalenessLaw
+from qafel.errors import ConfigError
+from qafel.quantizers import Identity
+from qafel.quantizers.protocol import Quantizer
+
+Broadcast: TypeAlias = Literal["difference", "model"]
+Upload: TypeAlias = Literal["update", "model"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalTraining:
+    """What a client does between copying x̂ and uploading: y ← y − η_ℓ g(y), for P steps or for some epochs."""
+
+    lr: float
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    """Samples per step; None: all that the client has."""
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    """The largest norm of a gradient; a larger one is scaled down to it."""
+    proximal: float = 0.0
+    """FedProx's μ: the local loss has μ/2·‖y − y₀‖² added."""
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, "the client learning rate is positive", self.lr)
+        _require((self.steps is None) != (self.epochs is None), "local training lasts some steps or some epochs", self)
+        _require((self.steps or self.epochs or 0) >= 1, "there is at least one local step or epoch", self)
+        _require(self.batch_size is None or self.batch_size >= 1, "a batch has at least one sample", self.batch_size)
+        _require(self.weight_decay >= 0, "weight decay is zero or more", self.weight_decay)
+        _require(self.clip_norm is None or self.clip_norm > 0, "the clipping norm is positive", self.clip_norm)
+        _require(self.proximal >= 0, "the proximal term's weight is zero or more", self.proximal)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One asynchronous method. QAFeL is the general case; the others leave something out."""
+
+    name: str
+    local: LocalTraining
+    server_lr: float
+    buffer_size: int = 10
+    server_momentum: float = 0.0
+    aggregation: Aggregation = "mean"
+    staleness: StalenessLaw = field(default_factory=PolynomialStaleness)
+    max_staleness: int | None = None
+    client_quantizer: Quantizer = field(default_factory=Identity)
+    server_quantizer: Quantizer = field(default_factory=Identity)
+    broadcast: Broadcast = "difference"
+    """What the server sends: Q_s(x − x̂), which moves the hidden state; or Q_s(x) itself, direct quantization."""
+    upload: Upload = "update"
+    """What a client sends: y₀ − y_P; or its model y_P, which the server mixes into its own (FedAsync)."""
+
+    def __post_init__(self) -> None:
+        _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
+        _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
+        _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
+        _require(self.max_staleness is None or self.max_staleness >= 0, "maximum staleness is zero or more", self.max_staleness)
+        _require(self.aggregation in get_args(Aggregation), f"aggregation is one of {get_args(Aggregation)}", self.aggregation)
+        _require(self.broadcast in get_args(Broadcast), f"broadcast is one of {get_args(Broadcast)}", self.broadcast)
+        _require(self.upload in get_args(Upload), f"upload is one of {get_args(Upload)}", self.upload)
+
+    @property
+    def broadcast_kind(self) -> Kind:
+        return Kind.BROADCAST if self.broadcast == "difference" else Kind.MODEL
+
+
+def _require(holds: bool, rule: str, found: object) -> None:
+    if not holds:
+        raise ConfigError(f"{rule}; got {found}")

@@ -1,0 +1,57 @@
+"""All commands under one name."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import qafel
+from qafel.cli.bench_quantizers import bench_quantizers
+from qafel.cli.demo import demo
+from qafel.cli.listings import recipes, tasks
+from qafel.cli.quantizers import quantizers
+from qafel.cli.report import report
+from qafel.cli.run import run
+from qafel.errors import QafelError, UserError
+
+app = typer.Typer(
+    help="Quantized asynchronous federated learning with a shared hidden state.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+bench = typer.Typer(help="Benchmarks that report ratios within one run.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+for command in (demo, run, report, recipes, tasks, quantizers):
+    app.command()(command)
+bench.command("quantizers")(bench_quantizers)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"qafel {qafel.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Quantized asynchronous federated learning with a shared hidden state."""
+
+
+def main() -> None:
+    """Run the command line; errors that are raised on purpose become one sentence on stderr."""
+    try:
+        app()
+    except QafelError as error:
+        print(f"qafel: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except KeyboardInterrupt:
+        print("qafel: interrupted", file=sys.stderr)
+        sys.exit(130)

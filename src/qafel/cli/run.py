@@ -1,0 +1,98 @@
+"""`qafel run`: one recipe, one run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from qafel.cli.progress import RunProgress, console, errors
+from qafel.cli.units import human_bytes
+from qafel.config import Config, load_recipe
+from qafel.errors import ConfigError, OutputError
+from qafel.quantizers import fitness
+from qafel.simulator.run import Summary
+from qafel.simulator.run import run as simulate
+from qafel.tasks import make_task
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; runs/NAME-seedN by default.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail where theory warns against a quantizer.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the folder.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Simulate a recipe and write its run directory.
+
+    Example: qafel run mushrooms-qafel-4bit --seed 1 --set stop.server_steps=1000
+    """
+    config = load_recipe(recipe, settings or (), seed)
+    warn_of_unfit_quantizers(config, strict)
+    out = out or Path("runs") / f"{config.name}-seed{config.seed}"
+    _refuse_to_replace_another_run(config, out, overwrite)
+    with RunProgress(quiet) as progress:
+        bar = progress.bar(config.name, config.stop.server_steps, "metric")
+        summary = simulate(config, out, bar)
+        bar.done(summary["server_steps"], summary["status"])
+    if json_output:
+        print(json.dumps(summary, indent=2))
+    else:
+        _show(summary, out)
+
+
+def warn_of_unfit_quantizers(config: Config, strict: bool = False) -> None:
+    """Say before a run what theory holds against its quantizers; under --strict, refuse."""
+    task = make_task(config.task.name, config.task.clients)
+    algorithm = config.algorithm.wire(task.layout)
+    warnings = fitness(algorithm.client_quantizer, task.layout.size, "client")
+    if algorithm.broadcast == "difference":
+        warnings += fitness(algorithm.server_quantizer, task.layout.size, "server")
+    if warnings and strict:
+        raise ConfigError(f"--strict: {warnings[0]}")
+    for warning in warnings:
+        errors.print(f"[yellow]warning:[/] {warning}", highlight=False)
+
+
+def _refuse_to_replace_another_run(config: Config, out: Path, overwrite: bool) -> None:
+    """The same run may be made again, its results are the same; another one's results are not to be lost."""
+    if overwrite or not (out / "summary.json").exists():
+        return
+    try:
+        same = (out / "config.toml").read_text(encoding="utf-8") == config.to_toml()
+    except OSError:
+        same = False
+    if not same:
+        raise OutputError(f"{out} holds a run of another configuration: choose another --out, or --overwrite it")
+
+
+def _show(summary: Summary, out: Path) -> None:
+    final = summary["metric_final"]
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_row("status", summary["status"])
+    table.add_row(summary["metric_name"], "–" if final is None else f"{final:.6g}  (best {summary['metric_best']:.6g})")
+    table.add_row("server steps", f"{summary['server_steps']:,}")
+    table.add_row("uploads", f"{summary['uploads']:,}, {summary['upload_bytes_mean']:,.0f} bytes each")
+    table.add_row("sent up", human_bytes(summary["upload_bytes_total"]))
+    table.add_row("broadcast", human_bytes(summary["broadcast_bytes_total"]))
+    table.add_row("staleness", f"mean {summary['staleness_mean']:.2f}, max {summary['staleness_max']}")
+    if summary["target"] is not None:
+        reached = summary["uploads_to_target"]
+        table.add_row("target", "not reached" if reached is None else f"reached after {reached:,} uploads")
+    table.add_row(
+        "time",
+        f"{summary['wall_s']:.2f} s, {summary['updates_per_s']:,.0f} updates/s, "
+        f"{100 * summary['overhead_share']:.0f} % of it neither training nor evaluation",
+    )
+    table.add_row("model sha256", summary["model_sha256"])
+    console.print(table)
+    console.print(f"results in {out}", highlight=False)

@@ -1,0 +1,69 @@
+"""A run's directory: config.toml, metrics.jsonl, summary.json and model.safetensors.
+
+Files that are only useful whole are written beside their place and moved there, so that a killed run leaves the old
+file or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+import safetensors.numpy
+
+from qafel.errors import OutputError
+from qafel.params import Layout, Vector
+
+
+@final
+class RunDirectory:
+    """A context in which one run writes its results."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "summary.json").unlink(missing_ok=True)
+            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write results to {path}: {error.strerror}; choose another folder with --out") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._metrics.close()
+
+    def write_config(self, toml: str) -> None:
+        write_atomically(self.path / "config.toml", toml.encode())
+
+    def append_row(self, row: Mapping[str, Any]) -> None:
+        self._metrics.write(json.dumps(row) + "\n")
+
+    def write_model(self, model: Vector, layout: Layout) -> None:
+        tensors = {name: tensor.copy() for name, tensor in layout.split(model).items()}
+        write_atomically(self.path / "model.safetensors", safetensors.numpy.save(tensors))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Last of all: a directory with a summary is a finished run."""
+        self._metrics.flush()
+        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file by new content, or leave it as it was."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None

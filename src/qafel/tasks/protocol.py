@@ -1,0 +1,50 @@
+"""What a task is: data that clients hold, a model as a flat vector, local training, and a measure of success."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeAlias
+
+from qafel.algorithm import LocalTraining
+from qafel.params import Layout, Vector
+from qafel.rng import Stream
+
+Goal: TypeAlias = Literal["min", "max"]
+
+
+class Task(Protocol):
+    """A problem to learn. Implementations hold no random state: what varies comes from the stream."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are; they are numbered from 0."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """The model's tensors in its flat vector."""
+        ...
+
+    @property
+    def metric_name(self) -> str: ...
+
+    @property
+    def metric_goal(self) -> Goal:
+        """Whether the metric should become small or large."""
+        ...
+
+    def samples(self, client: int) -> int:
+        """How many samples the client holds."""
+        ...
+
+    def initial_model(self, stream: Stream) -> Vector: ...
+
+    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
+        """The client's model after its local steps; `start` is not changed."""
+        ...
+
+    def evaluate(self, model: Vector) -> dict[str, float]:
+        """Figures for a model; "metric" is the one that counts."""
+        ...

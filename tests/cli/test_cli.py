@@ -1,0 +1,113 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+QUICK = ["--set", "stop.server_steps=30", "--quiet"]
+
+
+def qafel(*arguments, cwd=None, expect=0):
+    finished = subprocess.run(
+        [sys.executable, "-m", "qafel", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "160"},
+        check=False,
+    )
+    assert finished.returncode == expect, finished.stderr
+    assert "Traceback" not in finished.stderr
+    return finished
+
+
+def test_every_command_has_help_with_an_example():
+    commands = ["demo", "run", "report", "recipes", "tasks", "quantizers"]
+    overview = qafel("--help").stdout
+    for command in commands:
+        assert command in overview
+    for command in (*commands, "bench quantizers"):
+        assert "Example: qafel" in qafel(*command.split(), "--help").stdout
+
+
+def test_version():
+    assert qafel("--version").stdout.startswith("qafel ")
+
+
+def test_recipes_and_tasks_are_listed():
+    names = {recipe["name"] for recipe in json.loads(qafel("recipes", "--json").stdout)}
+    assert {"mushrooms-fedbuff", "mushrooms-qafel-qsgd", "mushrooms-direct-topk"} <= names
+    assert "mushrooms-qafel-4bit" in qafel("recipes").stdout
+    assert "mushrooms" in json.loads(qafel("tasks", "--json").stdout)
+
+
+def test_the_same_command_gives_the_same_model_and_another_seed_another(tmp_path):
+    def sha(*extra):
+        return json.loads(qafel("run", "mushrooms-qafel-4bit", *QUICK, "--json", *extra, cwd=tmp_path).stdout)["model_sha256"]
+
+    assert sha("--seed", 0) == sha("--seed", 0) != sha("--seed", 1)
+    assert (tmp_path / "runs/mushrooms-qafel-4bit-seed0/summary.json").exists()
+
+
+def test_a_run_says_what_it_did(tmp_path):
+    shown = qafel("run", "mushrooms-fedbuff", *QUICK, "--out", tmp_path / "out").stdout
+    for word in ("f(x) − f*", "uploads", "300, 516 bytes each", "model sha256", "results in"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "unknown recipe 'nonsense'"),
+        (["mushrooms-fedbuf"], "did you mean 'mushrooms-fedbuff'?"),
+        (["mushrooms-fedbuff", "--set", "stop.steps=3"], "unknown key 'stop.steps'; did you mean 'server_steps'?"),
+        (["mushrooms-fedbuff", "--set", "stop.server_steps=many"], "valid integer, found 'many'"),
+        (["mushrooms-fedbuff", "--set", "stop.server_steps=0"], "greater than or equal to 1, found 0"),
+        (["mushrooms-qafel-4bit", "--set", "algorithm.client_quantizer=qsgd:99"], "qsgd"),
+        (["mushrooms-fedbuff", "--set", "task.clients=9000"], "between 1 and 8124 clients"),
+        (["mushrooms-fedbuff", "--out", "/dev/null/run"], "cannot write results to /dev/null/run"),
+        (["gone.toml"], "gone.toml cannot be read"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
+    finished = qafel("run", *arguments, "--quiet", cwd=tmp_path, expect=2)
+    assert words in finished.stderr
+    assert finished.stderr.count("\n") == 1
+    assert not finished.stdout
+
+
+def test_another_runs_results_are_not_lost(tmp_path):
+    qafel("run", "mushrooms-fedbuff", *QUICK, "--out", tmp_path)
+    before = (tmp_path / "summary.json").read_text()
+    other = ["run", "mushrooms-qafel-4bit", *QUICK, "--out", tmp_path]
+    assert "holds a run of another configuration" in qafel(*other, expect=2).stderr
+    assert (tmp_path / "summary.json").read_text() == before
+    qafel(*other, "--overwrite")
+    assert (tmp_path / "summary.json").read_text() != before
+
+
+def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_strict(tmp_path):
+    unfit = ["run", "mushrooms-qafel-qsgd", *QUICK, "--set", "algorithm.server_quantizer=qsgd:levels=1,norm=l2,bucket=none"]
+    assert "warning:" in qafel(*unfit, cwd=tmp_path).stderr
+    refused = qafel(*unfit, "--strict", cwd=tmp_path / "..", expect=2).stderr
+    assert "--strict" in refused
+
+
+def test_the_demo_shows_a_table_a_picture_and_a_report(tmp_path):
+    shown = qafel("demo", "--steps", 100, "--out", tmp_path / "demo").stdout
+    for word in ("QAFeL, top 1 % from the server", "direct top 50 %", "traffic / FedBuff", "report.html"):
+        assert word in shown
+    assert (tmp_path / "demo/comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "<html" in (tmp_path / "demo/report.html").read_text()[:500].lower()
+
+
+def test_the_light_core_loads_without_torch_ray_or_a_broker():
+    code = (
+        "import sys; from qafel.cli.app import app; "
+        "assert not {'torch', 'ray', 'nats', 'scipy', 'pandas'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
