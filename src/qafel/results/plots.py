@@ -20,7 +20,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from qafel.errors import DataError, OutputError
 from qafel.results.report_styles import Style, styles_of
 from qafel.results.report_thinning import thin
-from qafel.results.report_view import MetricView, metric_view
+from qafel.results.report_view import MetricView, log_start, metric_view
 from qafel.results.runs import Column, Run
 
 _INK, _MUTED, _GRID = "#1f2328", "#656d76", "#e4e7eb"
@@ -71,7 +71,7 @@ def _draw(axes: Axes, runs: Sequence[Run], styles: Sequence[Style], view: Metric
     axes.set_yscale("log" if view.log else "linear")
     axes.set_ylim(view.low, view.high)
     for run, style, x in zip(runs, styles, across, strict=True):
-        y = run.column("metric")
+        y = view.within_reach(run.column("metric"))
         rows = thin(y, _POINTS)
         line = _LINES[style.dash]
         marker = "o" if len(y) == 1 else ""
@@ -97,7 +97,7 @@ def _scale_bytes(axes: Axes, across: Sequence[Column]) -> None:
     totals = totals[np.isfinite(totals) & (totals > 0)]
     if totals.size and totals.max() > 3.0 * totals.min():
         axes.set_xscale("log")
-        axes.set_xlim(left=float(totals.min()) / 200)
+        axes.set_xlim(left=log_start(across))
         axes.xaxis.set_major_locator(LogLocator(numticks=8))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(EngFormatter(unit="B", sep=" "))
@@ -109,7 +109,7 @@ def _legend(figure: Figure, styles: Sequence[Style], view: MetricView) -> None:
         handles,
         [style.label for style in styles],
         loc="outside upper center",
-        ncols=min(len(styles), 5),
+        ncols=max(1, min(len(styles), 5, 110 // (6 + max(len(style.label) for style in styles)))),
         frameon=False,
         fontsize=9.5,
         handlelength=2.0,

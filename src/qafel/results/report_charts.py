@@ -13,10 +13,10 @@ from qafel.results.report_bars import received_chart, staleness_chart, traffic_c
 from qafel.results.report_chart import BYTES_AXIS, COUNT_AXIS, Chart, Trace, plain
 from qafel.results.report_styles import Style
 from qafel.results.report_thinning import thin
-from qafel.results.report_view import MetricView, is_wide
+from qafel.results.report_view import MetricView, is_wide, log_start
 from qafel.results.runs import Column, Run
 
-_POINTS = 24_000  # of all runs together, in one chart
+_POINTS = 14_000  # of all runs together, in one chart
 _ACROSS = {"uploads": "uploads", "bytes": "bytes uploaded and broadcast", "virtual time": "virtual time"}
 
 
@@ -112,7 +112,7 @@ def _metric_axis(view: MetricView) -> dict[str, Any]:
 
 
 def _x_axis(title: str, columns: Sequence[Column], log: bool = False) -> dict[str, Any]:
-    """An x axis; on the log scale it begins a good two decades before the shortest curve ends."""
+    """An x axis, with its limits for both scales."""
     finite = [column[np.isfinite(column)] for column in columns]
     ends = [float(column.max()) for column in finite if column.size and column.max() > 0]
     scale = "log" if log else "linear"
@@ -121,7 +121,7 @@ def _x_axis(title: str, columns: Sequence[Column], log: bool = False) -> dict[st
         return axis
     ranges = {
         "linear": [0.0, 1.03 * max(ends)],
-        "log": [math.log10(min(ends) / 200), math.log10(1.2 * max(ends))],
+        "log": [math.log10(log_start(columns)), math.log10(1.2 * max(ends))],
     }
     return axis | {"range": ranges[scale], "ranges": ranges}
 

@@ -69,4 +69,6 @@ def _three_digits(value: float) -> str:
         return f"{value:.0f}"
     if value == 0 or not 1e-3 <= abs(value) < 1e4:
         return f"{value:.3g}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    # The exponent after rounding: 0.9999 is 1.00.
+    exponent = int(f"{value:.2e}".split("e")[1])
+    return f"{value:.{max(0, 2 - exponent)}f}"

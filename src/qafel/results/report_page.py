@@ -32,6 +32,7 @@ tbody tr:last-child > * { border-bottom: 0; }
 thead th { color: var(--muted); font-weight: 500; font-size: 13px; vertical-align: bottom; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--card); font-weight: 600; }
 table.figures thead th:not(:first-child) { white-space: normal; min-width: 5.2em; }
+table.figures th:first-child { white-space: normal; min-width: 10em; max-width: 20em; overflow-wrap: break-word; }
 table.figures thead span { white-space: nowrap; }
 td.text, thead th { max-width: 22em; }
 td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8em; }

@@ -35,13 +35,15 @@ def lead_sentence(runs: Sequence[Run], styles: Sequence[Style]) -> str:
     finals = np.array([sign * final_of(run) for run in runs])
     parts = []
     if np.isfinite(finals).any():
-        best = int(np.nanargmin(np.where(np.isfinite(finals), finals, np.inf)))
+        best = int(np.argmin(np.where(np.isfinite(finals), finals, np.inf)))
         adjective = "Lowest" if goal == "min" else "Highest"
         figure = human_metric(final_of(runs[best]))
         parts.append(f"{adjective} final {escape(name_of(runs))}: {_strong(styles[best].label)} with {figure}.")
+    # A run that broke off or diverged into NaN sent little, but that is no merit.
     totals = np.array([run.traffic_total for run in runs])
-    if np.isfinite(totals).any():
-        least = int(np.nanargmin(totals))
+    merits = np.where([run.finished for run in runs] & np.isfinite(finals) & np.isfinite(totals), totals, np.inf)
+    if np.isfinite(merits).any():
+        least = int(np.argmin(merits))
         ratio = human_ratio(_ratio(totals[least], totals[reference]))
         against = "" if least == reference else f", {ratio} the traffic of {_strong(styles[reference].label)}"
         parts.append(f"Least traffic: {_strong(styles[least].label)} with {human_bytes(totals[least])}{against}.")

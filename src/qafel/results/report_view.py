@@ -42,6 +42,12 @@ class MetricView:
         """The limit through which a run gets worse out of the view."""
         return self.high if self.goal == "min" else self.low
 
+    def within_reach(self, values: Column) -> Column:
+        """The values, moved to just outside the view where they are far outside, for renderers that would overflow."""
+        reach = 10.0 * (self.high - self.low)
+        lowest = self.low / 10 if self.log else self.low - reach
+        return np.where(np.isfinite(values), np.clip(values, lowest, self.high + reach), np.nan)
+
 
 def metric_view(runs: Sequence[Run]) -> MetricView:
     """Choose scale and limits from the runs that did not get worse than they started."""
@@ -55,7 +61,7 @@ def metric_view(runs: Sequence[Run]) -> MetricView:
         nothing = "No run has a finite metric: nothing to draw."
         return MetricView(name_of(runs), goal, log=False, low=0.0, high=1.0, exits=(), notes=(nothing,))
     starts = [curve[0] for curve in finite if curve.size and _stays(curve)]
-    ceiling = max(starts, default=float(everything.max()))
+    ceiling = max(starts) if starts else _ceiling_of_the_diverged(everything)
     floor = float(everything.min())
     log = goal == "min" and is_wide(everything[everything <= ceiling])
     low, high = _limits(everything, floor, ceiling, log)
@@ -82,9 +88,25 @@ def is_wide(values: Column) -> bool:
     return bool(positive.size >= 0.99 * values.size > 0 and positive.max() > _DECADES * positive.min())
 
 
+def log_start(columns: Sequence[Column]) -> float:
+    """Where a logarithmic x axis begins: with the first positive value, yet no earlier than the curves differ.
+
+    That is two decades or so before the shortest curve ends; what lies further left is flat.
+    """
+    positive = [column[np.isfinite(column) & (column > 0)] for column in columns]
+    ends = [float(column.max()) for column in positive if column.size]
+    starts = [float(column.min()) for column in positive if column.size]
+    return max(min(ends) / 200, min(starts) / 1.3) if ends else 1.0
+
+
 def _stays(curve: Column) -> bool:
     """Whether a run ends no worse than it began, up to a quarter; one that does not has no say in the limits."""
     return bool(curve[-1] <= curve[0] + 0.25 * abs(curve[0]))
+
+
+def _ceiling_of_the_diverged(values: Column) -> float:
+    """Where to cut when every run diverges: six decades are enough to see it."""
+    return float(min(values.max(), values[0] + 1e6 * max(abs(values[0]), 1e-6)))
 
 
 def _limits(values: Column, floor: float, ceiling: float, log: bool) -> tuple[float, float]:

@@ -146,7 +146,7 @@ def _number(value: object) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def _read(file: Path) -> bytes:
