@@ -30,7 +30,7 @@ class Quantizer(Protocol):
 
     @property
     def codec(self) -> bytes:
-        """Sixteen bytes that name the codec and its parameters in a message; equal exactly when payloads are compatible."""
+        """Sixteen bytes that name the codec and its parameters in a message; equal exactly when payloads fit."""
         ...
 
     @property
@@ -44,11 +44,12 @@ class Quantizer(Protocol):
 
     def decode(self, payload: Payload, size: int) -> Vector:
         """The vector that the payload stands for. A payload that is not one of `size` coordinates, or that would decode
-        to NaN or infinity, raises `MalformedPayload`, and nothing larger than `size` floats is allocated."""
+        to NaN or infinity, raises `MalformedPayload`, and nothing larger than `size` floats is allocated.
+        """
         ...
 
     def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        """target ← target + weight · decode(payload), in place, in one pass. On an error, target is unchanged."""
+        """Add in place: target ← target + weight · decode(payload), in one pass. On an error, target is unchanged."""
         ...
 
     def max_payload_bytes(self, size: int) -> int:
@@ -65,4 +66,24 @@ class Quantizer(Protocol):
 
     def bits_per_coordinate(self, size: int) -> float:
         """Payload bits per coordinate: exact for a fixed-rate codec, the worst case for the others."""
+        ...
+
+
+class FixedLength(Quantizer, Protocol):
+    """A quantizer whose payload length depends on the size alone: what `+zstd` and `values=` can wrap."""
+
+    def payload_bytes(self, size: int) -> int:
+        """The length of every payload for `size` coordinates."""
+        ...
+
+    def head_bytes(self, size: int) -> int:
+        """How many leading bytes are scales and seeds, which no lossless code shortens."""
+        ...
+
+
+class Scalable(Quantizer, Protocol):
+    """An unbiased quantizer that can shrink what it sends at no cost: what `scaled:` can wrap."""
+
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> bytes:
+        """A payload that decodes to gain · Q(vector)."""
         ...

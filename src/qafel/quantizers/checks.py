@@ -1,0 +1,62 @@
+"""What comes in is what was agreed: vectors of float32, payloads of the right length."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.errors import MalformedPayload, NonFiniteVector
+from qafel.params import Vector
+from qafel.quantizers.protocol import Payload
+
+Bytes: TypeAlias = NDArray[np.uint8]
+
+_FLOAT32 = np.dtype(np.float32)
+_MAX_SIZE = 2**31  # counters and indices are 32-bit
+
+
+def as_vector(vector: Vector) -> Vector:
+    """The vector as a kernel takes it: one-dimensional, contiguous, float32."""
+    if not isinstance(vector, np.ndarray) or vector.dtype != _FLOAT32:
+        kind = vector.dtype if isinstance(vector, np.ndarray) else type(vector).__name__
+        raise TypeError(f"expected a float32 vector, found {kind}: convert with numpy.asarray(x, numpy.float32)")
+    if vector.ndim != 1:
+        raise ValueError(f"expected a flat vector, found shape {vector.shape}: flatten it, as Layout.flatten does")
+    if vector.size >= _MAX_SIZE:
+        raise ValueError(f"a vector of {vector.size} coordinates is too long: at most {_MAX_SIZE - 1} are supported")
+    return vector if vector.flags.c_contiguous else np.ascontiguousarray(vector)
+
+
+def as_target(target: Vector) -> Vector:
+    """The target of an addition, which must be writable in place."""
+    checked = as_vector(target)
+    if checked is not target or not target.flags.writeable:
+        raise ValueError("the target must be a contiguous, writable vector: it is changed in place")
+    return target
+
+
+def as_bytes(payload: Payload, expected: int) -> Bytes:
+    """The payload as a read-only array of exactly `expected` bytes."""
+    array = np.frombuffer(payload, np.uint8)
+    if array.size != expected:
+        raise MalformedPayload(f"expected a payload of {expected} bytes, found {array.size}: made for another size?")
+    if array.flags.writeable:
+        array.flags.writeable = False  # one type of array, one compiled kernel
+    return array
+
+
+def check_size(size: int) -> int:
+    if not 0 <= size < _MAX_SIZE:
+        raise ValueError(f"a size must lie between 0 and {_MAX_SIZE - 1}, found {size}")
+    return size
+
+
+def non_finite(vector: Vector) -> NonFiniteVector:
+    """The error for a vector that holds NaN or infinity, with the first place."""
+    bad = np.flatnonzero(~np.isfinite(vector))
+    return NonFiniteVector(
+        f"expected finite coordinates, found {bad.size} of {vector.size} NaN or infinite, the first "
+        f"({vector[bad[0]]}) at {bad[0]}: lower the learning rate, or drop this update"
+    )

@@ -1,0 +1,73 @@
+"""No quantization: float32 as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from qafel.errors import MalformedPayload
+from qafel.params import Vector
+from qafel.quantizers.checks import as_bytes, as_target, as_vector, check_size, non_finite
+from qafel.quantizers.codec import NONE, pack_codec
+from qafel.quantizers.kernels.numeric import INFINITY_BITS, magnitude_bits
+from qafel.quantizers.protocol import Payload
+from qafel.rng import Stream
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Send the vector unchanged. Q(x) = x, δ = 1: FedBuff is QAFeL with this on both sides."""
+
+    @property
+    def spec(self) -> str:
+        return "none"
+
+    @property
+    def codec(self) -> bytes:
+        return pack_codec(NONE)
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    def encode(self, vector: Vector, stream: Stream) -> bytes:
+        vector = as_vector(vector)
+        if magnitude_bits(vector.view(np.int32)) >= INFINITY_BITS:
+            raise non_finite(vector)
+        return vector.astype("<f4", copy=False).tobytes()
+
+    def decode(self, payload: Payload, size: int) -> Vector:
+        return self._values(payload, size)
+
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        values = self._values(payload, as_target(target).size)
+        if weight != 1.0:
+            values *= np.float32(weight)
+        target += values
+
+    def payload_bytes(self, size: int) -> int:
+        return 4 * check_size(size)
+
+    def head_bytes(self, size: int) -> int:
+        return 0
+
+    def max_payload_bytes(self, size: int) -> int:
+        return self.payload_bytes(size)
+
+    def omega(self, size: int) -> float:
+        return 0.0
+
+    def delta(self, size: int) -> float:
+        return 1.0
+
+    def bits_per_coordinate(self, size: int) -> float:
+        return 32.0
+
+    def _values(self, payload: Payload, size: int) -> Vector:
+        values = as_bytes(payload, self.payload_bytes(size)).view("<f4").astype(np.float32)
+        if magnitude_bits(values.view(np.int32)) >= INFINITY_BITS:
+            raise MalformedPayload("expected finite coordinates, found NaN or infinity: the sender's model diverged")
+        return values

@@ -1,0 +1,65 @@
+"""What every kernel needs: a keyed counter hash, and a maximum over absolute values.
+
+Random numbers are a hash of the coordinate's counter, so any part of a vector can be made alone, in any order and by
+any thread. 32-bit multiplications vectorise on every CPU of the last decade; 64-bit ones do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import int32, njit, uint32, uint64
+
+KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
+
+INFINITY_BITS = np.int32(0x7F800000)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_WEYL = np.uint32(0x9E3779B1)
+_ROUND_1 = np.uint32(0x7FEB352D)
+_ROUND_2 = np.uint32(0x846CA68B)
+
+
+@njit(**KERNEL)
+def mix64(word):  # type: ignore[no-untyped-def]
+    """Scatter 64 bits (the finaliser of SplitMix64)."""
+    z = uint64(word + uint64(0x9E3779B97F4A7C15))
+    z = uint64((z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9))
+    z = uint64((z ^ (z >> uint64(27))) * uint64(0x94D049BB133111EB))
+    return uint64(z ^ (z >> uint64(31)))
+
+
+@njit(**KERNEL)
+def round_keys(key):  # type: ignore[no-untyped-def]
+    """Three 32-bit keys, one per stage of `hash32`, each a function of all 128 bits of the stream's key."""
+    first = mix64(key[0] ^ mix64(key[1]))
+    second = mix64(key[1] ^ first)
+    return uint32(first), uint32(first >> uint64(32)), uint32(second)
+
+
+@njit(**KERNEL)
+def hash32(counter, key0, key1, key2):  # type: ignore[no-untyped-def]
+    """32 random bits for a counter: two keyed rounds of xor-shift and multiply.
+
+    One round repeats whole blocks for related seeds; the second, with a key of its own, does not.
+    """
+    h = uint32(uint32(counter * _WEYL) + key0)
+    h = uint32(h ^ uint32(h >> uint32(16)))
+    h = uint32(uint32(h * _ROUND_1) + key1)
+    h = uint32(h ^ uint32(h >> uint32(15)))
+    h = uint32(uint32(h * _ROUND_2) + key2)
+    return uint32(h ^ uint32(h >> uint32(16)))
+
+
+@njit(**KERNEL)
+def magnitude_bits(bits):  # type: ignore[no-untyped-def]
+    """The largest |xᵢ| as a bit pattern, from the int32 view of x.
+
+    For non-negative floats, order of values is order of patterns, and integer maxima vectorise. NaN and infinity
+    come out at or above INFINITY_BITS, so one comparison refuses both.
+    """
+    largest = int32(0)
+    for j in range(bits.size):
+        magnitude = int32(bits[j] & _MAGNITUDE)
+        largest = magnitude if magnitude > largest else largest  # max() does not vectorise here
+    return largest

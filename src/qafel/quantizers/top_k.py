@@ -1,0 +1,142 @@
+"""Top-k: the largest coordinates, the rest forgotten. A contraction, biased."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.errors import MalformedPayload, SpecError
+from qafel.params import Vector
+from qafel.quantizers.checks import as_target, as_vector, check_size, non_finite
+from qafel.quantizers.codec import TOP_K, pack_codec
+from qafel.quantizers.identity import Identity
+from qafel.quantizers.indices import decode_indices, encode_indices, max_index_bytes
+from qafel.quantizers.kernels.numeric import INFINITY_BITS, magnitude_bits
+from qafel.quantizers.kernels.sparse import scatter_add, select_largest
+from qafel.quantizers.protocol import FixedLength, Payload
+from qafel.rng import Stream
+
+_PLAIN: Final = Identity()
+
+
+def kept(share: float | int, size: int) -> int:
+    """How many of `size` coordinates: a count as it is, a fraction rounded to the nearest (halves up), at least one.
+
+    1 % of 113 is 1; 50 % of 113 is 57.
+    """
+    wanted = share if isinstance(share, int) else int(share * size + 0.5)
+    return min(size, max(1, wanted))
+
+
+def check_share(name: str, share: float | int) -> None:
+    if isinstance(share, int):
+        if not 1 <= share < 2**31:
+            raise SpecError(f"{name} keeps at least one coordinate, found count={share}")
+    elif not 0 < share <= 1:
+        raise SpecError(
+            f"{name} takes a fraction above 0 and up to 1, found {share}: for 10 coordinates write count=10"
+        )
+
+
+def share_fields(share: float | int) -> bytes:
+    """Five bytes: whether it is a count, then the count or the float32 fraction."""
+    return b"\1" + struct.pack("<I", share) if isinstance(share, int) else b"\0" + struct.pack("<f", share)
+
+
+def share_from_fields(fields: bytes) -> float | int:
+    if fields[0]:
+        return int.from_bytes(fields[1:5], "little")
+    return shortest(struct.unpack("<f", fields[1:5])[0])
+
+
+def shortest(fraction: float) -> float:
+    """The shortest decimal that is the same float32, so that 0.01 stays 0.01 across the wire."""
+    return float(str(np.float32(fraction)))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Keep the k coordinates of largest magnitude, set the others to zero.
+
+    ‖x − Q(x)‖² ≤ (1 − k/d)‖x‖², with equality when all magnitudes are equal. The kept values go as float32 or through
+    `values`, another quantizer over the k of them.
+    """
+
+    share: float | int
+    values: FixedLength = _PLAIN
+
+    def __post_init__(self) -> None:
+        check_share("top_k", self.share)
+        if isinstance(self.share, float):
+            object.__setattr__(self, "share", shortest(self.share))
+
+    @property
+    def spec(self) -> str:
+        share = f"count={self.share}" if isinstance(self.share, int) else f"{self.share:.9g}"
+        return f"top_k:{share}" + ("" if self.values == _PLAIN else f",values={self.values.spec}")
+
+    @property
+    def codec(self) -> bytes:
+        return pack_codec(TOP_K, share_fields(self.share), self.values.codec)
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def count(self, size: int) -> int:
+        return kept(self.share, size)
+
+    def encode(self, vector: Vector, stream: Stream) -> bytes:
+        vector = as_vector(vector)
+        bits = vector.view(np.int32)
+        if magnitude_bits(bits) >= INFINITY_BITS:
+            raise non_finite(vector)
+        chosen = np.empty(self.count(vector.size), np.uint32)
+        if chosen.size:
+            select_largest(bits, chosen.size, chosen)
+        return self.values.encode(vector[chosen], stream) + encode_indices(chosen, vector.size)
+
+    def decode(self, payload: Payload, size: int) -> Vector:
+        indices, values = self._read(payload, check_size(size))
+        vector = np.zeros(size, np.float32)
+        vector[indices] = values
+        return vector
+
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        """Add at the kept coordinates only; the others are not touched, so a −0.0 there stays −0.0."""
+        indices, values = self._read(payload, as_target(target).size)
+        scatter_add(target, indices, values, np.float32(weight))
+
+    def max_payload_bytes(self, size: int) -> int:
+        count = self.count(check_size(size))
+        return self.values.payload_bytes(count) + max_index_bytes(count, size)
+
+    def omega(self, size: int) -> float:
+        return 1.0 - self.delta(size)
+
+    def delta(self, size: int) -> float:
+        """k/d times the values' δ; a values' quantizer without δ > 0 spoils the whole in the worst case."""
+        if not size:
+            return 1.0
+        count = self.count(size)
+        inner = self.values.delta(count)
+        return inner * count / size if inner > 0 else inner
+
+    def bits_per_coordinate(self, size: int) -> float:
+        return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
+
+    def _read(self, payload: Payload, size: int) -> tuple[NDArray[np.uint32], Vector]:
+        count = self.count(size)
+        split = self.values.payload_bytes(count)
+        if not split <= len(payload) <= self.max_payload_bytes(size):
+            raise MalformedPayload(
+                f"expected {split} to {self.max_payload_bytes(size)} bytes for the top {count} of {size} coordinates, "
+                f"found {len(payload)}"
+            )
+        view = memoryview(payload)
+        return decode_indices(view[split:], count, size), self.values.decode(view[:split], count)
