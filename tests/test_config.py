@@ -25,7 +25,9 @@ def test_the_mushrooms_recipes_have_the_papers_numbers(name):
 
 
 def test_overrides_and_seed_apply_in_order():
-    config = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=5", "algorithm.server_quantizer=top_k:0.1"], seed=9)
+    config = load_recipe(
+        "mushrooms-qafel-4bit", ["stop.server_steps=5", "algorithm.server_quantizer=top_k:0.1"], seed=9
+    )
     assert (config.stop.server_steps, config.algorithm.server_quantizer, config.seed) == (5, "top_k:0.1", 9)
 
 

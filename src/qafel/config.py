@@ -1,10 +1,10 @@
 """Every setting of a run, frozen and validated; TOML in and out; an unknown key is an error that names the nearest one.
 
-    [task]        what is learnt
-    [algorithm]   how: preset, quantizers, buffer, learning rates, staleness
-    [timing]      when clients train and for how long
-    [evaluation]  how often, and what counts as reached
-    [stop]        when it ends
+[task]        what is learnt
+[algorithm]   how: preset, quantizers, buffer, learning rates, staleness
+[timing]      when clients train and for how long
+[evaluation]  how often, and what counts as reached
+[stop]        when it ends
 """
 
 from __future__ import annotations

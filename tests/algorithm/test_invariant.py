@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Client, HiddenState, LocalTraining, Message, Server, wire
-from qafel.errors import ClientAhead, DuplicateUpload, Drifted, HiddenStateError, MissedBroadcast, WrongKind
+from qafel.errors import ClientAhead, Drifted, DuplicateUpload, HiddenStateError, MissedBroadcast, WrongKind
 
-SIZE, SEED = 40, 3
+SIZE, SEED = 400, 3
 
 
 def make_algorithm(preset="qafel", **changes):
@@ -63,7 +63,9 @@ def test_caught_up_clients_hold_the_servers_hidden_state_under_drops_delays_reor
                 continue
             if broadcast is not None:
                 digests[server.version] = server.hidden_state.digest
-                in_flight += [(client.number, broadcast) for client in clients for _ in range(network.choice([0, 1, 1, 2]))]
+                in_flight += [
+                    (client.number, broadcast) for client in clients for _ in range(network.choice([0, 1, 1, 2]))
+                ]
         network.shuffle(in_flight)
         arriving, in_flight = in_flight[: len(in_flight) // 2], in_flight[len(in_flight) // 2 :]
         for number, broadcast in arriving:
@@ -113,9 +115,8 @@ def test_a_snapshot_is_sent_where_it_is_fewer_bytes():
             assert messages == [server.hidden_state.to_snapshot()]
     client = Client(1, first, server.algorithm, SEED)
     catch_up(client, server)
-    assert client.hidden_state == HiddenState.of(server.hidden_state.vector.copy(), 20) or (
-        client.hidden_state.vector.tobytes() == server.hidden_state.vector.tobytes()
-    )
+    assert client.hidden_state.version == 20
+    assert client.hidden_state.vector.tobytes() == server.hidden_state.vector.tobytes()
 
 
 def test_a_snapshot_is_sent_where_the_log_no_longer_reaches_back():
@@ -164,7 +165,7 @@ def test_a_client_refuses_uploads_and_whole_models():
     client = Client(1, first, server.algorithm, SEED)
     with pytest.raises(WrongKind):
         client.receive(client.update(noisy))
-    direct, _, models = stepped(1, make_algorithm("fedbuff-direct", buffer_size=1))
+    _, _, models = stepped(1, make_algorithm("fedbuff-direct", buffer_size=1))
     with pytest.raises(WrongKind, match="expected broadcast, found model"):
         client.receive(models[0])
 

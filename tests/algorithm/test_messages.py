@@ -26,7 +26,9 @@ from qafel.rng import Stream
 
 SIZE = 37
 QSGD = parse("qsgd:4")
-ALGORITHM = wire("qafel", server_lr=0.1, local=LocalTraining(1.0, 1), client_quantizer="qsgd:4", server_quantizer="qsgd:4")
+ALGORITHM = wire(
+    "qafel", server_lr=0.1, local=LocalTraining(1.0, 1), client_quantizer="qsgd:4", server_quantizer="qsgd:4"
+)
 
 
 def upload(sequence=0, weight=1.0):

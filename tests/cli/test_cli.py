@@ -47,7 +47,9 @@ def test_recipes_and_tasks_are_listed():
 
 def test_the_same_command_gives_the_same_model_and_another_seed_another(tmp_path):
     def sha(*extra):
-        return json.loads(qafel("run", "mushrooms-qafel-4bit", *QUICK, "--json", *extra, cwd=tmp_path).stdout)["model_sha256"]
+        return json.loads(qafel("run", "mushrooms-qafel-4bit", *QUICK, "--json", *extra, cwd=tmp_path).stdout)[
+            "model_sha256"
+        ]
 
     assert sha("--seed", 0) == sha("--seed", 0) != sha("--seed", 1)
     assert (tmp_path / "runs/mushrooms-qafel-4bit-seed0/summary.json").exists()
@@ -91,7 +93,13 @@ def test_another_runs_results_are_not_lost(tmp_path):
 
 
 def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_strict(tmp_path):
-    unfit = ["run", "mushrooms-qafel-qsgd", *QUICK, "--set", "algorithm.server_quantizer=qsgd:levels=1,norm=l2,bucket=none"]
+    unfit = [
+        "run",
+        "mushrooms-qafel-qsgd",
+        *QUICK,
+        "--set",
+        "algorithm.server_quantizer=qsgd:levels=1,norm=l2,bucket=none",
+    ]
     assert "warning:" in qafel(*unfit, cwd=tmp_path).stderr
     refused = qafel(*unfit, "--strict", cwd=tmp_path / "..", expect=2).stderr
     assert "--strict" in refused

@@ -128,7 +128,10 @@ def test_a_run_directory_holds_what_a_reader_needs(tmp_path):
     assert rows == [asdict(row) for row in seen]
     assert Config.from_toml((tmp_path / "run/config.toml").read_text(), "saved") == config
     first = next(row for row in rows if row["metric"] <= 0.3)
-    assert (summary["uploads_to_target"], summary["virtual_time_to_target"]) == (first["uploads"], first["virtual_time"])
+    assert (summary["uploads_to_target"], summary["virtual_time_to_target"]) == (
+        first["uploads"],
+        first["virtual_time"],
+    )
     assert summary["metric_final"] == rows[-1]["metric"]
     assert summary["metric_best"] == min(row["metric"] for row in rows)
     assert summary["status"] == "finished"
@@ -147,21 +150,19 @@ def test_the_saved_model_is_the_servers(tmp_path):
 
 def test_a_diverging_run_ends_with_what_it_has(tmp_path):
     config = short("mushrooms-fedbuff", algorithm={"preset": "fedbuff", "server_lr": 1e30, "client_lr": 1e30})
-    with np.errstate(all="ignore"):
-        summary = run(config, tmp_path)
+    summary = run(config, tmp_path)
     assert summary["status"] == "diverged"
     assert summary["server_steps"] < 200
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") >= 1
 
 
-def test_qafel_beats_direct_quantization_already_in_a_short_run(tmp_path):
+def test_the_papers_claims_on_mushrooms_hold(tmp_path):
     def reached(recipe):
-        config = load_recipe(recipe, ["stop.server_steps=2000", "evaluation.every=100"])
-        return run(config, tmp_path / recipe)["metric_final"]
+        return run(load_recipe(recipe, ["evaluation.every=1000"]), tmp_path / recipe)["metric_final"]
 
     fedbuff = reached("mushrooms-fedbuff")
     assert reached("mushrooms-qafel-qsgd") < 1.15 * fedbuff
     assert reached("mushrooms-qafel-topk") < 1.15 * fedbuff
     assert reached("mushrooms-qafel-4bit") < 1.15 * fedbuff
-    assert reached("mushrooms-direct-qsgd") > 2 * fedbuff
-    assert reached("mushrooms-direct-topk") > 5 * fedbuff
+    assert reached("mushrooms-direct-qsgd") > 5 * fedbuff
+    assert reached("mushrooms-direct-topk") > 20 * fedbuff

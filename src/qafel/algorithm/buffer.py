@@ -37,7 +37,7 @@ class Buffer:
         self.client_weight_sum += client_weight
 
     def divisor(self, aggregation: Aggregation) -> float:
-        """What the sum is divided by: K for the mean, 1 for the sum, Σ of the clients' weights for the weighted mean."""
+        """What the sum is divided by: K for the mean, 1 for the sum, Σ of client weights for the weighted mean."""
         match aggregation:
             case "mean":
                 return float(self.count)

@@ -30,7 +30,14 @@ def make_upload(
     quantizer = algorithm.client_quantizer
     payload = quantizer.encode(vector, stream)
     return Message(
-        Kind.UPLOAD, quantizer.codec, vector.size, start.version, payload, sender=client, sequence=sequence, weight=weight
+        Kind.UPLOAD,
+        quantizer.codec,
+        vector.size,
+        start.version,
+        payload,
+        sender=client,
+        sequence=sequence,
+        weight=weight,
     ).to_bytes()
 
 

@@ -35,7 +35,7 @@ def advance(hidden_state: Vector, kind: Kind, payload: Payload, quantizer: Quant
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HiddenState:
     """x̂ at one version. It is never changed, so that all who start from a version share one vector."""
 
@@ -81,4 +81,3 @@ class HiddenState:
         if state.digest != message.digest:
             raise Drifted(f"the snapshot of version {state.version} does not match its digest: ask for another")
         return state
-

@@ -105,11 +105,15 @@ class Message:
         if len(data) < HEADER_BYTES:
             raise TruncatedMessage(f"a message has at least {HEADER_BYTES} bytes, this one {len(data)}")
         view = memoryview(data)
-        magic, form, kind, codec, dimension, length, version, sender, sequence, weight, digest = _HEADER.unpack_from(view)
+        magic, form, kind, codec, dimension, length, version, sender, sequence, weight, digest = _HEADER.unpack_from(
+            view
+        )
         if magic != MAGIC:
             raise UnknownFormat(f"a message starts with {MAGIC!r}, this one with {magic!r}")
         if form != FORMAT:
-            raise UnknownFormat(f"this receiver reads format {FORMAT}, the message has format {form}: upgrade the older end")
+            raise UnknownFormat(
+                f"this receiver reads format {FORMAT}, the message has format {form}: upgrade the older end"
+            )
         if len(data) < HEADER_BYTES + length:
             raise TruncatedMessage(f"the header promises {length} payload bytes, {len(data) - HEADER_BYTES} came")
         if len(data) > HEADER_BYTES + length:
@@ -133,7 +137,9 @@ class Message:
         if self.codec != quantizer.codec:
             raise WrongCodec(f"the receiver reads {quantizer.spec} ({quantizer.codec.hex()}), found {self.codec.hex()}")
         if len(self.payload) > (most := quantizer.max_payload_bytes(dimension)):
-            raise OversizedMessage(f"{quantizer.spec} needs at most {most} bytes here, the payload has {len(self.payload)}")
+            raise OversizedMessage(
+                f"{quantizer.spec} needs at most {most} bytes here, the payload has {len(self.payload)}"
+            )
 
 
 def _checksum(header: Payload, payload: Payload) -> int:

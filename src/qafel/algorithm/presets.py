@@ -1,11 +1,11 @@
 """QAFeL and its relatives, as wiring: the same parts, some of them fixed.
 
-    qafel             the paper's algorithm: K updates a step, both ways quantized, hidden state
-    fedbuff           Nguyen et al., AISTATS 2022: QAFeL with identity quantizers
-    fedasync          Xie et al., 2019: one update a step, models mixed, x ← (1 − α_τ)x + α_τ y, α_τ = η_g s(τ)
-    fedbuff-direct    FedBuff whose server sends Q_s(x): no hidden state ("Naive" in the paper)
-    fedasync-direct   the same with one update a step
-    fedasync-hidden   QAFeL with one update a step
+qafel             the paper's algorithm: K updates a step, both ways quantized, hidden state
+fedbuff           Nguyen et al., AISTATS 2022: QAFeL with identity quantizers
+fedasync          Xie et al., 2019: one update a step, models mixed, x ← (1 − α_τ)x + α_τ y, α_τ = η_g s(τ)
+fedbuff-direct    FedBuff whose server sends Q_s(x): no hidden state ("Naive" in the paper)
+fedasync-direct   the same with one update a step
+fedasync-hidden   QAFeL with one update a step
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Preset:
         """The settings with this preset's parts filled in; a setting that contradicts a fixed part is an error."""
         for key, value in self.fixed.items():
             if settings.get(key, value) != value:
-                raise ConfigError(f"{name} has {key} = {value!r} by definition, the configuration says {settings[key]!r}")
+                raise ConfigError(
+                    f"{name} has {key} = {value!r} by definition, the configuration says {settings[key]!r}"
+                )
         return {**self.default, **settings, **self.fixed}
 
 
@@ -43,7 +45,9 @@ PRESETS: Mapping[str, Preset] = {
     "qafel": Preset("K updates a step, quantized both ways, hidden state", {"broadcast": "difference"}),
     "fedbuff": Preset("QAFeL with identity quantizers", {"broadcast": "difference", **_UNQUANTIZED}),
     "fedasync": Preset(
-        "one update a step, models mixed", {"broadcast": "difference", "buffer_size": 1, **_UNQUANTIZED}, {"upload": "model"}
+        "one update a step, models mixed",
+        {"broadcast": "difference", "buffer_size": 1, **_UNQUANTIZED},
+        {"upload": "model"},
     ),
     "fedbuff-direct": Preset("the server sends its quantized model, no hidden state", {"broadcast": "model"}),
     "fedasync-direct": Preset("one update a step, no hidden state", {"broadcast": "model", "buffer_size": 1}),

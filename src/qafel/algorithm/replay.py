@@ -26,7 +26,9 @@ class ReplayWindows:
         highest, seen = self.windows.get(sender, (-1, 0))
         age = highest - sequence
         if age >= WINDOW:
-            raise DuplicateUpload(f"upload {sequence} of client {sender} is {age} behind its latest, {highest}: not taken")
+            raise DuplicateUpload(
+                f"upload {sequence} of client {sender} is {age} behind its latest, {highest}: not taken"
+            )
         if age >= 0 and seen >> age & 1:
             raise DuplicateUpload(f"upload {sequence} of client {sender} was taken before")
 

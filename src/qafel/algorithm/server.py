@@ -23,7 +23,18 @@ from qafel.rng import Stream
 class Server:
     """Server model x, hidden state x̂, buffer, momentum and version: O(d), however many clients there are."""
 
-    __slots__ = ("algorithm", "buffer", "hidden_state", "last_staleness", "log", "model", "rejected", "seed", "seen", "step")
+    __slots__ = (
+        "algorithm",
+        "buffer",
+        "hidden_state",
+        "last_staleness",
+        "log",
+        "model",
+        "rejected",
+        "seed",
+        "seen",
+        "step",
+    )
 
     def __init__(self, model: Vector, algorithm: Algorithm, seed: int, *, log_capacity: int = 100) -> None:
         """x̂⁰ = x⁰, unquantized: everyone starts from the same model. Algorithm 1, line 1."""
@@ -75,8 +86,9 @@ class Server:
         self.last_staleness = staleness
 
     def _step(self) -> bytes:
-        """x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
-        self.model = self.step.apply(self.model, self._mean_update())
+        """X ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.model = self.step.apply(self.model, self._mean_update())
         require_finite(self.model, f"server model {self.version + 1}")
         self.buffer.empty_()
         return self._broadcast()

@@ -66,8 +66,16 @@ class Algorithm:
         _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
         _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
         _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
-        _require(self.max_staleness is None or self.max_staleness >= 0, "maximum staleness is zero or more", self.max_staleness)
-        _require(self.aggregation in get_args(Aggregation), f"aggregation is one of {get_args(Aggregation)}", self.aggregation)
+        _require(
+            self.max_staleness is None or self.max_staleness >= 0,
+            "maximum staleness is zero or more",
+            self.max_staleness,
+        )
+        _require(
+            self.aggregation in get_args(Aggregation),
+            f"aggregation is one of {get_args(Aggregation)}",
+            self.aggregation,
+        )
         _require(self.broadcast in get_args(Broadcast), f"broadcast is one of {get_args(Broadcast)}", self.broadcast)
         _require(self.upload in get_args(Upload), f"upload is one of {get_args(Upload)}", self.upload)
 

@@ -30,7 +30,9 @@ class RunDirectory:
             (path / "summary.json").unlink(missing_ok=True)
             self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
         except OSError as error:
-            raise OutputError(f"cannot write results to {path}: {error.strerror}; choose another folder with --out") from None
+            raise OutputError(
+                f"cannot write results to {path}: {error.strerror}; choose another folder with --out"
+            ) from None
 
     def __enter__(self) -> Self:
         return self

@@ -85,9 +85,7 @@ class Simulation:
             self._start(client)
         yield self._evaluate()
         while self.server.version < server_steps:
-            if self._next() and (
-                self.server.version % self.evaluate_every == 0 or self.server.version == server_steps
-            ):
+            if self._next() and (self.server.version % self.evaluate_every == 0 or self.server.version == server_steps):
                 yield self._evaluate()
 
     def _start(self, client: int) -> None:

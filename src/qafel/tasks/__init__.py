@@ -1,8 +1,8 @@
 """Problems to learn: partitions, model, local training and evaluation behind one protocol.
 
-    protocol     what a task is
-    mushrooms    the paper's logistic regression; its data ships with the package
-    libsvm       LIBSVM's text format
+protocol     what a task is
+mushrooms    the paper's logistic regression; its data ships with the package
+libsvm       LIBSVM's text format
 """
 
 from qafel.errors import ConfigError

@@ -59,5 +59,5 @@ def write_libsvm(rows: LabelledRows) -> str:
     lines = []
     for row, label in zip(rows.features, rows.labels, strict=True):
         fields = " ".join(f"{column + 1}:{row[column]:g}" for column in np.flatnonzero(row))
-        lines.append(f"{label:g} {fields} \n")
-    return "".join(lines)
+        lines.append(f"{label:g} {fields} ")
+    return "\n".join(lines)
