@@ -39,9 +39,10 @@ def catch_up(client: Client, server: Server) -> None:
         make_algorithm(server_quantizer="top_k:0.1"),
         make_algorithm(server_quantizer="none", client_quantizer="none"),
         make_algorithm("fedbuff-direct"),
+        make_algorithm(memory_rate=0.3),
         make_algorithm("fedasync-hidden", buffer_size=1),
     ],
-    ids=["qsgd", "top-k", "identity", "direct", "fedasync-hidden"],
+    ids=["qsgd", "top-k", "identity", "direct", "memory", "fedasync-hidden"],
 )
 def test_caught_up_clients_hold_the_servers_hidden_state_under_drops_delays_reorderings_and_duplicates(
     algorithm, network_seed
@@ -53,7 +54,7 @@ def test_caught_up_clients_hold_the_servers_hidden_state_under_drops_delays_reor
     digests = {0: server.hidden_state.digest}
     for moment in range(300):
         if network.random() < 0.02:  # a client joins late, from a snapshot
-            snapshot = HiddenState.from_snapshot(Message.from_bytes(server.hidden_state.to_snapshot()), SIZE)
+            snapshot = HiddenState.from_snapshot(Message.from_bytes(server.hidden_state.to_snapshot()), SIZE, algorithm)
             clients.append(Client(len(clients), snapshot, algorithm, SEED))
         upload = network.choice(clients).update(noisy)
         for _ in range(network.choice([0, 1, 1, 1, 2])):  # dropped, delivered, duplicated
@@ -175,7 +176,7 @@ def test_a_damaged_snapshot_is_refused():
     message = Message.from_bytes(server.hidden_state.to_snapshot())
     forged = Message(message.kind, message.codec, SIZE, 1, bytes(4 * SIZE), digest=message.digest)
     with pytest.raises(HiddenStateError, match="does not match its digest"):
-        HiddenState.from_snapshot(forged, SIZE)
+        HiddenState.from_snapshot(forged, SIZE, server.algorithm)
 
 
 def test_hidden_states_are_never_changed():

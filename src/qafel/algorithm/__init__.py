@@ -11,10 +11,12 @@ In the order in which data flows:
       buffer         the sum of up to K updates
       server_step    x ← x − η_g v
       catch_up       what a client missed
+      checkpoint     the server's state, saved and restored
     presets        QAFeL and its relatives, as wiring of the above
 """
 
 from qafel.algorithm.catch_up import BroadcastLog
+from qafel.algorithm.checkpoint import Checkpoint, restore_server, save_server
 from qafel.algorithm.client import Client, make_upload
 from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message
@@ -27,6 +29,7 @@ __all__ = [
     "PRESETS",
     "Algorithm",
     "BroadcastLog",
+    "Checkpoint",
     "Client",
     "HiddenState",
     "Kind",
@@ -36,5 +39,7 @@ __all__ = [
     "Server",
     "StalenessLaw",
     "make_upload",
+    "restore_server",
+    "save_server",
     "wire",
 ]

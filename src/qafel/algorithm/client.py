@@ -71,20 +71,22 @@ class Client:
         """
         message = Message.from_bytes(data)
         if message.kind is Kind.SNAPSHOT:
-            state = HiddenState.from_snapshot(message, self.hidden_state.vector.size)
+            state = self._from_snapshot(message)
             newer = state.version > self.hidden_state.version
             self.hidden_state = state if newer else self.hidden_state
             return newer
-        quantizer, kind = self.algorithm.server_quantizer, self.algorithm.broadcast_kind
         if message.version < self.hidden_state.version:
-            message.check(kind, self.hidden_state.vector.size, quantizer)
+            message.check(self.algorithm.broadcast_kind, self.hidden_state.vector.size, self.algorithm.server_quantizer)
             return False
-        self.hidden_state = self.hidden_state.advanced(message, kind, quantizer)
+        self.hidden_state = self.hidden_state.advanced(message, self.algorithm)
         return True
 
     def restart(self, snapshot: bytes) -> None:
         """Take the snapshot's hidden state whatever this client held: for one that is ahead or has drifted."""
-        self.hidden_state = HiddenState.from_snapshot(Message.from_bytes(snapshot), self.hidden_state.vector.size)
+        self.hidden_state = self._from_snapshot(Message.from_bytes(snapshot))
+
+    def _from_snapshot(self, message: Message) -> HiddenState:
+        return HiddenState.from_snapshot(message, self.hidden_state.vector.size, self.algorithm)
 
     def update(self, train: Train) -> bytes:
         """Copy, train and encode: one whole local update. Algorithm 2.

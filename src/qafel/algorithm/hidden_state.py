@@ -14,24 +14,15 @@ import numpy as np
 import xxhash
 
 from qafel.algorithm.messages import Kind, Message
+from qafel.algorithm.wiring import Algorithm
 from qafel.errors import Drifted, MissedBroadcast
 from qafel.params import Vector
 from qafel.quantizers import Identity
-from qafel.quantizers.protocol import Payload, Quantizer
+from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
 _SNAPSHOT_CODEC = Identity()
 _NO_RANDOMNESS = Stream((0, 0))
-
-
-def advance(hidden_state: Vector, kind: Kind, payload: Payload, quantizer: Quantizer) -> Vector:
-    """The next hidden state, as a new vector.
-
-    x̂ᵗ⁺¹ = x̂ᵗ + q. Algorithm 1, line 13; Algorithm 3, line 4. (Direct quantization: x̂ᵗ⁺¹ = 0 + Q_s(x).)
-    """
-    following = hidden_state.copy() if kind is Kind.BROADCAST else np.zeros_like(hidden_state)
-    quantizer.add_decoded_(following, payload)
-    return following
 
 
 @final
@@ -40,26 +31,33 @@ class HiddenState:
     """x̂ at one version. It is never changed, so that all who start from a version share one vector."""
 
     vector: Vector
+    """x̂: what clients start from."""
+    memory: Vector
+    """What the next difference is relative to: x̂ itself, but for a memory rate below one (MCM)."""
     version: int
     digest: int
 
     @staticmethod
-    def of(vector: Vector, version: int = 0) -> HiddenState:
+    def of(vector: Vector, version: int = 0, memory: Vector | None = None) -> HiddenState:
         """Take over a vector (it becomes read-only)."""
+        hasher = xxhash.xxh3_64(vector.data)
         vector.flags.writeable = False
-        return HiddenState(vector, version, xxhash.xxh3_64_intdigest(vector.data))
+        if memory is not None:
+            hasher.update(memory.data)
+            memory.flags.writeable = False
+        return HiddenState(vector, vector if memory is None else memory, version, hasher.intdigest())
 
-    def advanced(self, message: Message, kind: Kind, quantizer: Quantizer) -> HiddenState:
-        """The hidden state after a broadcast of the agreed kind, or an error that says why there is none.
+    def advanced(self, message: Message, algorithm: Algorithm) -> HiddenState:
+        """The hidden state after a broadcast, or an error that says why there is none.
 
         A difference needs the version it is based on; a whole model replaces any older one.
         """
-        message.check(kind, self.vector.size, quantizer)
-        if kind is Kind.BROADCAST and message.version != self.version:
+        message.check(algorithm.broadcast_kind, self.vector.size, algorithm.server_quantizer)
+        if message.kind is Kind.BROADCAST and message.version != self.version:
             raise MissedBroadcast(
                 f"this hidden state is at version {self.version}, the broadcast starts from {message.version}: catch up"
             )
-        following = HiddenState.of(advance(self.vector, kind, message.payload, quantizer), message.version + 1)
+        following = advance(self, message.version, message.payload, algorithm)
         if following.digest != message.digest:
             raise Drifted(
                 f"version {following.version} should have digest {message.digest:016x}, got {following.digest:016x}: "
@@ -68,16 +66,37 @@ class HiddenState:
         return following
 
     def to_snapshot(self) -> bytes:
-        """The whole hidden state as one message."""
-        payload = _SNAPSHOT_CODEC.encode(self.vector, _NO_RANDOMNESS)
+        """The whole hidden state as one message; with its memory behind it, where that is another vector."""
+        whole = self.vector if self.memory is self.vector else np.concatenate([self.vector, self.memory])
+        payload = _SNAPSHOT_CODEC.encode(whole, _NO_RANDOMNESS)
         return Message(
-            Kind.SNAPSHOT, _SNAPSHOT_CODEC.codec, self.vector.size, self.version, payload, digest=self.digest
+            Kind.SNAPSHOT, _SNAPSHOT_CODEC.codec, whole.size, self.version, payload, digest=self.digest
         ).to_bytes()
 
     @staticmethod
-    def from_snapshot(message: Message, dimension: int) -> HiddenState:
-        message.check(Kind.SNAPSHOT, dimension, _SNAPSHOT_CODEC)
-        state = HiddenState.of(_SNAPSHOT_CODEC.decode(message.payload, dimension), message.version)
+    def from_snapshot(message: Message, dimension: int, algorithm: Algorithm) -> HiddenState:
+        """The inverse of `to_snapshot`, for a model of that dimension."""
+        size = dimension if algorithm.memory_rate == 1 else 2 * dimension
+        message.check(Kind.SNAPSHOT, size, _SNAPSHOT_CODEC)
+        whole = _SNAPSHOT_CODEC.decode(message.payload, size)
+        memory = None if algorithm.memory_rate == 1 else whole[dimension:]
+        state = HiddenState.of(whole[:dimension], message.version, memory)
         if state.digest != message.digest:
             raise Drifted(f"the snapshot of version {state.version} does not match its digest: ask for another")
         return state
+
+
+def advance(state: HiddenState, version: int, payload: Payload, algorithm: Algorithm) -> HiddenState:
+    """The next hidden state: the one function that server and clients apply.
+
+    x̂ᵗ⁺¹ = x̂ᵗ + q. Algorithm 1, line 13; Algorithm 3, line 4. Direct quantization: x̂ᵗ⁺¹ = 0 + Q_s(x). MCM, with memory h
+    and rate α: x̂ᵗ⁺¹ = hᵗ + q, hᵗ⁺¹ = hᵗ + αq.
+    """
+    base = state.memory if algorithm.broadcast_kind is Kind.BROADCAST else np.zeros_like(state.memory)
+    vector = base.copy()
+    algorithm.server_quantizer.add_decoded_(vector, payload)
+    memory = None
+    if algorithm.memory_rate != 1:
+        memory = base.copy()
+        algorithm.server_quantizer.add_decoded_(memory, payload, algorithm.memory_rate)
+    return HiddenState.of(vector, version + 1, memory)

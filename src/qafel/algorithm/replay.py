@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qafel.errors import DuplicateUpload
 
@@ -39,3 +42,15 @@ class ReplayWindows:
             self.windows[sender] = (sequence, seen)
         else:
             self.windows[sender] = (highest, seen | 1 << (highest - sequence))
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """The windows as three columns, for a checkpoint."""
+        return {
+            "seen_sender": np.fromiter(self.windows, np.uint64, len(self.windows)),
+            "seen_highest": np.fromiter((highest for highest, _ in self.windows.values()), np.int64),
+            "seen_mask": np.fromiter((mask for _, mask in self.windows.values()), np.uint64),
+        }
+
+    def from_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:
+        columns = (arrays[name].tolist() for name in ("seen_sender", "seen_highest", "seen_mask"))
+        self.windows = {sender: (highest, mask) for sender, highest, mask in zip(*columns, strict=True)}

@@ -71,6 +71,10 @@ class Server:
         """What a client at this version must receive to hold the current hidden state."""
         return self.log.missed(self.hidden_state, version, digest, self.algorithm.broadcast_kind)
 
+    def flush(self) -> bytes | None:
+        """Step with what the buffer holds, be it fewer than K updates: a synchronous round that timed out."""
+        return self._step() if self.buffer.count else None
+
     def _take(self, data: bytes) -> None:
         message = Message.from_bytes(data)
         quantizer = self.algorithm.client_quantizer
@@ -102,9 +106,9 @@ class Server:
 
     def _broadcast(self) -> bytes:
         before, quantizer, kind = self.hidden_state, self.algorithm.server_quantizer, self.algorithm.broadcast_kind
-        target = self.model - before.vector if kind is Kind.BROADCAST else self.model
+        target = self.model - before.memory if kind is Kind.BROADCAST else self.model
         payload = quantizer.encode(target, Stream.named(self.seed, "server-quantizer", number=before.version))
-        self.hidden_state = HiddenState.of(advance(before.vector, kind, payload, quantizer), before.version + 1)
+        self.hidden_state = advance(before, before.version, payload, self.algorithm)
         broadcast = Message(
             kind, quantizer.codec, self.model.size, before.version, payload, digest=self.hidden_state.digest
         ).to_bytes()

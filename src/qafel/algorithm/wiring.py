@@ -59,6 +59,8 @@ class Algorithm:
     server_quantizer: Quantizer = field(default_factory=Identity)
     broadcast: Broadcast = "difference"
     """What the server sends: Q_s(x − x̂), which moves the hidden state; or Q_s(x) itself, direct quantization."""
+    memory_rate: float = 1.0
+    """α: how much of q the reference of the next difference takes up; 1 but for MCM."""
     upload: Upload = "update"
     """What a client sends: y₀ − y_P; or its model y_P, which the server mixes into its own (FedAsync)."""
 
@@ -77,6 +79,7 @@ class Algorithm:
             self.aggregation,
         )
         _require(self.broadcast in get_args(Broadcast), f"broadcast is one of {get_args(Broadcast)}", self.broadcast)
+        _require(0 < self.memory_rate <= 1, "the memory rate lies in (0, 1]", self.memory_rate)
         _require(self.upload in get_args(Upload), f"upload is one of {get_args(Upload)}", self.upload)
 
     @property

@@ -104,9 +104,7 @@ class Simulation:
         if broadcast is None:
             return False
         self.traffic.count_broadcast(broadcast, self.task.clients)
-        self.fleet = self.fleet.advanced(
-            Message.from_bytes(broadcast), self.algorithm.broadcast_kind, self.algorithm.server_quantizer
-        )
+        self.fleet = self.fleet.advanced(Message.from_bytes(broadcast), self.algorithm)
         return True
 
     def _update(self, start: Start) -> bytes:
