@@ -4,12 +4,11 @@ steps   4 bytes a bucket, little-endian float32
 codes   packed, see kernels/packing.py
 """
 
-# ruff: noqa: PLR0917 — these pass a kernel its arguments
-
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -17,29 +16,34 @@ import numpy as np
 from qafel.errors import MalformedPayload
 from qafel.params import Vector
 from qafel.quantizers import parallel
-from qafel.quantizers.checks import as_bytes, as_target, as_vector, non_finite
-from qafel.quantizers.kernels.decode import ADD, ASSIGN, BAD_STEP, apply_levels
+from qafel.quantizers.checks import as_bytes, as_target, as_vector, check_size, non_finite, signed_words
+from qafel.quantizers.kernels.decode import ADD, ASSIGN, BAD_STEP, OK, apply_levels
 from qafel.quantizers.kernels.packing import GROUP, packed_bytes
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
-_SPAN: Final = 8192  # coordinates: 32 kB, so that the second pass over a span finds it in the cache
+_SPAN: Final = 4096  # coordinates: 16 kB, so that the second pass over a span finds it in the first-level cache
 
 
 def bucket_count(size: int, bucket: int | None) -> int:
     return -(-size // (bucket or max(size, 1)))
 
 
-def span_of(size: int, bucket: int | None) -> tuple[int, int, int]:
-    """Bucket length, span length and number of spans. A span shares neither a bucket nor a byte with its neighbours."""
+@lru_cache(1024)
+def plan(size: int, bucket: int | None, bits: int) -> tuple[int, int, int, int]:
+    """Bucket length, span length, number of spans, payload bytes.
+
+    A span shares neither a bucket nor a byte with its neighbours.
+    """
+    check_size(size)
     length = bucket or max(size, 1)
     unit = math.lcm(length, GROUP)
     span = unit * max(1, _SPAN // unit)
-    return length, span, -(-size // span)
+    return length, span, -(-size // span), 4 * bucket_count(size, bucket) + packed_bytes(size, bits)
 
 
 def encode_payload(
-    kernel: Callable[..., int],
+    kernel: Callable[..., bool],
     vector: Vector,
     stream: Stream,
     bucket: int | None,
@@ -51,15 +55,15 @@ def encode_payload(
     """Quantize a vector into steps and codes; kernel is `encode_spans` or one with the same arguments."""
     vector = as_vector(vector)
     size = vector.size
-    length, span, spans = span_of(size, bucket)
-    head = 4 * bucket_count(size, bucket)
-    out = np.empty(head + packed_bytes(size, bits), np.uint8)
-    steps, packed, key, factor = out[:head].view(np.float32), out[head:], stream.key, np.float32(gain)
-
-    def work(first: int, last: int) -> int:
-        return kernel(vector, key, length, span, levels, bits, norm, factor, steps, packed, first, last)
-
-    if work(0, spans) if parallel.is_serial(size) else parallel.over_spans(work, spans):
+    length, span, spans, total = plan(size, bucket, bits)
+    out = np.empty(total, np.uint8)
+    word0, word1 = signed_words(stream)
+    common = (vector, out, word0, word1, length, span, levels, bits, norm, gain)
+    if parallel.is_serial(size):
+        sound = kernel(*common, 0, spans)
+    else:
+        sound = not parallel.over_spans(lambda first, last: not kernel(*common, first, last), spans)
+    if not sound:
         raise non_finite(vector)
     return out.tobytes()
 
@@ -69,17 +73,16 @@ def apply_payload(
 ) -> None:
     """Assign (weight None) or add weight · decoded to the target; on an error, leave it as it was."""
     size = as_target(target).size
-    length, span, spans = span_of(size, bucket)
-    data = as_bytes(payload, 4 * bucket_count(size, bucket) + packed_bytes(size, bits))
-    mode, factor = (ASSIGN, np.float32(1)) if weight is None else (ADD, np.float32(weight))
-
-    def work(first: int, last: int, check: bool = False) -> int:
-        return int(apply_levels(target, data, mode, factor, length, span, levels, bits, check, first, last))
-
-    serial = parallel.is_serial(size)
-    status = work(0, spans if serial else 0, True)
-    if not serial:
-        status = status or parallel.over_spans(work, spans)
+    length, span, spans, total = plan(size, bucket, bits)
+    data = as_bytes(payload, total)
+    mode, factor = (ASSIGN, 1.0) if weight is None else (ADD, float(weight))
+    if parallel.is_serial(size):
+        status = apply_levels(target, data, mode, factor, length, span, levels, bits, True, 0, spans)
+    else:
+        common = (target, data, mode, factor, length, span, levels, bits)
+        status = apply_levels(*common, True, 0, 0)
+        if status == OK:
+            parallel.over_spans(lambda first, last: apply_levels(*common, False, first, last), spans)
     if status == BAD_STEP:
         raise MalformedPayload("expected finite, non-negative steps, found another: the payload is damaged or forged")
     if status:

@@ -11,7 +11,7 @@ from qafel.errors import MalformedPayload
 from qafel.params import Vector
 from qafel.quantizers.checks import as_bytes, as_target, as_vector, check_size, non_finite
 from qafel.quantizers.codec import NONE, pack_codec
-from qafel.quantizers.kernels.numeric import INFINITY_BITS, magnitude_bits
+from qafel.quantizers.kernels.numeric import is_finite
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
@@ -35,7 +35,7 @@ class Identity:
 
     def encode(self, vector: Vector, stream: Stream) -> bytes:
         vector = as_vector(vector)
-        if magnitude_bits(vector.view(np.int32)) >= INFINITY_BITS:
+        if not is_finite(vector):
             raise non_finite(vector)
         return vector.astype("<f4", copy=False).tobytes()
 
@@ -68,6 +68,6 @@ class Identity:
 
     def _values(self, payload: Payload, size: int) -> Vector:
         values = as_bytes(payload, self.payload_bytes(size)).view("<f4").astype(np.float32)
-        if magnitude_bits(values.view(np.int32)) >= INFINITY_BITS:
+        if not is_finite(values):
             raise MalformedPayload("expected finite coordinates, found NaN or infinity: the sender's model diverged")
         return values

@@ -15,7 +15,7 @@ from qafel.quantizers.checks import as_target, as_vector, check_size, non_finite
 from qafel.quantizers.codec import TOP_K, pack_codec
 from qafel.quantizers.identity import Identity
 from qafel.quantizers.indices import decode_indices, encode_indices, max_index_bytes
-from qafel.quantizers.kernels.numeric import INFINITY_BITS, magnitude_bits
+from qafel.quantizers.kernels.numeric import is_finite
 from qafel.quantizers.kernels.sparse import scatter_add, select_largest
 from qafel.quantizers.protocol import FixedLength, Payload
 from qafel.rng import Stream
@@ -93,12 +93,11 @@ class TopK:
 
     def encode(self, vector: Vector, stream: Stream) -> bytes:
         vector = as_vector(vector)
-        bits = vector.view(np.int32)
-        if magnitude_bits(bits) >= INFINITY_BITS:
+        if not is_finite(vector):
             raise non_finite(vector)
         chosen = np.empty(self.count(vector.size), np.uint32)
         if chosen.size:
-            select_largest(bits, chosen.size, chosen)
+            select_largest(vector.view(np.int32), chosen.size, chosen)
         return self.values.encode(vector[chosen], stream) + encode_indices(chosen, vector.size)
 
     def decode(self, payload: Payload, size: int) -> Vector:

@@ -3,12 +3,10 @@
 The payload is checked whole before the target is touched, so an error leaves it as it was.
 """
 
-# ruff: noqa: PLR0917 — a kernel takes plain arrays and numbers
-
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, int8, njit, uint8, uint32
+from numba import float32, int8, njit, uint8, uint32, uint64
 
 from qafel.quantizers.kernels.numeric import KERNEL
 from qafel.quantizers.kernels.packing import GROUP, unpack_group
@@ -28,7 +26,7 @@ def read_steps(payload, steps):  # type: ignore[no-untyped-def]
 
 
 @njit(**KERNEL)
-def _steps_are_sound(steps, reach):  # type: ignore[no-untyped-def]
+def steps_are_sound(steps, reach):  # type: ignore[no-untyped-def]
     """Every step is non-negative and step · reach finite; false for NaN."""
     sound = True
     for b in range(steps.size):
@@ -37,94 +35,106 @@ def _steps_are_sound(steps, reach):  # type: ignore[no-untyped-def]
 
 
 @njit(**KERNEL)
-def _no_nibble_is_15(packed):  # type: ignore[no-untyped-def]
-    bad = uint8(0)
-    for j in range(packed.size):
-        c = packed[j]
-        bad |= uint8(uint8(uint8(c & uint8(15)) == uint8(15)) | uint8(c >= uint8(240)))
-    return bad == uint8(0)
+def _no_nibble_is_15(packed, head):  # type: ignore[no-untyped-def]
+    high, low = uint8(0), uint8(0)
+    for j in range(packed.size - head):
+        a = packed[uint64(head) + uint64(j)]
+        b = uint8(a << uint8(4))
+        high = a if a > high else high
+        low = b if b > low else low
+    return high < uint8(240) and low < uint8(240)
 
 
 @njit(**KERNEL)
-def _codes_are_sound(packed, size, bits, top):  # type: ignore[no-untyped-def]
-    """Every code is at most `top`."""
+def codes_are_sound(packed, head, size, bits, top):  # type: ignore[no-untyped-def]
+    """Every code in packed[head:] is at most `top`."""
     if top == (1 << bits) - 1:
         return True
     if bits == 4 and top == 14:
-        return _no_nibble_is_15(packed)
+        return _no_nibble_is_15(packed, head)
     codes = np.empty(GROUP, np.uint8)
     for start in range(0, size, GROUP):
-        part = codes[: min(GROUP, size - start)]
-        unpack_group(packed[start // GROUP * (GROUP * bits // 8) :], bits, part)
+        count = min(GROUP, size - start)
+        unpack_group(packed, uint64(head + start // GROUP * (GROUP * bits // 8)), bits, codes, count)
         largest = uint8(0)
-        for j in range(part.size):
-            largest = part[j] if part[j] > largest else largest  # max() does not vectorise here
+        for j in range(count):
+            code = codes[uint64(j)]
+            largest = code if code > largest else largest
         if largest > top:
             return False
     return True
 
 
 @njit(**KERNEL)
-def _unpack_levels(packed, bits, centre, double, codes, levels):  # type: ignore[no-untyped-def]
+def _unpack_nibbles(packed, at, centre, levels, count):  # type: ignore[no-untyped-def]
+    """Signed levels of one group at 4 bits: code − centre."""
+    half = (count + 1) // 2
+    for j in range(half):
+        levels[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] & uint8(15)) - centre))
+    for j in range(count - half):
+        levels[uint64(half + j)] = int8(uint8(uint8(packed[at + uint64(j)] >> uint8(4)) - centre))
+
+
+@njit(**KERNEL)
+def _unpack_levels(packed, at, bits, centre, codes, levels, count):  # type: ignore[no-untyped-def]
     """Signed levels of one group: code − centre, or ±1 when there is one bit."""
-    if bits == 4:
-        half = (levels.size + 1) // 2
-        low, high = levels[:half], levels[half:]
-        for j in range(low.size):
-            low[j] = int8(uint8(packed[j] & uint8(15)) - centre)
-        for j in range(high.size):
-            high[j] = int8(uint8(packed[j] >> uint8(4)) - centre)
-        return
-    unpack_group(packed, bits, codes)
-    for j in range(levels.size):
-        levels[j] = int8(uint8(codes[j] << double) - centre)
+    unpack_group(packed, at, bits, codes, count)
+    factor = uint8(2 if bits == 1 else 1)
+    for j in range(count):
+        levels[uint64(j)] = int8(uint8(uint8(codes[uint64(j)] * factor) - centre))
 
 
 @njit(**KERNEL)
-def _assign(target, levels, step):  # type: ignore[no-untyped-def]
-    for j in range(target.size):
-        target[j] = step * float32(levels[j])
+def _assign(target, at, count, levels, of, step):  # type: ignore[no-untyped-def]
+    for j in range(count):
+        target[at + uint64(j)] = step * float32(levels[of + uint64(j)])
 
 
 @njit(**KERNEL)
-def _add(target, levels, step):  # type: ignore[no-untyped-def]
-    for j in range(target.size):
-        target[j] += step * float32(levels[j])
+def _add(target, at, count, levels, of, step):  # type: ignore[no-untyped-def]
+    for j in range(count):
+        target[at + uint64(j)] += step * float32(levels[of + uint64(j)])
 
 
 @njit(**KERNEL)
-def _add_weighted(target, levels, step, weight):  # type: ignore[no-untyped-def]
-    for j in range(target.size):
-        target[j] += weight * (step * float32(levels[j]))
+def _add_weighted(target, at, count, levels, of, step, weight):  # type: ignore[no-untyped-def]
+    for j in range(count):
+        target[at + uint64(j)] += weight * (step * float32(levels[of + uint64(j)]))
 
 
 @njit(**KERNEL)
-def apply_levels(target, payload, mode, weight, bucket, span, levels, bits, check, first, last):  # type: ignore[no-untyped-def]
+def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, check, first, last):  # type: ignore[no-untyped-def]
     """Check the payload if asked, then assign or add the spans first … last−1 of it to the target."""
-    size = target.size
+    size, weight = target.size, float32(factor)
     steps = np.empty((size + bucket - 1) // bucket, np.float32)
     read_steps(payload, steps)
-    packed = payload[4 * steps.size :]
+    head = 4 * steps.size
     if check:
-        if not _steps_are_sound(steps, float32(levels)):
+        if not steps_are_sound(steps, float32(levels)):
             return BAD_STEP
-        if not _codes_are_sound(packed, size, bits, 1 if bits == 1 else 2 * levels):
+        if not codes_are_sound(payload, head, size, bits, 1 if bits == 1 else 2 * levels):
             return BAD_CODE
-    centre, double = uint8(levels), uint8(1 if bits == 1 else 0)
     codes, signed = np.empty(GROUP, np.uint8), np.empty(GROUP, np.int8)
+    b = first * span // bucket
+    edge = (b + 1) * bucket
     for start in range(first * span, min(size, last * span), GROUP):
         count = min(size - start, GROUP)
-        part = packed[start // GROUP * (GROUP * bits // 8) :]
-        _unpack_levels(part, bits, centre, double, codes[:count], signed[:count])
+        packed_at = uint64(head + start // GROUP * (GROUP * bits // 8))
+        if bits == 4:
+            _unpack_nibbles(payload, packed_at, uint8(levels), signed, count)
+        else:
+            _unpack_levels(payload, packed_at, bits, uint8(levels), codes, signed, count)
         r = 0
         while r < count:
-            b = (start + r) // bucket
-            stop = min(count, (b + 1) * bucket - start)
+            stop = min(count, edge - start)
+            at, of = uint64(start + r), uint64(r)
             if mode == ASSIGN:
-                _assign(target[start + r : start + stop], signed[r:stop], steps[b])
+                _assign(target, at, stop - r, signed, of, steps[b])
             elif weight == float32(1):
-                _add(target[start + r : start + stop], signed[r:stop], steps[b])
+                _add(target, at, stop - r, signed, of, steps[b])
             else:
-                _add_weighted(target[start + r : start + stop], signed[r:stop], steps[b], weight)
+                _add_weighted(target, at, stop - r, signed, of, steps[b], weight)
             r = stop
+            if start + stop == edge:
+                b, edge = b + 1, edge + bucket
     return OK

@@ -1,23 +1,21 @@
 """QSGD's kernels: one step per bucket, an integer code per coordinate, value = step · level(code).
 
-Coordinates j and j + half of a packing group share one 32-bit hash, 16 bits each, and, at 4 bits, one byte. With
-v = x/step in fixed point with 16 fractional bits and u a uniform 16-bit integer, code = ⌊(v + u) / 2¹⁶⌋ rounds up
-with probability frac(v): unbiased to 2⁻¹⁷ of a step.
+Four coordinates of a packing group, one from each quarter, share one hash, 16 bits each. With v = x/step in fixed
+point with 16 fractional bits (15 at 8 bits) and u a uniform integer of as many, code = ⌊(v + u) / 2¹⁶⌋ rounds up with
+probability frac(v): unbiased to 2⁻¹⁷ of a step.
 """
-
-# ruff: noqa: PLR0917 — a kernel takes plain arrays and numbers
 
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, float64, int32, njit, uint8, uint32
+from numba import float32, float64, njit, uint8, uint32, uint64
 
-from qafel.quantizers.kernels.numeric import INFINITY_BITS, KERNEL, hash32, magnitude_bits, round_keys
+from qafel.quantizers.kernels.numeric import INFINITY_BITS, KERNEL, WEYL, hash_pair, magnitude_bits, round_keys, weyl
 from qafel.quantizers.kernels.packing import GROUP, pack_group
 
 MAX_ABS, L2 = 0, 1
 
-_ONE = np.float32(65536.0)  # one level in fixed point
+_MAGIC = np.float32(2.0**23)  # adding it rounds to an integer, kept in the low 23 bits
 _SHRINK = np.float32(1.0 - 2.0**-22)  # keeps the largest coordinate inside the top level whatever rounding did
 _NORMAL = np.float32(2.0**-126)
 _SUBNORMAL = np.float32(2.0**-149)
@@ -26,124 +24,131 @@ _TINY, _LIFT = np.float32(2.0**-80), np.float32(2.0**80)
 
 
 @njit(**KERNEL)
-def _norm(x, norm, largest):  # type: ignore[no-untyped-def]
-    """The bucket's scale, ‖x‖∞ or ‖x‖₂; squares are summed in float64, where nothing over- or underflows."""
-    if norm == MAX_ABS:
-        return float64(largest)
+def _norm(x, at, count):  # type: ignore[no-untyped-def]
+    """‖x‖₂ of x[at : at + count], squares summed in float64, where nothing over- or underflows."""
     a, b, c, d = float64(0), float64(0), float64(0), float64(0)
-    quarter = x.size // 4
-    x0, x1, x2, x3 = x[:quarter], x[quarter : 2 * quarter], x[2 * quarter : 3 * quarter], x[3 * quarter :]
-    for j in range(quarter):
-        a += float64(x0[j]) * float64(x0[j])
-        b += float64(x1[j]) * float64(x1[j])
-        c += float64(x2[j]) * float64(x2[j])
-    for j in range(x3.size):
-        d += float64(x3[j]) * float64(x3[j])
-    return max(np.sqrt((a + b) + (c + d)), float64(largest))
+    for j in range(0, count - 3, 4):
+        i = at + uint64(j)
+        a += float64(x[i]) * float64(x[i])
+        b += float64(x[i + uint64(1)]) * float64(x[i + uint64(1)])
+        c += float64(x[i + uint64(2)]) * float64(x[i + uint64(2)])
+        d += float64(x[i + uint64(3)]) * float64(x[i + uint64(3)])
+    for j in range(count - count % 4, count):
+        a += float64(x[at + uint64(j)]) * float64(x[at + uint64(j)])
+    return np.sqrt((a + b) + (c + d))
 
 
 @njit(**KERNEL)
 def _measure_buckets(x, bucket, levels, norm, steps, begin, end):  # type: ignore[no-untyped-def]
-    """One step per bucket of x[begin:end]; 1 if a coordinate is NaN or infinite."""
+    """One step per bucket of x[begin:end]; False if a coordinate is NaN or infinite."""
     patterns = x.view(np.int32)
     step_bits = steps.view(np.int32)
     for b in range(begin // bucket, (end + bucket - 1) // bucket):
-        low, high = b * bucket, min(end, (b + 1) * bucket)
-        largest = magnitude_bits(patterns[low:high])
-        if largest >= INFINITY_BITS:
-            return 1
-        step_bits[b] = largest
-        scale = _norm(x[low:high], norm, steps[b])
-        step = float32(min(scale, float64(_LARGEST)) / levels)
+        at, count = uint64(b * bucket), min(end - b * bucket, bucket)
+        step_bits[b] = magnitude_bits(patterns, at, count)
+        if step_bits[b] >= INFINITY_BITS:
+            return False
+        scale = float64(steps[b])
+        if norm == L2:
+            scale = min(max(_norm(x, at, count), scale), float64(_LARGEST))
+        step = float32(scale / levels)
         if scale > 0 and step < _NORMAL:
             step += _SUBNORMAL  # a subnormal quotient rounded down would push the largest value out of range
         steps[b] = step
-    return 0
+    return True
 
 
 @njit(**KERNEL)
-def _round_pairs(low, high, counter, steps, lifts, one, offset, keys, out_low, out_high):  # type: ignore[no-untyped-def]
-    key0, key1, key2 = keys
-    lift_low, lift_high = lifts
-    scale_low = one / (steps[0] * lift_low) if steps[0] > 0 else float32(0)
-    scale_high = one / (steps[1] * lift_high) if steps[1] > 0 else float32(0)
-    for j in range(low.size):
-        h = hash32(uint32(counter + uint32(j)), key0, key1, key2)
-        v = int32((low[j] * lift_low) * scale_low + offset)
-        out_low[j] = uint8(uint32(uint32(v) + uint32(h & uint32(0xFFFF))) >> uint32(16))
-    for j in range(high.size):
-        h = hash32(uint32(counter + uint32(j)), key0, key1, key2)
-        w = int32((high[j] * lift_high) * scale_high + offset)
-        out_high[j] = uint8(uint32(uint32(w) + uint32(h >> uint32(16))) >> uint32(16))
+def _fixed(x, scale, magic):  # type: ignore[no-untyped-def]
+    """The bits of x·scale + magic with magic in [2²³, 2²⁴): 0x4B000000 plus the sum, rounded to an integer."""
+    return np.float32(x * scale + magic).view(np.uint32)
 
 
 @njit(**KERNEL)
-def _round_nibbles(low, high, counter, steps, one, offset, keys, out):  # type: ignore[no-untyped-def]
-    """`_round_pairs` and 4-bit packing in one pass: the case that has to be as fast as memory."""
-    key0, key1, key2 = keys
-    scale_low, scale_high = one / steps[0], one / steps[1]
-    for j in range(high.size):
-        h = hash32(uint32(counter + uint32(j)), key0, key1, key2)
-        v = int32(low[j] * scale_low + offset)
-        w = int32(high[j] * scale_high + offset)
-        v = int32(uint32(uint32(v) + uint32(h & uint32(0xFFFF))) >> uint32(16))
-        w = int32(uint32(uint32(w) + uint32(h >> uint32(16))) >> uint32(12))
-        out[j] = uint8(v | int32(w & int32(0xF0)))
+def _round_run(x, at, count, step, one, magic, fraction, counter, keys, part, codes, to):  # type: ignore[no-untyped-def]
+    """Codes for coordinates of one bucket and one quarter of a group."""
+    lift = _LIFT if step < _TINY else float32(1)  # keeps 1/step finite where the step is tiny
+    scale = one / (step * lift) if step > 0 else float32(0)
+    second = uint32(0xFFFFFFFF) if part & 1 else uint32(0)
+    shift = uint32(8 * (part & 2)) & uint32(31)
+    drop, point = uint32(16 - fraction) & uint32(31), uint32(fraction) & uint32(31)
+    place = weyl(counter, keys)
+    for j in range(count):
+        g, h = hash_pair(place, keys)
+        u = uint32(uint32(uint32(uint32(uint32(g & ~second) | uint32(h & second)) >> shift) & uint32(0xFFFF)) >> drop)
+        v = uint32(_fixed(x[at + uint64(j)] * lift, scale, magic) - uint32(0x4B000000))
+        codes[to + uint64(j)] = uint8(uint32(uint32(v + u) >> point))
+        place = uint32(place + WEYL)
 
 
 @njit(**KERNEL)
-def _lift(step):  # type: ignore[no-untyped-def]
-    """A power of two that keeps 1/step finite where the step is tiny."""
-    return _LIFT if step < _TINY else float32(1)
+def _round_group(x, bucket, steps, one, magic, fraction, start, count, keys, codes):  # type: ignore[no-untyped-def]
+    """Codes of one group, quarter by quarter, whatever the bucket."""
+    half = (count + 1) // 2
+    quarter = (half + 1) // 2
+    for part in range(4):
+        begin = (part & 1) * quarter + (part >> 1) * half
+        end = min(count, begin + (half - quarter if part & 1 else quarter))
+        r = begin
+        while r < end:
+            b = (start + r) // bucket
+            stop = min(end, (b + 1) * bucket - start)
+            counter = uint32(start + r - begin)
+            at, to = uint64(start + r), uint64(r)
+            _round_run(x, at, stop - r, steps[b], one, magic, fraction, counter, keys, part, codes, to)
+            r = stop
 
 
 @njit(**KERNEL)
-def encode_spans(x, key, bucket, span, levels, bits, norm, gain, steps, packed, first, last):  # type: ignore[no-untyped-def]
-    """Quantize the spans first … last−1; returns 1 if a coordinate is NaN or infinite, else 0.
+def _round_nibbles(x, at, scales, magic, counter, keys, out, to):  # type: ignore[no-untyped-def]
+    """`_round_group` and packing in one, for 512 coordinates at 4 bits: the case that must be as fast as memory."""
+    scale0, scale1, scale2, scale3 = scales
+    place = weyl(counter, keys)
+    for j in range(128):
+        i, o = at + uint64(j), to + uint64(j)
+        g, h = hash_pair(place, keys)
+        v = uint32(_fixed(x[i], scale0, magic) + uint32(g & uint32(0xFFFF)))
+        w = uint32(_fixed(x[i + uint64(256)], scale2, magic) + uint32(g >> uint32(16)))
+        out[o] = uint8(uint32(uint32(v >> uint32(16)) | uint32(uint32(w >> uint32(12)) & uint32(0xF0))))
+        v = uint32(_fixed(x[i + uint64(128)], scale1, magic) + uint32(h & uint32(0xFFFF)))
+        w = uint32(_fixed(x[i + uint64(384)], scale3, magic) + uint32(h >> uint32(16)))
+        out[o + uint64(128)] = uint8(uint32(uint32(v >> uint32(16)) | uint32(uint32(w >> uint32(12)) & uint32(0xF0))))
+        place = uint32(place + WEYL)
+
+
+@njit(**KERNEL)
+def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, first, last):  # type: ignore[no-untyped-def]
+    """Quantize the spans first … last−1; False if a coordinate is NaN or infinite.
 
     `span` is a multiple of `bucket` and of GROUP, or the whole vector, so no two spans share a step or a byte.
     With one bit there is no zero level: the two codes stand for −step and +step.
     """
     size = x.size
-    keys = round_keys(key)
+    head = 4 * ((size + bucket - 1) // bucket)
+    steps = out[:head].view(np.float32)
+    keys = round_keys(word0, word1)
     codes = np.empty(GROUP, np.uint8)
-    one = _ONE * _SHRINK * (float32(0.5) if bits == 1 else float32(1))
-    offset = (_ONE * float32(0.5) if bits == 1 else _ONE * float32(levels)) + float32(0.5)
+    fraction = 15 if bits == 8 else 16  # so that the largest code still fits 23 bits
+    level = float32(1 << fraction)
+    one = level * _SHRINK * (float32(0.5) if bits == 1 else float32(1))
+    magic = _MAGIC + level * (float32(0.5) if bits == 1 else float32(levels))
     for number in range(first, last):
         begin, end = number * span, min(size, (number + 1) * span)
-        if _measure_buckets(x, bucket, levels, norm, steps, begin, end) != 0:
-            return 1
+        if not _measure_buckets(x, bucket, levels, norm, steps, begin, end):
+            return False
         for start in range(begin, end, GROUP):
             count = min(end - start, GROUP)
-            half = (count + 1) // 2
-            out = packed[start // GROUP * (GROUP * bits // 8) :]
-            r = 0
-            while r < half:
-                b, c = (start + r) // bucket, min((start + half + r) // bucket, steps.size - 1)
-                stop = min(half, (b + 1) * bucket - start)
-                if start + half + r < end:
-                    stop = min(stop, (c + 1) * bucket - start - half)
-                low, high = x[start + r : start + stop], x[start + half + r : start + min(count, half + stop)]
-                counter, pair = uint32(start + r), (steps[b], steps[c])
-                if bits == 4 and low.size == high.size and min(pair[0], pair[1]) >= _TINY:
-                    _round_nibbles(low, high, counter, pair, one, offset, keys, out[r:stop])
-                else:
-                    lifts = (_lift(pair[0]), _lift(pair[1]))
-                    out_low, out_high = codes[r:stop], codes[half + r : half + r + high.size]
-                    _round_pairs(low, high, counter, pair, lifts, one, offset, keys, out_low, out_high)
-                    if bits == 4:
-                        _join_nibbles(out_low, out_high, out[r:stop])
-                r = stop
-            if bits != 4:
-                pack_group(codes[:count], bits, out)
-        for b in range(begin // bucket, (end + bucket - 1) // bucket):
-            steps[b] *= gain
-    return 0
-
-
-@njit(**KERNEL)
-def _join_nibbles(low, high, out):  # type: ignore[no-untyped-def]
-    for j in range(high.size):
-        out[j] = uint8(low[j] | uint8(high[j] << uint8(4)))
-    for j in range(high.size, low.size):
-        out[j] = low[j]
+            to = uint64(head + start // GROUP * (GROUP * bits // 8))
+            if bits == 4 and count == GROUP and bucket % 128 == 0:
+                s0, s1 = steps[start // bucket], steps[(start + 128) // bucket]
+                s2, s3 = steps[(start + 256) // bucket], steps[(start + 384) // bucket]
+                if min(s0, s1, s2, s3) >= _TINY:
+                    scales = (one / s0, one / s1, one / s2, one / s3)
+                    _round_nibbles(x, uint64(start), scales, magic, uint32(start), keys, out, to)
+                    continue
+            _round_group(x, bucket, steps, one, magic, fraction, start, count, keys, codes)
+            pack_group(codes, count, bits, out, to)
+        if gain != 1.0:
+            for b in range(begin // bucket, (end + bucket - 1) // bucket):
+                steps[b] *= float32(gain)
+    return True

@@ -15,9 +15,10 @@ KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 INFINITY_BITS = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
-_WEYL = np.uint32(0x9E3779B1)
+WEYL = np.uint32(0x9E3779B1)
 _ROUND_1 = np.uint32(0x7FEB352D)
 _ROUND_2 = np.uint32(0x846CA68B)
+_ROUND_3 = np.uint32(0x31848BAB)
 
 
 @njit(**KERNEL)
@@ -30,36 +31,49 @@ def mix64(word):  # type: ignore[no-untyped-def]
 
 
 @njit(**KERNEL)
-def round_keys(key):  # type: ignore[no-untyped-def]
-    """Three 32-bit keys, one per stage of `hash32`, each a function of all 128 bits of the stream's key."""
-    first = mix64(key[0] ^ mix64(key[1]))
-    second = mix64(key[1] ^ first)
-    return uint32(first), uint32(first >> uint64(32)), uint32(second)
+def round_keys(word0, word1):  # type: ignore[no-untyped-def]
+    """Four 32-bit keys, one per stage of the hash, each a function of all 128 bits of the stream's key."""
+    first = mix64(uint64(word0) ^ mix64(uint64(word1)))
+    second = mix64(uint64(word1) ^ first)
+    return uint32(first), uint32(first >> uint64(32)), uint32(second), uint32(second >> uint64(32))
 
 
 @njit(**KERNEL)
-def hash32(counter, key0, key1, key2):  # type: ignore[no-untyped-def]
-    """32 random bits for a counter: two keyed rounds of xor-shift and multiply.
+def weyl(counter, keys):  # type: ignore[no-untyped-def]
+    """Where a counter enters the hash; the next counter's place is WEYL further on."""
+    return uint32(uint32(uint32(counter) * WEYL) + keys[0])
 
-    One round repeats whole blocks for related seeds; the second, with a key of its own, does not.
+
+@njit(**KERNEL)
+def hash_pair(place, keys):  # type: ignore[no-untyped-def]
+    """Two words of 32 random bits for a counter: two keyed rounds of xor-shift and multiply each.
+
+    One round repeats whole blocks for related seeds; the second, with a key of its own, does not. The words share
+    the first round and part in the second. Four uniform 16-bit numbers, one a coordinate, come out of one call.
     """
-    h = uint32(uint32(counter * _WEYL) + key0)
-    h = uint32(h ^ uint32(h >> uint32(16)))
-    h = uint32(uint32(h * _ROUND_1) + key1)
+    h = uint32(place ^ uint32(place >> uint32(16)))
+    h = uint32(uint32(h * _ROUND_1) + keys[1])
     h = uint32(h ^ uint32(h >> uint32(15)))
-    h = uint32(uint32(h * _ROUND_2) + key2)
-    return uint32(h ^ uint32(h >> uint32(16)))
+    first = uint32(uint32(h * _ROUND_2) + keys[2])
+    second = uint32(uint32(h * _ROUND_3) + keys[3])
+    return uint32(first ^ uint32(first >> uint32(16))), uint32(second ^ uint32(second >> uint32(16)))
 
 
 @njit(**KERNEL)
-def magnitude_bits(bits):  # type: ignore[no-untyped-def]
-    """The largest |xᵢ| as a bit pattern, from the int32 view of x.
+def magnitude_bits(bits, at, count):  # type: ignore[no-untyped-def]
+    """The largest |xᵢ| of x[at : at + count] as a bit pattern, from the int32 view of x.
 
     For non-negative floats, order of values is order of patterns, and integer maxima vectorise. NaN and infinity
     come out at or above INFINITY_BITS, so one comparison refuses both.
     """
     largest = int32(0)
-    for j in range(bits.size):
-        magnitude = int32(bits[j] & _MAGNITUDE)
+    for j in range(count):
+        magnitude = int32(bits[at + uint64(j)] & _MAGNITUDE)
         largest = magnitude if magnitude > largest else largest  # max() does not vectorise here
     return largest
+
+
+@njit(**KERNEL)
+def is_finite(x):  # type: ignore[no-untyped-def]
+    """Whether no coordinate is NaN or infinite."""
+    return magnitude_bits(x.view(np.int32), uint64(0), x.size) < INFINITY_BITS
