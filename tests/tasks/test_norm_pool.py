@@ -1,0 +1,74 @@
+"""The fused operation computes what torch's three operations compute."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from qafel.tasks.norm_pool import norm_relu_pool
+
+
+def plain(x, norm):
+    return functional.max_pool2d(functional.relu(norm(x)), 2)
+
+
+def run(operation, x, norm, grad):
+    x = x.clone().requires_grad_()
+    norm.zero_grad()
+    y = operation(x, norm)
+    y.backward(grad)
+    return [tensor.detach().numpy().copy() for tensor in (y, x.grad, norm.weight.grad, norm.bias.grad)]
+
+
+def random_norm(channels, generator):
+    norm = nn.GroupNorm(channels, channels)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(channels, generator=generator))
+        norm.bias.copy_(torch.randn(channels, generator=generator))
+    return norm
+
+
+@pytest.mark.parametrize("shape", [(4, 32, 34, 34), (3, 32, 19, 19), (2, 32, 7, 7), (1, 5, 2, 3), (2, 1, 9, 4)])
+def test_outputs_and_all_gradients_equal_those_of_torch(shape):
+    generator = torch.Generator().manual_seed(1)
+    norm = random_norm(shape[1], generator)
+    x = torch.randn(shape, generator=generator) * 3 + 1
+    grad = torch.randn(shape[0], shape[1], shape[2] // 2, shape[3] // 2, generator=generator)
+    for fused, expected in zip(run(norm_relu_pool, x, norm, grad), run(plain, x, norm, grad), strict=True):
+        np.testing.assert_allclose(fused, expected, rtol=1e-4, atol=1e-5 * max(1, np.abs(expected).max()))
+
+
+def test_the_first_of_equal_values_takes_the_gradient_as_in_torch():
+    norm = random_norm(2, torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, -1.0]))
+        norm.bias.fill_(3)
+    x = torch.zeros(1, 2, 6, 6)
+    x[:, :, 2:, 2:] = torch.randint(0, 2, (1, 2, 4, 4), generator=torch.Generator().manual_seed(3)).float()
+    grad = torch.arange(1.0, 19).view(1, 2, 3, 3)
+    for fused, expected in zip(run(norm_relu_pool, x, norm, grad), run(plain, x, norm, grad), strict=True):
+        np.testing.assert_allclose(fused, expected, atol=1e-5)
+
+
+def test_a_gradient_that_is_not_contiguous_is_read_rightly():
+    norm = random_norm(3, torch.Generator().manual_seed(4))
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(5))
+    grad = torch.randn(2, 4, 4, 3, generator=torch.Generator().manual_seed(6)).permute(0, 3, 1, 2)
+    for fused, expected in zip(run(norm_relu_pool, x, norm, grad), run(plain, x, norm, grad), strict=True):
+        np.testing.assert_allclose(fused, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_nan_is_passed_on():
+    x = torch.randn(1, 2, 4, 4)
+    x[0, 1, 3, 3] = float("nan")
+    y = norm_relu_pool(x, nn.GroupNorm(2, 2))
+    assert not y[0, 0].isnan().any()
+    assert y[0, 1].isnan().all()
+
+
+@pytest.mark.parametrize(("groups", "dtype"), [(2, torch.float32), (4, torch.float64)])
+def test_other_norms_and_types_are_left_to_torch(groups, dtype):
+    norm = nn.GroupNorm(groups, 4).to(dtype)
+    x = torch.randn(2, 4, 6, 6, dtype=dtype)
+    torch.testing.assert_close(norm_relu_pool(x, norm), plain(x, norm))
