@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from qafel.tasks.samples import ArraySamples
 from qafel.tasks.torch_task import TorchTask
 
 INIT, STREAM = Stream.named(1, "initial model"), Stream.named(1, "train", 2, 3)
+ROOT = Path(__file__).parents[2]
 PREPARE = Normalise((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 
 
@@ -171,7 +173,7 @@ print(hashlib.sha256(task.train(1, task.initial_model(INIT), LOCALS["an epoch"],
 
 def test_other_processes_give_equal_bits():
     found = {
-        subprocess.run([sys.executable, "-c", DIGEST], check=True, capture_output=True, text=True).stdout
+        subprocess.run([sys.executable, "-c", DIGEST], check=True, capture_output=True, text=True, cwd=ROOT).stdout
         for _ in range(2)
     }
     assert len(found) == 1

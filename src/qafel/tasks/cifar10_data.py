@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from qafel.errors import DataError
 from qafel.tasks.cache import cached
 from qafel.tasks.data_folder import cache_folder, require_file, require_md5
-from qafel.tasks.samples import ArraySamples
+from qafel.tasks.samples import ArraySamples, FederatedData
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -46,17 +45,11 @@ BINARY_FOLDER, PYTHON_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
 _PIXELS = 3 * 32 * 32
 
 
-@final
-@dataclass(frozen=True)
-class Cifar10Data:
-    """The two official parts; inputs are bytes, labels 0 … 9."""
+def load_cifar10(data: Path, verify: bool = True) -> FederatedData:
+    """The two official parts, memory-mapped: inputs are bytes, labels 0 … 9.
 
-    train: ArraySamples
-    test: ArraySamples
-
-
-def load_cifar10(data: Path, verify: bool = True) -> Cifar10Data:
-    """Both parts, memory-mapped; the first call reads the official files and, unless told not to, checks them."""
+    The first call reads the official files and, unless told not to, checks their MD5 sums.
+    """
     binary = (data / BINARY_FOLDER).is_dir() or not (data / PYTHON_FOLDER).is_dir()
     folder, sums = (data / BINARY_FOLDER, BINARY_MD5) if binary else (data / PYTHON_FOLDER, PYTHON_MD5)
     paths = [require_file(folder / name, "CIFAR-10") for name in sums]
@@ -70,7 +63,7 @@ def load_cifar10(data: Path, verify: bool = True) -> Cifar10Data:
         return {"train": images, "train_labels": labels, "test": batches[-1][0], "test_labels": batches[-1][1]}
 
     arrays = cached(cache_folder(data), "cifar10", paths, build, f"verify={verify}")
-    return Cifar10Data(
+    return FederatedData(
         ArraySamples(arrays["train"], arrays["train_labels"]), ArraySamples(arrays["test"], arrays["test_labels"])
     )
 

@@ -70,6 +70,17 @@ class TextWindows:
 
 @final
 @dataclass(frozen=True, eq=False)
+class FederatedData:
+    """What a dataset gives: samples to train on and to test on, and whose they are where it says so."""
+
+    train: Samples
+    test: Samples
+    users: NDArray[Any] | None = None
+    """The user of each training sample, numbered from 0."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Subset:
     """Some rows of other samples, renumbered."""
 
