@@ -6,7 +6,8 @@
 
 `partition` is "user", where the data has users, or a spec of `qafel.tasks.partition`. Of users, `clients` takes a
 random sample, all by default; `max_samples` bounds what each client holds, `test_samples` what is evaluated, each a
-random sample too. `seed` decides all of these, and nothing of the training.
+random sample too. `seed` decides all of these, and nothing of the training. Data that is missing is downloaded where
+that is possible, unless `download` is false; `verify` compares it with what its authors published.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from qafel.tasks import celeba_data, cifar10_data
 from qafel.tasks.characters import as_numbers
 from qafel.tasks.cnn import Cnn
 from qafel.tasks.data_folder import data_folder
+from qafel.tasks.download import download_if_missing
 from qafel.tasks.images import Normalise
 from qafel.tasks.lstm import CharacterLstm
 from qafel.tasks.partition import Partition, by_user, split
@@ -42,6 +44,7 @@ def cifar10(
     max_samples: int | None = None,
     test_samples: int | None = None,
     device: str = "cpu",
+    download: bool = True,
     verify: bool = True,
 ) -> TorchTask:
     """CIFAR-10 with the four-layer network: 31,594 parameters.
@@ -49,6 +52,8 @@ def cifar10(
     The published runs have 5,000 clients with sizes from a power law; the paper's text says `dirichlet-sizes:0.1`.
     """
     settings = _settings(locals())
+    if download:
+        download_if_missing("cifar10", settings["data"])
     found = cifar10_data.load_cifar10(settings["data"], verify)
     return TorchTask(
         "cifar10",
@@ -103,6 +108,7 @@ def shakespeare(
     test_samples: int | None = 10_000,
     precision: Precision = "auto",
     device: str = "cpu",
+    download: bool = True,
     verify: bool = True,
 ) -> TorchTask:
     """Shakespeare with the two-layer LSTM: 819,920 parameters.
@@ -110,6 +116,8 @@ def shakespeare(
     All windows held out, a third of a million, would take a quarter of an hour to evaluate: a sample is the default.
     """
     settings = _settings(locals())
+    if download:
+        download_if_missing("shakespeare", settings["data"])
     found = load_shakespeare(settings["data"], source, train_fraction, verify)
     return TorchTask(
         "shakespeare",
