@@ -1,12 +1,20 @@
 """Codecs: a vector to few bytes and back, each with its theory.
 
-protocol     what a quantizer is
-spec, family text or codec bytes to a quantizer
-identity, qsgd, top_k    the quantizers
-bucketed, indices, checks, codec, parallel    what they share
-kernels      compiled loops
+protocol                          what a quantizer is
+spec, codec, family               text, or the bytes in a message's header, to a quantizer
+identity, qsgd, dithered, sign    a code per coordinate and a scale per bucket
+rotated, gaussian_levels          the quality mode
+top_k, rand_k, indices            few coordinates
+affine                            min-max per tensor
+scaled, entropy_coded             around another quantizer
+fitness, measure, samples         what suits which role, and what it does to data
+bucketed, checks, parallel        what they share
+kernels                           compiled loops
 """
 
+from qafel.quantizers.affine import Affine
+from qafel.quantizers.dithered import Dithered
+from qafel.quantizers.entropy_coded import Zstd
 from qafel.quantizers.family import from_codec, parse
 from qafel.quantizers.fitness import fitness
 from qafel.quantizers.identity import Identity
@@ -14,16 +22,27 @@ from qafel.quantizers.measure import Measured, measured
 from qafel.quantizers.parallel import set_threads, threads
 from qafel.quantizers.protocol import CODEC_BYTES, Payload, Quantizer
 from qafel.quantizers.qsgd import Qsgd
+from qafel.quantizers.rand_k import RandK
+from qafel.quantizers.rotated import Rotated
+from qafel.quantizers.scaled import Scaled
+from qafel.quantizers.sign import Sign
 from qafel.quantizers.top_k import TopK
 
 __all__ = [
     "CODEC_BYTES",
+    "Affine",
+    "Dithered",
     "Identity",
     "Measured",
     "Payload",
     "Qsgd",
     "Quantizer",
+    "RandK",
+    "Rotated",
+    "Scaled",
+    "Sign",
     "TopK",
+    "Zstd",
     "fitness",
     "from_codec",
     "measured",

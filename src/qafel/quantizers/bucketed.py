@@ -47,18 +47,22 @@ def encode_payload(
     vector: Vector,
     stream: Stream,
     bucket: int | None,
-    levels: int,
+    levels: float,
     bits: int,
     norm: int,
     gain: float,
+    prefix: bytes = b"",
 ) -> bytes:
-    """Quantize a vector into steps and codes; kernel is `encode_spans` or one with the same arguments."""
+    """Quantize a vector into prefix, steps and codes; kernel is `encode_spans` or one with the same arguments."""
     vector = as_vector(vector)
     size = vector.size
     length, span, spans, total = plan(size, bucket, bits)
-    out = np.empty(total, np.uint8)
+    skip = len(prefix)
+    out = np.empty(skip + total, np.uint8)
+    if skip:
+        out[:skip] = np.frombuffer(prefix, np.uint8)
     word0, word1 = signed_words(stream)
-    common = (vector, out, word0, word1, length, span, levels, bits, norm, gain)
+    common = (vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip)
     if parallel.is_serial(size):
         sound = kernel(*common, 0, spans)
     else:

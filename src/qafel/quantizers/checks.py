@@ -67,7 +67,15 @@ def non_finite(vector: Vector) -> NonFiniteVector:
     )
 
 
+def signed(word: int) -> int:
+    """A 64-bit word as int64, the one integer type that kernels are compiled for."""
+    return (word ^ _SIGN) - _SIGN
+
+
 def signed_words(stream: Stream) -> tuple[int, int]:
-    """The stream's two 64-bit words as int64, the one integer type that kernels are compiled for."""
-    first, second = stream.words
-    return (first ^ _SIGN) - _SIGN, (second ^ _SIGN) - _SIGN
+    return signed(stream.words[0]), signed(stream.words[1])
+
+
+def seed_of(stream: Stream) -> bytes:
+    """Eight bytes to send along, from which both ends make the same random numbers."""
+    return (stream.words[0] ^ stream.words[1]).to_bytes(8, "little")

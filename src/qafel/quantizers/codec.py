@@ -38,3 +38,7 @@ def split_codec(codec: bytes) -> tuple[int, int, bytes, bytes]:
 
 def with_flag(codec: bytes, flag: int) -> bytes:
     return codec[:1] + bytes([codec[1] | flag]) + codec[2:]
+
+
+def without_flag(codec: bytes, flag: int) -> bytes:
+    return codec[:1] + bytes([codec[1] & ~flag & 0xFF]) + codec[2:]

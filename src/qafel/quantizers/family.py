@@ -7,36 +7,77 @@ from typing import cast
 from qafel.errors import SpecError, WrongCodec
 from qafel.params import Layout
 from qafel.quantizers import codec as ids
-from qafel.quantizers.codec import split_codec
+from qafel.quantizers.affine import Affine
+from qafel.quantizers.codec import ZSTD_FLAG, split_codec, without_flag
+from qafel.quantizers.dithered import Dithered
+from qafel.quantizers.entropy_coded import Zstd
 from qafel.quantizers.identity import Identity
-from qafel.quantizers.protocol import CODEC_BYTES, FixedLength, Quantizer
+from qafel.quantizers.protocol import CODEC_BYTES, FixedLength, Quantizer, Scalable
 from qafel.quantizers.qsgd import DEFAULT_BUCKET, Norm, Qsgd
+from qafel.quantizers.rand_k import RandK
+from qafel.quantizers.rotated import Rotated
+from qafel.quantizers.scaled import Scaled
+from qafel.quantizers.sign import Sign
 from qafel.quantizers.spec import Arguments, nearest
-from qafel.quantizers.top_k import TopK, share_from_fields
+from qafel.quantizers.top_k import PLAIN, TopK, share_from_fields
 
-NAMES = ("none", "qsgd", "top_k")
+NAMES = ("none", "qsgd", "top_k", "rand_k", "affine", "sign", "dithered", "rotated", "scaled")
+
+_ZSTD = "+zstd"
 
 
 def parse(spec: str, layout: Layout | None = None) -> Quantizer:
     """The quantizer that a text spec such as "qsgd:4" stands for. `layout` matters to `affine` alone."""
-    name, _, rest = spec.strip().partition(":")
-    return _build(name, rest, layout)
-
-
-def _build(name: str, rest: str, layout: Layout | None) -> Quantizer:
+    text = spec.strip()
+    plain = text.removesuffix(_ZSTD)
+    if plain != text:
+        return _compressed(parse(plain, layout))
+    if "+" in text:
+        suffix = text[text.index("+") :]
+        raise SpecError(f"unknown suffix {suffix!r} in {spec!r}: only {_ZSTD} can follow a quantizer, at the very end")
+    name, _, rest = text.partition(":")
+    if name == "scaled":
+        return Scaled(_scalable(parse(rest, layout)))
     arguments = Arguments.read(name, rest)
-    quantizer: Quantizer
-    match name:
-        case "none":
-            quantizer = Identity()
-        case "qsgd":
-            quantizer = _qsgd(arguments)
-        case "top_k":
-            quantizer = TopK(_share(arguments), _values(arguments))
-        case _:
-            raise SpecError(f"unknown quantizer {name!r}; {nearest(name, NAMES)}")
+    quantizer = _build(arguments, layout)
     arguments.end()
     return quantizer
+
+
+def _build(arguments: Arguments, layout: Layout | None) -> Quantizer:  # noqa: PLR0911 — one return a name
+    match arguments.name:
+        case "none":
+            return Identity()
+        case "qsgd":
+            return _qsgd(arguments)
+        case "top_k":
+            return TopK(_share(arguments), _values(arguments))
+        case "rand_k":
+            return RandK(_share(arguments), _values(arguments))
+        case "affine":
+            return Affine(arguments.needed("bits"), layout)
+        case "sign":
+            return Sign(arguments.bucket(DEFAULT_BUCKET))
+        case "dithered":
+            return Dithered(arguments.needed("bits"), arguments.bucket(DEFAULT_BUCKET))
+        case "rotated":
+            return Rotated(arguments.needed("bits"))
+        case name:
+            raise SpecError(f"unknown quantizer {name!r}; {nearest(name, NAMES)}")
+
+
+def _compressed(inner: Quantizer) -> Zstd:
+    if isinstance(inner, TopK | Zstd):
+        raise SpecError(f"{inner.spec!r} is packed tightly already: leave out {_ZSTD}")
+    return Zstd(cast(FixedLength, inner))
+
+
+def _scalable(inner: Quantizer) -> Scalable:
+    if not isinstance(inner, Identity | Qsgd | RandK | Dithered | Rotated):
+        raise SpecError(f"scaled takes qsgd, rand_k, dithered or rotated, which are unbiased, found {inner.spec!r}")
+    if isinstance(inner, RandK) and inner.values != PLAIN:
+        raise SpecError(f"{inner.spec!r} is too deep inside scaled: there is room for one quantizer within another")
+    return inner
 
 
 def _qsgd(arguments: Arguments) -> Qsgd:
@@ -64,9 +105,9 @@ def _values(arguments: Arguments) -> FixedLength:
     if spec is None:
         return Identity()
     inner = parse(spec)
-    if not isinstance(inner, Qsgd):
+    if not isinstance(inner, Qsgd | Sign | Dithered | Rotated):
         raise SpecError(
-            f"{arguments.name}: values must be a plain fixed-length quantizer such as qsgd:4, found {spec!r}"
+            f"{arguments.name}: values must be qsgd, dithered, rotated or sign, such as qsgd:4, found {spec!r}"
         )
     return inner
 
@@ -84,15 +125,40 @@ def from_codec(codec: bytes, layout: Layout | None = None) -> Quantizer:
     return quantizer
 
 
-def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:
-    codec_id, _, fields, inner = split_codec(codec)
+def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:  # noqa: PLR0911 — one return a codec
+    codec_id, flags, fields, inner = split_codec(codec)
+    if flags & ZSTD_FLAG:
+        return _compressed(_from_fields(without_flag(codec, ZSTD_FLAG), layout))
     match codec_id:
         case ids.NONE:
             return Identity()
         case ids.QSGD:
             return Qsgd.from_parameters(fields)
         case ids.TOP_K:
-            values = _from_fields(inner, layout) if inner else Identity()
-            return TopK(share_from_fields(fields), cast(FixedLength, values))
+            return TopK(share_from_fields(fields), _inner_values(inner))
+        case ids.RAND_K:
+            return RandK(share_from_fields(fields), _inner_values(inner))
+        case ids.AFFINE:
+            return _affine_from(fields, layout)
+        case ids.SIGN:
+            return Sign.from_parameters(fields)
+        case ids.DITHERED:
+            return Dithered.from_parameters(fields)
+        case ids.ROTATED:
+            return Rotated.from_parameters(fields)
+        case ids.SCALED if inner:
+            return Scaled(_scalable(_from_fields(inner, layout)))
         case _:
             raise WrongCodec(f"codec {codec_id} is unknown: this version knows 1 to {ids.SCALED}; a newer sender?")
+
+
+def _inner_values(inner: bytes) -> FixedLength:
+    return cast(FixedLength, _from_fields(inner, None)) if inner else PLAIN
+
+
+def _affine_from(fields: bytes, layout: Layout | None) -> Affine:
+    if not any(fields[1:5]):
+        return Affine(fields[0])
+    if layout is None or layout.fingerprint != fields[1:5]:
+        raise WrongCodec("the affine codec was made for another model: the tensors' shapes differ from this receiver's")
+    return Affine(fields[0], layout)

@@ -39,6 +39,10 @@ class Identity:
             raise non_finite(vector)
         return vector.astype("<f4", copy=False).tobytes()
 
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> bytes:
+        """A payload that decodes to gain · vector."""
+        return self.encode(as_vector(vector) * np.float32(gain), stream)
+
     def decode(self, payload: Payload, size: int) -> Vector:
         return self._values(payload, size)
 

@@ -81,7 +81,7 @@ class FixedLength(Quantizer, Protocol):
         ...
 
 
-class Scalable(Quantizer, Protocol):
+class Scalable(FixedLength, Protocol):
     """An unbiased quantizer that can shrink what it sends at no cost: what `scaled:` can wrap."""
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> bytes:

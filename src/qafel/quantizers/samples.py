@@ -13,12 +13,21 @@ SHOWN: Final = (
     "none",
     "qsgd:8",
     "qsgd:4",
+    "qsgd:4+zstd",
     "qsgd:4,bucket=256",
     "qsgd:2",
-    "qsgd:4,norm=l2,bucket=none",
+    "scaled:qsgd:4",
+    "dithered:4",
+    "rotated:4",
+    "rotated:2",
+    "affine:8",
+    "affine:4",
+    "sign",
     "top_k:0.01",
     "top_k:0.1",
     "top_k:0.1,values=qsgd:4",
+    "rand_k:0.1",
+    "qsgd:4,norm=l2,bucket=none",
 )
 
 

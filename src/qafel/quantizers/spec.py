@@ -70,6 +70,13 @@ class Arguments:
         except ValueError:
             raise SpecError(f"{self.name}: {key} must be a whole number, found {value!r}") from None
 
+    def needed(self, key: str) -> int:
+        """A whole number that has no default, given first or by name."""
+        value = self.integer(key, first=True)
+        if value is None:
+            raise SpecError(f"{self.name} needs {key}: write {self.name}:4")
+        return value
+
     def number(self, key: str, *, first: bool = False) -> float | None:
         value = self.text(key, first=first)
         if value is None:

@@ -20,7 +20,7 @@ from qafel.quantizers.kernels.sparse import scatter_add, select_largest
 from qafel.quantizers.protocol import FixedLength, Payload
 from qafel.rng import Stream
 
-_PLAIN: Final = Identity()
+PLAIN: Final = Identity()
 
 
 def kept(share: float | int, size: int) -> int:
@@ -40,6 +40,10 @@ def check_share(name: str, share: float | int) -> None:
         raise SpecError(
             f"{name} takes a fraction above 0 and up to 1, found {share}: for 10 coordinates write count=10"
         )
+
+
+def share_text(share: float | int) -> str:
+    return f"count={share}" if isinstance(share, int) else f"{share:.9g}"
 
 
 def share_fields(share: float | int) -> bytes:
@@ -68,7 +72,7 @@ class TopK:
     """
 
     share: float | int
-    values: FixedLength = _PLAIN
+    values: FixedLength = PLAIN
 
     def __post_init__(self) -> None:
         check_share("top_k", self.share)
@@ -77,12 +81,11 @@ class TopK:
 
     @property
     def spec(self) -> str:
-        share = f"count={self.share}" if isinstance(self.share, int) else f"{self.share:.9g}"
-        return f"top_k:{share}" + ("" if self.values == _PLAIN else f",values={self.values.spec}")
+        return f"top_k:{share_text(self.share)}" + ("" if self.values == PLAIN else f",values={self.values.spec}")
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(TOP_K, share_fields(self.share), self.values.codec)
+        return pack_codec(TOP_K, share_fields(self.share), b"" if self.values == PLAIN else self.values.codec)
 
     @property
     def unbiased(self) -> bool:
@@ -109,7 +112,7 @@ class TopK:
     def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
         """Add at the kept coordinates only; the others are not touched, so a −0.0 there stays −0.0."""
         indices, values = self._read(payload, as_target(target).size)
-        scatter_add(target, indices, values, np.float32(weight))
+        scatter_add(target, indices, values, float(weight))
 
     def max_payload_bytes(self, size: int) -> int:
         count = self.count(check_size(size))

@@ -11,18 +11,36 @@ from numba import float32, int8, njit, uint8, uint32, uint64
 from qafel.quantizers.kernels.numeric import KERNEL
 from qafel.quantizers.kernels.packing import GROUP, unpack_group
 
-ASSIGN, ADD, CHECK = 0, 1, 2
+ASSIGN, ADD = 0, 1
 OK, BAD_STEP, BAD_CODE = 0, 1, 2
+
+_LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 @njit(**KERNEL)
-def read_steps(payload, steps):  # type: ignore[no-untyped-def]
+def read_steps(payload, at, steps):  # type: ignore[no-untyped-def]
     """Little-endian float32 from bytes at any alignment."""
     words = steps.view(np.uint32)
     for b in range(steps.size):
-        word = uint32(payload[4 * b]) | uint32(uint32(payload[4 * b + 1]) << uint32(8))
-        word |= uint32(uint32(payload[4 * b + 2]) << uint32(16)) | uint32(uint32(payload[4 * b + 3]) << uint32(24))
+        i = at + 4 * b
+        word = uint32(payload[i]) | uint32(uint32(payload[i + 1]) << uint32(8))
+        word |= uint32(uint32(payload[i + 2]) << uint32(16)) | uint32(uint32(payload[i + 3]) << uint32(24))
         words[b] = uint32(word)
+
+
+@njit(**KERNEL)
+def apply_values(target, at, values, count, mode, weight):  # type: ignore[no-untyped-def]
+    """Assign or add values[:count], cut to the finite range, to target[at:]."""
+    for j in range(count):
+        value = values[uint64(j)]
+        value = value if value < _LARGEST else _LARGEST
+        values[uint64(j)] = value if value > -_LARGEST else -_LARGEST
+    if mode == ASSIGN:
+        for j in range(count):
+            target[at + uint64(j)] = values[uint64(j)]
+    else:
+        for j in range(count):
+            target[at + uint64(j)] += weight * values[uint64(j)]
 
 
 @njit(**KERNEL)
@@ -107,7 +125,7 @@ def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, chec
     """Check the payload if asked, then assign or add the spans first … last−1 of it to the target."""
     size, weight = target.size, float32(factor)
     steps = np.empty((size + bucket - 1) // bucket, np.float32)
-    read_steps(payload, steps)
+    read_steps(payload, 0, steps)
     head = 4 * steps.size
     if check:
         if not steps_are_sound(steps, float32(levels)):

@@ -8,7 +8,7 @@ probability frac(v): unbiased to 2⁻¹⁷ of a step.
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, float64, njit, uint8, uint32, uint64
+from numba import float32, float64, int32, njit, uint8, uint32, uint64
 
 from qafel.quantizers.kernels.numeric import INFINITY_BITS, KERNEL, WEYL, hash_pair, magnitude_bits, round_keys, weyl
 from qafel.quantizers.kernels.packing import GROUP, pack_group
@@ -21,6 +21,7 @@ _NORMAL = np.float32(2.0**-126)
 _SUBNORMAL = np.float32(2.0**-149)
 _LARGEST = np.float32(np.finfo(np.float32).max)
 _TINY, _LIFT = np.float32(2.0**-80), np.float32(2.0**80)
+_HUGE = np.float32(2.0**120)  # above, a step may have been clipped and a code may need clamping
 
 
 @njit(**KERNEL)
@@ -41,6 +42,7 @@ def _norm(x, at, count):  # type: ignore[no-untyped-def]
 @njit(**KERNEL)
 def _measure_buckets(x, bucket, levels, norm, steps, begin, end):  # type: ignore[no-untyped-def]
     """One step per bucket of x[begin:end]; False if a coordinate is NaN or infinite."""
+    largest = float64(_LARGEST) * (1 - 2.0**-23) / np.ceil(levels)  # the top level must decode to a finite value
     patterns = x.view(np.int32)
     step_bits = steps.view(np.int32)
     for b in range(begin // bucket, (end + bucket - 1) // bucket):
@@ -50,8 +52,8 @@ def _measure_buckets(x, bucket, levels, norm, steps, begin, end):  # type: ignor
             return False
         scale = float64(steps[b])
         if norm == L2:
-            scale = min(max(_norm(x, at, count), scale), float64(_LARGEST))
-        step = float32(scale / levels)
+            scale = max(_norm(x, at, count), scale)
+        step = float32(min(scale / levels, largest))
         if scale > 0 and step < _NORMAL:
             step += _SUBNORMAL  # a subnormal quotient rounded down would push the largest value out of range
         steps[b] = step
@@ -65,24 +67,25 @@ def _fixed(x, scale, magic):  # type: ignore[no-untyped-def]
 
 
 @njit(**KERNEL)
-def _round_run(x, at, count, step, one, magic, fraction, counter, keys, part, codes, to):  # type: ignore[no-untyped-def]
-    """Codes for coordinates of one bucket and one quarter of a group."""
+def _round_run(x, at, count, step, one, magic, top, fraction, counter, keys, part, codes, to):  # type: ignore[no-untyped-def]
+    """Codes for coordinates of one bucket and one quarter of a group, from 0 to `top`."""
     lift = _LIFT if step < _TINY else float32(1)  # keeps 1/step finite where the step is tiny
     scale = one / (step * lift) if step > 0 else float32(0)
     second = uint32(0xFFFFFFFF) if part & 1 else uint32(0)
     shift = uint32(8 * (part & 2)) & uint32(31)
-    drop, point = uint32(16 - fraction) & uint32(31), uint32(fraction) & uint32(31)
+    drop, point = uint32(16 - fraction) & uint32(31), int32(fraction) & int32(31)
     place = weyl(counter, keys)
     for j in range(count):
         g, h = hash_pair(place, keys)
         u = uint32(uint32(uint32(uint32(uint32(g & ~second) | uint32(h & second)) >> shift) & uint32(0xFFFF)) >> drop)
         v = uint32(_fixed(x[at + uint64(j)] * lift, scale, magic) - uint32(0x4B000000))
-        codes[to + uint64(j)] = uint8(uint32(uint32(v + u) >> point))
+        code = int32(int32(uint32(v + u)) >> point)
+        codes[to + uint64(j)] = uint8(min(max(code, int32(0)), top))
         place = uint32(place + WEYL)
 
 
 @njit(**KERNEL)
-def _round_group(x, bucket, steps, one, magic, fraction, start, count, keys, codes):  # type: ignore[no-untyped-def]
+def _round_group(x, bucket, steps, one, magic, top, fraction, start, count, keys, codes):  # type: ignore[no-untyped-def]
     """Codes of one group, quarter by quarter, whatever the bucket."""
     half = (count + 1) // 2
     quarter = (half + 1) // 2
@@ -95,7 +98,7 @@ def _round_group(x, bucket, steps, one, magic, fraction, start, count, keys, cod
             stop = min(end, (b + 1) * bucket - start)
             counter = uint32(start + r - begin)
             at, to = uint64(start + r), uint64(r)
-            _round_run(x, at, stop - r, steps[b], one, magic, fraction, counter, keys, part, codes, to)
+            _round_run(x, at, stop - r, steps[b], one, magic, top, fraction, counter, keys, part, codes, to)
             r = stop
 
 
@@ -117,21 +120,24 @@ def _round_nibbles(x, at, scales, magic, counter, keys, out, to):  # type: ignor
 
 
 @njit(**KERNEL)
-def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, first, last):  # type: ignore[no-untyped-def]
-    """Quantize the spans first … last−1; False if a coordinate is NaN or infinite.
+def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, skip, first, last):  # type: ignore[no-untyped-def]
+    """Quantize the spans first … last−1 into out[skip:]; False if a coordinate is NaN or infinite.
 
     `span` is a multiple of `bucket` and of GROUP, or the whole vector, so no two spans share a step or a byte.
-    With one bit there is no zero level: the two codes stand for −step and +step.
+    `levels` is how many steps the scale is: a whole number with codes centred on a level, or a half with codes
+    centred between two. One bit and one level is stochastic sign: the two codes stand for −step and +step.
     """
     size = x.size
-    head = 4 * ((size + bucket - 1) // bucket)
-    steps = out[:head].view(np.float32)
+    head = skip + 4 * ((size + bucket - 1) // bucket)
+    steps = out[skip:head].view(np.float32)
     keys = round_keys(word0, word1)
     codes = np.empty(GROUP, np.uint8)
     fraction = 15 if bits == 8 else 16  # so that the largest code still fits 23 bits
     level = float32(1 << fraction)
-    one = level * _SHRINK * (float32(0.5) if bits == 1 else float32(1))
-    magic = _MAGIC + level * (float32(0.5) if bits == 1 else float32(levels))
+    sign_only = bits == 1 and levels == 1.0
+    one = level * _SHRINK * (float32(0.5) if sign_only else float32(1))
+    magic = _MAGIC + level * (float32(0.5) if sign_only else float32(levels))
+    top = int32(1 if sign_only else int(2 * levels))
     for number in range(first, last):
         begin, end = number * span, min(size, (number + 1) * span)
         if not _measure_buckets(x, bucket, levels, norm, steps, begin, end):
@@ -142,11 +148,11 @@ def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, f
             if bits == 4 and count == GROUP and bucket % 128 == 0:
                 s0, s1 = steps[start // bucket], steps[(start + 128) // bucket]
                 s2, s3 = steps[(start + 256) // bucket], steps[(start + 384) // bucket]
-                if min(s0, s1, s2, s3) >= _TINY:
+                if min(s0, s1, s2, s3) >= _TINY and max(s0, s1, s2, s3) <= _HUGE:
                     scales = (one / s0, one / s1, one / s2, one / s3)
                     _round_nibbles(x, uint64(start), scales, magic, uint32(start), keys, out, to)
                     continue
-            _round_group(x, bucket, steps, one, magic, fraction, start, count, keys, codes)
+            _round_group(x, bucket, steps, one, magic, top, fraction, start, count, keys, codes)
             pack_group(codes, count, bits, out, to)
         if gain != 1.0:
             for b in range(begin // bucket, (end + bucket - 1) // bucket):

@@ -57,9 +57,9 @@ def select_random(seed, size, chosen):  # type: ignore[no-untyped-def]
     wanted = size - count if invert else count
     marks = np.zeros((size + 63) // 64, np.uint64)
     reject_below = uint64((uint64(1) << uint64(32)) % uint64(max(size, 1)))
-    drawn, counter = 0, uint64(0)
+    start, drawn, counter = mix64(uint64(seed)), 0, uint64(0)
     while drawn < wanted:
-        product = uint64((mix64(seed + counter) >> uint64(32)) * uint64(size))
+        product = uint64((mix64(start + counter) >> uint64(32)) * uint64(size))
         counter += uint64(1)
         if (product & uint64(0xFFFFFFFF)) < reject_below:
             continue
@@ -153,5 +153,6 @@ def read_indices(data, rice, size, indices):  # type: ignore[no-untyped-def]  # 
 @njit(**KERNEL)
 def scatter_add(target, indices, values, weight):  # type: ignore[no-untyped-def]
     """target[indices] += weight · values."""
+    factor = float32(weight)
     for j in range(indices.size):
-        target[indices[j]] += float32(weight) * values[j]
+        target[indices[j]] += factor * values[j]

@@ -1,0 +1,138 @@
+"""Affine: min-max per weight tensor, deterministic. What the paper's neural-network runs used."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from qafel.errors import MalformedPayload, SpecError
+from qafel.params import Layout, Vector
+from qafel.quantizers.checks import Bytes, as_bytes, as_target, as_vector, check_size, non_finite
+from qafel.quantizers.codec import AFFINE, pack_codec
+from qafel.quantizers.kernels.affine import apply_tensor, encode_tensor
+from qafel.quantizers.kernels.decode import ADD, ASSIGN
+from qafel.quantizers.kernels.numeric import is_finite
+from qafel.quantizers.kernels.packing import packed_bytes
+from qafel.quantizers.protocol import Payload
+from qafel.rng import Stream
+
+_HEAD: Final = struct.Struct("<ffI")  # minimum, step, number of weights: the 12 bytes of the paper's size model
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Round every weight to the nearest of 2ᵇ levels between its tensor's minimum and maximum.
+
+    Q(x) = min + step · round((x − min)/step), step = (max − min)/(2ᵇ − 1). Tensors of one dimension go as float32.
+    Without a layout the vector is one weight tensor. Size: weights·b/8 + 4·(one-dimensional) + 12·(weight tensors) bytes.
+    """
+
+    bits: int = 8
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8:
+            raise SpecError(f"affine takes 1 to 8 bits a coordinate, found {self.bits}")
+
+    @property
+    def spec(self) -> str:
+        return f"affine:{self.bits}"
+
+    @property
+    def codec(self) -> bytes:
+        return pack_codec(AFFINE, bytes([self.bits]) + (self.layout.fingerprint if self.layout else b""))
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def encode(self, vector: Vector, stream: Stream) -> bytes:
+        vector = as_vector(vector)
+        if not is_finite(vector):
+            raise non_finite(vector)
+        out = np.zeros(self.payload_bytes(vector.size), np.uint8)
+        head = np.empty(2, np.float32)
+        for start, count, at, plain in self._pieces(vector.size):
+            if plain:
+                out[at : at + 4 * count] = np.frombuffer(
+                    vector[start : start + count].astype("<f4").tobytes(), np.uint8
+                )
+                continue
+            encode_tensor(vector, start, count, self.bits, out, at + _HEAD.size, head)
+            out[at : at + _HEAD.size] = np.frombuffer(_HEAD.pack(head[0], head[1], count), np.uint8)
+        return out.tobytes()
+
+    def decode(self, payload: Payload, size: int) -> Vector:
+        target = np.empty(check_size(size), np.float32)
+        self._apply(target, payload, ASSIGN, 1.0)
+        return target
+
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        self._apply(as_target(target), payload, ADD, float(weight))
+
+    def payload_bytes(self, size: int) -> int:
+        return sum(self._piece_bytes(count, plain) for _, count, _, plain in self._pieces(size))
+
+    def head_bytes(self, size: int) -> int:
+        return 0
+
+    def max_payload_bytes(self, size: int) -> int:
+        return self.payload_bytes(size)
+
+    def omega(self, size: int) -> float:
+        """The worst tensor: two of n weights at ±m are exact, the others half a step off, ω = (n − 2)/(2(2ᵇ − 1)²)."""
+        largest = max((count for _, count, _, plain in self._pieces(size) if not plain), default=0)
+        top = float(2**self.bits - 1)
+        return max(0, largest - 2) / (2 * top * top)
+
+    def delta(self, size: int) -> float:
+        return 1.0 - self.omega(size)
+
+    def bits_per_coordinate(self, size: int) -> float:
+        return 8.0 * self.payload_bytes(size) / size if size else 0.0
+
+    def _piece_bytes(self, count: int, plain: bool) -> int:
+        return 4 * count if plain else _HEAD.size + packed_bytes(count, self.bits)
+
+    def _pieces(self, size: int) -> Iterator[tuple[int, int, int, bool]]:
+        """Start, count, first byte, and whether it goes as float32, of every tensor."""
+        shapes = [(size, 1)] if self.layout is None else [shape for _, shape in self.layout.tensors]
+        if self.layout is not None and self.layout.size != check_size(size):
+            raise ValueError(f"affine was made for a layout of {self.layout.size} parameters, found {size}")
+        start = at = 0
+        for shape in shapes:
+            count, plain = math.prod(shape), len(shape) < 2
+            yield start, count, at, plain
+            start, at = start + count, at + self._piece_bytes(count, plain)
+
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        data = as_bytes(payload, self.payload_bytes(target.size))
+        pieces = [(*piece, self._checked(data, *piece)) for piece in self._pieces(target.size)]
+        for start, count, at, plain, (low, step) in pieces:
+            if not plain:
+                apply_tensor(target, start, count, data, at + _HEAD.size, self.bits, low, step, mode, weight)
+                continue
+            values = np.frombuffer(data[at : at + 4 * count], "<f4")
+            view = target[start : start + count]
+            view[...] = values if mode == ASSIGN else view + np.float32(weight) * values
+
+    def _checked(self, data: Bytes, start: int, count: int, at: int, plain: bool) -> tuple[float, float]:
+        """Minimum and step of a tensor, after making sure that all it decodes to is finite."""
+        if plain:
+            values = np.frombuffer(data[at : at + 4 * count], "<f4").astype(np.float32)
+            if not is_finite(values):
+                raise MalformedPayload("expected finite parameters, found NaN or infinity: the sender's model diverged")
+            return 0.0, 0.0
+        low, step, stated = _HEAD.unpack(data[at : at + _HEAD.size].tobytes())
+        if not (math.isfinite(low) and math.isfinite(step) and step >= 0 and stated == count):
+            raise MalformedPayload(
+                f"expected a tensor of {count} weights with a finite minimum and step, "
+                f"found {stated} weights, minimum {low}, step {step}"
+            )
+        return low, step

@@ -1,0 +1,64 @@
+"""Decoding of subtractive dither: the receiver repeats the sender's random numbers and takes them off again."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, int32, njit, uint32, uint64
+
+from qafel.quantizers.kernels.decode import BAD_STEP, OK, apply_values, read_steps, steps_are_sound
+from qafel.quantizers.kernels.numeric import KERNEL, WEYL, hash_pair, round_keys, weyl
+from qafel.quantizers.kernels.packing import GROUP, unpack_group
+
+
+@njit(**KERNEL)
+def _undither(codes, begin, end, step, twice_centre, fraction, counter, keys, part, values):  # type: ignore[no-untyped-def]
+    """Values of codes[begin:end], which lie in one bucket and one quarter of a group.
+
+    code·2ᶠ + (2ᶠ−1)/2 − u is the sender's fixed-point number in the mean; twice that is an integer below 2²⁴, so the
+    one rounding is that of the product with the step.
+    """
+    second = uint32(0xFFFFFFFF) if part & 1 else uint32(0)
+    shift = uint32(8 * (part & 2)) & uint32(31)
+    drop, point = uint32(16 - fraction) & uint32(31), int32(fraction + 1) & int32(31)
+    unit = float32(1.0 / (1 << (fraction + 1)))
+    middle = int32((1 << fraction) - 1 - twice_centre)
+    place = weyl(counter, keys)
+    for j in range(end - begin):
+        g, h = hash_pair(place, keys)
+        u = uint32(uint32(uint32(uint32(uint32(g & ~second) | uint32(h & second)) >> shift) & uint32(0xFFFF)) >> drop)
+        code = int32(codes[uint64(begin) + uint64(j)])
+        twice = int32(int32(code << point) + middle - int32(int32(u) * int32(2)))
+        values[uint64(begin) + uint64(j)] = step * (float32(twice) * unit)
+        place = uint32(place + WEYL)
+
+
+@njit(**KERNEL)
+def apply_dithered(target, payload, mode, factor, word0, bucket, span, bits, check, first, last):  # type: ignore[no-untyped-def]
+    """Check the payload if asked, then assign or add the spans first … last−1 of it to the target."""
+    size, weight = target.size, float32(factor)
+    steps = np.empty((size + bucket - 1) // bucket, np.float32)
+    read_steps(payload, 8, steps)
+    if check and not steps_are_sound(steps, float32(1)):
+        return BAD_STEP
+    head = 8 + 4 * steps.size
+    keys = round_keys(word0, 0)
+    fraction = 15 if bits == 8 else 16
+    twice_centre = ((1 << bits) - 1) << fraction
+    codes, values = np.empty(GROUP, np.uint8), np.empty(GROUP, np.float32)
+    for start in range(first * span, min(size, last * span), GROUP):
+        count = min(size - start, GROUP)
+        unpack_group(payload, uint64(head + start // GROUP * (GROUP * bits // 8)), bits, codes, count)
+        half = (count + 1) // 2
+        quarter = (half + 1) // 2
+        for part in range(4):
+            begin = (part & 1) * quarter + (part >> 1) * half
+            end = min(count, begin + (half - quarter if part & 1 else quarter))
+            r = begin
+            while r < end:
+                b = (start + r) // bucket
+                stop = min(end, (b + 1) * bucket - start)
+                counter = uint32(start + r - begin)
+                _undither(codes, r, stop, steps[b], twice_centre, fraction, counter, keys, part, values)
+                r = stop
+        apply_values(target, uint64(start), values, count, mode, weight)
+    return OK
