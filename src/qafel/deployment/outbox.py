@@ -1,0 +1,128 @@
+"""A client's uploads, until the server says what became of them.
+
+The broker's word is not enough: it may lose what it acknowledged. An upload without a receipt is sent again, and
+the server's replay window makes that harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+from qafel.deployment.assembly import split
+from qafel.deployment.broker import Broker, Stored
+from qafel.deployment.faults import BrokerRefused
+from qafel.deployment.keys import Signer
+from qafel.deployment.layout import PART, SIGNATURE
+from qafel.deployment.receipts import Receipt
+from qafel.errors import DataError
+
+_RESEND_S: Final = 5.0
+_RESEND_MOST_S: Final = 60.0
+log = logging.getLogger(__name__)
+
+Heard = Callable[[int | None, str, str, int], None]
+"""(sequence, "accepted", "duplicate" or the reason of a rejection, explanation, the version that took it)"""
+
+
+@final
+@dataclass(slots=True)
+class _Pending:
+    sequence: int
+    data: bytes
+    due: float
+    wait_s: float = _RESEND_S
+    stored: bool = False
+
+
+@final
+class Outbox:
+    """At most `window` uploads on their way."""
+
+    def __init__(self, subject: str, signer: Signer | None, window: int, heard: Heard) -> None:
+        self._subject = subject
+        self._signer = signer
+        self._window = window
+        self._heard = heard
+        self._pending: dict[int, _Pending] = {}
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self.counts: Counter[str] = Counter()
+        self.sent_bytes = 0
+        self.highest = -1
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._pending) < self._window
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, sequence: int, upload: bytes) -> None:
+        self._pending[sequence] = _Pending(sequence, upload, time.monotonic())
+        self._wake.set()
+
+    async def until_at_most(self, count: int) -> None:
+        """Wait until no more than `count` uploads are on their way."""
+        while len(self._pending) > count:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def deliver(self, broker: Broker) -> None:
+        """Send what is due, forever. A new session sends at once what the last one could not store."""
+        for pending in self._pending.values():
+            if not pending.stored:
+                pending.due = 0.0
+        while True:
+            now = time.monotonic()
+            due = [pending for pending in self._pending.values() if pending.due <= now]
+            self._wake.clear()
+            if due:
+                await asyncio.gather(*(self._send(broker, pending) for pending in due))
+                continue
+            next_due = min((pending.due for pending in self._pending.values()), default=now + 60)
+            try:
+                await asyncio.wait_for(self._wake.wait(), next_due - now)
+            except TimeoutError:
+                continue
+
+    async def on_receipt(self, stored: Stored) -> None:
+        try:
+            receipt = Receipt.from_bytes(stored.data)
+        except DataError:
+            return
+        for sequence, version in receipt.accepted:
+            self._settle(sequence, "accepted", "", version)
+        for sequence in receipt.duplicate:
+            self._settle(sequence, "duplicate", "counted before", -1)
+        self.highest = max(self.highest, receipt.highest)
+        for damaged, reason, text in receipt.rejected:
+            self._settle(damaged, reason, text, -1)
+        self._changed.set()
+
+    def _settle(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
+        if sequence is not None and self._pending.pop(sequence, None) is None:
+            return  # a receipt for one that was sent twice, or by an earlier process
+        self.counts[outcome] += 1
+        self._heard(sequence, outcome, text, version)
+
+    async def _send(self, broker: Broker, pending: _Pending) -> None:
+        pending.due = time.monotonic() + pending.wait_s
+        pending.wait_s = min(_RESEND_MOST_S, 2 * pending.wait_s)
+        headers = {SIGNATURE: self._signer.sign(self._subject, pending.data)} if self._signer else {}
+        parts = split(pending.data, broker.part_bytes)
+        try:
+            for number, part in enumerate(parts):
+                if len(parts) > 1:
+                    headers[PART] = f"{pending.sequence}/{number}/{len(parts)}"
+                await broker.store(self._subject, part, dict(headers))
+                self.sent_bytes += len(part)
+            pending.stored = True
+        except BrokerRefused as error:
+            log.info("%s; trying again", error)
+            pending.due = time.monotonic() + 1.0

@@ -1,0 +1,228 @@
+"""A fleet under random faults, and the proof that nothing was lost. By hand, the long form:
+
+python -m tests.deployment.faults --faults 200 --seed 1 --folder /tmp/faults
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from qafel.algorithm import Message
+from qafel.config import load_recipe
+from qafel.deployment.journal import read
+from qafel.deployment.local_broker import LocalBroker
+from qafel.deployment.truth import Truth, replay
+from qafel.rng import Stream
+from tests.deployment.processes import Command, Line, wait_for
+
+RECIPE = """
+name = "faults"
+[task]
+name = "mushrooms"
+clients = 8
+[algorithm]
+preset = "qafel"
+client_quantizer = "qsgd:4"
+server_quantizer = "qsgd:4"
+buffer_size = 4
+[evaluation]
+every = 1000
+[stop]
+server_steps = 1_000_000
+"""
+
+
+class Fleet:
+    """Broker, server and clients; every fault leaves them running again."""
+
+    def __init__(self, folder: Path, clients: int, seed: int) -> None:
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.clients: dict[int, Command] = {}
+        self._first_clients = clients
+        folder.mkdir(parents=True, exist_ok=True)
+        self.recipe = folder / "faults.toml"
+        self.recipe.write_text(RECIPE, encoding="utf-8")
+        self.broker = LocalBroker(folder / "broker")
+        self.broker.start()
+        self.line = Line(self.broker.port)
+        self.server = self._start_server()
+        for number in range(clients):
+            self._start_client(number)
+
+    def _url(self) -> str:
+        return f"nats://127.0.0.1:{self.line.port}"
+
+    def _start_server(self) -> Command:
+        return Command(
+            "server", self.folder / "server.out", str(self.recipe), "--out", str(self.folder / "run"), "--broker",
+            self._url(), "--keep-journal", "--checkpoint-every", "150", "--snapshot-every", "20", "--json",
+        )  # fmt: skip
+
+    def _start_client(self, number: int) -> None:
+        self.clients[number] = Command(
+            "client", self.folder / f"client-{number}.out", "--run", "faults", "--client-id", str(number), "--broker",
+            self._url(), "--state", str(self.folder / f"state-{number}"), "--min-interval", "0.02", "--json",
+        )  # fmt: skip
+
+    def version(self) -> int:
+        """The highest version that any client holds."""
+        return max((self._versions(client) for client in self.clients.values()), default=0)
+
+    def _versions(self, client: Command) -> int:
+        return max((e["version"] for e in client.events() if e["event"] == "version"), default=0)
+
+    def goes_on(self) -> None:
+        before = self.version()
+        wait_for(lambda: self.version() >= before + 2, f"training to go on after version {before}", 60)
+
+    def kill_server(self) -> None:
+        self.server.kill()
+        self.server = self._start_server()
+
+    def kill_client(self) -> None:
+        number = self.random.choice(sorted(self.clients))
+        self.clients[number].kill()
+        self._start_client(number)
+
+    def kill_broker(self) -> None:
+        self.broker.stop(signal.SIGKILL)
+        self.broker.start()
+
+    def wipe_broker(self) -> None:
+        self.broker.stop(signal.SIGKILL)
+        self.broker.wipe()
+        self.broker.start()
+
+    def cut_connections(self) -> None:
+        self.line.cut()
+
+    def client_leaves(self) -> None:
+        if len(self.clients) > 2:
+            number = self.random.choice(sorted(self.clients))
+            # One that has not begun yet dies of the signal.
+            assert self.clients.pop(number).end() in (0, -signal.SIGTERM)
+        else:
+            self.client_joins()
+
+    def client_joins(self) -> None:
+        absent = sorted(set(range(8)) - set(self.clients))
+        if absent:
+            self._start_client(self.random.choice(absent))
+        else:
+            self.client_leaves()
+
+    def kinds(self) -> list[str]:
+        return [
+            "kill_server", "kill_client", "kill_broker", "wipe_broker", "cut_connections", "client_leaves",
+            "client_joins",
+        ]  # fmt: skip
+
+    def end(self) -> dict[str, object]:
+        """Stop everything, and hold what is left to the claims."""
+        wait_for(lambda: self.server.alive, "the server to live")
+        self.goes_on()
+        assert self.server.end() == 0, (self.folder / "server.err").read_text(encoding="utf-8")
+        final = json.loads((self.folder / "run" / "summary.json").read_text(encoding="utf-8"))
+        version = final["server_steps"]
+        for number, client in self.clients.items():
+            wait_for(lambda c=client: self._versions(c) == version, f"client {number} to hold version {version}")  # type: ignore[misc]
+        digests = {}
+        for number, client in self.clients.items():
+            assert client.end() == 0
+            report = client.events()[-1]
+            assert report["event"] == "report"
+            assert report["version"] == version
+            digests[number] = report["digest"]
+        return self._prove(version, digests)
+
+    def _prove(self, version: int, digests: dict[int, int]) -> dict[str, object]:
+        config = load_recipe(str(self.recipe))
+        task = config.task.make()
+        algorithm = config.algorithm.wire(task.layout)
+        initial = task.initial_model(Stream.named(config.seed, "initial-model"))
+        state = self.folder / "run" / "state"
+        with Truth.open(state, lambda: initial, algorithm, config.seed) as truth:
+            held = truth.server
+            again = replay(state, initial, algorithm, config.seed)
+        assert again.version == held.version == version
+        assert np.array_equal(again.model, held.model)
+        assert np.array_equal(again.hidden_state.vector, held.hidden_state.vector)
+        assert set(digests.values()) == {held.hidden_state.digest}
+        counted = [(m.sender, m.sequence) for m in map(Message.from_bytes, read(state))]
+        assert len(counted) == len(set(counted)), "an update was counted twice"
+        told = {
+            (number, event["sequence"])
+            for number in range(8)
+            if (path := self.folder / f"client-{number}.out").exists()
+            for event in _events(path)
+            if event.get("event") == "accepted"
+        }
+        assert told <= set(counted), f"acknowledged updates were lost: {sorted(told - set(counted))}"
+        return {"version": version, "counted": len(counted), "acknowledged": len(told), "survivors": len(digests)}
+
+    def close(self) -> None:
+        for command in (self.server, *self.clients.values()):
+            if command.alive:
+                command.kill()
+        self.line.close()
+        self.broker.stop()
+
+
+def _events(path: Path) -> list[dict[str, object]]:
+    command = Command.__new__(Command)
+    command.output = path
+    return command.events()
+
+
+def run_faults(folder: Path, kinds: list[str], *, seed: int, clients: int = 4) -> dict[str, object]:
+    """Start a fleet, let these faults happen at random moments, and prove the outcome."""
+    fleet = Fleet(folder, clients, seed)
+    try:
+        wait_for(lambda: fleet.version() >= 2, "training to begin", 60)
+        for kind in kinds:
+            time.sleep(fleet.random.uniform(0.0, 0.6))
+            getattr(fleet, kind)()
+            if fleet.random.random() < 0.5:  # else the next fault comes into the recovery
+                fleet.goes_on()
+        return fleet.end()
+    finally:
+        fleet.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="qafel-faults-"))
+    kinds = random.Random(options.seed).choices(
+        [
+            "kill_server",
+            "kill_client",
+            "kill_broker",
+            "wipe_broker",
+            "cut_connections",
+            "client_leaves",
+            "client_joins",
+        ],
+        weights=[4, 4, 4, 1, 4, 2, 2],
+        k=options.faults,
+    )
+    began = time.monotonic()
+    outcome = run_faults(folder, kinds, seed=options.seed)
+    print(json.dumps({"faults": dict(Counter(kinds)), **outcome, "seconds": round(time.monotonic() - began)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Real processes: a server and clients as a user starts them, a broker, and a line between them that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# The commands as the command line has them, whether or not they are registered there.
+LAUNCH = "import typer; from qafel.cli.{0} import {0}; typer.run({0})"
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s} s for {what}")
+        time.sleep(0.05)
+    return found
+
+
+class Command:
+    """A `qafel` command in a process of its own; its output goes to a file."""
+
+    def __init__(self, name: str, output: Path, *arguments: str) -> None:
+        self.output = output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("ab") as out, output.with_suffix(".err").open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCH.format(name), *arguments], stdout=out, stderr=err, start_new_session=True
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self, timeout_s: float = 30.0) -> int:
+        """Ask it to end, as a user does."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.output} did not end within {timeout_s} s") from None
+
+    def events(self) -> list[dict[str, Any]]:
+        """JSON lines so far; a line that a kill tore is left out."""
+        found = []
+        for line in self.output.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+
+class Line:
+    """A TCP relay to the broker whose connections can be cut."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._loop = asyncio.new_event_loop()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(5)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._relay, "127.0.0.1", 0)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        both = {writer, other_writer}
+        self._writers |= both
+        try:
+            await asyncio.gather(_pump(reader, other_writer), _pump(other_reader, writer))
+        finally:
+            self._writers -= both
+            for end in both:
+                end.close()
+
+    def cut(self) -> None:
+        """Break every connection at once, in the middle of whatever it carries."""
+        self._loop.call_soon_threadsafe(lambda: [writer.transport.abort() for writer in self._writers])
+
+    def close(self) -> None:
+        async def shut() -> None:
+            self._server.close()
+            for writer in list(self._writers):
+                writer.transport.abort()
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            await asyncio.wait(tasks, timeout=2) if tasks else None
+
+        asyncio.run_coroutine_threadsafe(shut(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

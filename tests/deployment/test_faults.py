@@ -1,0 +1,13 @@
+"""Kills, cuts and a wiped broker: nothing acknowledged is lost, nothing counts twice, all hold the same x̂."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.deployment.faults import run_faults
+
+
+def test_training_survives_every_kind_of_fault(tmp_path: Path) -> None:
+    kinds = ["kill_server", "cut_connections", "kill_client", "wipe_broker", "client_leaves", "kill_broker"]
+    outcome = run_faults(tmp_path, [*kinds, "client_joins", "cut_connections"], seed=1)
+    assert int(str(outcome["counted"])) >= int(str(outcome["acknowledged"])) > 50
