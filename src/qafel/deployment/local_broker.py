@@ -36,18 +36,21 @@ def free_port() -> int:
 
 @final
 class LocalBroker:
-    """A broker on loopback with its store in a folder, in a process of its own, until `stop`."""
+    """A broker on loopback with its store in a folder, in a process of its own, until `stop`.
 
-    def __init__(self, folder: Path, *, port: int | None = None, config: Path | None = None, sync: str | None = None):
+    A folder that `qafel broker init` wrote brings its own configuration; any other gets one without keys.
+    """
+
+    def __init__(self, folder: Path, *, port: int | None = None, sync: str | None = None) -> None:
         self.folder = folder
         self.port = port or free_port()
-        self._config = config
+        self.secured = (folder / "broker.json").exists()
         self._sync = sync
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"{'tls' if self._config else 'nats'}://127.0.0.1:{self.port}"
+        return f"{'tls' if self.secured else 'nats'}://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -64,11 +67,17 @@ class LocalBroker:
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        config = self._config or self._write_config()
+        config = self.folder / "nats-server.conf"
+        if not self.secured:
+            self._write_config(config)
         with (self.folder / "nats-server.log").open("ab") as output:
             # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
             self._process = subprocess.Popen(
-                [str(find_nats_server()), "-c", str(config)], stdout=output, stderr=output, start_new_session=True
+                [str(find_nats_server()), "-c", config.name],
+                cwd=self.folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         deadline = time.monotonic() + _START_S
         while not self._answers():
@@ -90,7 +99,7 @@ class LocalBroker:
 
     def wipe(self) -> None:
         """Lose the whole store, as a broken disk does; the broker must be stopped."""
-        shutil.rmtree(self.folder / "jetstream", ignore_errors=True)
+        shutil.rmtree(self.folder / "store", ignore_errors=True)
 
     def _answers(self) -> bool:
         try:
@@ -100,11 +109,7 @@ class LocalBroker:
         except OSError:
             return False
 
-    def _write_config(self) -> Path:
-        path = self.folder / "nats-server.conf"
+    def _write_config(self, path: Path) -> None:
         sync = f"  sync_interval: {self._sync}\n" if self._sync else ""
-        path.write_text(
-            f'host: "127.0.0.1"\nport: {self.port}\njetstream {{\n  store_dir: "{self.folder}"\n{sync}}}\n',
-            encoding="utf-8",
-        )
-        return path
+        text = f'host: "127.0.0.1"\nport: {self.port}\njetstream {{\n  store_dir: "store"\n{sync}}}\n'
+        path.write_text(text, encoding="utf-8")

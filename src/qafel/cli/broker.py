@@ -1,0 +1,81 @@
+"""`qafel broker`: a secured NATS server's configuration, keys and certificates; and to start it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="The broker's folder.")]
+
+
+@broker.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
+    clients: Annotated[int, typer.Option(help="How many clients get keys; numbered from 0.", min=0)],
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address under which the broker is reached; may be repeated.")
+    ] = None,
+    address: Annotated[str, typer.Option(help="Where it listens; 0.0.0.0 for everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 4222,
+    run: Annotated[
+        list[str] | None, typer.Option(help="Let clients take part in this run only; may be repeated.")
+    ] = None,
+    mutual_tls: Annotated[bool, typer.Option("--mutual-tls", help="Clients show a certificate as well.")] = False,
+) -> None:
+    """Write a ready nats-server configuration with keys and certificates for a server and N clients.
+
+    Example: qafel broker init broker --clients 5 --host fl.example.org --address 0.0.0.0
+    """
+    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415 — nats is an extra
+
+    BrokerFolder.init(
+        folder, clients, hosts=host or (), address=address, port=port, runs=run or (), mutual_tls=mutual_tls
+    )
+    typer.echo(
+        f"{folder} is ready for {clients} clients:\n"
+        f"  qafel broker start {folder}\n"
+        f"  qafel server RECIPE --credentials {folder / 'server'}\n"
+        f"  qafel client --run RUN --credentials {folder / 'clients' / '0'}"
+    )
+
+
+@broker.command()
+def start(folder: Folder) -> None:
+    """Run nats-server on the folder, in the foreground."""
+    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
+    from qafel.deployment.local_broker import find_nats_server  # noqa: PLC0415
+
+    binary = find_nats_server()
+    os.chdir(BrokerFolder(folder).path)
+    os.execv(binary, [str(binary), "-c", "nats-server.conf"])
+
+
+@broker.command()
+def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be repeated.", min=0)]) -> None:
+    """Make keys for further clients, or new ones for known clients."""
+    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
+
+    changed = BrokerFolder(folder)
+    changed.add(client)
+    _say(changed.reload(), f"{len(client)} clients added")
+
+
+@broker.command()
+def revoke(folder: Folder, client: Annotated[int, typer.Option(min=0)]) -> None:
+    """Strike a client off: its key is worth nothing from now on."""
+    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
+
+    changed = BrokerFolder(folder)
+    changed.revoke(client)
+    _say(changed.reload(), f"client {client} revoked")
+
+
+def _say(reloaded: bool, what: str) -> None:
+    typer.echo(
+        f"{what}; " + ("the broker has reloaded" if reloaded else "no broker runs here: it reads this at its start")
+    )

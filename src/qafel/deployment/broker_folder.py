@@ -1,0 +1,137 @@
+"""A folder with everything for a secured broker: its configuration, keys, certificates, and a folder for each user.
+
+nats-server.conf, accounts.conf   the broker's configuration
+ca/, broker/                      the authority and the broker's certificate
+server/                           what `qafel server --credentials` takes
+operator/                         what `qafel status --credentials` takes
+clients/N/                        what client N's `qafel client --credentials` takes: hand it over, then delete it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, final
+
+import tomli_w
+
+from qafel.deployment.broker_config import accounts, broker
+from qafel.deployment.certificates import Authority
+from qafel.deployment.keys import new_seed, public_key
+from qafel.deployment.layout import Names
+from qafel.errors import ConfigError, OutputError
+
+
+@final
+class BrokerFolder:
+    """Written by `init`, changed by `add` and `revoke`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._settings: dict[str, Any] = json.loads((path / "broker.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise ConfigError(f"{path} is no broker's folder: make one with `qafel broker init {path}`") from None
+
+    @staticmethod
+    def init(
+        path: Path,
+        clients: int,
+        *,
+        hosts: Iterable[str] = (),
+        address: str = "127.0.0.1",
+        port: int = 4222,
+        runs: Iterable[str] = (),
+        mutual_tls: bool = False,
+        sync: str = "always",
+    ) -> BrokerFolder:
+        """Make everything anew; a folder that holds a broker already is refused."""
+        if (path / "broker.json").exists():
+            raise ConfigError(f"{path} holds a broker already: its keys would be lost; choose another folder")
+        run_names = [Names(run).run for run in runs] or ["*"]
+        names = list(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
+        settings = {
+            "clients": {},
+            "runs": run_names,
+            "mutual_tls": mutual_tls,
+            "servers": [f"tls://{names[0]}:{port}"],
+        }
+        authority = Authority.new()
+        _write(path / "ca" / "ca.pem", authority.certificate_pem())
+        _write(path / "ca" / "ca-key.pem", authority.key_pem(), secret=True)
+        certificate, key = authority.issue("qafel broker", names)
+        _write(path / "broker" / "cert.pem", certificate)
+        _write(path / "broker" / "key.pem", key, secret=True)
+        text = broker(address, port, "store", mutual_tls=mutual_tls, sync=sync)
+        _write(path / "nats-server.conf", text.encode())
+        signing = new_seed()
+        _write(path / "server.pub", public_key(signing).encode())
+        _write(path / "broker.json", json.dumps(settings).encode())
+        folder = BrokerFolder(path)
+        folder._bundle("server", {"signing.nk": signing})
+        folder._bundle("operator", {})
+        folder.add(range(clients))
+        return folder
+
+    @property
+    def clients(self) -> dict[int, str]:
+        return {int(number): key for number, key in self._settings["clients"].items()}
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Make keys for clients; one that is known gets new ones."""
+        for number in numbers:
+            key = self._bundle(f"clients/{number}", {}, client=number)
+            self._settings["clients"][str(number)] = key
+        self._write_accounts()
+
+    def revoke(self, number: int) -> None:
+        """Strike a client off: the broker shuts it out, the server knows it no longer."""
+        if self._settings["clients"].pop(str(number), None) is None:
+            raise ConfigError(f"there is no client {number} here")
+        self._write_accounts()
+
+    def reload(self) -> bool:
+        """Have a running broker read its configuration again; False where none runs."""
+        try:
+            os.kill(int((self.path / "nats-server.pid").read_text(encoding="ascii")), signal.SIGHUP)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _bundle(self, name: str, secrets: dict[str, str], client: int | None = None) -> str:
+        folder, seed = self.path / name, new_seed()
+        connection = {"servers": self._settings["servers"], **({} if client is None else {"client": client})}
+        _write(folder / "connection.toml", tomli_w.dumps(connection).encode())
+        _write(folder / "ca.pem", (self.path / "ca" / "ca.pem").read_bytes())
+        _write(folder / "server.pub", (self.path / "server.pub").read_bytes())
+        for file, secret in {"user.nk": seed, **secrets}.items():
+            _write(folder / file, secret.encode(), secret=True)
+        if self._settings["mutual_tls"]:
+            certificate, key = Authority.load(self.path / "ca").issue(f"qafel {name}")
+            _write(folder / "cert.pem", certificate)
+            _write(folder / "key.pem", key, secret=True)
+        return public_key(seed)
+
+    def _write_accounts(self) -> None:
+        _write(self.path / "broker.json", json.dumps(self._settings).encode())
+        _write(self.path / "server" / "clients.json", json.dumps(self._settings["clients"]).encode())
+        server, operator = (public_key((self.path / name / "user.nk").read_text()) for name in ("server", "operator"))
+        text = accounts(server, operator, self.clients, self._settings["runs"])
+        _write(self.path / "accounts.conf", text.encode())
+
+
+def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
+    """Replace a file; a secret is never readable by others, not even for a moment."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.part")
+        beside.unlink(missing_ok=True)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        beside.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None
