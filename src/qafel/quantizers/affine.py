@@ -30,7 +30,7 @@ class Affine:
     """Round every weight to the nearest of 2ᵇ levels between its tensor's minimum and maximum.
 
     Q(x) = min + step · round((x − min)/step), step = (max − min)/(2ᵇ − 1). Tensors of one dimension go as float32.
-    Without a layout the vector is one weight tensor. Size: weights·b/8 + 4·(one-dimensional) + 12·(weight tensors) bytes.
+    Without a layout the vector is one weight tensor. Bytes: weights·b/8 + 4·(one-dimensional) + 12·(weight tensors).
     """
 
     bits: int = 8

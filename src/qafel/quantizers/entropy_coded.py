@@ -86,7 +86,7 @@ def _decompressed(frame: memoryview, expected: int) -> bytes:
             raise MalformedPayload(
                 f"expected a frame of {expected} bytes, found one that claims {parameters.content_size}"
             )
-        plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=expected)
+        plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=expected, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise MalformedPayload(f"expected a zstandard frame of {expected} bytes: {error}") from error
     if len(plain) != expected:

@@ -17,8 +17,7 @@ from qafel.rng import Stream
 class Scaled:
     """Send Q(x) / (1 + ω): what unbiasedness is lost for, δ = 1/(1 + ω) > 0.
 
-    E‖x − Q(x)/(1+ω)‖² ≤ (1 − 1/(1+ω))‖x‖². The division happens to the scales that are sent anyway, at no
-    cost.
+    E‖x − Q(x)/(1+ω)‖² ≤ (1 − 1/(1+ω))‖x‖². The division happens to the scales, which are sent anyway.
     """
 
     inner: Scalable

@@ -1,0 +1,160 @@
+"""Plain, slow NumPy: what the kernels should compute, written from the description and not from the kernels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from qafel.quantizers.gaussian_levels import LEVELS
+from qafel.quantizers.rotated import blocks
+
+MASK64 = (1 << 64) - 1
+
+
+def mix64(word: int) -> int:
+    z = (word + 0x9E3779B97F4A7C15) & MASK64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK64
+    return z ^ (z >> 31)
+
+
+def round_keys(words: tuple[int, int]) -> tuple[int, int, int, int]:
+    first = mix64(words[0] ^ mix64(words[1]))
+    second = mix64(words[1] ^ first)
+    return first & 0xFFFFFFFF, first >> 32, second & 0xFFFFFFFF, second >> 32
+
+
+def hash_pair(counters: np.ndarray, keys: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    k0, k1, k2, k3 = (np.uint32(k) for k in keys)
+    h = counters.astype(np.uint32) * np.uint32(0x9E3779B1) + k0
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D) + k1
+    h ^= h >> np.uint32(15)
+    first, second = h * np.uint32(0x846CA68B) + k2, h * np.uint32(0x31848BAB) + k3
+    return first ^ (first >> np.uint32(16)), second ^ (second >> np.uint32(16))
+
+
+def uniform16(size: int, words: tuple[int, int]) -> np.ndarray:
+    """The 16-bit random integer of every coordinate: group by group, a hash shared by one of each quarter."""
+    keys = round_keys(words)
+    result = np.empty(size, np.int64)
+    for start in range(0, size, 512):
+        count = min(512, size - start)
+        half = (count + 1) // 2
+        quarter = (half + 1) // 2
+        first, second = hash_pair(start + np.arange(quarter), keys)
+        lows = np.concatenate([first, second[: half - quarter]])
+        result[start : start + half] = lows & 0xFFFF
+        result[start + half : start + count] = (lows >> 16)[: count - half]
+    return result
+
+
+def steps_of(x: np.ndarray, bucket: int, levels: float, norm: str) -> np.ndarray:
+    parts = [x[i : i + bucket].astype(np.float64) for i in range(0, x.size, bucket)]
+    scales = [np.abs(p).max() if norm == "max" else max(math.sqrt((p * p).sum()), np.abs(p).max()) for p in parts]
+    return np.array([np.float32(scale / levels) for scale in scales], np.float32)
+
+
+def codes_of(
+    x: np.ndarray, steps: np.ndarray, bucket: int, levels: float, bits: int, words: tuple[int, int]
+) -> np.ndarray:
+    """Stochastic rounding in fixed point, for normal steps."""
+    fraction = 15 if bits == 8 else 16
+    sign_only = bits == 1 and levels == 1
+    one = np.float32(1 << fraction) * np.float32(1 - 2.0**-22) * np.float32(0.5 if sign_only else 1)
+    magic = np.float32(2.0**23 + (1 << fraction) * (0.5 if sign_only else levels))
+    step = np.repeat(steps, bucket)[: x.size]
+    scale = np.divide(one, step, out=np.zeros_like(step), where=step > 0)
+    fixed = (x * scale + magic).astype(np.int64) - 2**23
+    return (fixed + (uniform16(x.size, words) >> (16 - fraction))) >> fraction
+
+
+def pack(codes: np.ndarray, bits: int) -> bytes:
+    out = b""
+    for start in range(0, codes.size, 512):
+        group, low = codes[start : start + 512], 0
+        for width in (1, 2, 4, 8):
+            if not bits & width:
+                continue
+            per = 8 // width
+            stride = -(-group.size // per)
+            padded = np.zeros(stride * per, np.int64)
+            padded[: group.size] = (group >> low) & ((1 << width) - 1)
+            shifts = np.arange(per)[:, None] * width
+            out += (padded.reshape(per, stride) << shifts).sum(0).astype(np.uint8).tobytes()
+            low += width
+    return out
+
+
+def unpack(packed: bytes, size: int, bits: int) -> np.ndarray:
+    codes, at = np.zeros(size, np.int64), 0
+    for start in range(0, size, 512):
+        count, low = min(512, size - start), 0
+        for width in (1, 2, 4, 8):
+            if not bits & width:
+                continue
+            per = 8 // width
+            stride = -(-count // per)
+            plane = np.frombuffer(packed, np.uint8, stride, at).astype(np.int64)
+            pieces = (plane[None, :] >> (np.arange(per)[:, None] * width)) & ((1 << width) - 1)
+            codes[start : start + count] |= pieces.ravel()[:count] << low
+            at, low = at + stride, low + width
+    return codes
+
+
+def qsgd_decode(payload: bytes, size: int, bucket: int, levels: int, bits: int) -> np.ndarray:
+    count = -(-size // bucket)
+    steps = np.repeat(np.frombuffer(payload, "<f4", count), bucket)[:size]
+    codes = unpack(payload[4 * count :], size, bits)
+    signed = 2 * codes - 1 if bits == 1 else codes - levels
+    return steps * signed.astype(np.float32)
+
+
+def dithered_decode(payload: bytes, size: int, bucket: int, bits: int) -> np.ndarray:
+    count = -(-size // bucket)
+    steps = np.repeat(np.frombuffer(payload, "<f4", count, 8), bucket)[:size]
+    codes = unpack(payload[8 + 4 * count :], size, bits)
+    fraction = 15 if bits == 8 else 16
+    u = uniform16(size, (int.from_bytes(payload[:8], "little"), 0)) >> (16 - fraction)
+    twice = (codes << (fraction + 1)) + (1 << fraction) - 1 - (((1 << bits) - 1) << fraction) - 2 * u
+    return steps * (twice.astype(np.float32) * np.float32(2.0 ** -(fraction + 1)))
+
+
+def hadamard(columns: np.ndarray) -> np.ndarray:
+    """Butterflies in float32, smallest stride first, as every implementation of this format must add them."""
+    x, h = columns.copy(), 1
+    while h < x.shape[0]:
+        pairs = x.reshape(-1, 2, h, x.shape[1])
+        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(x.shape)
+        h *= 2
+    return x
+
+
+def signs_of(at: int, size: int, keys: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    count = max(1, size // 32)
+    words = hash_pair(at + np.arange(count), keys)
+    turns = np.arange(min(32, size), dtype=np.uint32)[:, None]
+    first, second = (1.0 - 2.0 * ((word[None, :] << turns) >> np.uint32(31)) for word in words)
+    return first.ravel().astype(np.float32), second.ravel().astype(np.float32)
+
+
+def rotated_decode(payload: bytes, size: int, bits: int) -> np.ndarray:
+    table, count, scale_count, _ = blocks(size, bits)
+    keys = round_keys((int.from_bytes(payload[:8], "little"), 0))
+    scales = np.frombuffer(payload, "<f4", scale_count, 8)
+    levels = np.concatenate([LEVELS[bits], -LEVELS[bits]])
+    result = np.empty(size, np.float32)
+    full, at = int(table[0, 0]), 8 + 4 * scale_count
+    for number in range(count):
+        if number < full:
+            start, kept, padded, cols, code, scale = number * 4096, 4096, 4096, 16, number * 4096, number * 16
+        else:
+            start, kept, padded, cols, code, scale = (int(v) for v in table[number - full + 1][:6])
+        length = sum(len(pack(np.zeros(min(512, padded - g), np.int64), bits)) for g in range(0, padded, 512))
+        x = levels[unpack(payload[at : at + length], padded, bits)].reshape(-1, cols)
+        d1, d2 = (d.reshape(-1, cols) for d in signs_of(code, padded, keys))
+        x = hadamard(hadamard(x) * d2) * d1
+        x = (x * np.float32(1 / (padded // cols))) * scales[scale : scale + cols]
+        result[start : start + kept] = x.ravel()[:kept]
+        at += length
+    return result

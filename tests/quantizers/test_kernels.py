@@ -1,0 +1,99 @@
+"""The compiled kernels against plain NumPy, and the random numbers they make."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from qafel.quantizers import parse
+from qafel.quantizers.kernels.packing import packed_bytes
+from qafel.rng import Stream
+from tests.quantizers import oracle
+from tests.quantizers.specs import same_bits, stream, vectors
+
+SIZES = (1, 2, 5, 127, 511, 512, 513, 2049)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("bucket", [512, 128, 100])
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_qsgd_encodes_and_decodes_as_the_oracle(size: int, bits: int, bucket: int, norm: str) -> None:
+    levels = max(1, 2 ** (bits - 1) - 1)
+    x = vectors(size)["heavy-tailed"]
+    payload = parse(f"qsgd:{bits},norm={norm},bucket={bucket}").encode(x, stream())
+    steps = oracle.steps_of(x, bucket, levels, norm)
+    sent = np.frombuffer(payload, "<f4", steps.size)
+    if norm == "max":
+        assert same_bits(sent.astype(np.float32), steps)
+    else:
+        np.testing.assert_allclose(sent, steps, rtol=2e-7)  # the order of a float64 sum may differ
+    codes = oracle.codes_of(x, sent, bucket, levels, bits, stream().words)
+    assert payload[4 * steps.size :] == oracle.pack(codes, bits)
+    decoded = parse(f"qsgd:{bits},norm={norm},bucket={bucket}").decode(payload, size)
+    assert same_bits(decoded, oracle.qsgd_decode(payload, size, bucket, levels, bits))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_dithered_encodes_and_decodes_as_the_oracle(size: int, bits: int) -> None:
+    x = vectors(size)["gaussian"]
+    payload = parse(f"dithered:{bits},bucket=100").encode(x, stream())
+    levels = (2**bits - 1) / 2
+    steps = oracle.steps_of(x, 100, levels, "max")
+    assert np.array_equal(np.frombuffer(payload, "<f4", steps.size, 8), steps)
+    codes = oracle.codes_of(x, steps, 100, levels, bits, (int.from_bytes(payload[:8], "little"), 0))
+    assert payload[8 + 4 * steps.size :] == oracle.pack(codes, bits)
+    decoded = parse(f"dithered:{bits},bucket=100").decode(payload, size)
+    assert same_bits(decoded, oracle.dithered_decode(payload, size, 100, bits))
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 33, 113, 512, 700, 4096, 4097, 9500])
+@pytest.mark.parametrize("bits", range(1, 7))
+def test_rotated_decodes_as_the_oracle(size: int, bits: int) -> None:
+    quantizer = parse(f"rotated:{bits}")
+    payload = quantizer.encode(vectors(size)["heavy-tailed"], stream())
+    assert same_bits(quantizer.decode(payload, size), oracle.rotated_decode(payload, size, bits))
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("size", [0, 1, 3, 9, 511, 512, 1300])
+def test_packing_is_dense(bits: int, size: int) -> None:
+    codes = np.random.default_rng(0).integers(0, 1 << bits, size)
+    packed = oracle.pack(codes, bits)
+    assert len(packed) == packed_bytes(size, bits)
+    assert np.array_equal(oracle.unpack(packed, size, bits), codes)
+    planes = bits.bit_count()
+    assert size * bits / 8 <= len(packed) < size * bits / 8 + planes
+
+
+def test_random_numbers_are_uniform_and_independent() -> None:
+    """Chi-squared tests at 1e-6 each, over values, neighbours, and coordinates that share a hash."""
+    u = oracle.uniform16(1 << 19, stream().words)
+    top = u >> 8
+    assert stats.chisquare(np.bincount(top, minlength=256)).pvalue > 1e-6
+    assert stats.chisquare(np.bincount(u & 255, minlength=256)).pvalue > 1e-6
+    for lag in (1, 2, 127, 128, 256, 384, 512):
+        pairs = (u[:-lag] >> 12) * 16 + (u[lag:] >> 12)
+        assert stats.chisquare(np.bincount(pairs, minlength=256)).pvalue > 1e-6, lag
+
+
+def test_related_seeds_repeat_no_block() -> None:
+    """Streams whose keys differ by little, or swap their words, share no run of eight 16-bit numbers."""
+    words = [(a, b) for a in range(8) for b in range(8)] + [(1 << k, 1 << j) for k in (31, 32, 63) for j in (0, 31, 63)]
+    seen: dict[bytes, tuple[int, int]] = {}
+    for key in words:
+        u = oracle.uniform16(1024, key).astype(np.uint16)
+        for block in np.lib.stride_tricks.sliding_window_view(u, 8):
+            other = seen.setdefault(block.tobytes(), key)
+            assert other == key, f"{key} repeats a block of {other}"
+
+
+def test_streams_with_neighbouring_names_are_uncorrelated() -> None:
+    """Correlation of 2¹⁶ numbers below 6 standard errors for 50 pairs: wrong alarm below 1e-6."""
+    runs = [oracle.uniform16(1 << 16, Stream.named(s, "x").words).astype(np.float64) for s in range(51)]
+    for a, b in itertools.pairwise(runs):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 6 / 256

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qafel.errors import SpecError, WrongCodec
+from qafel.params import Layout
+from qafel.quantizers import Affine, Qsgd, Quantizer, from_codec, parse
+from tests.quantizers.specs import CELEBA
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("qsgd:bits=4", "qsgd:4"),
+        ("qsgd:levels=7", "qsgd:4"),
+        ("qsgd:levels=8", "qsgd:levels=8"),
+        ("qsgd:4,norm=max,bucket=512", "qsgd:4"),
+        (" qsgd:4 ", "qsgd:4"),
+        ("top_k:fraction=0.010", "top_k:0.01"),
+        ("top_k:0.1,values=qsgd:levels=8,bucket=none", "top_k:0.1,values=qsgd:levels=8,bucket=none"),
+        ("scaled:qsgd:bits=2,bucket=64+zstd", "scaled:qsgd:2,bucket=64+zstd"),
+        ("affine:bits=8", "affine:8"),
+    ],
+)
+def test_canonical_specs(text: str, canonical: str) -> None:
+    assert parse(text).spec == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("qsdg:4", "did you mean 'qsgd'"),
+        ("", "unknown quantizer ''"),
+        ("qsgd", "either bits or levels"),
+        ("qsgd:4,levels=8", "either bits or levels"),
+        ("qsgd:4,bits=4", "given twice"),
+        ("qsgd:4,norm=l2,norm=l2", "given twice"),
+        ("qsgd:9", "1 to 8 bits"),
+        ("qsgd:four", "whole number"),
+        ("qsgd:levels=128", "1 to 127 levels"),
+        ("qsgd:4,norm=l1", "max and l2"),
+        ("qsgd:4,bukcet=128", "did you mean 'bucket'"),
+        ("qsgd:4,bucket=0", "1 to 16777215"),
+        ("qsgd:4,bucket=-1", "whole number or none"),
+        ("qsgd:4,128", "write key=value"),
+        ("none:4", "unexpected '4'"),
+        ("top_k", "a fraction or a count"),
+        ("top_k:0", "above 0"),
+        ("top_k:1.5", "above 0"),
+        ("top_k:nan", "above 0"),
+        ("top_k:count=0", "at least one"),
+        ("top_k:0.1,values=top_k:0.1", "values must be"),
+        ("top_k:0.1+zstd", "leave out"),
+        ("qsgd:4+gzip", "unknown suffix"),
+        ("qsgd:4+zstd+zstd", "leave out"),
+        ("scaled:sign", "unbiased"),
+        ("scaled:scaled:qsgd:4", "unbiased"),
+        ("rotated:7", "1 to 6 bits"),
+        ("rotated", "needs bits"),
+        ("dithered:0", "1 to 8 bits"),
+        ("affine:16", "1 to 8 bits"),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message.replace("(", r"\(")):
+        parse(text)
+
+
+@given(st.text(alphabet="qsgdtopkrandscl:=,.+0123456789_z", max_size=24))
+def test_any_text_parses_or_is_a_spec_error(text: str) -> None:
+    try:
+        quantizer = parse(text)
+    except SpecError:
+        return
+    assert parse(quantizer.spec) == quantizer
+
+
+@given(
+    st.integers(1, 8),
+    st.sampled_from(["max", "l2"]),
+    st.one_of(st.none(), st.integers(1, 2**24 - 1)),
+    st.booleans(),
+)
+def test_qsgd_survives_text_and_codec(bits: int, norm: str, bucket: int | None, levels: bool) -> None:
+    made = Qsgd.of_levels(bits * 15, norm, bucket) if levels else Qsgd.of_bits(bits, norm, bucket)  # type: ignore[arg-type]
+    assert parse(made.spec) == made
+    assert from_codec(made.codec) == made
+
+
+@given(st.floats(1e-6, 1.0), st.sampled_from(["top_k", "rand_k"]))
+def test_fractions_survive_text_and_codec(fraction: float, name: str) -> None:
+    quantizer = parse(f"{name}:{fraction}")
+    assert parse(quantizer.spec) == quantizer
+    assert from_codec(quantizer.codec) == quantizer
+
+
+@given(st.binary(min_size=16, max_size=16))
+def test_any_codec_bytes_are_a_quantizer_or_refused(codec: bytes) -> None:
+    try:
+        quantizer: Quantizer = from_codec(codec)
+    except WrongCodec:
+        return
+    assert quantizer.codec == codec
+
+
+def test_codec_of_another_length_is_refused() -> None:
+    with pytest.raises(WrongCodec, match="16 bytes"):
+        from_codec(b"abc")
+
+
+def test_affine_codec_belongs_to_its_layout() -> None:
+    affine = parse("affine:8", CELEBA)
+    assert affine == Affine(8, CELEBA)
+    assert from_codec(affine.codec, CELEBA) == affine
+    assert affine.codec != parse("affine:8").codec
+    for other in (None, Layout.flat(CELEBA.size)):
+        with pytest.raises(WrongCodec, match="another model"):
+            from_codec(affine.codec, other)
