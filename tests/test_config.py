@@ -35,7 +35,12 @@ def test_overrides_and_seed_apply_in_order():
     ("override", "words"),
     [
         ("algorithm.bufer_size=3", "unknown key 'algorithm.bufer_size'; did you mean 'buffer_size'?"),
-        ("algorithm.staleness.cut=3", "unknown key 'algorithm.staleness.cut'; did you mean 'cutoff'?"),
+        ("timing.network.latensy=3", "unknown key 'timing.network.latensy'; did you mean 'latency'?"),
+        ("algorithm.preset=fedavg", "fedavg has client_quantizer"),
+        ("algorithm.preset=mcm", 'mcm is synchronous: it needs timing.arrivals = "rounds"'),
+        ("algorithm.local_epochs=1", "local_steps or local_epochs, not both"),
+        ("stop.at_target=true", "stop.at_target needs evaluation.target"),
+        ("timing.arrivals=trace", "go together"),
         ("zzz=3", "unknown key 'zzz'; known are"),
         ("algorithm.buffer_size=ten", "algorithm.buffer_size: input should be a valid integer, found 'ten'"),
         ("algorithm.buffer_size=0", "algorithm.buffer_size: input should be greater than or equal to 1, found 0"),

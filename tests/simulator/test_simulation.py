@@ -1,17 +1,27 @@
 """The event loop: exact, deterministic, and its bytes are those that crossed."""
 
 import heapq
-import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 
-from qafel.algorithm import LocalTraining, wire
-from qafel.config import Config, load_recipe
+from qafel.algorithm import wire
+from qafel.errors import ConfigError
 from qafel.rng import Stream
-from qafel.simulator import HalfNormal, Simulation, run
-from qafel.tasks import Mushrooms
+from qafel.simulator import (
+    AlwaysTraining,
+    Constant,
+    ConstantRate,
+    Evaluation,
+    HalfNormal,
+    Limits,
+    Network,
+    Rounds,
+    Simulation,
+    Timing,
+    simulate,
+)
+from qafel.tasks import Mushrooms, Quadratic
 
 STEPS = 60
 
@@ -21,16 +31,26 @@ def mushrooms():
     return Mushrooms(20)
 
 
-def simulation(task, seed=0, preset="qafel", every=1, **changes):
-    settings = {"server_lr": 0.1, "local": LocalTraining(2.0, 3), "buffer_size": 4, **changes}
-    return Simulation(task, wire(preset, **settings), HalfNormal(seed), seed, evaluate_every=every)
+def algorithm(preset="qafel", **changes):
+    return wire(preset, **{"server_lr": 0.1, "client_lr": 2.0, "local_steps": 3, "buffer_size": 4, **changes})
+
+
+FOUR_BITS = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
+
+
+def steps(task, count, timing=None, seed=0, every=1, **changes):
+    """A simulation after so many server steps."""
+    simulation = Simulation(task, algorithm(**changes), timing or Timing(HalfNormal(seed)), seed)
+    simulation.begin()
+    while simulation.server.version < count:
+        simulation.advance()
+    return simulation
 
 
 def test_the_loop_follows_a_plain_simulation_bit_for_bit(mushrooms):
     """FedBuff in virtual time, written plainly: no messages, no hidden state class, one list of finish times."""
-    found = simulation(mushrooms, preset="fedbuff")
-    rows = list(found.rows(STEPS))
-
+    found = steps(mushrooms, STEPS, preset="fedbuff")
+    local = algorithm().local
     durations = iter(np.abs(Stream.named(0, "duration").generator().normal(size=4096)))
     x = hidden = np.zeros(113, np.float32)
     flights = [(float(next(durations)), order, client, hidden, 0) for order, client in enumerate(range(20))]
@@ -41,41 +61,60 @@ def test_the_loop_follows_a_plain_simulation_bit_for_bit(mushrooms):
         heapq.heappush(flights, (now + float(next(durations)), order, client, hidden, version))
         order += 1
         staleness.append(version - started)
-        total = total + (start - mushrooms.train(client, start, LocalTraining(2.0, 3), Stream.named(0, "unused")))
+        total = total + (start - mushrooms.train(client, start, local, Stream.named(0, "unused")))
         count += 1
         if count == 4:
             x = x - np.float32(0.1) * (total / np.float32(4))
             hidden = hidden + (x - hidden)
             total, count, version = np.zeros(113, np.float32), 0, version + 1
     np.testing.assert_array_equal(found.server.model, x)
-    assert found.clock.now == now == rows[-1].virtual_time
-    assert rows[-1].staleness_mean == pytest.approx(np.mean(staleness))
-    assert rows[-1].staleness_max == max(staleness)
+    assert found.clock.now == now
     assert found.traffic.staleness_counts == np.bincount(staleness).tolist()
 
 
 def test_bytes_are_those_of_the_messages(mushrooms):
-    found = simulation(mushrooms, client_quantizer="qsgd:4", server_quantizer="top_k:0.1")
-    *_, last = found.rows(STEPS)
-    assert last.uploads == STEPS * 4
+    found = Simulation(
+        mushrooms, algorithm(client_quantizer="qsgd:4", server_quantizer="top_k:0.1"), Timing(HalfNormal(0)), 0
+    )
+    crossed, received = [], found.server.receive
+
+    class Listening:
+        """The server, with every message that passes noted."""
+
+        def __getattr__(self, name):
+            return getattr(server, name)
+
+        def receive(self, upload):
+            crossed.append(("up", len(upload)))
+            if broadcast := received(upload):
+                crossed.append(("down", len(broadcast)))
+            return broadcast
+
+    server = found.server
+    found.server = Listening()
+    found.begin()
+    while server.version < 20:
+        found.advance()
+    up, down = (sum(size for way, size in crossed if way == wanted) for wanted in ("up", "down"))
+    assert (found.traffic.upload_bytes, found.traffic.broadcast_bytes) == (up, down)
+    assert found.traffic.received_bytes == 20 * down
+    assert found.traffic.uploads == 80
     frame, packed, scale = 64, (113 + 1) // 2, 4
-    assert last.upload_bytes_total == STEPS * 4 * (frame + packed + scale)
-    logged = [data for _, data in found.server.log._entries]
-    assert last.broadcast_bytes_total == sum(map(len, logged))
-    assert last.received_bytes_total == 20 * last.broadcast_bytes_total
+    assert up == 80 * (frame + packed + scale)
 
 
 def test_the_fleet_and_the_server_hold_the_same_hidden_state(mushrooms):
-    found = simulation(mushrooms, client_quantizer="qsgd:4", server_quantizer="qsgd:4")
-    for _ in found.rows(STEPS):
+    for changes in (FOUR_BITS, {"preset": "fedbuff-direct", **FOUR_BITS}):
+        found = steps(mushrooms, 10, **changes)
         assert found.fleet.vector.tobytes() == found.server.hidden_state.vector.tobytes()
 
 
 def test_the_seed_decides_everything(mushrooms):
     def result(seed, every):
-        found = simulation(mushrooms, seed, every=every, client_quantizer="qsgd:4", server_quantizer="qsgd:4")
-        list(found.rows(STEPS))
-        return found.server.model.tobytes()
+        timing, limits = Timing(HalfNormal(seed)), Limits(server_steps=STEPS)
+        return simulate(
+            mushrooms, algorithm(**FOUR_BITS), timing, limits=limits, evaluation=Evaluation(every), seed=seed
+        ).summary["model_sha256"]
 
     assert result(1, 1) == result(1, 7)
     assert result(1, 1) != result(2, 1)
@@ -84,85 +123,159 @@ def test_the_seed_decides_everything(mushrooms):
 def test_global_random_state_is_neither_used_nor_changed(mushrooms):
     np.random.seed(5)  # noqa: NPY002
     before = np.random.get_state()[1].copy()  # noqa: NPY002
-    list(simulation(mushrooms, client_quantizer="qsgd:4").rows(5))
+    steps(mushrooms, 5, **FOUR_BITS)
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
+def run_rows(task, limits, evaluation=None, timing=None, **changes):
+    return simulate(
+        task, algorithm(**changes), timing or Timing(HalfNormal(0)), limits=limits, evaluation=evaluation
+    ).history
+
+
 def test_evaluations_come_at_the_start_every_so_often_and_at_the_end(mushrooms):
-    assert [row.version for row in simulation(mushrooms, every=4).rows(10)] == [0, 4, 8, 10]
+    history = run_rows(mushrooms, Limits(server_steps=10), Evaluation(4))
+    assert history["version"].tolist() == [0, 4, 8, 10]
+    history = run_rows(mushrooms, Limits(uploads=25), Evaluation(10, "uploads"))
+    assert history["uploads"].tolist() == [0, 10, 20, 25]
+
+
+def test_rows_tell_the_staleness_since_the_row_before(mushrooms):
+    history = run_rows(mushrooms, Limits(server_steps=30), Evaluation(10))
+    whole = simulate(
+        mushrooms, algorithm(), Timing(HalfNormal(0)), limits=Limits(server_steps=30), evaluation=Evaluation(100)
+    ).summary["staleness_histogram"]
+    total = np.zeros(len(whole))
+    for counts in history["staleness_histogram"]:
+        total[: len(counts)] += counts
+    assert total.tolist() == whole
+    assert [sum(counts) for counts in history["staleness_histogram"]] == [0, 40, 40, 40]
+
+
+@pytest.mark.parametrize(
+    ("limits", "column", "least"),
+    [
+        (Limits(server_steps=7), "version", 7),
+        (Limits(uploads=13), "uploads", 13),
+        (Limits(virtual_time=2.5), "virtual_time", 2.5),
+        (Limits(server_steps=10**9, virtual_time=1.0), "virtual_time", 1.0),
+    ],
+)
+def test_a_run_stops_at_the_first_limit(mushrooms, limits, column, least):
+    history = run_rows(mushrooms, limits)
+    assert history[column][-1] >= least
+    assert history[column][-2] <= least
+
+
+def test_a_run_stops_at_its_byte_budget_and_at_its_target(mushrooms):
+    history = run_rows(mushrooms, Limits(traffic_bytes=100_000))
+    total = history["upload_bytes_total"][-1] + history["broadcast_bytes_total"][-1]
+    assert 100_000 <= total < 102_000
+    history = run_rows(mushrooms, Limits(server_steps=10_000, at_target=True), Evaluation(target=0.1))
+    assert history["metric"][-1] <= 0.1 < history["metric"][-2]
+
+
+def test_a_run_needs_an_end():
+    with pytest.raises(ConfigError, match="a run needs an end"):
+        Limits()
+
+
+def test_messages_take_time_on_a_thin_line(mushrooms):
+    """One client, nothing random: a start costs the download, the training and the upload of real bytes."""
+    task = Mushrooms(1)
+    timing = Timing(Constant(1.0), network=Network(upload_rate=100.0, download_rate=1000.0, latency=0.25))
+    found = steps(task, 2, timing, preset="fedbuff", buffer_size=1)
+    message = 64 + 4 * 113
+    cycle = (0.25 + message / 1000) + 1.0 + (0.25 + message / 100)
+    assert found.clock.now == pytest.approx(2 * cycle)
+    quick = steps(task, 2, timing, buffer_size=1, **FOUR_BITS)
+    assert quick.clock.now < found.clock.now / 2
+
+
+def test_clients_have_their_own_speed_and_bandwidth():
+    network = Network.of(0, 5, upload_rate=100.0, download_rate=None, latency=0.0, spread=1.0)
+    times = [network.upload_time(client, 1000) for client in range(5)]
+    assert len(set(times)) == 5
+    assert network.download_time(0, 1000) == 0
+    timing = Timing(Constant(2.0), speeds=[1.0, 3.0], per_example=0.5)
+    found = Simulation(Quadratic(2, 5), algorithm(), timing, 0)
+    assert [found._duration(client, 0) for client in (0, 1)] == [2.5, 6.5]
+
+
+def test_who_drops_out_never_reports(mushrooms):
+    found = steps(mushrooms, 50, Timing(HalfNormal(0), dropout=0.5))
+    assert found.traffic.uploads == 200
+    assert 350 < found.starts < 480
+    assert found.in_flight == 20
+
+
+def test_beyond_the_concurrency_limit_clients_are_turned_away(mushrooms):
+    arrivals = ConstantRate(0, 20, rate=100.0)
+    found = steps(mushrooms, 20, Timing(Constant(1.0), arrivals, max_concurrency=7))
+    assert found.in_flight <= 7
+    assert found.turned_away > 0
+
+
+def test_constant_arrivals_give_the_papers_concurrency():
+    """Rate × √(2/π): 125 arrivals a second make about 100 in flight."""
+    found = steps(Quadratic(5000, 3), 100, Timing(HalfNormal(0), ConstantRate(0, 5000, rate=125.0)))
+    assert found.in_flight == pytest.approx(125 * np.sqrt(2 / np.pi), rel=0.15)
+
+
+def test_a_users_own_arrival_law_is_an_iterable(mushrooms):
+    arrivals = [(0.5 * number, number % 3) for number in range(40)]
+    history = run_rows(mushrooms, Limits(server_steps=100), timing=Timing(Constant(0.1), arrivals))
+    assert history["uploads"][-1] == 40, "the run ends when nobody comes any more"
+    assert history["virtual_time"][-1] == pytest.approx(39 * 0.5 + 0.1)
+
+
+def test_a_round_ends_with_its_slowest_client(mushrooms):
+    found = steps(mushrooms, 1, Timing(HalfNormal(0), Rounds()), preset="fedavg", local_steps=3)
+    drawn = np.abs(Stream.named(0, "duration").generator().normal(size=4096))[:4]
+    assert found.clock.now == pytest.approx(max(drawn))
+    assert found.server.version == 1
+
+
+def test_over_selection_waits_for_the_fastest_and_takes_no_more(mushrooms):
+    timing = Timing(HalfNormal(0), Rounds(over_selection=1.0))
+    found = steps(mushrooms, 30, timing, preset="fedavg")
+    assert found.traffic.uploads == 120
+    assert found.server.rejected["stale"] > 0
+    assert found.traffic.upload_bytes == (120 + found.traffic.rejected_uploads) * (64 + 4 * 113)
+    assert found.traffic.staleness_counts == [120]
+
+
+def test_a_round_that_times_out_steps_with_what_it_has(mushrooms):
+    found = steps(mushrooms, 20, Timing(HalfNormal(0), Rounds(timeout=0.5)), preset="fedavg")
+    assert found.clock.now <= 0.5 * found.rounds
+    assert found.traffic.uploads < 80
+
+
+def test_fedprox_takes_partial_work_in_time(mushrooms):
+    timing = Timing(Constant(2.0), Rounds(timeout=1.0))
+    found = steps(mushrooms, 5, timing, preset="fedprox", local_steps=4)
+    assert found.traffic.uploads == 20, "all are in time, with half of their steps"
+    assert found.clock.now == pytest.approx(5.0)
+
+
+def test_a_round_that_can_never_end_says_so(mushrooms):
+    timing = Timing(HalfNormal(0), Rounds(), dropout=0.9)
+    with pytest.raises(ConfigError, match="waits for 4 updates, and only .* can come: set timing.round_timeout"):
+        run_rows(mushrooms, Limits(server_steps=20), timing=timing, preset="fedavg")
+    with pytest.raises(ConfigError, match="a round of 21 needs as many clients"):
+        steps(mushrooms, 1, Timing(HalfNormal(0), Rounds()), preset="fedavg", buffer_size=21)
 
 
 def test_weights_follow_the_samples():
     task = Mushrooms(7)
-    algorithm = wire("qafel", server_lr=0.1, local=LocalTraining(2.0, 1))
-    found = Simulation(task, algorithm, HalfNormal(0), 0, weigh_by_samples=True)
+    found = Simulation(task, algorithm(client_weights="samples"), Timing(), 0)
     samples = np.array([task.samples(client) for client in range(7)])
-    np.testing.assert_allclose(found.weights, samples / samples.mean())
+    np.testing.assert_allclose(found._weights, samples / samples.mean())
 
 
-def test_draws_are_numbered():
-    once, again = HalfNormal(3), HalfNormal(3)
-    forwards = [once.draw(number) for number in range(5000)]
-    assert [again.draw(number) for number in (4999, 0, 4096)] == [forwards[4999], forwards[0], forwards[4096]]
-    assert min(forwards) >= 0
-    assert np.mean(forwards) == pytest.approx(np.sqrt(2 / np.pi), abs=0.05)
-
-
-def short(recipe, **changes):
-    data = load_recipe(recipe, ["stop.server_steps=200"]).model_dump()
-    return Config.from_dict({**data, **changes})
-
-
-def test_a_run_directory_holds_what_a_reader_needs(tmp_path):
-    config = short("mushrooms-qafel-4bit", evaluation={"every": 10, "target": 0.3})
-    seen = []
-    summary = run(config, tmp_path / "run", seen.append)
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "config.toml",
-        "metrics.jsonl",
-        "summary.json",
-        "model.safetensors",
-    }
-    assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert rows == [asdict(row) for row in seen]
-    assert Config.from_toml((tmp_path / "run/config.toml").read_text(), "saved") == config
-    first = next(row for row in rows if row["metric"] <= 0.3)
-    assert (summary["uploads_to_target"], summary["virtual_time_to_target"]) == (
-        first["uploads"],
-        first["virtual_time"],
-    )
-    assert summary["metric_final"] == rows[-1]["metric"]
-    assert summary["metric_best"] == min(row["metric"] for row in rows)
-    assert summary["status"] == "finished"
-    assert 0 <= summary["overhead_share"] <= 1
-
-
-def test_the_saved_model_is_the_servers(tmp_path):
-    import hashlib
-
-    import safetensors.numpy
-
-    summary = run(short("mushrooms-fedbuff"), tmp_path)
-    (saved,) = safetensors.numpy.load_file(tmp_path / "model.safetensors").values()
-    assert hashlib.sha256(saved.tobytes()).hexdigest() == summary["model_sha256"]
-
-
-def test_a_diverging_run_ends_with_what_it_has(tmp_path):
-    config = short("mushrooms-fedbuff", algorithm={"preset": "fedbuff", "server_lr": 1e30, "client_lr": 1e30})
-    summary = run(config, tmp_path)
-    assert summary["status"] == "diverged"
-    assert summary["server_steps"] < 200
-    assert (tmp_path / "metrics.jsonl").read_text().count("\n") >= 1
-
-
-def test_the_papers_claims_on_mushrooms_hold(tmp_path):
-    def reached(recipe):
-        return run(load_recipe(recipe, ["evaluation.every=1000"]), tmp_path / recipe)["metric_final"]
-
-    fedbuff = reached("mushrooms-fedbuff")
-    assert reached("mushrooms-qafel-qsgd") < 1.15 * fedbuff
-    assert reached("mushrooms-qafel-topk") < 1.15 * fedbuff
-    assert reached("mushrooms-qafel-4bit") < 1.15 * fedbuff
-    assert reached("mushrooms-direct-qsgd") > 5 * fedbuff
-    assert reached("mushrooms-direct-topk") > 20 * fedbuff
+def test_memory_is_one_vector_per_version_in_flight():
+    """Clients in flight share the versions they started from: many clients, few vectors."""
+    found = steps(Quadratic(2000, 4), 3, Timing(HalfNormal(0), AlwaysTraining()), buffer_size=500)
+    vectors = {id(event.job.hidden_state.vector) for _, _, _, event in found.clock.entries()}
+    assert len(found.clock) == 2000
+    assert len(vectors) <= 4

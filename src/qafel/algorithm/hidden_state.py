@@ -76,11 +76,11 @@ class HiddenState:
     @staticmethod
     def from_snapshot(message: Message, dimension: int, algorithm: Algorithm) -> HiddenState:
         """The inverse of `to_snapshot`, for a model of that dimension."""
-        size = dimension if algorithm.memory_rate == 1 else 2 * dimension
+        with_memory = algorithm.memory_rate != 1 and message.dimension == 2 * dimension
+        size = 2 * dimension if with_memory else dimension
         message.check(Kind.SNAPSHOT, size, _SNAPSHOT_CODEC)
         whole = _SNAPSHOT_CODEC.decode(message.payload, size)
-        memory = None if algorithm.memory_rate == 1 else whole[dimension:]
-        state = HiddenState.of(whole[:dimension], message.version, memory)
+        state = HiddenState.of(whole[:dimension], message.version, whole[dimension:] if with_memory else None)
         if state.digest != message.digest:
             raise Drifted(f"the snapshot of version {state.version} does not match its digest: ask for another")
         return state

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import final
+from typing import NamedTuple, final
 
 import xxhash
 
@@ -64,9 +63,11 @@ class Kind(IntEnum):
     """The hidden state itself, uncompressed, for a client that is too far behind."""
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 @final
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A frame's fields. `to_bytes` and `from_bytes` are inverse."""
 
     kind: Kind
@@ -122,11 +123,11 @@ class Message:
         (found,) = _CHECKSUM.unpack_from(view, _HEADER.size)
         if found != (expected := _checksum(view[: _HEADER.size], payload)):
             raise ChecksumMismatch(f"the checksum says {found:08x}, the bytes {expected:08x}: damaged on the way")
-        if kind not in Kind.__members__.values():
+        if kind not in _KINDS:
             raise UnknownFormat(f"unknown kind of message {kind}; known are {', '.join(k.name.lower() for k in Kind)}")
         if not (math.isfinite(weight) and weight > 0):
             raise MalformedPayload(f"the weight of an update is finite and positive, this one is {weight}")
-        return Message(Kind(kind), codec, dimension, version, payload, sender, sequence, weight, digest)
+        return Message(_KINDS[kind], codec, dimension, version, payload, sender, sequence, weight, digest)
 
     def check(self, kind: Kind, dimension: int, quantizer: Quantizer) -> None:
         """Raise unless this is the kind, dimension and codec that the receiver expects."""

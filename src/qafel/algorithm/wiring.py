@@ -14,6 +14,7 @@ from qafel.quantizers.protocol import Quantizer
 
 Broadcast: TypeAlias = Literal["difference", "model"]
 Upload: TypeAlias = Literal["update", "model"]
+ClientWeights: TypeAlias = Literal["equal", "samples"]
 
 
 @final
@@ -55,6 +56,7 @@ class Algorithm:
     aggregation: Aggregation = "mean"
     staleness: StalenessLaw = field(default_factory=PolynomialStaleness)
     max_staleness: int | None = None
+    client_weights: ClientWeights = "equal"
     client_quantizer: Quantizer = field(default_factory=Identity)
     server_quantizer: Quantizer = field(default_factory=Identity)
     broadcast: Broadcast = "difference"
@@ -63,6 +65,9 @@ class Algorithm:
     """α: how much of q the reference of the next difference takes up; 1 but for MCM."""
     upload: Upload = "update"
     """What a client sends: y₀ − y_P; or its model y_P, which the server mixes into its own (FedAsync)."""
+
+    partial_work: bool = False
+    """Whether a client that a round's deadline overtakes uploads what it has done by then (FedProx)."""
 
     def __post_init__(self) -> None:
         _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
@@ -77,6 +82,9 @@ class Algorithm:
             self.aggregation in get_args(Aggregation),
             f"aggregation is one of {get_args(Aggregation)}",
             self.aggregation,
+        )
+        _require(
+            self.client_weights in get_args(ClientWeights), "clients weigh equal or by samples", self.client_weights
         )
         _require(self.broadcast in get_args(Broadcast), f"broadcast is one of {get_args(Broadcast)}", self.broadcast)
         _require(0 < self.memory_rate <= 1, "the memory rate lies in (0, 1]", self.memory_rate)

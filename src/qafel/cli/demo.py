@@ -15,8 +15,8 @@ from qafel.config import load_recipe
 from qafel.results.plots import comparison_figure, save_figure
 from qafel.results.report import write_report
 from qafel.results.runs import Run
-from qafel.simulator.run import Summary
 from qafel.simulator.run import run as simulate
+from qafel.simulator.summary import Summary
 
 REFERENCE = "mushrooms-fedbuff"
 RECIPES = (
@@ -44,10 +44,10 @@ def demo(
     configs = [load_recipe(name, overrides, seed) for name in RECIPES]
     summaries = []
     with RunProgress() as progress:
-        bars = [progress.bar(config.description, steps, "f − f*") for config in configs]
+        bars = [progress.bar(config.description, config.stop, "f − f*") for config in configs]
         for config, bar in zip(configs, bars, strict=True):
-            summary = simulate(config, out / config.name, bar)
-            bar.done(summary["server_steps"], f"f − f* {summary['metric_final']:.3g} · {summary['wall_s']:.1f} s")
+            summary = simulate(config, out / config.name, bar, tensorboard=False)
+            bar.done(f"f − f* {summary['metric_final']:.3g} · {summary['wall_s']:.1f} s")
             summaries.append(summary)
     runs = [Run.load(out / config.name) for config in configs]
     save_figure(comparison_figure(runs), out / "comparison.png")

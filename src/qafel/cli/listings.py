@@ -10,7 +10,7 @@ from rich.table import Table
 
 from qafel import config
 from qafel.cli.progress import console
-from qafel.tasks import TASKS
+from qafel.task_config import TASKS
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -38,9 +38,9 @@ def tasks(json_output: Json = False) -> None:
     Example: qafel tasks
     """
     if json_output:
-        print(json.dumps(TASKS, indent=2))
+        print(json.dumps({name: section.__doc__ for name, section in TASKS.items()}, indent=2))
         return
     table = Table("task", "what it is", box=None, header_style="bold")
-    for name, summary in TASKS.items():
-        table.add_row(name, summary)
+    for name, section in TASKS.items():
+        table.add_row(name, section.__doc__)
     console.print(table)

@@ -14,9 +14,9 @@ from qafel.cli.units import human_bytes
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, OutputError
 from qafel.quantizers import fitness
-from qafel.simulator.run import Summary
+from qafel.simulator.executor_choice import ExecutorName
 from qafel.simulator.run import run as simulate
-from qafel.tasks import make_task
+from qafel.simulator.summary import Summary
 
 
 def run(
@@ -26,6 +26,11 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; runs/NAME-seedN by default.")] = None,
+    executor: Annotated[ExecutorName, typer.Option(help="Where clients train; the result is the same.")] = "inline",
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
+    checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 30.0,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events, where it is installed.")] = True,
     strict: Annotated[bool, typer.Option("--strict", help="Fail where theory warns against a quantizer.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the folder.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -38,11 +43,21 @@ def run(
     config = load_recipe(recipe, settings or (), seed)
     warn_of_unfit_quantizers(config, strict)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
-    _refuse_to_replace_another_run(config, out, overwrite)
+    if not resume:
+        _refuse_to_replace_another_run(config, out, overwrite)
     with RunProgress(quiet) as progress:
-        bar = progress.bar(config.name, config.stop.server_steps, "metric")
-        summary = simulate(config, out, bar)
-        bar.done(summary["server_steps"], summary["status"])
+        bar = progress.bar(config.name, config.stop, "metric")
+        summary = simulate(
+            config,
+            out,
+            bar,
+            executor=executor,
+            workers=workers,
+            resume=resume,
+            checkpoint_every_s=checkpoint_every,
+            tensorboard=tensorboard,
+        )
+        bar.done(summary["status"])
     if json_output:
         print(json.dumps(summary, indent=2))
     else:
@@ -51,7 +66,7 @@ def run(
 
 def warn_of_unfit_quantizers(config: Config, strict: bool = False) -> None:
     """Say before a run what theory holds against its quantizers; under --strict, refuse."""
-    task = make_task(config.task.name, config.task.clients)
+    task = config.task.make()
     algorithm = config.algorithm.wire(task.layout)
     warnings = fitness(algorithm.client_quantizer, task.layout.size, "client")
     if algorithm.broadcast == "difference":

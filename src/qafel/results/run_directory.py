@@ -23,12 +23,14 @@ from qafel.params import Layout, Vector
 class RunDirectory:
     """A context in which one run writes its results."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep_metrics_bytes: int = 0) -> None:
+        """Open a directory for writing; a resumed run keeps the first part of its metrics."""
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "summary.json").unlink(missing_ok=True)
-            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
+            self._metrics = (path / "metrics.jsonl").open("ab")
+            self._metrics.truncate(keep_metrics_bytes)
         except OSError as error:
             raise OutputError(
                 f"cannot write results to {path}: {error.strerror}; choose another folder with --out"
@@ -46,7 +48,12 @@ class RunDirectory:
         write_atomically(self.path / "config.toml", toml.encode())
 
     def append_row(self, row: Mapping[str, Any]) -> None:
-        self._metrics.write(json.dumps(row) + "\n")
+        self._metrics.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def metrics_bytes(self) -> int:
+        """How long the metrics are, all of them written out."""
+        self._metrics.flush()
+        return self._metrics.tell()
 
     def write_model(self, model: Vector, layout: Layout) -> None:
         tensors = {name: tensor.copy() for name, tensor in layout.split(model).items()}

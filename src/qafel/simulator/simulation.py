@@ -1,157 +1,248 @@
-"""The event loop: every client is always training; the server takes updates in the order of virtual time.
-
-When an update is taken, its client starts again at once, from the hidden state of that moment, that is before the
-step which its own update may trigger.
-"""
+"""The event loop: the server takes updates in the exact order of virtual time, while workers train ahead of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from time import perf_counter
+from heapq import heappop, heappush
+from itertools import islice
 from typing import NamedTuple, final
 
 import numpy as np
 
-from qafel.algorithm import Algorithm, HiddenState, Message, Server, make_upload
+from qafel.algorithm import Algorithm, HiddenState, Message, Server
+from qafel.algorithm.messages import HEADER_BYTES
+from qafel.errors import ConfigError, RejectedUpload
 from qafel.rng import Stream
+from qafel.simulator import draws
+from qafel.simulator.arrivals import AlwaysTraining, Arrival, Rounds
 from qafel.simulator.clock import Clock
-from qafel.simulator.durations import Durations
+from qafel.simulator.executors import Executor, Inline
+from qafel.simulator.jobs import Job, Trainer
+from qafel.simulator.timing import Timing
 from qafel.simulator.traffic import Traffic
 from qafel.tasks.protocol import Task
 
 
-class Start(NamedTuple):
-    """A client in flight: what it copied, and how many updates it made before. Its result follows from this alone."""
+class Arrive(NamedTuple):
+    """A client comes from outside (open loop)."""
 
     client: int
-    sequence: int
-    hidden_state: HiddenState
+    duration: float | None
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One evaluation."""
+class Trained(NamedTuple):
+    """A client has finished training; its upload sets out."""
 
-    version: int
-    uploads: int
-    virtual_time: float
-    upload_bytes_total: int
-    broadcast_bytes_total: int
-    received_bytes_total: int
-    staleness_mean: float
-    staleness_max: int
-    hidden_state_lag: float
-    buffer_fill: int
-    metric: float
-    wall_s: float
+    job: Job
+
+
+class Deliver(NamedTuple):
+    """An upload reaches the server. It is trained again where a resumed run no longer has its bytes."""
+
+    job: Job
+    upload: bytes | None
+
+
+class Gone(NamedTuple):
+    """A client would have finished, but never reports."""
+
+    client: int
+
+
+class Timeout(NamedTuple):
+    """A round's time is up."""
+
+    round_number: int
+
+
+Event = Arrive | Trained | Deliver | Gone | Timeout
+_AFTER_ALL_ELSE = 1
 
 
 @final
 class Simulation:
-    """One run in virtual time. `rows` drives it and yields an evaluation at a time."""
+    """One run in virtual time. `begin` it, then `advance` it an event at a time."""
 
     def __init__(
-        self,
-        task: Task,
-        algorithm: Algorithm,
-        durations: Durations,
-        seed: int,
-        *,
-        evaluate_every: int = 1,
-        weigh_by_samples: bool = False,
+        self, task: Task, algorithm: Algorithm, timing: Timing, seed: int, executor: Executor | None = None
     ) -> None:
         self.task = task
         self.algorithm = algorithm
-        self.durations = durations
+        self.timing = timing
         self.seed = seed
-        self.evaluate_every = evaluate_every
-        self.server = Server(task.initial_model(Stream.named(seed, "initial-model")), algorithm, seed)
+        self.executor: Executor = executor or Inline(Trainer(task, algorithm, seed))
+        self.server = Server(task.initial_model(Stream.named(seed, "initial-model")), algorithm, seed, log_capacity=0)
         self.fleet = HiddenState.of(self.server.model.copy())
         """The clients' hidden state, moved by the broadcasts' bytes alone: one vector, as all hold the same."""
-        self.clock: Clock[Start] = Clock()
+        self.clock: Clock[Event] = Clock()
         self.traffic = Traffic()
         self.sequences = np.zeros(task.clients, np.uint32)
-        self.weights = _weights(task) if weigh_by_samples else np.ones(task.clients)
-        self.training_s = 0.0
-        self.evaluation_s = 0.0
-        self._starts = 0
-        self._began = perf_counter()
+        self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = 0
+        self.last_broadcast_bytes = len(self.fleet.to_snapshot())
+        """What a client downloads before it starts: the newest broadcast, at first the initial model."""
+        self._weights = _weights(task, algorithm)
+        self._dropouts = draws.uniform(seed, "dropout")
+        self._arrivals: Iterator[Arrival] = iter(())
+        self._ahead: list[tuple[float, int, Job]] = []
 
-    def rows(self, server_steps: int) -> Iterator[Row]:
-        """Run until that many server steps are done; evaluate at the start, every so many steps, and at the end."""
-        for client in range(self.task.clients):
-            self._start(client)
-        yield self._evaluate()
-        while self.server.version < server_steps:
-            if self._next() and (self.server.version % self.evaluate_every == 0 or self.server.version == server_steps):
-                yield self._evaluate()
+    def begin(self) -> None:
+        """Let the first clients start."""
+        match self.timing.arrivals:
+            case AlwaysTraining():
+                for client in range(self.task.clients):
+                    self._start(client)
+            case Rounds():
+                self._start_round()
+            case _:
+                self.follow_arrivals()
+                self._schedule_arrival()
 
-    def _start(self, client: int) -> None:
-        sequence = int(self.sequences[client])
-        self.sequences[client] += 1
-        self.clock.schedule(self.durations.draw(self._starts), Start(client, sequence, self.fleet))
-        self._starts += 1
+    def follow_arrivals(self) -> None:
+        """Take up the open loop where it is: behind as many arrivals as there were."""
+        if not isinstance(self.timing.arrivals, AlwaysTraining | Rounds):
+            self._arrivals = islice(self.timing.arrivals, self.arrivals, None)
 
-    def _next(self) -> bool:
+    def advance(self) -> bool:
         """Handle the next event; True if the server stepped."""
-        start = self.clock.advance()
-        upload = self._update(start)
-        self._start(start.client)
-        broadcast = self.server.receive(upload)
-        self.traffic.count_upload(upload, self.server.last_staleness)
-        if broadcast is None:
+        self._train_ahead()
+        match self.clock.advance():
+            case Trained(job):
+                if self._ahead and self._ahead[0][1] == job.number:
+                    heappop(self._ahead)
+                upload = self.executor.result(job)
+                if self.timing.network is None:
+                    return self._deliver(job, upload)
+                delay = self.timing.network.upload_time(job.client, len(upload))
+                self.clock.schedule(delay, Deliver(job, upload))
+            case Deliver(job, upload):
+                return self._deliver(job, self.executor.result(job) if upload is None else upload)
+            case Arrive(client, duration):
+                self._start(client, duration)
+                self._schedule_arrival()
+            case Gone(client):
+                self._finish(client)
+            case Timeout(round_number):
+                return round_number == self.rounds and self._end_round()
+        return False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing more will happen: a trace has ended."""
+        return not self.clock
+
+    def train_ahead_of(self, time: float, job: Job) -> None:
+        """Note a job that workers may begin before its result is wanted, the earliest first."""
+        heappush(self._ahead, (time, job.number, job))
+
+    def _train_ahead(self) -> None:
+        while self._ahead and self.executor.room > 0:
+            self.executor.submit(heappop(self._ahead)[2])
+
+    def _schedule_arrival(self) -> None:
+        if (arrival := next(self._arrivals, None)) is not None:
+            self.arrivals += 1
+            duration = arrival[2] if len(arrival) == 3 else None
+            self.clock.schedule(arrival[0] - self.clock.now, Arrive(arrival[1], duration))
+
+    def _start(self, client: int, duration: float | None = None, deadline: float | None = None) -> None:
+        """A client copies the hidden state and begins to train."""
+        timing = self.timing
+        if timing.max_concurrency is not None and self.in_flight >= timing.max_concurrency:
+            self.turned_away += 1
+            return
+        number, sequence = self.starts, int(self.sequences[client])
+        self.starts += 1
+        self.in_flight += 1
+        self.sequences[client] += 1
+        if duration is None:
+            duration = self._duration(client, number)
+        work = 1.0
+        if timing.network is not None:
+            download = timing.network.download_time(client, self.last_broadcast_bytes)
+        else:
+            download = 0.0
+        if deadline is not None and self.algorithm.partial_work:
+            deadline -= download + self._longest_upload(client)
+            work = min(1.0, max(0.0, deadline) / duration) if duration else 1.0
+        if timing.dropout and self._dropouts[number] < timing.dropout:
+            self.clock.schedule(download + duration, Gone(client))
+            return
+        job = Job(number, client, sequence, self.fleet, self._weights[client] if self._weights else 1.0, work)
+        delay = download + duration * work
+        self.clock.schedule(delay, Trained(job))
+        if self.executor.room:
+            self.train_ahead_of(self.clock.now + delay, job)
+
+    def _duration(self, client: int, number: int) -> float:
+        timing = self.timing
+        duration = timing.durations.draw(number)
+        if timing.speeds is not None:
+            duration *= timing.speeds[client]
+        if timing.per_example:
+            duration += timing.per_example * self.task.samples(client)
+        return duration
+
+    def _longest_upload(self, client: int) -> float:
+        if self.timing.network is None:
+            return 0.0
+        payload = self.algorithm.client_quantizer.max_payload_bytes(self.server.model.size)
+        return self.timing.network.upload_time(client, HEADER_BYTES + payload)
+
+    def _finish(self, client: int) -> None:
+        """A client is free again. In the closed loop it starts at once, before the step its update may trigger."""
+        self.in_flight -= 1
+        if isinstance(self.timing.arrivals, AlwaysTraining):
+            self._start(client)
+
+    def _deliver(self, job: Job, upload: bytes) -> bool:
+        self._finish(job.client)
+        try:
+            broadcast = self.server.receive(upload)
+        except RejectedUpload:
+            self.traffic.count_rejected(upload)
             return False
+        self.traffic.count_upload(upload, self.server.last_staleness)
+        return broadcast is not None and self._spread(broadcast)
+
+    def _spread(self, broadcast: bytes) -> bool:
+        """Every client receives the broadcast. Algorithm 3."""
         self.traffic.count_broadcast(broadcast, self.task.clients)
         self.fleet = self.fleet.advanced(Message.from_bytes(broadcast), self.algorithm)
+        self.last_broadcast_bytes = len(broadcast)
+        if isinstance(self.timing.arrivals, Rounds):
+            self._start_round()
         return True
 
-    def _update(self, start: Start) -> bytes:
-        client, sequence, hidden_state = start
-        began = perf_counter()
-        trained = self.task.train(
-            client, hidden_state.vector, self.algorithm.local, Stream.named(self.seed, "train", client, sequence)
-        )
-        self.training_s += perf_counter() - began
-        return make_upload(
-            hidden_state,
-            trained,
-            self.algorithm,
-            Stream.named(self.seed, "client-quantizer", client, sequence),
-            client=client,
-            sequence=sequence,
-            weight=float(self.weights[client]),
-        )
+    def _start_round(self) -> None:
+        rounds = self.timing.arrivals
+        assert isinstance(rounds, Rounds)
+        self.rounds += 1
+        for client in rounds.cohort(self.seed, self.rounds, self.task.clients, self.algorithm.buffer_size):
+            self._start(client, deadline=rounds.timeout)
+        if rounds.timeout is not None:
+            self.clock.schedule(rounds.timeout, Timeout(self.rounds), priority=_AFTER_ALL_ELSE)
 
-    def _evaluate(self) -> Row:
-        began = perf_counter()
-        metric = self.task.evaluate(self.server.model)["metric"]
-        self.evaluation_s += perf_counter() - began
-        traffic, server = self.traffic, self.server
-        return Row(
-            version=server.version,
-            uploads=traffic.uploads,
-            virtual_time=self.clock.now,
-            upload_bytes_total=traffic.upload_bytes,
-            broadcast_bytes_total=traffic.broadcast_bytes,
-            received_bytes_total=traffic.received_bytes,
-            staleness_mean=traffic.staleness_mean,
-            staleness_max=traffic.staleness_max,
-            hidden_state_lag=_relative_distance(server),
-            buffer_fill=server.buffer.count,
-            metric=metric,
-            wall_s=perf_counter() - self._began,
+    def _end_round(self) -> bool:
+        broadcast = self.server.flush()
+        if broadcast is not None:
+            return self._spread(broadcast)
+        self._start_round()
+        return False
+
+
+def require_progress(simulation: Simulation) -> None:
+    """Raise if a synchronous run waits for clients that will never report."""
+    if simulation.idle and isinstance(simulation.timing.arrivals, Rounds):
+        raise ConfigError(
+            f"round {simulation.rounds} waits for {simulation.algorithm.buffer_size} updates, and only "
+            f"{simulation.server.buffer.count} can come: set timing.round_timeout or more timing.over_selection"
         )
 
 
-def _relative_distance(server: Server) -> float:
-    """‖x − x̂‖ / ‖x‖, zero where both are."""
-    distance = float(np.linalg.norm(server.model - server.hidden_state.vector))
-    return distance / norm if (norm := float(np.linalg.norm(server.model))) else distance
-
-
-def _weights(task: Task) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Each client's samples over the mean, so that the weights average to one."""
+def _weights(task: Task, algorithm: Algorithm) -> list[float] | None:
+    """Each client's samples over the mean, so that the weights average to one; None where all weigh alike."""
+    if algorithm.client_weights == "equal":
+        return None
     samples = np.array([task.samples(client) for client in range(task.clients)], np.float64)
-    return np.asarray(samples / samples.mean())
+    weights: list[float] = (samples / samples.mean()).tolist()
+    return weights

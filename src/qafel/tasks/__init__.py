@@ -2,30 +2,34 @@
 
 protocol     what a task is
 mushrooms    the paper's logistic regression; its data ships with the package
+synthetic    quadratic and logistic problems of any size with known optimum and constants
 libsvm       LIBSVM's text format
 """
 
-from qafel.errors import ConfigError
+from collections.abc import Callable
+
 from qafel.tasks.libsvm import LabelledRows, read_libsvm, write_libsvm
 from qafel.tasks.mushrooms import Mushrooms, load_mushrooms
 from qafel.tasks.protocol import Goal, Task
-
-TASKS = {"mushrooms": "logistic regression on LIBSVM's mushrooms, 113 parameters; the data ships with the package"}
-"""The tasks by name, each in a line."""
+from qafel.tasks.synthetic import Quadratic, SyntheticLogistic
 
 
 def make_task(name: str, clients: int) -> Task:
-    """The task of that name, split over a number of clients."""
-    if name not in TASKS:
-        raise ConfigError(f"unknown task {name!r}; choose from {', '.join(TASKS)}")
-    return Mushrooms(clients)
+    """A task by its name with a number of clients and defaults otherwise."""
+    known: dict[str, Callable[[int], Task]] = {
+        "mushrooms": Mushrooms,
+        "quadratic": Quadratic,
+        "logistic": SyntheticLogistic,
+    }
+    return known[name](clients)
 
 
 __all__ = [
-    "TASKS",
     "Goal",
     "LabelledRows",
     "Mushrooms",
+    "Quadratic",
+    "SyntheticLogistic",
     "Task",
     "load_mushrooms",
     "make_task",

@@ -19,7 +19,8 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
-from qafel.tasks import logistic_kernels as kernels
+from qafel.tasks import convex_kernels as kernels
+from qafel.tasks.convex_training import NO_NOISE, NOTHING, steps_of
 from qafel.tasks.libsvm import LabelledRows
 from qafel.tasks.protocol import Goal
 
@@ -68,8 +69,18 @@ class Mushrooms:
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
         rows, columns, targets = self._parts[client]
-        trained: Vector = kernels.train(
-            rows, columns, targets, start, np.float32(local.lr), local.steps, np.float32(self._l2)
+        trained: Vector = kernels.train_logistic(
+            rows,
+            columns,
+            targets,
+            start,
+            NOTHING,
+            NO_NOISE,
+            np.float32(local.lr),
+            steps_of(local, self.name),
+            np.float32(self._l2 + local.weight_decay),
+            np.float32(local.proximal),
+            local.clip_norm or 0.0,
         )
         return trained
 

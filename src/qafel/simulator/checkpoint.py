@@ -1,0 +1,124 @@
+"""A simulation between two events as arrays and plain values, and back.
+
+What clients in flight will report is not saved: it follows from their jobs, and is trained again after a resume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from numpy.typing import NDArray
+
+from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
+from qafel.errors import DataError
+from qafel.simulator.jobs import Job
+from qafel.simulator.measure import Measurements
+from qafel.simulator.simulation import Arrive, Deliver, Event, Gone, Simulation, Timeout, Trained
+from qafel.simulator.traffic import Traffic
+
+_COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "last_broadcast_bytes")
+
+
+def save_simulation(simulation: Simulation, measurements: Measurements) -> Checkpoint:
+    """Everything that the rest of the run depends on."""
+    server = save_server(simulation.server)
+    arrays: dict[str, NDArray[Any]] = {f"server.{name}": array for name, array in server.arrays.items()}
+    arrays["sequences"] = simulation.sequences.copy()
+    versions = {simulation.fleet.version: simulation.fleet}
+    entries = []
+    for time, priority, serial, event in simulation.clock.entries():
+        entries.append([time, priority, serial, *_pack(event)])
+        if isinstance(event, Trained | Deliver):
+            versions[event.job.hidden_state.version] = event.job.hidden_state
+    for version, state in versions.items():
+        arrays[f"version.{version}"] = state.vector
+        if state.memory is not state.vector:
+            arrays[f"memory.{version}"] = state.memory
+    values = {
+        "server": server.values,
+        "fleet": simulation.fleet.version,
+        "now": simulation.clock.now,
+        "serial": simulation.clock.serial,
+        "events": entries,
+        "counters": {name: getattr(simulation, name) for name in _COUNTERS},
+        "traffic": asdict(simulation.traffic),
+        "measurements": _dump(measurements),
+    }
+    return Checkpoint(arrays, values)
+
+
+def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measurements: Measurements) -> None:
+    """Bring a new simulation of the same configuration to where the saved one was."""
+    arrays, values = checkpoint.arrays, checkpoint.values
+    try:
+        prefix = "server."
+        inner = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        simulation.server = restore_server(
+            Checkpoint(inner, values["server"]), simulation.algorithm, simulation.seed, log_capacity=0
+        )
+        states = {
+            int(name.partition(".")[2]): HiddenState.of(
+                array, int(name.partition(".")[2]), arrays.get(f"memory.{name.partition('.')[2]}")
+            )
+            for name, array in arrays.items()
+            if name.startswith("version.")
+        }
+        simulation.fleet = states[values["fleet"]]
+        simulation.sequences = arrays["sequences"]
+        for name in _COUNTERS:
+            setattr(simulation, name, values["counters"][name])
+        simulation.traffic = Traffic(**values["traffic"])
+        simulation.clock.restore(
+            values["now"],
+            values["serial"],
+            [(time, priority, serial, _unpack(event, states)) for time, priority, serial, *event in values["events"]],
+        )
+        for name, value in values["measurements"].items():
+            setattr(measurements, name, value)
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"the checkpoint does not fit this run: {error!r}") from None
+    for time, _, _, event in sorted(simulation.clock.entries()):
+        if isinstance(event, Trained):
+            simulation.train_ahead_of(time, event.job)
+    simulation.follow_arrivals()
+
+
+def _dump(measurements: Measurements) -> dict[str, Any]:
+    kept = {entry.name: getattr(measurements, entry.name) for entry in fields(measurements)}
+    for name in ("evaluation", "goal", "began"):
+        del kept[name]
+    return {**kept, "wall_before_s": measurements.wall_s}
+
+
+def _pack(event: Event) -> list[Any]:
+    match event:
+        case Trained(job) | Deliver(job, _):
+            return [
+                type(event).__name__,
+                job.number,
+                job.client,
+                job.sequence,
+                job.hidden_state.version,
+                job.weight,
+                job.work,
+            ]
+        case _:
+            return [type(event).__name__, *event]
+
+
+def _unpack(packed: list[Any], states: dict[int, HiddenState]) -> Event:
+    name, *rest = packed
+    match name:
+        case "Trained" | "Deliver":
+            number, client, sequence, version, weight, work = rest
+            job = Job(number, client, sequence, states[version], weight, work)
+            return Trained(job) if name == "Trained" else Deliver(job, None)
+        case "Arrive":
+            return Arrive(*rest)
+        case "Gone":
+            return Gone(*rest)
+        case "Timeout":
+            return Timeout(*rest)
+        case _:
+            raise ValueError(f"unknown event {name!r}")

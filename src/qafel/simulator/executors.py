@@ -1,0 +1,62 @@
+"""Where jobs run. Results do not depend on it: same seed, same bits, on any executor with any number of workers."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self, final
+
+from qafel.simulator.jobs import Job, Trainer
+
+
+class Executor(Protocol):
+    """Takes jobs, gives uploads. A context manager, as it may hold processes."""
+
+    @property
+    def room(self) -> int:
+        """How many more jobs it would begin now, ahead of the clock."""
+        ...
+
+    @property
+    def training_s(self) -> float:
+        """Time spent in training, summed over workers."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Begin a job whose result will be wanted later."""
+        ...
+
+    def result(self, job: Job) -> bytes:
+        """The job's upload; waits for it, and begins it first if it was not submitted."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@final
+class Inline:
+    """Runs a job when its result is wanted, in this thread."""
+
+    room = 0
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.result = trainer.perform
+
+    @property
+    def training_s(self) -> float:
+        return self._trainer.training_s
+
+    def submit(self, job: Job) -> None:
+        """Nothing begins ahead of time here."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to release."""

@@ -1,0 +1,211 @@
+"""Worker processes on this machine; vectors and uploads cross through shared memory.
+
+At most two jobs per worker are under way, one that it trains and one that waits, so that memory stays at a few vectors
+however many clients are in flight. A worker that dies is replaced, and its jobs run again: they give the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.shared_memory import SharedMemory
+from types import TracebackType
+from typing import Self, final
+
+from qafel.algorithm import Algorithm
+from qafel.algorithm.messages import HEADER_BYTES
+from qafel.errors import ConfigError, QafelError
+from qafel.simulator.jobs import Job
+from qafel.simulator.worker import Arena, Done, Order, serve
+from qafel.tasks.protocol import Task
+
+JOBS_PER_WORKER = 2
+MAX_DEATHS = 2
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+
+
+class WorkerLost(QafelError):
+    """Workers died again and again at the same job."""
+
+    reason = "worker-lost"
+
+
+@final
+class _Worker:
+    """One process, its connection, and the orders it has not answered."""
+
+    def __init__(self, process: BaseProcess, connection: Connection) -> None:
+        self.process = process
+        self.connection = connection
+        self.orders: dict[int, Order] = {}
+        self.ready = False
+
+
+@final
+class Processes:
+    """An executor of `workers` processes."""
+
+    def __init__(
+        self, workers: int, make_task: Callable[[], Task], algorithm: Algorithm, seed: int, dimension: int
+    ) -> None:
+        if workers < 1:
+            raise ConfigError(f"there is at least one worker, got {workers}")
+        self.training_s = 0.0
+        slots = JOBS_PER_WORKER * workers
+        upload_bytes = HEADER_BYTES + algorithm.client_quantizer.max_payload_bytes(dimension)
+        self._memory = SharedMemory(create=True, size=slots * (4 * dimension + upload_bytes))
+        self._arena = Arena(self._memory.name, slots, dimension, upload_bytes)
+        self._vectors = self._arena.vectors(self._memory)
+        self._serve_arguments = (make_task, algorithm, seed, self._arena)
+        self._free_uploads = list(range(slots))
+        self._free_vectors = list(range(slots))
+        self._held: dict[int, tuple[int, int]] = {}  # version: (slot, how many orders use it)
+        self._ready: dict[int, bytes | QafelError] = {}
+        self._deaths: dict[int, int] = {}
+        self._stillborn = 0
+        self._workers = [self._hire() for _ in range(workers)]
+
+    @property
+    def room(self) -> int:
+        return len(self._free_uploads)
+
+    def submit(self, job: Job) -> None:
+        while not self._free_uploads:
+            self._collect()
+        order = Order(
+            job.number,
+            job.client,
+            job.sequence,
+            job.weight,
+            job.work,
+            job.hidden_state.version,
+            self._hold(job),
+            self._free_uploads.pop(),
+        )
+        self._send(min(self._workers, key=lambda worker: len(worker.orders)), order)
+
+    def result(self, job: Job) -> bytes:
+        if job.number not in self._ready and not any(job.number in worker.orders for worker in self._workers):
+            self.submit(job)
+        while job.number not in self._ready:
+            self._collect()
+        ready = self._ready.pop(job.number)
+        if isinstance(ready, QafelError):
+            raise ready
+        return ready
+
+    def _hold(self, job: Job) -> int:
+        """The slot with the job's hidden state; one slot per version in use."""
+        version = job.hidden_state.version
+        slot, users = self._held.get(version) or (self._free_vectors.pop(), 0)
+        if not users:
+            self._vectors[slot] = job.hidden_state.vector
+        self._held[version] = (slot, users + 1)
+        return slot
+
+    def _release(self, order: Order) -> None:
+        slot, users = self._held.pop(order.version)
+        if users > 1:
+            self._held[order.version] = (slot, users - 1)
+        else:
+            self._free_vectors.append(slot)
+        self._free_uploads.append(order.upload_slot)
+
+    def _send(self, worker: _Worker, order: Order) -> None:
+        worker.orders[order.number] = order
+        try:
+            worker.connection.send(order)
+        except (BrokenPipeError, ConnectionResetError):
+            self._replace(worker)
+
+    def _collect(self) -> None:
+        """Wait for one or more answers, and take them."""
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for connection in wait(list(by_connection)):
+            assert isinstance(connection, Connection)
+            worker = by_connection[connection]
+            try:
+                done: Done | None = connection.recv()
+            except (EOFError, ConnectionResetError):
+                self._replace(worker)
+                continue
+            if done is None:
+                worker.ready = True
+            else:
+                self._take(worker.orders.pop(done.number), done)
+
+    def _take(self, order: Order, done: Done) -> None:
+        self.training_s += done.training_s
+        upload = bytes(self._arena.upload(self._memory, order.upload_slot)[: done.length])
+        self._ready[order.number] = done.error or upload
+        self._deaths.pop(order.number, None)
+        self._release(order)
+
+    def _hire(self) -> _Worker:
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(*self._serve_arguments, theirs), daemon=True)
+        with _environment(_ONE_THREAD):
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _replace(self, dead: _Worker) -> None:
+        """Hire another worker for the dead one's orders."""
+        dead.process.join()
+        dead.connection.close()
+        code = dead.process.exitcode
+        if not dead.ready:
+            self._stillborn += 1
+        if self._stillborn > MAX_DEATHS:
+            raise WorkerLost(
+                f"worker processes end before they begin (exit code {code}): what they print above says why; a script "
+                'that uses them must have its work under `if __name__ == "__main__":`'
+            )
+        for number, order in dead.orders.items():
+            self._deaths[number] = self._deaths.get(number, 0) + 1
+            if self._deaths[number] > MAX_DEATHS:
+                raise WorkerLost(
+                    f"workers died {self._deaths[number]} times (last exit code {code}) at the update of client "
+                    f"{order.client}: is memory short? Try fewer workers, or the inline executor"
+                )
+        worker = self._hire()
+        self._workers[self._workers.index(dead)] = worker
+        for order in dead.orders.values():
+            self._send(worker, order)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        del self._vectors
+        self._memory.close()
+        self._memory.unlink()
+
+
+@contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    """Change the environment for what starts meanwhile."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,94 @@
+"""The life of a worker process: make the task once, then train what comes, until the other end closes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from typing import NamedTuple
+
+import numpy as np
+
+from qafel.algorithm import Algorithm, HiddenState
+from qafel.errors import QafelError
+from qafel.simulator.jobs import Job, Trainer
+from qafel.tasks.protocol import Task
+
+
+class Order(NamedTuple):
+    """A job as it crosses to a worker: its vector lies in shared memory, and its upload will."""
+
+    number: int
+    client: int
+    sequence: int
+    weight: float
+    work: float
+    version: int
+    vector_slot: int
+    upload_slot: int
+
+
+class Done(NamedTuple):
+    """What comes back: how many bytes of the upload slot are filled, or why there are none."""
+
+    number: int
+    length: int
+    training_s: float
+    error: QafelError | None = None
+
+
+class Arena(NamedTuple):
+    """The shared memory of an executor: `slots` vectors, then `slots` uploads."""
+
+    name: str
+    slots: int
+    dimension: int
+    upload_bytes: int
+
+    @property
+    def size(self) -> int:
+        return self.slots * (4 * self.dimension + self.upload_bytes)
+
+    def vectors(self, memory: SharedMemory) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        assert memory.buf is not None
+        return np.frombuffer(memory.buf, np.float32, self.slots * self.dimension).reshape(self.slots, self.dimension)
+
+    def upload(self, memory: SharedMemory, slot: int) -> memoryview:
+        assert memory.buf is not None
+        start = self.slots * 4 * self.dimension + slot * self.upload_bytes
+        return memory.buf[start : start + self.upload_bytes]
+
+
+def serve(make_task: Callable[[], Task], algorithm: Algorithm, seed: int, arena: Arena, connection: Connection) -> None:
+    """Perform orders until the connection closes. One thread: parallelism is the number of workers."""
+    with suppress(ImportError):
+        import torch  # noqa: PLC0415  (an extra; a worker that has it must not take all cores)
+
+        torch.set_num_threads(1)
+    trainer = Trainer(make_task(), algorithm, seed)
+    memory = SharedMemory(arena.name)
+    vectors = arena.vectors(memory)
+    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
+        connection.send(None)
+        while True:
+            connection.send(_perform(connection.recv(), trainer, vectors, arena, memory))
+    del vectors
+    memory.close()
+
+
+def _perform(
+    order: Order,
+    trainer: Trainer,
+    vectors: np.ndarray[tuple[int, int], np.dtype[np.float32]],
+    arena: Arena,
+    memory: SharedMemory,
+) -> Done:
+    before = trainer.training_s
+    start = HiddenState.of(vectors[order.vector_slot].copy(), order.version)
+    try:
+        upload = trainer.perform(Job(order.number, order.client, order.sequence, start, order.weight, order.work))
+    except QafelError as error:
+        return Done(order.number, 0, trainer.training_s - before, error)
+    arena.upload(memory, order.upload_slot)[: len(upload)] = upload
+    return Done(order.number, len(upload), trainer.training_s - before)

@@ -1,0 +1,105 @@
+"""Who starts when."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from qafel.errors import ConfigError, DataError
+from qafel.simulator import Constant, ConstantRate, HalfNormal, LogNormal, Poisson, Rounds, Timing, Trace, Uniform
+
+
+def test_constant_arrivals_are_even():
+    arrivals = list(islice(ConstantRate(0, 10, rate=4.0), 100))
+    np.testing.assert_allclose([time for time, _ in arrivals], np.arange(100) / 4)
+    assert {client for _, client in arrivals} == set(range(10))
+
+
+def test_poisson_arrivals_have_their_rate():
+    """20,000 gaps of mean 1/5: the sum is within 4 % but for odds of one in 10⁷."""
+    times = np.array([time for time, _ in islice(Poisson(0, 10, rate=5.0), 20_000)])
+    assert (np.diff(times) >= 0).all()
+    assert times[-1] == pytest.approx(4000, rel=0.04)
+    gaps = np.diff(times)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
+
+
+def test_without_replacement_everyone_comes_once_in_every_pass():
+    clients = [client for _, client in islice(ConstantRate(3, 50, 1.0, "without-replacement"), 150)]
+    passes = np.array(clients).reshape(3, 50)
+    assert all(sorted(one) == list(range(50)) for one in passes.tolist())
+    assert passes[0].tolist() != passes[1].tolist()
+
+
+def test_arrivals_start_afresh_each_time():
+    arrivals = Poisson(1, 10, 2.0)
+    assert list(islice(arrivals, 50)) == list(islice(arrivals, 50))
+
+
+def test_a_trace_is_read(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("time,client,duration\n0,3,1.5\n0.5,1,\n")
+    assert list(Trace(path, 4)) == [(0.0, 3, 1.5), (0.5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n1,2\n", "the first line names the columns"),
+        ("time,client\n1,x\n", "line 2: expected time,client"),
+        ("time,client\n1,0\n0.5,0\n", "line 3: times ascend"),
+        ("time,client\nnan,0\n", "times ascend"),
+        ("time,client\n1,4\n", "clients are 0 to 3, found 4"),
+        ("time,client,duration\n1,0,-1\n", "a duration is zero or more"),
+        ("time,client\n1\n", "line 2: expected"),
+    ],
+)
+def test_a_damaged_trace_says_where(tmp_path, text, words):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words):
+        list(Trace(path, 4))
+
+
+def test_a_missing_trace_says_which(tmp_path):
+    with pytest.raises(DataError, match="gone.csv cannot be read"):
+        list(Trace(tmp_path / "gone.csv", 4))
+
+
+def test_draws_are_numbered():
+    for law in (HalfNormal, LogNormal, Uniform):
+        once, again = law(3), law(3)
+        forwards = [once.draw(number) for number in range(5000)]
+        assert [again.draw(number) for number in (4999, 0, 4096)] == [forwards[4999], forwards[0], forwards[4096]]
+        assert min(forwards) >= 0
+
+
+def test_laws_have_their_shape():
+    """Means and medians of 5,000 draws, within five standard errors."""
+    half = [HalfNormal(0, 2.0).draw(number) for number in range(5000)]
+    assert np.mean(half) == pytest.approx(2 * np.sqrt(2 / np.pi), abs=0.09)
+    assert np.median([LogNormal(0, 3.0, 0.5).draw(number) for number in range(5000)]) == pytest.approx(3, rel=0.05)
+    flat = [Uniform(0, 2.0, 0.25).draw(number) for number in range(5000)]
+    assert 1.5 <= min(flat) < 1.51
+    assert 2.49 < max(flat) <= 2.5
+    assert Constant(4.0).draw(7) == 4.0
+
+
+def test_impossible_times_are_refused():
+    with pytest.raises(ConfigError, match="spread"):
+        Uniform(0, 1.0, 2.0)
+    with pytest.raises(ConfigError, match="dropout"):
+        Timing(dropout=1.0)
+    with pytest.raises(ConfigError, match="arrivals are"):
+        Timing(arrivals=5)
+    with pytest.raises(ConfigError, match="over-selection"):
+        Rounds(over_selection=-1)
+    with pytest.raises(ConfigError, match="timeout"):
+        Rounds(timeout=0)
+
+
+def test_cohorts_are_drawn_without_replacement_and_differ_between_rounds():
+    rounds = Rounds(over_selection=0.5)
+    first, second = (rounds.cohort(0, number, 30, 10) for number in (1, 2))
+    assert len(set(first)) == len(first) == 15
+    assert set(first) != set(second)

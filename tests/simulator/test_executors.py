@@ -1,0 +1,119 @@
+"""Same seed, same bits, whatever the executor and the number of workers; lost workers change nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from qafel.algorithm import wire
+from qafel.errors import ConfigError, NonFiniteVector
+from qafel.simulator import HalfNormal, Limits, Network, Timing, simulate
+from qafel.simulator.processes import Processes, WorkerLost
+from qafel.tasks import Quadratic
+
+TASK = Quadratic(30, 50)
+ALGORITHM = wire(
+    "qafel", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", server_quantizer="qsgd:4"
+)
+TIMING = Timing(HalfNormal(0), network=Network(upload_rate=500.0))
+
+
+def make_task():
+    return Quadratic(30, 50)
+
+
+def sha(executor, workers=None, **changes):
+    return simulate(
+        TASK, ALGORITHM, TIMING, limits=Limits(server_steps=40), executor=executor, workers=workers, **changes
+    ).summary["model_sha256"]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_processes_give_the_bits_that_one_thread_gives(workers):
+    assert sha("processes", workers) == sha("inline")
+
+
+def test_ray_gives_the_bits_that_one_thread_gives():
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    assert sha("ray", 2) == sha("inline")
+
+
+def test_a_killed_worker_changes_nothing():
+    with Processes(2, make_task, ALGORITHM, 0, 50) as pool:
+        from qafel.simulator.loop import drive
+        from qafel.simulator.measure import Evaluation, Measurements
+        from qafel.simulator.simulation import Simulation
+
+        simulation = Simulation(TASK, ALGORITHM, TIMING, 0, pool)
+        for row in drive(simulation, Measurements(Evaluation(), "min"), Limits(server_steps=40)):
+            if row.version in (5, 20, 21):
+                os.kill(pool._workers[row.version % 2].process.pid, signal.SIGKILL)
+        from qafel.simulator.summary import sha256
+
+        assert sha256(simulation.server.model) == sha("inline")
+
+
+class Deadly:
+    """A task at which workers die."""
+
+    name, clients, layout = "deadly", 4, TASK.layout
+    metric_name, metric_goal = "none", "min"
+
+    def samples(self, client):
+        return 1
+
+    def initial_model(self, stream):
+        return TASK.initial_model(stream)
+
+    def train(self, client, start, local, stream):
+        os._exit(7)
+
+    def evaluate(self, model):
+        return {"metric": 0.0}
+
+
+def test_workers_that_die_again_and_again_are_reported():
+    with pytest.raises(WorkerLost, match="exit code 7.* at the update of client"):
+        simulate(Deadly(), ALGORITHM, Timing(HalfNormal(0)), limits=Limits(uploads=1), executor="processes", workers=1)
+
+
+class Diverging(Deadly):
+    def train(self, client, start, local, stream):
+        return start * np.float32(np.nan)
+
+
+def test_an_error_in_a_worker_reaches_the_run():
+    result = simulate(
+        Diverging(), ALGORITHM, Timing(HalfNormal(0)), limits=Limits(uploads=1), executor="processes", workers=1
+    )
+    assert result.summary["status"] == "diverged"
+    with pytest.raises(NonFiniteVector):
+        raise NonFiniteVector("as in one thread")
+
+
+def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        from qafel.algorithm import wire
+        from qafel.simulator import HalfNormal, Limits, Timing, simulate
+        from qafel.tasks import Quadratic
+        algorithm = wire("fedbuff", server_lr=1.0, client_lr=0.1, local_steps=1)
+        timing = Timing(HalfNormal(0))
+        simulate(Quadratic(5, 5), algorithm, timing, limits=Limits(uploads=5), executor="processes", workers=1)
+        """)
+    )
+    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    assert finished.returncode != 0
+    assert 'under `if __name__ == "__main__":`' in finished.stderr
+
+
+def test_impossible_executors_are_refused():
+    with pytest.raises(ConfigError, match="unknown executor 'threads'"):
+        sha("threads")
+    with pytest.raises(ConfigError, match="at least one worker"):
+        Processes(0, make_task, ALGORITHM, 0, 50)

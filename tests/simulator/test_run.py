@@ -1,0 +1,137 @@
+"""From a configuration to a run directory; and the paper's claims on its first problem."""
+
+import hashlib
+import json
+
+import pytest
+import safetensors.numpy
+
+from qafel.config import Config, load_recipe
+from qafel.errors import DataError
+from qafel.simulator import run
+from qafel.simulator.run import CHECKPOINT
+
+
+def short(recipe, **changes):
+    data = load_recipe(recipe, ["stop.server_steps=200"]).model_dump()
+    return Config.from_dict({**data, **changes})
+
+
+def test_a_run_directory_holds_what_a_reader_needs(tmp_path):
+    config = short("mushrooms-qafel-4bit", evaluation={"every": 10, "target": 0.3})
+    seen = []
+    summary = run(config, tmp_path / "run", seen.append, checkpoint_every_s=0)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"} <= names
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert rows == [row.to_json() for row in seen]
+    assert Config.from_toml((tmp_path / "run/config.toml").read_text(), "saved") == config
+    first = next(row for row in rows if row["metric"] <= 0.3)
+    assert (summary["uploads_to_target"], summary["virtual_time_to_target"]) == (
+        first["uploads"],
+        first["virtual_time"],
+    )
+    assert summary["metric_final"] == rows[-1]["metric"]
+    assert summary["metric_best"] == min(row["metric"] for row in rows)
+    assert summary["status"] == "finished"
+    assert 0 <= summary["overhead_share"] <= 1
+
+
+def test_tensorboard_reads_the_events(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no TensorBoard")
+    run(short("mushrooms-fedbuff", evaluation={"every": 50}), tmp_path)
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    metric = events.Scalars("metric")
+    assert [event.step for event in metric] == [row["uploads"] for row in rows]
+    assert [event.value for event in metric] == pytest.approx([row["metric"] for row in rows], rel=1e-6)
+    assert "hidden_state_lag" in events.Tags()["scalars"]
+
+
+def test_the_saved_model_is_the_servers(tmp_path):
+    summary = run(short("mushrooms-fedbuff"), tmp_path)
+    (saved,) = safetensors.numpy.load_file(tmp_path / "model.safetensors").values()
+    assert hashlib.sha256(saved.tobytes()).hexdigest() == summary["model_sha256"]
+
+
+def test_a_diverging_run_ends_with_what_it_has(tmp_path):
+    summary = run(
+        short("mushrooms-fedbuff", algorithm={"preset": "fedbuff", "server_lr": 1e30, "client_lr": 1e30}), tmp_path
+    )
+    assert summary["status"] == "diverged"
+    assert summary["server_steps"] < 200
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert all("NaN" not in line and "Infinity" not in line for line in lines)
+
+
+TIMINGS = {
+    "always-training": {},
+    "network": {"network": {"upload_rate": 300.0, "download_rate": 1000.0, "spread": 0.5}, "dropout": 0.1},
+    "poisson": {"arrivals": "poisson", "rate": 50.0, "max_concurrency": 30},
+    "rounds": {"arrivals": "rounds", "over_selection": 0.3, "round_timeout": 1.5},
+}
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, timing):
+    """The run is broken off after an event chosen at random; what the checkpoint holds is all that survives."""
+    algorithm = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4", "server_momentum": 0.3}
+    config = short("mushrooms-qafel-4bit", timing=TIMINGS[timing], algorithm=algorithm, evaluation={"every": 7})
+    whole = run(config, tmp_path / "whole")
+    metrics = (tmp_path / "whole/metrics.jsonl").read_text()
+
+    class Killed(BaseException):
+        pass
+
+    for stop_at in (1, 5, 12, 20):
+
+        def break_off(row, stop_at=stop_at):
+            if row.version >= 7 * stop_at:
+                raise Killed
+
+        out = tmp_path / f"broken-{stop_at}"
+        with pytest.raises(Killed):
+            run(config, out, break_off, checkpoint_every_s=0)
+        assert not (out / "summary.json").exists()
+        resumed = run(config, out, resume=True, checkpoint_every_s=0)
+        assert resumed["model_sha256"] == whole["model_sha256"]
+        assert resumed["hidden_state_sha256"] == whole["hidden_state_sha256"]
+        for key in ("uploads", "upload_bytes_total", "staleness_histogram", "virtual_time", "metric_best", "rejected"):
+            assert resumed[key] == whole[key], key
+        without_wall = [
+            [_without_wall(line) for line in text.splitlines()]
+            for text in (metrics, (out / "metrics.jsonl").read_text())
+        ]
+        assert without_wall[0] == without_wall[1]
+
+
+def _without_wall(line):
+    return {key: value for key, value in json.loads(line).items() if key != "wall_s"}
+
+
+def test_what_cannot_be_resumed_says_why(tmp_path):
+    config = short("mushrooms-fedbuff")
+    with pytest.raises(DataError, match="there is no checkpoint at .* run without --resume"):
+        run(config, tmp_path / "none", resume=True)
+    run(config, tmp_path, checkpoint_every_s=0)
+    with pytest.raises(DataError, match="the checkpoint of another configuration"):
+        run(short("mushrooms-fedbuff", seed=5), tmp_path, resume=True)
+    data = bytearray((tmp_path / CHECKPOINT).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / CHECKPOINT).write_bytes(data)
+    with pytest.raises(DataError, match="is damaged"):
+        run(config, tmp_path, resume=True)
+
+
+def test_the_papers_claims_on_mushrooms_hold(tmp_path):
+    def reached(recipe):
+        return run(load_recipe(recipe, ["evaluation.every=1000"]), tmp_path / recipe, tensorboard=False)["metric_final"]
+
+    fedbuff = reached("mushrooms-fedbuff")
+    assert reached("mushrooms-qafel-qsgd") < 1.15 * fedbuff
+    assert reached("mushrooms-qafel-topk") < 1.15 * fedbuff
+    assert reached("mushrooms-qafel-4bit") < 1.15 * fedbuff
+    assert reached("mushrooms-direct-qsgd") > 5 * fedbuff
+    assert reached("mushrooms-direct-topk") > 20 * fedbuff
