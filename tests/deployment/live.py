@@ -1,0 +1,80 @@
+"""A server and clients in this process, on a real broker: for tests that look inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from qafel.config import Config
+from qafel.deployment.access import Access
+from qafel.deployment.agreement import Agreement
+from qafel.deployment.client import ClientSettings, DeploymentClient, open_client
+from qafel.deployment.client_state import ClientState
+from qafel.deployment.layout import Names
+from qafel.deployment.server import DeploymentServer, ServerSettings, open_server
+from qafel.deployment.task_training import TaskTraining
+
+CONFIG: dict[str, Any] = {
+    "name": "live",
+    "task": {"name": "mushrooms", "clients": 5},
+    "algorithm": {
+        "preset": "qafel",
+        "client_quantizer": "qsgd:4",
+        "server_quantizer": "qsgd:4",
+        "buffer_size": 3,
+        "local_steps": 2,
+    },
+    "evaluation": {"every": 1000},
+    "stop": {"server_steps": 100_000},
+}
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path, access: Access, config: Config | None = None, settings: ServerSettings | None = None
+) -> AsyncIterator[DeploymentServer]:
+    """A server at work; stopped as a signal would stop it."""
+    config = config or Config.from_dict(CONFIG)
+    server = open_server(config, folder, access, settings or ServerSettings(heartbeat_s=0.2), config.task.make())
+    with server.truth, server.rows:
+        work = asyncio.create_task(server.run())
+        try:
+            yield server
+        finally:
+            server.end("stopped")
+            await asyncio.wait_for(work, 20)
+
+
+@contextlib.asynccontextmanager
+async def taking_part(folder: Path, access: Access, number: int, run: str = "live") -> AsyncIterator[DeploymentClient]:
+    """A connected client that trains only when told to."""
+
+    def make(agreement: Agreement, client: int) -> tuple[TaskTraining, float]:
+        training = TaskTraining(agreement, client)
+        return training, training.weight
+
+    with ClientState(folder / f"client-{number}") as state:
+        client = await open_client(make, Names(run), number, state, access, ClientSettings(patience_s=20))
+        connection = asyncio.create_task(client.stay_connected())
+        try:
+            yield client
+        finally:
+            connection.cancel()
+            await asyncio.gather(connection, return_exceptions=True)
+
+
+async def until(condition: Any, timeout_s: float = 20.0) -> None:
+    """Wait for something that another task brings about."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def update(client: DeploymentClient) -> None:
+    """One update, from the copy to the receipt."""
+    start = client.begin()
+    client.outbox.add(start.sequence, client.finish(start, client._train))
+    await asyncio.wait_for(client.outbox.until_at_most(0), 20)

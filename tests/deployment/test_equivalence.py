@@ -1,0 +1,81 @@
+"""The deployment computes what the simulator computes, bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qafel.config import Config
+from qafel.deployment.access import Access
+from qafel.simulator.build import make_timing
+from qafel.simulator.executors import Inline
+from qafel.simulator.jobs import Job, Trainer
+from qafel.simulator.simulation import Simulation
+from tests.deployment.live import CONFIG, serving, taking_part, until
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "qafel": {},
+    "momentum and staleness": {"server_momentum": 0.5, "staleness_exponent": 0.5},
+    "direct": {"preset": "fedbuff-direct"},
+    "fedasync": {"preset": "fedasync", "client_quantizer": "none", "server_quantizer": "none", "buffer_size": 1},
+}
+
+
+def _recorded(config: Config, events: int) -> tuple[Simulation, list[tuple[Job, bytes]]]:
+    """A simulated run, and the order in which uploads reached its server."""
+    task = config.task.make()
+    algorithm = config.algorithm.wire(task.layout)
+    trainer = Trainer(task, algorithm, config.seed)
+    order: list[tuple[Job, bytes]] = []
+
+    def result(job: Job) -> bytes:
+        upload = trainer.perform(job)
+        order.append((job, upload))
+        return upload
+
+    executor = Inline(trainer)
+    executor.result = result  # type: ignore[method-assign,assignment,unused-ignore]
+    simulation = Simulation(
+        task, algorithm, make_timing(config.timing, config.seed, task.clients), config.seed, executor
+    )
+    simulation.begin()
+    while len(order) < events:
+        simulation.advance()
+    return simulation, order
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_path: Path, access: Access) -> None:
+    config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], **ALGORITHMS[name]}})
+    simulation, order = _recorded(config, 100)
+
+    async def replay() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving(tmp_path / "run", access, config))
+            clients = [
+                await stack.enter_async_context(taking_part(tmp_path, access, number))
+                for number in range(config.task.clients)
+            ]
+            starts = [client.begin() for client in clients]
+            for job, recorded in order:
+                client, start = clients[job.client], starts[job.client]
+                assert (start.sequence, start.hidden_state.version) == (job.sequence, job.hidden_state.version)
+                upload = client.finish(start, client._train)
+                assert upload == recorded
+                starts[job.client] = client.begin()
+                client.outbox.add(start.sequence, upload)
+                await asyncio.wait_for(client.outbox.until_at_most(0), 10)
+                version = server.truth.server.version
+                await until(lambda v=version: all(c.follower.version == v for c in clients))
+            held = server.truth.server
+            assert np.array_equal(held.model, simulation.server.model)
+            assert np.array_equal(held.hidden_state.vector, simulation.server.hidden_state.vector)
+            for client in clients:
+                assert np.array_equal(client.core.hidden_state.vector, simulation.fleet.vector)
+
+    asyncio.run(replay())
