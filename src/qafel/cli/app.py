@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-import qafel
 from qafel.cli.bench_quantizers import bench_quantizers
+from qafel.cli.bench_simulator import bench_simulator
 from qafel.cli.demo import demo
 from qafel.cli.listings import recipes, tasks
 from qafel.cli.quantizers import quantizers
 from qafel.cli.report import report
 from qafel.cli.run import run
 from qafel.errors import QafelError, UserError
+from qafel.version import __version__
 
 app = typer.Typer(
     help="Quantized asynchronous federated learning with a shared hidden state.",
@@ -28,11 +29,12 @@ app.add_typer(bench, name="bench")
 for command in (demo, run, report, recipes, tasks, quantizers):
     app.command()(command)
 bench.command("quantizers")(bench_quantizers)
+bench.command("simulator")(bench_simulator)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"qafel {qafel.__version__}")
+        print(f"qafel {__version__}")
         raise typer.Exit
 
 

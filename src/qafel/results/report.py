@@ -27,6 +27,7 @@ from qafel.results.report_tables import (
 )
 from qafel.results.report_view import metric_view
 from qafel.results.runs import Run
+from qafel.version import __version__
 
 _SVG_DASHES = {"solid": "", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}
 

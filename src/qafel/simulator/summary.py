@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any, TypeAlias
 
-import qafel
 from qafel.params import Vector
 from qafel.simulator.measure import Measurements
 from qafel.simulator.simulation import Simulation
 from qafel.simulator.traffic import histogram_mean
+from qafel.version import __version__
 
 Summary: TypeAlias = dict[str, Any]
 
@@ -20,7 +20,7 @@ def summarise(simulation: Simulation, measurements: Measurements, status: str) -
     wall_s, training_s = measurements.wall_s, simulation.executor.training_s
     return {
         "status": status,
-        "qafel_version": qafel.__version__,
+        "qafel_version": __version__,
         "task": task.name,
         "algorithm": algorithm.name,
         "client_quantizer": algorithm.client_quantizer.spec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -62,11 +63,9 @@ class Arena(NamedTuple):
 
 def serve(make_task: Callable[[], Task], algorithm: Algorithm, seed: int, arena: Arena, connection: Connection) -> None:
     """Perform orders until the connection closes. One thread: parallelism is the number of workers."""
-    with suppress(ImportError):
-        import torch  # noqa: PLC0415  (an extra; a worker that has it must not take all cores)
-
-        torch.set_num_threads(1)
     trainer = Trainer(make_task(), algorithm, seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
     memory = SharedMemory(arena.name)
     vectors = arena.vectors(memory)
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
