@@ -12,7 +12,6 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from qafel import __version__
 from qafel.errors import DataError, OutputError
 from qafel.results.report_chart import Chart
 from qafel.results.report_charts import charts_of
