@@ -1,0 +1,134 @@
+"""The constants that quantizers state, against numerical worst cases and independent derivations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from qafel.params import Layout
+from qafel.quantizers import fitness, measured, parse
+from qafel.quantizers.gaussian_levels import LEVELS, OMEGA
+from qafel.quantizers.samples import gaussian
+from tests.quantizers.specs import SPECS, stream
+
+
+@pytest.mark.parametrize(("bits", "bucket"), [(4, 512), (4, 256), (3, 64), (2, 16), (8, 512)])
+def test_omega_of_max_abs_qsgd_is_the_worst_case_and_is_attained(bits: int, bucket: int) -> None:
+    s, n = 2 ** (bits - 1) - 1, bucket - 1
+    omega = parse(f"qsgd:{bits},bucket={bucket}").omega(10 * bucket)
+    worst = optimize.minimize_scalar(lambda f: -n * f * (1 - f) / (s * s + n * f * f), bounds=(0, 1), method="bounded")
+    assert omega == pytest.approx(-worst.fun, rel=1e-6)
+    fraction = s * (math.sqrt(s * s + n) - s) / n
+    assert worst.x == pytest.approx(fraction, abs=1e-4)
+    vector = np.full(bucket, fraction / s, np.float32)
+    vector[0] = 1.0
+    found = measured(parse(f"qsgd:{bits},bucket={bucket}"), [vector], 400, stream()).nmse
+    assert found == pytest.approx(omega, rel=0.05)  # 400 × n draws: five standard errors are below 4 %
+
+
+def test_default_qsgd_has_no_delta_and_smaller_buckets_have() -> None:
+    assert parse("qsgd:4").omega(29_282) == pytest.approx(1.19, abs=0.01)
+    assert parse("qsgd:4").delta(29_282) < 0
+    assert parse("qsgd:4,bucket=256").delta(29_282) == pytest.approx(0.255, abs=0.01)
+    assert parse("scaled:qsgd:4").delta(29_282) == pytest.approx(1 / 2.19, abs=0.01)
+    assert parse("qsgd:4").delta(113) > 0.5
+
+
+def test_textbook_qsgd_has_an_error_above_eight_times_the_vector() -> None:
+    textbook = parse("qsgd:4,norm=l2,bucket=none")
+    assert measured(textbook, [gaussian(29_282)], 3, stream()).nmse > 8
+    assert textbook.omega(29_282) == pytest.approx(math.sqrt(29_282) / 7)
+
+
+@pytest.mark.parametrize("bits", sorted(LEVELS))
+def test_levels_are_the_fixed_point_of_lloyd(bits: int) -> None:
+    levels = LEVELS[bits].astype(np.float64)
+    edges = np.concatenate([[0], (levels[1:] + levels[:-1]) / 2, [np.inf]])
+    mass = np.diff(stats.norm.cdf(edges))
+    means = -np.diff(stats.norm.pdf(edges)) / mass
+    np.testing.assert_allclose(levels, means, rtol=2e-6)
+
+
+@pytest.mark.parametrize("bits", sorted(OMEGA))
+def test_omega_of_rotated_follows_from_the_moments_of_random_signs(bits: int) -> None:
+    levels = LEVELS[bits].astype(np.float64)
+    edges = (levels[1:] + levels[:-1]) / 2
+    z = np.unique(np.concatenate([np.linspace(0, 8, 8001), np.linspace(8, math.sqrt(512), 1500), edges, edges + 1e-9]))
+    q = levels[np.searchsorted(edges, z)]
+    moments = np.array([1, 1, 3, 15, 105, 945.0])  # of a Gaussian: even moments of random signs are at most these
+    scale = np.array([1, 1, 1e-1, 1e-2, 1e-4, 1e-5])
+    powers = np.stack([z ** (2 * k) for k in range(6)], 1) * scale
+    bounds = [(None, None), (None, None), *[(0, None)] * 4]
+    program = optimize.linprog(moments * scale, -powers, -((z - q) ** 2), bounds=bounds)
+    assert program.success
+
+    def largest_sine(alpha: float) -> float:
+        error = (z - alpha * q) ** 2
+        best = optimize.minimize_scalar(lambda c: c + np.max(error - c * z * z), bounds=(0, 1), method="bounded")
+        return float(best.fun)
+
+    sine = min(largest_sine(alpha) for alpha in np.geomspace(0.01, 1.2, 120))
+    assert program.fun / (1 - sine) <= OMEGA[bits]
+    assert OMEGA[bits] <= 1.05 * program.fun / (1 - sine)
+
+
+@pytest.mark.parametrize("name", ["two-sparse", "half", "ramp", "spike"])
+def test_no_bias_of_rotated_can_be_measured_on_adversarial_vectors(name: str) -> None:
+    """Relative squared bias below 2e-4, about a fiftieth of the variance; one Hadamard round alone shows 1e-2."""
+    vector = {
+        "two-sparse": np.array([1, 0.4] + [0] * 254, np.float32),
+        "half": np.array([1.0] * 128 + [0.0] * 128, np.float32),
+        "ramp": np.linspace(-1, 1, 256, dtype=np.float32),
+        "spike": np.eye(256, dtype=np.float32)[3],
+    }[name]
+    for bits in (2, 4):
+        result = measured(parse(f"rotated:{bits}"), [vector], 1500, stream())
+        assert result.bias < 2e-4 * (1 if bits == 4 else 10)
+
+
+def test_affine_bound_is_attained() -> None:
+    size = 1000
+    vector = np.full(size, 0.5 / 15 * 2, np.float32)  # half a step from the level nearest to zero
+    vector[0], vector[1] = 1.0, -1.0
+    vector[2:] = np.float32(-1 + 2 / 15 * 7.5)
+    assert measured(parse("affine:4"), [vector], 1, stream()).nmse <= parse("affine:4").omega(size)
+    assert parse("affine:8", Layout.of({"a": (10, 10), "b": (1000,)})).omega(1100) == pytest.approx(98 / 2 / 255**2)
+
+
+def test_scaled_contracts_what_does_not() -> None:
+    textbook = parse("scaled:qsgd:4,norm=l2,bucket=none")
+    result = measured(textbook, [gaussian(29_282)], 3, stream())
+    assert 0 < textbook.delta(29_282) <= result.delta
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_fitness_speaks_exactly_where_theory_does(spec: str) -> None:
+    quantizer = parse(spec)
+    assert bool(fitness(quantizer, 29_282, "client")) == (not quantizer.unbiased)
+    assert bool(fitness(quantizer, 29_282, "server")) == (quantizer.delta(29_282) <= 0)
+
+
+def test_fitness_names_reason_and_remedies() -> None:
+    (sentence,) = fitness(parse("qsgd:4,norm=l2,bucket=none"), 29_282, "server")
+    for part in ("no δ > 0", "29282", "norm=max", "qsgd:4,bucket=256", "scaled:qsgd:4,norm=l2,bucket=none"):
+        assert part in sentence
+    (sentence,) = fitness(parse("top_k:0.1"), 29_282, "client")
+    assert "biased" in sentence
+    assert "qsgd:4" in sentence
+    assert parse("qsgd:4,bucket=256").delta(29_282) > 0
+
+
+def test_measured_agrees_with_what_is_known() -> None:
+    vector = gaussian(2000)
+    exact = measured(parse("none"), [vector], 2, stream())
+    assert (exact.nmse, exact.delta, exact.bias, exact.bits_per_coordinate) == (0, 1, 0, 32)
+    sparse = measured(parse("rand_k:0.25"), [vector], 200, stream())
+    assert sparse.nmse == pytest.approx(3, rel=0.05)
+    assert abs(sparse.bias) < 0.1
+    biased = measured(parse("top_k:0.5"), [vector], 2, stream())
+    assert biased.bias == pytest.approx(biased.nmse)
+    assert math.isnan(measured(parse("qsgd:4"), [vector], 1, stream()).bias)
+    assert measured(parse("qsgd:4"), [np.zeros(5, np.float32)], 2, stream()).nmse == 0
