@@ -1,4 +1,4 @@
-"""The fused operation computes what torch's three operations compute."""
+"""The fused operations compute what torch's operations compute."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from qafel.tasks.first_block import first_block
 from qafel.tasks.norm_pool import norm_relu_pool
 
 
@@ -72,3 +73,36 @@ def test_other_norms_and_types_are_left_to_torch(groups, dtype):
     norm = nn.GroupNorm(groups, 4).to(dtype)
     x = torch.randn(2, 4, 6, 6, dtype=dtype)
     torch.testing.assert_close(norm_relu_pool(x, norm), plain(x, norm))
+
+
+@pytest.mark.parametrize(("batch", "colours", "channels", "side"), [(5, 3, 32, 32), (1, 1, 2, 5), (3, 4, 6, 8)])
+def test_the_first_block_equals_torchs_operations_with_all_gradients(batch, colours, channels, side):
+    generator = torch.Generator().manual_seed(7)
+    conv, norm = nn.Conv2d(colours, channels, 3, padding=2), random_norm(channels, generator)
+    # The bias before a norm has no effect, so its gradient is rounding alone; it is measured against the others.
+    images = torch.randn(batch, colours, side, side, generator=generator)
+    images[0, :, :4] = 0  # equal values to choose from
+    found = []
+    for operation in (first_block, lambda images, conv, norm: plain(conv(images), norm)):
+        conv.zero_grad()
+        norm.zero_grad()
+        y = operation(images, conv, norm)
+        y.backward(torch.linspace(-1, 2, y.numel()).view(y.shape))
+        grads = [parameter.grad.clone() for parameter in (*conv.parameters(), *norm.parameters())]
+        found.append([tensor.detach().numpy() for tensor in (y, *grads)])
+    largest = max(np.abs(grad).max() for grad in found[1])
+    for fused, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(fused, expected, rtol=1e-4, atol=1e-5 * largest)
+
+
+def test_images_that_want_a_gradient_get_it_from_torch():
+    conv, norm = nn.Conv2d(3, 4, 3, padding=2), nn.GroupNorm(4, 4)
+    images = torch.randn(2, 3, 6, 6, requires_grad=True)
+    first_block(images, conv, norm).sum().backward()
+    assert images.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d(3, 5, 3, padding=2), nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3, 2, 2)])
+def test_other_convolutions_are_left_to_torch(conv):
+    norm, images = nn.GroupNorm(conv.out_channels, conv.out_channels), torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(first_block(images, conv, norm), plain(conv(images), norm), rtol=1e-4, atol=1e-5)

@@ -7,6 +7,7 @@ from typing import final
 from torch import Tensor, nn
 
 from qafel.tasks.dropout import Dropout
+from qafel.tasks.first_block import first_block
 from qafel.tasks.norm_pool import norm_relu_pool
 
 
@@ -29,8 +30,8 @@ class Cnn(nn.Module):
         self.linear = nn.Linear(288, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images
-        for conv in (self.conv1, self.conv2, self.conv3, self.conv4):
+        x = first_block(images, self.conv1, self.norm)
+        for conv in (self.conv2, self.conv3, self.conv4):
             x = norm_relu_pool(conv(x), self.norm)
         scores: Tensor = self.linear(self.dropout(x.flatten(1)))
         return scores

@@ -39,8 +39,11 @@ class FlatModel:
         """Set the parameters; the module's other state returns to what it was when it was made."""
         if vector.shape != (self.layout.size,):
             raise DataError(f"the model has {self.layout.size} parameters, the vector has shape {vector.shape}")
-        # Not from_numpy: it warns of arrays that are read-only, as a hidden state is.
-        self.values.copy_(torch.tensor(vector))
+        if self.values.device.type == "cpu":
+            self.values.numpy()[...] = vector
+        else:
+            # Not from_numpy: it warns of arrays that are read-only, as a hidden state is.
+            self.values.copy_(torch.tensor(vector))
         for buffer, original in self._buffers:
             buffer.copy_(original)
 

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,35 +21,48 @@ class _NormReluPool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
         x, gain = x.contiguous(), gain.contiguous()
         batch, channels, height, width = x.shape
-        planes, pooled = batch * channels, (batch * channels, height // 2, width // 2)
-        out, best = x.new_empty(pooled), x.new_empty(pooled)
-        places = torch.empty(pooled, dtype=torch.int32)
-        mean, scale = x.new_empty(planes), x.new_empty(planes)
-        kernels.forward(
-            x.detach().view(planes, height, width).numpy(),
-            gain.detach().numpy(),
-            bias.detach().numpy(),
-            np.float32(eps),
-            *(tensor.numpy() for tensor in (out, best, places, mean, scale)),
-        )
-        ctx.save_for_backward(x, gain, out, best, places, mean, scale)
+        out, *kept = choose_and_normalise(x.view(batch * channels, -1), width, width, gain, bias, eps)
+        ctx.save_for_backward(x, gain, out, *kept)
         return out.view(batch, channels, height // 2, width // 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, gain, out, best, places, mean, scale = ctx.saved_tensors
+        x, gain, out, *kept = ctx.saved_tensors
         grad_x, grad_gain, grad_bias = torch.empty_like(x), torch.zeros_like(gain), torch.zeros_like(gain)
-        plane = (-1, *x.shape[2:])
         kernels.backward(
-            grads[0].contiguous().view(places.shape).numpy(),
-            x.detach().view(plane).numpy(),
-            gain.detach().numpy(),
-            *(tensor.numpy() for tensor in (out, best, places, mean, scale)),
-            grad_x.view(plane).numpy(),
-            grad_gain.numpy(),
-            grad_bias.numpy(),
+            as_array(grads[0].contiguous().view(out.shape)),
+            as_array(x.view(len(out), -1)),
+            *(as_array(tensor) for tensor in (gain, out, *kept)),
+            as_array(grad_x.view(len(out), -1)),
+            as_array(grad_gain),
+            as_array(grad_bias),
         )
         return grad_x, grad_gain, grad_bias, None
+
+
+def choose_and_normalise(
+    planes: Tensor, width: int, stride: int, gain: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Run the forward loops on a matrix of planes: the output, and what the backward loops want to know."""
+    pooled = (len(planes), (planes.shape[1] // width // 2) * (width // 2))
+    out, best, places = planes.new_empty(pooled), planes.new_empty(pooled), torch.empty(pooled, dtype=torch.int32)
+    mean, scale = planes.new_empty(len(planes)), planes.new_empty(len(planes))
+    results = (out, best, places, mean, scale)
+    norm = (as_array(gain), as_array(bias), np.float32(eps))
+    kernels.forward(as_array(planes), width, stride, *norm, *(as_array(result) for result in results))
+    return results
+
+
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's memory as an array."""
+    array: NDArray[Any] = tensor.detach().numpy()
+    return array
+
+
+def is_compiled(x: Tensor, norm: nn.GroupNorm, channels: int) -> bool:
+    """Whether our loops can do it: float32 on a CPU, a group per channel, with gain and bias."""
+    known = norm.affine and norm.num_groups == norm.num_channels == channels
+    return known and x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def norm_relu_pool(x: Tensor, norm: nn.GroupNorm) -> Tensor:
@@ -57,12 +71,6 @@ def norm_relu_pool(x: Tensor, norm: nn.GroupNorm) -> Tensor:
     Compiled for float32 on a CPU with a group per channel; torch's own operations do the rest, with the pool before the
     ReLU: the result is equal and a quarter of the values is left to rectify.
     """
-    compiled = (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and norm.affine
-        and norm.num_groups == norm.num_channels == x.shape[1]
-    )
-    if not compiled:
+    if not is_compiled(x, norm, x.shape[1]):
         return functional.relu(functional.max_pool2d(norm(x), 2))
     return _NormReluPool.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call, no-any-return]

@@ -38,7 +38,8 @@ def train_locally_(
     """
     device = model.values.device
     start = model.values.clone() if local.proximal else None
-    model.module.train()
+    if not model.module.training:
+        model.module.train()
     for batch in batches(rows, local, stream.generator()):
         inputs, targets = samples.batch(batch)
         model.gradient.zero_()
