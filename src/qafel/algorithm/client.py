@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias, final
 
 from qafel.algorithm.hidden_state import HiddenState
-from qafel.algorithm.messages import Kind, Message
+from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.wiring import Algorithm
 from qafel.params import Vector
 from qafel.rng import Stream
@@ -29,16 +29,8 @@ def make_upload(
     vector = start.vector - trained if algorithm.upload == "update" else trained
     quantizer = algorithm.client_quantizer
     payload = quantizer.encode(vector, stream)
-    return Message(
-        Kind.UPLOAD,
-        quantizer.codec,
-        vector.size,
-        start.version,
-        payload,
-        sender=client,
-        sequence=sequence,
-        weight=weight,
-    ).to_bytes()
+    codec, _ = expectations(quantizer, vector.size)
+    return Message(Kind.UPLOAD, codec, vector.size, start.version, payload, client, sequence, weight).to_bytes()
 
 
 @final

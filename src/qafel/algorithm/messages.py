@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import struct
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple, final
 
 import xxhash
@@ -135,12 +136,19 @@ class Message(NamedTuple):
             raise WrongKind(f"expected {kind.name.lower()}, found {self.kind.name.lower()}")
         if self.dimension != dimension:
             raise WrongDimension(f"the receiver's model has {dimension} parameters, the message {self.dimension}")
-        if self.codec != quantizer.codec:
-            raise WrongCodec(f"the receiver reads {quantizer.spec} ({quantizer.codec.hex()}), found {self.codec.hex()}")
-        if len(self.payload) > (most := quantizer.max_payload_bytes(dimension)):
+        codec, most = expectations(quantizer, dimension)
+        if self.codec != codec:
+            raise WrongCodec(f"the receiver reads {quantizer.spec} ({codec.hex()}), found {self.codec.hex()}")
+        if len(self.payload) > most:
             raise OversizedMessage(
                 f"{quantizer.spec} needs at most {most} bytes here, the payload has {len(self.payload)}"
             )
+
+
+@lru_cache(maxsize=64)
+def expectations(quantizer: Quantizer, dimension: int) -> tuple[bytes, int]:
+    """The quantizer's codec and its largest payload, worked out once: every message is held against them."""
+    return quantizer.codec, quantizer.max_payload_bytes(dimension)
 
 
 def _checksum(header: Payload, payload: Payload) -> int:
