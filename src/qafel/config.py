@@ -177,11 +177,11 @@ class Config(Section):
 
     @staticmethod
     def from_toml(text: str, source: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
-        """Read TOML, then apply `a.b=c` overrides (c as TOML, or as text), then the seed."""
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{source} is not valid TOML: {error}") from None
+        """Read TOML, then apply `a.b=c` overrides (c as TOML, or as text), then the seed.
+
+        A file may say `extends = "RECIPE"`: it then holds only what differs from that recipe.
+        """
+        data = _read(text, source)
         for override in overrides:
             _override(data, override)
         if seed is not None:
@@ -215,6 +215,27 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe file {name} cannot be read: {error}") from None
     return Config.from_toml(text, name, overrides, seed)
+
+
+def _read(text: str, source: str) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    if (base := data.pop("extends", None)) is None:
+        return data
+    known = recipes()
+    if base not in known:
+        raise ConfigError(f"{source} extends the unknown recipe {base!r}{_nearest(str(base), known)}")
+    return _merged(_read(known[base], f"recipe {base}"), data)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
 
 
 def _override(data: dict[str, Any], override: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from qafel.errors import ConfigError
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 
 
@@ -73,11 +76,75 @@ class LogisticConfig(Section):
         )
 
 
-TaskConfig: TypeAlias = Annotated[MushroomsConfig | QuadraticConfig | LogisticConfig, Field(discriminator="name")]
+class Cifar10Config(Section):
+    """CIFAR-10 and the four-layer network, 31,594 parameters; needs the extra torch and the data"""
+
+    name: Literal["cifar10"]
+    clients: int = Field(5000, ge=1)
+    partition: str = "power:0.1"
+    dropout: float = Field(0.1, ge=0, lt=1)
+    max_samples: int | None = Field(None, ge=1)
+    test_samples: int | None = Field(None, ge=1)
+    data_seed: int = 0
+    device: str = "cpu"
+
+    def make(self) -> Task:
+        return _neural("cifar10", self)
+
+
+class CelebaConfig(Section):
+    """CelebA, smiling or not, and the four-layer network, 29,282 parameters; needs the extra torch and the data"""
+
+    name: Literal["celeba"]
+    clients: int | None = Field(None, ge=1)
+    partition: str = "user"
+    dropout: float = Field(0.1, ge=0, lt=1)
+    max_samples: int | None = Field(None, ge=1)
+    test_samples: int | None = Field(None, ge=1)
+    data_seed: int = 0
+    device: str = "cpu"
+
+    def make(self) -> Task:
+        return _neural("celeba", self)
+
+
+class ShakespeareConfig(Section):
+    """Shakespeare's next character and the two-layer LSTM, 819,920 parameters; needs the extra torch and the data"""
+
+    name: Literal["shakespeare"]
+    clients: int | None = Field(None, ge=1)
+    partition: str = "user"
+    max_samples: int | None = Field(None, ge=1)
+    test_samples: int | None = Field(10_000, ge=1)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    data_seed: int = 0
+    device: str = "cpu"
+
+    def make(self) -> Task:
+        return _neural("shakespeare", self)
+
+
+def _neural(name: str, section: Section) -> Task:
+    """A task of `qafel.tasks.neural`, which needs torch: loaded only when it is asked for."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"{name} needs PyTorch: pip install 'qafel[torch]'")
+    settings = section.model_dump(exclude={"name"})
+    settings["seed"] = settings.pop("data_seed")
+    task: Task = getattr(importlib.import_module("qafel.tasks.neural"), name)(**settings)
+    return task
+
+
+TaskConfig: TypeAlias = Annotated[
+    MushroomsConfig | QuadraticConfig | LogisticConfig | Cifar10Config | CelebaConfig | ShakespeareConfig,
+    Field(discriminator="name"),
+]
 
 TASKS: dict[str, type[Section]] = {
     "mushrooms": MushroomsConfig,
     "quadratic": QuadraticConfig,
     "logistic": LogisticConfig,
+    "cifar10": Cifar10Config,
+    "celeba": CelebaConfig,
+    "shakespeare": ShakespeareConfig,
 }
 """Each task's settings by its name; the docstring is its summary."""
