@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int8, njit, uint8, uint32, uint64
 
-from qafel.quantizers.kernels.numeric import KERNEL
+from qafel.quantizers.kernels.numeric import INNER, KERNEL
 from qafel.quantizers.kernels.packing import GROUP, unpack_group
 
 ASSIGN, ADD = 0, 1
@@ -17,7 +17,7 @@ OK, BAD_STEP, BAD_CODE = 0, 1, 2
 _LARGEST = np.float32(np.finfo(np.float32).max)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def read_steps(payload, at, steps):  # type: ignore[no-untyped-def]
     """Little-endian float32 from bytes at any alignment."""
     words = steps.view(np.uint32)
@@ -28,7 +28,7 @@ def read_steps(payload, at, steps):  # type: ignore[no-untyped-def]
         words[b] = uint32(word)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def apply_values(target, at, values, count, mode, weight):  # type: ignore[no-untyped-def]
     """Assign or add values[:count], cut to the finite range, to target[at:]."""
     for j in range(count):
@@ -43,7 +43,7 @@ def apply_values(target, at, values, count, mode, weight):  # type: ignore[no-un
             target[at + uint64(j)] += weight * values[uint64(j)]
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def steps_are_sound(steps, reach):  # type: ignore[no-untyped-def]
     """Every step is non-negative and step · reach finite; false for NaN."""
     sound = True
@@ -52,7 +52,7 @@ def steps_are_sound(steps, reach):  # type: ignore[no-untyped-def]
     return sound
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _no_nibble_is_15(packed, head):  # type: ignore[no-untyped-def]
     high, low = uint8(0), uint8(0)
     for j in range(packed.size - head):
@@ -63,7 +63,7 @@ def _no_nibble_is_15(packed, head):  # type: ignore[no-untyped-def]
     return high < uint8(240) and low < uint8(240)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def codes_are_sound(packed, head, size, bits, top):  # type: ignore[no-untyped-def]
     """Every code in packed[head:] is at most `top`."""
     if top == (1 << bits) - 1:
@@ -83,7 +83,7 @@ def codes_are_sound(packed, head, size, bits, top):  # type: ignore[no-untyped-d
     return True
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _unpack_nibbles(packed, at, centre, levels, count):  # type: ignore[no-untyped-def]
     """Signed levels of one group at 4 bits: code − centre."""
     half = (count + 1) // 2
@@ -93,7 +93,7 @@ def _unpack_nibbles(packed, at, centre, levels, count):  # type: ignore[no-untyp
         levels[uint64(half + j)] = int8(uint8(uint8(packed[at + uint64(j)] >> uint8(4)) - centre))
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _unpack_levels(packed, at, bits, centre, codes, levels, count):  # type: ignore[no-untyped-def]
     """Signed levels of one group: code − centre, or ±1 when there is one bit."""
     unpack_group(packed, at, bits, codes, count)
@@ -102,19 +102,19 @@ def _unpack_levels(packed, at, bits, centre, codes, levels, count):  # type: ign
         levels[uint64(j)] = int8(uint8(uint8(codes[uint64(j)] * factor) - centre))
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _assign(target, at, count, levels, of, step):  # type: ignore[no-untyped-def]
     for j in range(count):
         target[at + uint64(j)] = step * float32(levels[of + uint64(j)])
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _add(target, at, count, levels, of, step):  # type: ignore[no-untyped-def]
     for j in range(count):
         target[at + uint64(j)] += step * float32(levels[of + uint64(j)])
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _add_weighted(target, at, count, levels, of, step, weight):  # type: ignore[no-untyped-def]
     for j in range(count):
         target[at + uint64(j)] += weight * (step * float32(levels[of + uint64(j)]))

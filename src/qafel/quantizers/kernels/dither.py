@@ -6,11 +6,11 @@ import numpy as np
 from numba import float32, int32, njit, uint32, uint64
 
 from qafel.quantizers.kernels.decode import BAD_STEP, OK, apply_values, read_steps, steps_are_sound
-from qafel.quantizers.kernels.numeric import KERNEL, WEYL, hash_pair, round_keys, weyl
+from qafel.quantizers.kernels.numeric import INNER, KERNEL, WEYL, hash_pair, round_keys, weyl
 from qafel.quantizers.kernels.packing import GROUP, unpack_group
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _undither(codes, begin, end, step, twice_centre, fraction, counter, keys, part, values):  # type: ignore[no-untyped-def]
     """Values of codes[begin:end], which lie in one bucket and one quarter of a group.
 

@@ -11,7 +11,7 @@ import numpy as np
 from numba import float32, float64, int32, njit, uint8, uint32, uint64
 
 from qafel.quantizers.kernels.decode import BAD_STEP, OK, apply_values, read_steps, steps_are_sound
-from qafel.quantizers.kernels.numeric import INFINITY_BITS, KERNEL, magnitude_bits, round_keys
+from qafel.quantizers.kernels.numeric import INFINITY_BITS, INNER, KERNEL, magnitude_bits, round_keys
 from qafel.quantizers.kernels.packing import GROUP, pack_group, unpack_group
 from qafel.quantizers.kernels.rotation import BLOCK, COLUMNS, block_of, draw_signs, rotate, rotate_back
 
@@ -19,7 +19,7 @@ _LARGEST = np.float32(np.finfo(np.float32).max)
 _SMALLEST_POWER, _LARGEST_POWER = -126, 127
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _load(x, start, count, size, block):  # type: ignore[no-untyped-def]
     """Copy x[start : start + count] into the block, padded with zeros and scaled by 2^−power to magnitudes below two.
 
@@ -37,7 +37,7 @@ def _load(x, start, count, size, block):  # type: ignore[no-untyped-def]
     return power
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _add_columns(block, size, cols, square, sums):  # type: ignore[no-untyped-def]
     """Sum every column, or its squares: in float32 over 16 rows at a time, then in float64."""
     partial = np.empty(cols, np.float32)
@@ -54,14 +54,14 @@ def _add_columns(block, size, cols, square, sums):  # type: ignore[no-untyped-de
             sums[uint64(c)] += float64(partial[uint64(c)])
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _scale_columns(block, size, cols, factors, at):  # type: ignore[no-untyped-def]
     for base in range(0, size, cols):
         for c in range(cols):
             block[uint64(base) + uint64(c)] *= factors[at + uint64(c)]
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _quantize4(block, size, levels, codes):  # type: ignore[no-untyped-def]
     """`_quantize` for eight magnitudes, unrolled so that it vectorises."""
     l0, l1, l2, l3, l4, l5, l6, l7 = (
@@ -99,7 +99,7 @@ def _quantize4(block, size, levels, codes):  # type: ignore[no-untyped-def]
         block[uint64(j)] = a * value
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _quantize(block, size, levels, codes):  # type: ignore[no-untyped-def]
     """The nearest level's index, sign in the top bit; the block becomes the products of coordinate and level."""
     count = levels.size
@@ -149,7 +149,7 @@ def encode_blocks(x, out, word, tail, levels, bits, gain, first, last):  # type:
     return True
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _packed_start(at, number, tail, bits):  # type: ignore[no-untyped-def]
     """Byte at which a block's codes begin; blocks of the tail are rounded up to whole bytes one by one."""
     full = tail[0, 0]

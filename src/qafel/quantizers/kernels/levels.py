@@ -10,7 +10,16 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int32, njit, uint8, uint32, uint64
 
-from qafel.quantizers.kernels.numeric import INFINITY_BITS, KERNEL, WEYL, hash_pair, magnitude_bits, round_keys, weyl
+from qafel.quantizers.kernels.numeric import (
+    INFINITY_BITS,
+    INNER,
+    KERNEL,
+    WEYL,
+    hash_pair,
+    magnitude_bits,
+    round_keys,
+    weyl,
+)
 from qafel.quantizers.kernels.packing import GROUP, pack_group
 
 MAX_ABS, L2 = 0, 1
@@ -24,7 +33,7 @@ _TINY, _LIFT = np.float32(2.0**-80), np.float32(2.0**80)
 _HUGE = np.float32(2.0**120)  # above, a step may have been clipped and a code may need clamping
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _norm(x, at, count):  # type: ignore[no-untyped-def]
     """‖x‖₂ of x[at : at + count], squares summed in float64, where nothing over- or underflows."""
     a, b, c, d = float64(0), float64(0), float64(0), float64(0)
@@ -39,7 +48,7 @@ def _norm(x, at, count):  # type: ignore[no-untyped-def]
     return np.sqrt((a + b) + (c + d))
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _measure_buckets(x, bucket, levels, norm, steps, begin, end):  # type: ignore[no-untyped-def]
     """One step per bucket of x[begin:end]; False if a coordinate is NaN or infinite."""
     largest = float64(_LARGEST) * (1 - 2.0**-23) / np.ceil(levels)  # the top level must decode to a finite value
@@ -60,13 +69,13 @@ def _measure_buckets(x, bucket, levels, norm, steps, begin, end):  # type: ignor
     return True
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _fixed(x, scale, magic):  # type: ignore[no-untyped-def]
     """The bits of x·scale + magic with magic in [2²³, 2²⁴): 0x4B000000 plus the sum, rounded to an integer."""
     return np.float32(x * scale + magic).view(np.uint32)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _round_run(x, at, count, step, one, magic, top, fraction, counter, keys, part, codes, to):  # type: ignore[no-untyped-def]
     """Codes for coordinates of one bucket and one quarter of a group, from 0 to `top`."""
     lift = _LIFT if step < _TINY else float32(1)  # keeps 1/step finite where the step is tiny
@@ -84,7 +93,7 @@ def _round_run(x, at, count, step, one, magic, top, fraction, counter, keys, par
         place = uint32(place + WEYL)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _round_group(x, bucket, steps, one, magic, top, fraction, start, count, keys, codes):  # type: ignore[no-untyped-def]
     """Codes of one group, quarter by quarter, whatever the bucket."""
     half = (count + 1) // 2
@@ -102,7 +111,7 @@ def _round_group(x, bucket, steps, one, magic, top, fraction, start, count, keys
             r = stop
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _round_nibbles(x, at, scales, magic, counter, keys, out, to):  # type: ignore[no-untyped-def]
     """`_round_group` and packing in one, for 512 coordinates at 4 bits: the case that must be as fast as memory."""
     scale0, scale1, scale2, scale3 = scales

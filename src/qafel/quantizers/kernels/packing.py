@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from numba import njit, uint8, uint64
 
-from qafel.quantizers.kernels.numeric import KERNEL
+from qafel.quantizers.kernels.numeric import INNER
 
 GROUP = 512
 
@@ -23,7 +23,7 @@ def packed_bytes(size: int, bits: int) -> int:
     return full * (GROUP * bits // 8) + sum(-(-rest * width // 8) for width in (8, 4, 2, 1) if bits & width)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _pack_plane(codes, count, low, width, out, at):  # type: ignore[no-untyped-def]
     per_byte = 8 // width
     stride = (count + per_byte - 1) // per_byte
@@ -39,7 +39,7 @@ def _pack_plane(codes, count, low, width, out, at):  # type: ignore[no-untyped-d
     return stride
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _unpack_plane(packed, at, low, width, codes, count):  # type: ignore[no-untyped-def]
     per_byte = 8 // width
     stride = (count + per_byte - 1) // per_byte
@@ -53,7 +53,7 @@ def _unpack_plane(packed, at, low, width, codes, count):  # type: ignore[no-unty
     return stride
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def pack_group(codes, count, bits, out, at):  # type: ignore[no-untyped-def]
     """Pack the first `count` codes, one group, into out[at:]; the number of bytes written."""
     written, low = 0, 0
@@ -65,7 +65,7 @@ def pack_group(codes, count, bits, out, at):  # type: ignore[no-untyped-def]
     return written
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def unpack_group(packed, at, bits, codes, count):  # type: ignore[no-untyped-def]
     """The inverse of `pack_group`; the number of bytes read."""
     for j in range(count):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint32, uint64
 
-from qafel.quantizers.kernels.numeric import KERNEL, WEYL, hash_pair, weyl
+from qafel.quantizers.kernels.numeric import INNER, WEYL, hash_pair, weyl
 
 BLOCK, COLUMNS = 4096, 16
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _butterflies8(x, size, stride):  # type: ignore[no-untyped-def]
     """Three stages at once: strides s, 2s and 4s."""
     s = uint64(stride)
@@ -32,7 +32,7 @@ def _butterflies8(x, size, stride):  # type: ignore[no-untyped-def]
             x[i + s * uint64(3)], x[i + s * uint64(7)] = d + h, d - h
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _butterflies2(x, size, stride):  # type: ignore[no-untyped-def]
     """One stage, of any stride."""
     s = uint64(stride)
@@ -43,7 +43,7 @@ def _butterflies2(x, size, stride):  # type: ignore[no-untyped-def]
             x[i], x[i + s] = a + b, a - b
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def hadamard(x, size, cols):  # type: ignore[no-untyped-def]
     """Multiply every column by the Hadamard matrix, unnormalised."""
     if size == BLOCK and cols == COLUMNS:
@@ -58,7 +58,7 @@ def hadamard(x, size, cols):  # type: ignore[no-untyped-def]
         stride *= 2
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def draw_signs(counter, size, keys, signs):  # type: ignore[no-untyped-def]
     """Words that hold 32 signs each: those of D₁ in the first half of `signs`, those of D₂ in the second."""
     count = max(1, size // 32)
@@ -70,7 +70,7 @@ def draw_signs(counter, size, keys, signs):  # type: ignore[no-untyped-def]
         place = uint32(place + WEYL)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def flip_signs(x, size, signs, half):  # type: ignore[no-untyped-def]
     """Multiply by D₁ (half 0) or D₂ (half 1)."""
     count = max(1, size // 32)
@@ -83,25 +83,23 @@ def flip_signs(x, size, signs, half):  # type: ignore[no-untyped-def]
             bits[base + uint64(j)] ^= uint32(uint32(signs[first + uint64(j)] << shift) & uint32(0x80000000))
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def rotate(x, size, cols, signs):  # type: ignore[no-untyped-def]
     """Rotate the block: x ← H·D₂·H·D₁·x."""
-    flip_signs(x, size, signs, 0)
-    hadamard(x, size, cols)
-    flip_signs(x, size, signs, 1)
-    hadamard(x, size, cols)
+    for half in range(2):
+        flip_signs(x, size, signs, half)
+        hadamard(x, size, cols)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def rotate_back(x, size, cols, signs):  # type: ignore[no-untyped-def]
     """Undo `rotate`, but for a factor of rows²: x ← D₁·H·D₂·H·x."""
-    hadamard(x, size, cols)
-    flip_signs(x, size, signs, 1)
-    hadamard(x, size, cols)
-    flip_signs(x, size, signs, 0)
+    for half in range(1, -1, -1):
+        hadamard(x, size, cols)
+        flip_signs(x, size, signs, half)
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def block_of(number, tail):  # type: ignore[no-untyped-def]
     """Start, coordinates, size with padding, columns, first code, first scale of a block."""
     full = tail[0, 0]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, njit, uint8, uint64
 
-from qafel.quantizers.kernels.numeric import INFINITY_BITS, KERNEL, magnitude_bits
+from qafel.quantizers.kernels.numeric import INFINITY_BITS, INNER, KERNEL, magnitude_bits
 from qafel.quantizers.kernels.packing import GROUP, pack_group
 
 
-@njit(**KERNEL)
+@njit(**INNER)
 def _mean_magnitude(x, at, count):  # type: ignore[no-untyped-def]
     """‖x‖₁/n of x[at : at + count], in float64 with four fixed accumulators."""
     a, b, c, d = float64(0), float64(0), float64(0), float64(0)
