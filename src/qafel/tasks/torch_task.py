@@ -101,7 +101,7 @@ class TorchTask:
         return str(self._precision).removeprefix("torch.")
 
     def samples(self, client: int) -> int:
-        return int(self.partition.sizes[client])
+        return len(self.partition.rows(client))
 
     def initial_model(self, stream: Stream) -> Vector:
         with random_numbers_of(stream, torch.device("cpu")):
