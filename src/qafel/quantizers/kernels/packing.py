@@ -10,7 +10,7 @@ slices, which count references atomically, are not needed.
 
 from __future__ import annotations
 
-from numba import njit, uint8, uint64
+from numba import njit, uint8, uint16, uint64
 
 from qafel.quantizers.kernels.numeric import INNER
 
@@ -24,18 +24,22 @@ def packed_bytes(size: int, bits: int) -> int:
 
 
 @njit(**INNER)
+def _moved(byte, down, mask, up):  # type: ignore[no-untyped-def]
+    """Some bits of a byte, shifted down and up again by multiplications, which vectorise where shifts do not."""
+    return uint8(uint16(uint16(uint16(uint16(byte) * down) >> uint16(8)) & mask) * up)
+
+
+@njit(**INNER)
 def _pack_plane(codes, count, low, width, out, at):  # type: ignore[no-untyped-def]
     per_byte = 8 // width
     stride = (count + per_byte - 1) // per_byte
-    mask = uint8((1 << width) - 1)
-    low = uint8(low & uint8(7))  # the mask tells LLVM that an 8-bit shift will do
+    down, mask = uint16(256 >> low), uint16((1 << width) - 1)
     for j in range(stride):
-        out[at + uint64(j)] = uint8(uint8(codes[uint64(j)] >> low) & mask)
+        out[at + uint64(j)] = _moved(codes[uint64(j)], down, mask, uint16(1))
     for turn in range(1, per_byte):
-        shift = uint8(turn * width) & uint8(7)
-        base = uint64(turn * stride)
+        base, up = uint64(turn * stride), uint16(1 << (turn * width))
         for j in range(max(0, min(stride, count - turn * stride))):
-            out[at + uint64(j)] |= uint8(uint8(uint8(codes[base + uint64(j)] >> low) & mask) << shift)
+            out[at + uint64(j)] |= _moved(codes[base + uint64(j)], down, mask, up)
     return stride
 
 
@@ -43,13 +47,16 @@ def _pack_plane(codes, count, low, width, out, at):  # type: ignore[no-untyped-d
 def _unpack_plane(packed, at, low, width, codes, count):  # type: ignore[no-untyped-def]
     per_byte = 8 // width
     stride = (count + per_byte - 1) // per_byte
-    mask = uint8((1 << width) - 1)
-    low = uint8(low & uint8(7))
+    mask, up = uint16((1 << width) - 1), uint16(1 << low)
     for turn in range(per_byte):
-        shift = uint8(turn * width) & uint8(7)
-        base = uint64(turn * stride)
-        for j in range(max(0, min(stride, count - turn * stride))):
-            codes[base + uint64(j)] |= uint8(uint8(uint8(packed[at + uint64(j)] >> shift) & mask) << low)
+        base, down = uint64(turn * stride), uint16(256 >> (turn * width))
+        length = max(0, min(stride, count - turn * stride))
+        if low == 0:
+            for j in range(length):
+                codes[base + uint64(j)] = _moved(packed[at + uint64(j)], down, mask, up)
+        else:
+            for j in range(length):
+                codes[base + uint64(j)] |= _moved(packed[at + uint64(j)], down, mask, up)
     return stride
 
 
@@ -60,7 +67,7 @@ def pack_group(codes, count, bits, out, at):  # type: ignore[no-untyped-def]
     for power in range(4):
         width = 1 << power
         if bits & width:
-            written += _pack_plane(codes, count, uint8(low), width, out, at + uint64(written))
+            written += _pack_plane(codes, count, low, width, out, at + uint64(written))
             low += width
     return written
 
@@ -68,12 +75,10 @@ def pack_group(codes, count, bits, out, at):  # type: ignore[no-untyped-def]
 @njit(**INNER)
 def unpack_group(packed, at, bits, codes, count):  # type: ignore[no-untyped-def]
     """The inverse of `pack_group`; the number of bytes read."""
-    for j in range(count):
-        codes[uint64(j)] = uint8(0)
     read, low = 0, 0
     for power in range(4):
         width = 1 << power
         if bits & width:
-            read += _unpack_plane(packed, at + uint64(read), uint8(low), width, codes, count)
+            read += _unpack_plane(packed, at + uint64(read), low, width, codes, count)
             low += width
     return read
