@@ -77,4 +77,4 @@ async def update(client: DeploymentClient) -> None:
     """One update, from the copy to the receipt."""
     start = client.begin()
     client.outbox.add(start.sequence, client.finish(start, client._train))
-    await asyncio.wait_for(client.outbox.until_at_most(0), 20)
+    assert await client.until(lambda: not len(client.outbox), 20)

@@ -69,7 +69,7 @@ def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_pat
                 assert upload == recorded
                 starts[job.client] = client.begin()
                 client.outbox.add(start.sequence, upload)
-                await asyncio.wait_for(client.outbox.until_at_most(0), 10)
+                assert await client.until(lambda c=client: not len(c.outbox), 10)
                 version = server.truth.server.version
                 await until(lambda v=version: all(c.follower.version == v for c in clients))
             held = server.truth.server

@@ -71,6 +71,8 @@ class RunState:
     metric: float | None = None
     metric_name: str = ""
     renewed_at: float = 0.0
+    session: str = ""
+    """Changes when the server had to connect anew: what was on its way then may be lost."""
 
     @property
     def ended(self) -> bool:

@@ -13,7 +13,9 @@ import hashlib
 import json
 import logging
 import random
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -33,6 +35,7 @@ ANSWER_S: Final = 5.0
 OVERHEAD_BYTES: Final = 4096  # what a message's subject and headers may add to its payload
 ACK_WAIT_S: Final = 30
 MAX_ACK_PENDING: Final = 4096
+_TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
 _CHUNK_BYTES: Final = 512 << 10
 _LOST = (
     nats.errors.ConnectionClosedError,
@@ -72,6 +75,19 @@ class Broker:
         """The largest payload that one message carries."""
         return max(1024, self.connection.max_payload - OVERHEAD_BYTES)
 
+    def wire_bytes(self) -> tuple[int, int]:
+        """Bytes that went over the connection, sent and received, as TCP counts them; zeros where it does not say."""
+        writer = getattr(getattr(self.connection, "_transport", None), "_io_writer", None)
+        line = writer.get_extra_info("socket") if writer is not None else None
+        if line is None or not hasattr(socket, "TCP_INFO"):
+            return 0, 0
+        try:
+            info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_BYTES.size)
+            acknowledged, received = _TCP_BYTES.unpack(info)
+        except (OSError, struct.error):
+            return 0, 0
+        return acknowledged, received
+
     async def until_lost(self) -> None:
         """Return never; raise when the connection breaks."""
         await self._gone.wait()
@@ -84,10 +100,10 @@ class Broker:
         with _losing():
             await self.connection.subscribe(subject, cb=receive)
 
-    async def send(self, subject: str, data: bytes, reply: str = "") -> None:
+    async def send(self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Publish without waiting for anyone."""
         with _losing():
-            await self.connection.publish(subject, data, reply)
+            await self.connection.publish(subject, data, reply, headers or None)
 
     async def flush(self) -> None:
         with _losing():

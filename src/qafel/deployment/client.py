@@ -70,6 +70,9 @@ class ClientReport:
     outcomes: dict[str, int] = field(default_factory=dict)
     sent_bytes: int = 0
     received_bytes: int = 0
+    wire_sent_bytes: int = 0
+    """With all that NATS and TLS add; zero where the system does not count."""
+    wire_received_bytes: int = 0
     run_state: str = ""
 
 
@@ -191,20 +194,23 @@ class DeploymentClient:
         self.core = core
         self.names = names
         self.report = ClientReport(core.number)
-        self.follower = Follower(names, core, access.verifier(), self._on_advance)
-        self.outbox = Outbox(names.upload(core.number), access.signer(), settings.window, self._on_outcome)
+        self._news = asyncio.Event()
+        """Set whenever something came that training may wait for."""
+        self.outbox = Outbox(names.upload(core.number), access.signer(), settings.window, self._on_outcome, self._news)
+        self.follower = Follower(names, core, access.verifier(), self._on_advance, self._news, self.outbox.send_again)
         self._train = train
         self._state = state
         self._run_id = run_id
         self._access = access
         self._settings = settings
         self._on_event = on_event
-        self._stopping = asyncio.Event()
+        self._stopping = False
         self._pause_until = 0.0
 
     def stop(self) -> None:
         """End after the update that is under way."""
-        self._stopping.set()
+        self._stopping = True
+        self._news.set()
 
     async def run(self) -> ClientReport:
         """Train and follow until the run ends, `max_updates` are done, or `stop`."""
@@ -227,10 +233,18 @@ class DeploymentClient:
                 async with session(self._access, str(self.core.number)) as broker:
                     await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
                     await self.follower.attach(broker)
-                    await together(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
+                    try:
+                        await together(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
+                    finally:
+                        self._count_wire(broker)
             except (BrokerLost, BrokerRefused) as error:
                 log.info("%s; trying again", error)
                 await asyncio.sleep(0.2)
+
+    def _count_wire(self, broker: Broker) -> None:
+        sent, received = broker.wire_bytes()
+        self.report.wire_sent_bytes += sent
+        self.report.wire_received_bytes += received
 
     def begin(self) -> Start:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
@@ -275,33 +289,31 @@ class DeploymentClient:
         return not (self._ending() or (most is not None and self.report.updates >= most))
 
     def _ending(self) -> bool:
-        return self._stopping.is_set() or self.follower.ended.is_set()
+        return self._stopping or self.follower.ended
+
+    async def until(self, condition: Callable[[], bool], most_s: float | None = None) -> bool:
+        """Wait for something that a message brings about; False if it did not come in time."""
+        try:
+            async with asyncio.timeout(most_s):
+                while not condition():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return condition()
+        return True
 
     async def _rest(self, began: float) -> None:
-        """Until there is room, the interval is over and the server wants more; or the end."""
-        until = max(began + self._settings.min_interval_s, self._pause_until)
-        await _first(
-            self._stopping.wait(),
-            self.follower.ended.wait(),
-            _after(max(0.0, until - time.monotonic()), self.outbox.until_at_most(self._settings.window - 1)),
-        )
+        """Until the interval is over, the server wants more, and there is room; or the end."""
+        pause_s = max(began + self._settings.min_interval_s, self._pause_until) - time.monotonic()
+        if pause_s > 0:
+            await self.until(self._ending, pause_s)
+        await self.until(lambda: self._ending() or self.outbox.has_room)
 
     async def _settle(self) -> None:
-        """Wait for the last receipts; a run that has ended gives none."""
-        if self._stopping.is_set():
-            return
-        await _first(
-            self._stopping.wait(),
-            self.follower.ended.wait(),
-            self.outbox.until_at_most(0),
-            asyncio.sleep(self._settings.settle_s),
-        )
-        if self.follower.ended.is_set():
-            await _first(self._caught_up(), asyncio.sleep(self._settings.settle_s))
-
-    async def _caught_up(self) -> None:
-        while self.follower.state is not None and self.follower.version < self.follower.state.version:
-            await asyncio.sleep(0.02)
+        """Wait for the last receipts; a run that has ended gives none, but its last broadcasts may be on their way."""
+        await self.until(lambda: self._ending() or not len(self.outbox), self._settings.settle_s)
+        if self.follower.ended and not self._stopping:
+            await self.until(lambda: self._stopping or self.follower.caught_up, self._settings.settle_s)
 
     async def _keep_saving(self) -> None:
         while True:
@@ -313,6 +325,7 @@ class DeploymentClient:
 
     def _on_advance(self, version: int, received_bytes: int) -> None:
         self.report.received_bytes += received_bytes
+        self._news.set()
         self._emit("version", version=version)
 
     def _on_outcome(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
@@ -351,16 +364,3 @@ def _take_over(train: Train) -> None:
 
 def _train_here(start: Vector, stream: Stream) -> Vector:
     return _given[0](start, stream)
-
-
-async def _first(*works: Any) -> None:
-    await together(*(_ignoring_result(work) for work in works))
-
-
-async def _ignoring_result(work: Any) -> None:
-    await work
-
-
-async def _after(delay_s: float, work: Any) -> None:
-    await asyncio.sleep(delay_s)
-    await work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from pathlib import Path
 from typing import Final, Self, final
 
@@ -11,6 +12,8 @@ from qafel.errors import ConfigError, HiddenStateError, MessageError, OutputErro
 from qafel.results.run_directory import write_atomically
 
 _BLOCK: Final = 16  # numbers reserved by one synced write
+_MOST: Final = 1024  # the same, for a client that uses up a block within seconds
+_SOON_S: Final = 5.0
 
 
 @final
@@ -31,6 +34,8 @@ class ClientState:
             self._lock.close()
             raise ConfigError(f"another client uses {folder}: stop it, or choose another --state") from None
         self._folder = folder
+        self._block = _BLOCK
+        self._reserved_at = time.monotonic()
         self._next = self._reserved = self._read_reserved()
 
     def __enter__(self) -> Self:
@@ -42,7 +47,10 @@ class ClientState:
     def take_sequence(self) -> int:
         """A number that no upload of this client has had, even if it was killed: it is used up on disk first."""
         if self._next >= self._reserved:
-            self._reserve(self._next + _BLOCK)
+            now = time.monotonic()
+            self._block = min(_MOST, 2 * self._block) if now - self._reserved_at < _SOON_S else _BLOCK
+            self._reserved_at = now
+            self._reserve(self._next + self._block)
         self._next += 1
         return self._next - 1
 

@@ -85,8 +85,8 @@ class Guard:
 
     def check(
         self, server: Server, client: int, subject: str, frame: bytes, signature: str | None, now: float
-    ) -> float:
-        """Raise unless this upload, sent as that client, may be taken; return the norm to remember."""
+    ) -> tuple[int, float]:
+        """Raise unless this upload, sent as that client, may be taken; return its sequence and its norm."""
         if not self.knows(client):
             raise UnknownClient(f"client {client} is not registered here")
         message = Message.from_bytes(frame)
@@ -97,7 +97,7 @@ class Guard:
         message.check(Kind.UPLOAD, server.model.size, self._algorithm.client_quantizer)
         server.seen.check(message.sender, message.sequence)
         self._spend(client, now)
-        return self._norm(server, message)
+        return message.sequence, self._norm(server, message)
 
     def _verifier(self, client: int) -> Verifier:
         if client not in self._verifiers:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, final
 
-from qafel.algorithm import Client, Message
+from qafel.algorithm import Client
 from qafel.deployment.agreement import RunState
 from qafel.deployment.broker import Broker, Stored
 from qafel.deployment.keys import Verifier
@@ -35,15 +35,22 @@ class Follower:
         names: Names,
         client: Client,
         verifier: Verifier | None,
-        advanced: Callable[[int, int], None] = lambda version, received_bytes: None,
+        advanced: Callable[[int, int], None],
+        news: asyncio.Event,
+        new_session: Callable[[], None],
     ) -> None:
+        """`advanced` hears of every new version and its bytes; `news` is set when the run has ended; `new_session` is
+        called when the server had to connect anew.
+        """
         self.names = names
         self.client = client
         self.state: RunState | None = None
-        self.ended = asyncio.Event()
+        self.ended = False
         self.ignored: Counter[str] = Counter()
         self._verifier = verifier
         self._advanced = advanced
+        self._news = news
+        self._new_session = new_session
         self._head = client.hidden_state.version
         self._waiting: dict[int, bytes] = {}
         self._restart = False
@@ -53,6 +60,11 @@ class Follower:
     @property
     def version(self) -> int:
         return self.client.hidden_state.version
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether we hold what the server's last state spoke of."""
+        return self.state is not None and self.version >= self.state.version
 
     async def attach(self, broker: Broker) -> None:
         """Listen, then look what was missed."""
@@ -155,7 +167,8 @@ class Follower:
         if not large:
             if not self._genuine(stored.subject, stored.data, stored.headers.get(SIGNATURE)):
                 return
-            if not self._names_itself(stored.data, version):
+            if int.from_bytes(stored.data[28:36], "little") != version:
+                self.ignored["version"] += 1
                 return
             if len(self._waiting) < 4 * _AT_ONCE:
                 self._waiting[version] = stored.data
@@ -163,13 +176,6 @@ class Follower:
             return  # a pointer carries no proof of its own; the heartbeat will tell
         self._head = max(self._head, version + 1)
         self._wake.set()
-
-    def _names_itself(self, frame: bytes, version: int) -> bool:
-        try:
-            return Message.from_bytes(frame).version == version
-        except MessageError as error:
-            self.ignored[error.reason] += 1
-            return False
 
     async def _on_state(self, stored: Stored) -> None:
         if not self._genuine(self.names.state, stored.data, stored.headers.get(SIGNATURE)):
@@ -179,6 +185,8 @@ class Follower:
         except DataError:
             self.ignored["state"] += 1
             return
+        if self.state is not None and self.state.session != state.session:
+            self._new_session()
         self.state = state
         held = self.client.hidden_state
         ahead = state.version < held.version and time.monotonic() - self._moved_at > _AHEAD_S
@@ -189,7 +197,8 @@ class Follower:
         self._head = max(self._head, state.version)
         self._wake.set()
         if state.ended:
-            self.ended.set()
+            self.ended = True
+            self._news.set()
 
     def _genuine(self, context: str, data: bytes, signature: str | None) -> bool:
         if self._verifier is None:

@@ -34,6 +34,7 @@ class Group:
     hidden_state: HiddenState | None = None
     """x̂ after the last of the broadcasts."""
     accepted: int = 0
+    accepted_bytes: int = 0
     checkpoint: Callable[[], None] | None = None
 
 
@@ -62,15 +63,17 @@ class Intake:
                 if (whole := self._assembly.add(client, headers[PART], message)) is None:
                     return
                 frame, parts = whole
-            norm = self.guard.check(self.truth.server, client, message.subject, frame, headers.get(SIGNATURE), now)
+            sequence, norm = self.guard.check(
+                self.truth.server, client, message.subject, frame, headers.get(SIGNATURE), now
+            )
         except (MessageError, RejectedUpload) as error:
             self.truth.server.rejected[error.reason] += 1
             self._refuse(client, frame, error, group)
         else:
-            self._count(client, frame, norm, group)
+            self._count(client, frame, sequence, norm, group)
         group.acknowledge.extend(parts)
 
-    def _count(self, client: int, frame: bytes, norm: float, group: Group) -> None:
+    def _count(self, client: int, frame: bytes, sequence: int, norm: float, group: Group) -> None:
         server = self.truth.server
         version = server.version
         try:
@@ -86,11 +89,10 @@ class Intake:
         self.lags.move_to_end(client)
         if len(self.lags) > _REMEMBERED:
             self.lags.popitem(last=False)
-        self._metrics.accepted.inc()
-        self._metrics.upload_bytes.inc(len(frame))
         self._metrics.staleness.observe(server.last_staleness)
         group.accepted += 1
-        group.receipts.setdefault(client, Receipt()).accepted.append((_sequence(frame) or 0, version))
+        group.accepted_bytes += len(frame)
+        group.receipts.setdefault(client, Receipt()).accepted.append((sequence, version))
         if broadcast is not None:
             group.broadcasts.append((version, broadcast))
             group.hidden_state = server.hidden_state

@@ -31,38 +31,42 @@ class Journal:
         self.folder = folder
         self.count = count
         self._lock = threading.Lock()
-        self._unsynced: list[BinaryIO] = []
-        self._file = self._open(count)
+        self._syncing = threading.Lock()
+        self._files: list[tuple[BinaryIO, list[bytes]]] = [(self._open(count), [])]
+        """The file in use last; before it those that were full when they were last synced."""
 
     def append(self, data: bytes) -> None:
-        record = _RECORD.pack(len(data), xxhash.xxh3_64_intdigest(data)) + data
-        try:
-            self._file.write(record)
-        except OSError as error:
-            raise OutputError(f"cannot write the journal in {self.folder}: {error.strerror}; free some space") from None
+        record = _RECORD.pack(len(data), xxhash.xxh3_64_intdigest(data))
+        with self._lock:
+            self._files[-1][1].extend((record, data))
         self.count += 1
 
     def rotate(self) -> None:
         """Begin a new file: what a checkpoint holds and what follows it lie apart."""
+        file = self._open(self.count)
         with self._lock:
-            self._unsynced.append(self._file)
-            self._file = self._open(self.count)
+            self._files.append((file, []))
 
     def sync(self) -> None:
-        with self._lock:
-            finished, self._unsynced = self._unsynced, []
-            current = os.dup(self._file.fileno())
-        try:
-            for file in finished:
-                os.fsync(file.fileno())
+        """Write and sync, for all that wait at once."""
+        with self._syncing:
+            with self._lock:
+                waiting = self._files
+                self._files = [(waiting[-1][0], [])]
+            try:
+                for file, records in waiting:
+                    file.write(b"".join(records))
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise OutputError(
+                    f"cannot write the journal in {self.folder}: {error.strerror}; free some space"
+                ) from None
+            for file, _ in waiting[:-1]:
                 file.close()
-            os.fsync(current)
-        finally:
-            os.close(current)
 
     def close(self) -> None:
         self.sync()
-        self._file.close()
+        self._files[-1][0].close()
 
     def drop_before(self, count: int) -> None:
         """Delete the files all of whose records come before that one."""

@@ -1,12 +1,13 @@
 """A client's uploads, until the server says what became of them.
 
-The broker's word is not enough: it may lose what it acknowledged. An upload without a receipt is sent again, and
-the server's replay window makes that harmless.
+The broker's word is not enough, as it may lose what it acknowledged; so it is not even asked for, but for uploads in
+parts. An upload without a receipt is sent again, and the server's replay window makes that harmless.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -37,21 +38,21 @@ class _Pending:
     data: bytes
     due: float
     wait_s: float = _RESEND_S
-    stored: bool = False
 
 
 @final
 class Outbox:
     """At most `window` uploads on their way."""
 
-    def __init__(self, subject: str, signer: Signer | None, window: int, heard: Heard) -> None:
+    def __init__(self, subject: str, signer: Signer | None, window: int, heard: Heard, news: asyncio.Event) -> None:
+        """`news` is set when receipts came."""
+        self._news = news
         self._subject = subject
         self._signer = signer
         self._window = window
         self._heard = heard
         self._pending: dict[int, _Pending] = {}
         self._wake = asyncio.Event()
-        self._changed = asyncio.Event()
         self.counts: Counter[str] = Counter()
         self.sent_bytes = 0
         self.highest = -1
@@ -67,29 +68,24 @@ class Outbox:
         self._pending[sequence] = _Pending(sequence, upload, time.monotonic())
         self._wake.set()
 
-    async def until_at_most(self, count: int) -> None:
-        """Wait until no more than `count` uploads are on their way."""
-        while len(self._pending) > count:
-            self._changed.clear()
-            await self._changed.wait()
+    def send_again(self) -> None:
+        """Send all at once that has no receipt: it may be lost."""
+        for pending in self._pending.values():
+            pending.due = 0.0
+        self._wake.set()
 
     async def deliver(self, broker: Broker) -> None:
-        """Send what is due, forever. A new session sends at once what the last one could not store."""
-        for pending in self._pending.values():
-            if not pending.stored:
-                pending.due = 0.0
+        """Send what is due, forever. A new session sends all at once that the last one heard nothing of."""
+        self.send_again()
         while True:
-            now = time.monotonic()
-            due = [pending for pending in self._pending.values() if pending.due <= now]
             self._wake.clear()
-            if due:
-                await asyncio.gather(*(self._send(broker, pending) for pending in due))
-                continue
+            now = time.monotonic()
+            for pending in [pending for pending in self._pending.values() if pending.due <= now]:
+                await self._send(broker, pending)
             next_due = min((pending.due for pending in self._pending.values()), default=now + 60)
-            try:
-                await asyncio.wait_for(self._wake.wait(), next_due - now)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, next_due - time.monotonic())):
+                    await self._wake.wait()
 
     async def on_receipt(self, stored: Stored) -> None:
         try:
@@ -103,7 +99,7 @@ class Outbox:
         self.highest = max(self.highest, receipt.highest)
         for damaged, reason, text in receipt.rejected:
             self._settle(damaged, reason, text, -1)
-        self._changed.set()
+        self._news.set()
 
     def _settle(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
         if sequence is not None and self._pending.pop(sequence, None) is None:
@@ -116,13 +112,14 @@ class Outbox:
         pending.wait_s = min(_RESEND_MOST_S, 2 * pending.wait_s)
         headers = {SIGNATURE: self._signer.sign(self._subject, pending.data)} if self._signer else {}
         parts = split(pending.data, broker.part_bytes)
+        self.sent_bytes += len(pending.data)
+        if len(parts) == 1:
+            await broker.send(self._subject, pending.data, headers=headers)
+            return
         try:
             for number, part in enumerate(parts):
-                if len(parts) > 1:
-                    headers[PART] = f"{pending.sequence}/{number}/{len(parts)}"
+                headers[PART] = f"{pending.sequence}/{number}/{len(parts)}"
                 await broker.store(self._subject, part, dict(headers))
-                self.sent_bytes += len(part)
-            pending.stored = True
         except BrokerRefused as error:
             log.info("%s; trying again", error)
             pending.due = time.monotonic() + 1.0

@@ -13,6 +13,7 @@ import logging
 import math
 import signal
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,8 @@ from qafel.tasks import Task
 
 Progress: TypeAlias = Callable[[RunState], None]
 
-_HISTORY_BYTES: Final = 256 << 20
+_HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
+_KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets beside a snapshot
 log = logging.getLogger(__name__)
 
 
@@ -90,7 +92,8 @@ async def _serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.end, "stopped")
         await server.run()
-        return write_results(out, server.state, config, made, server.truth, server.evaluator)
+        summary = write_results(out, server.state, config, made, server.truth, server.evaluator)
+        return {**summary, "wire_sent_bytes": server.wire[0], "wire_received_bytes": server.wire[1]}
 
 
 def open_server(
@@ -114,7 +117,7 @@ def open_server(
         lambda: task.initial_model(Stream.named(config.seed, "initial-model")),
         algorithm,
         config.seed,
-        history=history,
+        history=max(2, min(history, _KEPT_BYTES // max(1, broadcast_bytes))),
     )
     write_atomically(out / "config.toml", config.to_toml().encode())
     return DeploymentServer(config, task, truth, access, settings, history, open_rows(out), progress)
@@ -140,6 +143,8 @@ class DeploymentServer:
         self.truth = truth
         self.rows = rows
         self.state = "running"
+        self.wire = (0, 0)
+        """Bytes sent and received, with all that NATS and TLS add."""
         self.metrics = Metrics(run)
         self._config = config
         self._task = task
@@ -157,6 +162,7 @@ class DeploymentServer:
         self.intake = Intake(truth, guard, self.metrics)
         self.evaluator = Evaluator(task, config.evaluation, rows)
         self._rate = Rate()
+        self._session_id = ""
         self._out = truth.server.hidden_state
         """x̂ as the clients know it: the last one that went out."""
         self._pull: Pull | None = None
@@ -208,6 +214,7 @@ class DeploymentServer:
         await broker.ensure(self.names, self._limits)
         await refill(broker, self._publisher, self.truth, self._agreement)
         self._out = self.truth.server.hidden_state
+        self._session_id = uuid.uuid4().hex[:12]
         await self._renew_state(broker)
         await broker.new_consumer(self.names)
         self._pull = Pull(broker, self.names)
@@ -226,6 +233,8 @@ class DeploymentServer:
             for work in self._background:
                 work.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)
+            sent, received = broker.wire_bytes()
+            self.wire = (self.wire[0] + sent, self.wire[1] + received)
         await self._conclude(broker)
 
     def _finished(self) -> bool:
@@ -278,7 +287,10 @@ class DeploymentServer:
             await asyncio.to_thread(self.truth.journal.sync)
             self.metrics.sync_s.observe(time.perf_counter() - began)
             whole = [group for group in groups if group is not None]
-            self.metrics.group.observe(sum(group.accepted for group in whole))
+            accepted = sum(group.accepted for group in whole)
+            self.metrics.group.observe(accepted)
+            self.metrics.accepted.inc(accepted)
+            self.metrics.upload_bytes.inc(sum(group.accepted_bytes for group in whole))
             await self._send_out(broker, whole)
             if groups[-1] is None:
                 return
@@ -361,6 +373,7 @@ class DeploymentServer:
             metric=last["metric"] if last else None,
             metric_name=self._task.metric_name,
             renewed_at=time.time(),
+            session=self._session_id,
         )
 
     async def _conclude(self, broker: Broker) -> None:
