@@ -23,6 +23,10 @@ class Quantizer(Protocol):
     Section II-A of the paper: E‖x − Q(x)‖² ≤ (1 − δ)‖x‖², δ in (0, 1].
     """
 
+    def __hash__(self) -> int:
+        """Quantizers are values: equal ones have equal hashes."""
+        ...
+
     @property
     def spec(self) -> str:
         """The canonical text that `parse` turns into an equal quantizer, such as "qsgd:4"."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
@@ -24,7 +25,7 @@ def save_simulation(simulation: Simulation, measurements: Measurements) -> Check
     """Everything that the rest of the run depends on."""
     server = save_server(simulation.server)
     arrays: dict[str, NDArray[Any]] = {f"server.{name}": array for name, array in server.arrays.items()}
-    arrays["sequences"] = simulation.sequences.copy()
+    arrays["sequences"] = np.array(simulation.sequences, np.uint32)
     versions = {simulation.fleet.version: simulation.fleet}
     entries = []
     for time, priority, serial, event in simulation.clock.entries():
@@ -65,7 +66,7 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measureme
             if name.startswith("version.")
         }
         simulation.fleet = states[values["fleet"]]
-        simulation.sequences = arrays["sequences"]
+        simulation.sequences = arrays["sequences"].tolist()
         for name in _COUNTERS:
             setattr(simulation, name, values["counters"][name])
         simulation.traffic = Traffic(**values["traffic"])

@@ -76,7 +76,8 @@ class Simulation:
         """The clients' hidden state, moved by the broadcasts' bytes alone: one vector, as all hold the same."""
         self.clock: Clock[Event] = Clock()
         self.traffic = Traffic()
-        self.sequences = np.zeros(task.clients, np.uint32)
+        self.sequences = [0] * task.clients
+        """How often each client started."""
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = 0
         self.last_broadcast_bytes = len(self.fleet.to_snapshot())
         """What a client downloads before it starts: the newest broadcast, at first the initial model."""
@@ -104,16 +105,11 @@ class Simulation:
 
     def advance(self) -> bool:
         """Handle the next event; True if the server stepped."""
-        self._train_ahead()
+        if self._ahead:
+            self._train_ahead()
         match self.clock.advance():
-            case Trained(job):
-                if self._ahead and self._ahead[0][1] == job.number:
-                    heappop(self._ahead)
-                upload = self.executor.result(job)
-                if self.timing.network is None:
-                    return self._deliver(job, upload)
-                delay = self.timing.network.upload_time(job.client, len(upload))
-                self.clock.schedule(delay, Deliver(job, upload))
+            case Trained() as event:
+                return self._finish_training(event.job)
             case Deliver(job, upload):
                 return self._deliver(job, self.executor.result(job) if upload is None else upload)
             case Arrive(client, duration):
@@ -138,6 +134,15 @@ class Simulation:
         while self._ahead and self.executor.room > 0:
             self.executor.submit(heappop(self._ahead)[2])
 
+    def _finish_training(self, job: Job) -> bool:
+        if self._ahead and self._ahead[0][1] == job.number:
+            heappop(self._ahead)
+        upload = self.executor.result(job)
+        if self.timing.network is None:
+            return self._deliver(job, upload)
+        self.clock.schedule(self.timing.network.upload_time(job.client, len(upload)), Deliver(job, upload))
+        return False
+
     def _schedule_arrival(self) -> None:
         if (arrival := next(self._arrivals, None)) is not None:
             self.arrivals += 1
@@ -150,10 +155,10 @@ class Simulation:
         if timing.max_concurrency is not None and self.in_flight >= timing.max_concurrency:
             self.turned_away += 1
             return
-        number, sequence = self.starts, int(self.sequences[client])
+        number, sequence = self.starts, self.sequences[client]
         self.starts += 1
         self.in_flight += 1
-        self.sequences[client] += 1
+        self.sequences[client] = sequence + 1
         if duration is None:
             duration = self._duration(client, number)
         work = 1.0
