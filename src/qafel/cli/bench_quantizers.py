@@ -99,13 +99,14 @@ def _nmse(vector: Vector, decoded: Vector) -> float:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold", title="time over memcpy's", title_justify="left")
+    title = "time over memcpy's, at so many threads"
+    table = Table(box=None, header_style="bold", title=title, title_justify="left", padding=(0, 1, 0, 0))
     table.add_column("quantizer", no_wrap=True)
-    for name in ("size", "threads", "memcpy", "encode", "decode", "add_decoded_", "bytes", "NMSE"):
+    for name in ("size", "thr", "memcpy", "encode", "decode", "add", "bytes", "NMSE"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         copy = row["memcpy_s"]
         ratios = (f"{row[key] / copy:.2f}" for key in ("encode_s", "decode_s", "add_decoded_s"))
-        cells = (f"{row['size']:,}", str(row["threads"]), f"{copy * 1e6:,.1f} µs", *ratios)
-        table.add_row(row["quantizer"], *cells, f"{row['bytes']:,}", f"{row['nmse']:.2g}")
+        cells = (f"{row['size']:.3g}", str(row["threads"]), f"{copy * 1e6:,.0f} µs", *ratios)
+        table.add_row(row["quantizer"], *cells, f"{row['bytes']:,}", f"{row['nmse']:.1g}")
     return table

@@ -34,8 +34,8 @@ def quantizers(
         return
     console.print(_table(rows, size))
     console.print(
-        "ω, δ: worst case over all vectors. No δ > 0: unfit for the server. NMSE: measured, Gaussian and Student t(3). "
-        "bound: 2^(−2R), the least error at R bits a Gaussian coordinate.",
+        "mean = x: unbiased, fit for clients. ω, δ: worst case over all vectors; no δ > 0: unfit for the server. "
+        "NMSE, t(3): error measured on Gaussian and on Student-t(3) data. bound: 2^(−2R), the least at R bits.",
         style="dim",
     )
 
@@ -61,21 +61,23 @@ def quantizer_row(spec: str, size: int) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]], size: int) -> Table:
-    table = Table(title=f"{size} coordinates", box=None, header_style="bold", title_justify="left")
+    table = Table(
+        title=f"{size:,} coordinates", box=None, header_style="bold", title_justify="left", padding=(0, 1, 0, 0)
+    )
     table.add_column("quantizer", no_wrap=True)
-    table.add_column("unbiased")
-    for name in ("ω", "δ", "bits", "bytes", "NMSE", "NMSE t(3)", "bound"):
+    table.add_column("mean", no_wrap=True)
+    for name in ("ω", "δ", "bits", "bytes", "NMSE", "t(3)", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["quantizer"],
-            "yes" if row["unbiased"] else "no",
-            f"{row['omega']:.3g}",
-            f"{row['delta']:.3g}" if row["delta"] > 0 else f"[red]{row['delta']:.3g}[/red]",
+            "= x" if row["unbiased"] else "",
+            f"{row['omega']:.2g}",
+            f"{row['delta']:.2g}" if row["delta"] > 0 else "[red]–[/red]",
             f"{row['bits_per_coordinate']:.2f}",
             f"{row['bytes']:,}",
             f"{row['nmse_gaussian']:.2g}",
             f"{row['nmse_heavy_tailed']:.2g}",
-            f"{row['rate_distortion_bound']:.1g}",
+            f"{row['rate_distortion_bound']:.0e}",
         )
     return table

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from qafel.cli.app import app
+from qafel.errors import OutputError, SpecError
+
+COLUMNS = {"quantizer", "size", "threads", "encode_s", "decode_s", "add_decoded_s", "memcpy_s", "bytes", "nmse"}
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_table_shows_theory_and_measurement() -> None:
+    rows = {row["quantizer"]: row for row in json.loads(run("quantizers", "--size", "3000", "--json"))}
+    assert rows["qsgd:4"]["delta"] < 0 < rows["scaled:qsgd:4"]["delta"]
+    assert rows["rotated:4"]["nmse_gaussian"] < rows["qsgd:4"]["nmse_gaussian"]
+    for row in rows.values():
+        assert row["nmse_gaussian"] <= 1.3 * row["omega"]
+        assert row["rate_distortion_bound"] == pytest.approx(2 ** (-2 * row["bits_per_coordinate"]))
+
+
+def test_the_table_is_readable_in_80_columns() -> None:
+    text = run("quantizers", "--size", "29282", "qsgd:4,norm=l2,bucket=none", "none", "qsgd:8")
+    assert "…" not in text
+    assert "qsgd:4,norm=l2,bucket=none" in text
+
+
+def test_a_spec_that_does_not_parse_is_named() -> None:
+    with pytest.raises(SpecError, match="did you mean"):
+        run("quantizers", "qsdg:4")
+    with pytest.raises(SpecError, match="did you mean"):
+        run("bench", "quantizers", "qsdg:4")
+
+
+def test_the_benchmark_writes_its_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    run("bench", "quantizers", "qsgd:4", "top_k:0.1", "--size", "1000", "--threads", "1", "--json", str(file))
+    rows = json.loads(file.read_text())
+    assert [row["quantizer"] for row in rows] == ["qsgd:4", "top_k:0.1"]
+    assert all(set(row) == COLUMNS and row["encode_s"] > 0 for row in rows)
+    with pytest.raises(OutputError, match="cannot write"):
+        run("bench", "quantizers", "none", "--size", "10", "--threads", "1", "--json", str(tmp_path))
