@@ -10,10 +10,11 @@ import typer
 from qafel.cli.bench_quantizers import bench_quantizers
 from qafel.cli.bench_simulator import bench_simulator
 from qafel.cli.demo import demo
-from qafel.cli.listings import recipes, tasks
 from qafel.cli.quantizers import quantizers
+from qafel.cli.recipes import recipes
 from qafel.cli.report import report
 from qafel.cli.run import run
+from qafel.cli.tasks import tasks
 from qafel.errors import QafelError, UserError
 from qafel.version import __version__
 
@@ -26,7 +27,8 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Benchmarks that report ratios within one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-for command in (demo, run, report, recipes, tasks, quantizers):
+app.add_typer(tasks, name="tasks")
+for command in (demo, run, report, recipes, quantizers):
     app.command()(command)
 bench.command("quantizers")(bench_quantizers)
 bench.command("simulator")(bench_simulator)

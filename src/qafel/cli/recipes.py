@@ -1,4 +1,4 @@
-"""What there is: recipes and tasks."""
+"""`qafel recipes`: what there is to run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.table import Table
 
 from qafel import config
 from qafel.cli.progress import console
-from qafel.task_config import TASKS
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -29,18 +28,4 @@ def recipes(json_output: Json = False) -> None:
         table.add_row(
             recipe.name, recipe.description, recipe.algorithm.client_quantizer, recipe.algorithm.server_quantizer
         )
-    console.print(table)
-
-
-def tasks(json_output: Json = False) -> None:
-    """List the tasks: problems to learn.
-
-    Example: qafel tasks
-    """
-    if json_output:
-        print(json.dumps({name: section.__doc__ for name, section in TASKS.items()}, indent=2))
-        return
-    table = Table("task", "what it is", box=None, header_style="bold")
-    for name, section in TASKS.items():
-        table.add_row(name, section.__doc__)
     console.print(table)
