@@ -29,6 +29,7 @@ check: $(STAMP) ## Lint, format, types, import contracts
 
 bench: $(STAMP) ## Run the benchmarks (alone: others' load shows in the figures)
 	$(BIN)/qafel bench quantizers
+	$(BIN)/qafel bench simulator
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix
@@ -48,5 +49,5 @@ $(LIGHT): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 # torch comes in the same resolution as what depends on it, so that nothing pulls another build.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[torch,ray,nats,dev]'
+	$(PIP) install -q -c constraints.txt -e '.[torch,ray,nats,tensorboard,dev]'
 	@touch $@ $(LIGHT)
