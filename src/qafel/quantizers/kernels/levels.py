@@ -147,6 +147,7 @@ def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, s
     one = level * _SHRINK * (float32(0.5) if sign_only else float32(1))
     magic = _MAGIC + level * (float32(0.5) if sign_only else float32(levels))
     top = int32(1 if sign_only else int(2 * levels))
+    fast = bits == 4 and bucket % 128 == 0
     for number in range(first, last):
         begin, end = number * span, min(size, (number + 1) * span)
         if not _measure_buckets(x, bucket, levels, norm, steps, begin, end):
@@ -154,9 +155,12 @@ def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, s
         for start in range(begin, end, GROUP):
             count = min(end - start, GROUP)
             to = uint64(head + start // GROUP * (GROUP * bits // 8))
-            if bits == 4 and count == GROUP and bucket % 128 == 0:
-                s0, s1 = steps[start // bucket], steps[(start + 128) // bucket]
-                s2, s3 = steps[(start + 256) // bucket], steps[(start + 384) // bucket]
+            if fast and count == GROUP:
+                s0 = steps[start // bucket]
+                s1, s2, s3 = s0, s0, s0
+                if bucket % GROUP != 0:  # a division costs as much as a dozen coordinates
+                    s1, s2 = steps[(start + 128) // bucket], steps[(start + 256) // bucket]
+                    s3 = steps[(start + 384) // bucket]
                 if min(s0, s1, s2, s3) >= _TINY and max(s0, s1, s2, s3) <= _HUGE:
                     scales = (one / s0, one / s1, one / s2, one / s3)
                     _round_nibbles(x, uint64(start), scales, magic, uint32(start), keys, out, to)
