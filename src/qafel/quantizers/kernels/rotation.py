@@ -46,13 +46,11 @@ def _butterflies2(x, size, stride):  # type: ignore[no-untyped-def]
 @njit(**INNER)
 def hadamard(x, size, cols):  # type: ignore[no-untyped-def]
     """Multiply every column by the Hadamard matrix, unnormalised."""
-    if size == BLOCK and cols == COLUMNS:
-        _butterflies8(x, BLOCK, 16)
-        _butterflies8(x, BLOCK, 128)
-        _butterflies2(x, BLOCK, 1024)
-        _butterflies2(x, BLOCK, 2048)
-        return
     stride = cols
+    if size == BLOCK and cols == COLUMNS:
+        _butterflies8(x, BLOCK, 16)  # constant strides compile to loops without a test for overlap
+        _butterflies8(x, BLOCK, 128)
+        stride = 1024
     while stride < size:
         _butterflies2(x, size, stride)
         stride *= 2
