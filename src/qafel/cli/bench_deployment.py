@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from qafel.cli.broker import require_extra
 from qafel.cli.units import human_bytes
 from qafel.errors import ConfigError, OutputError
 
@@ -33,7 +34,8 @@ def bench_deployment(
 
     Example: qafel bench deployment --json deployment.json
     """
-    from qafel.deployment.bench import Case, measure  # noqa: PLC0415 — nats is an extra
+    require_extra()
+    from qafel.deployment.bench import Case, measure  # noqa: PLC0415
 
     cases = {
         "default": Case(updates, clients, dimension),

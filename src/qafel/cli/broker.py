@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from qafel.errors import ConfigError
+
 broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="The broker's folder.")]
+
+
+def require_extra() -> None:
+    """The deployment's libraries are an extra: say so, where they are missing."""
+    missing = [
+        name for name in ("nats", "nkeys", "cryptography", "prometheus_client") if not importlib.util.find_spec(name)
+    ]
+    if missing:
+        raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'qafel[nats]'")
 
 
 @broker.command()
@@ -31,7 +43,8 @@ def init(
 
     Example: qafel broker init broker --clients 5 --host fl.example.org --address 0.0.0.0
     """
-    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415 — nats is an extra
+    require_extra()
+    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
 
     BrokerFolder.init(
         folder, clients, hosts=host or (), address=address, port=port, runs=run or (), mutual_tls=mutual_tls
@@ -47,6 +60,7 @@ def init(
 @broker.command()
 def start(folder: Folder) -> None:
     """Run nats-server on the folder, in the foreground."""
+    require_extra()
     from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
     from qafel.deployment.local_broker import find_nats_server  # noqa: PLC0415
 
@@ -58,6 +72,7 @@ def start(folder: Folder) -> None:
 @broker.command()
 def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be repeated.", min=0)]) -> None:
     """Make keys for further clients, or new ones for known clients."""
+    require_extra()
     from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
 
     changed = BrokerFolder(folder)
@@ -68,6 +83,7 @@ def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be r
 @broker.command()
 def revoke(folder: Folder, client: Annotated[int, typer.Option(min=0)]) -> None:
     """Strike a client off: its key is worth nothing from now on."""
+    require_extra()
     from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
 
     changed = BrokerFolder(folder)

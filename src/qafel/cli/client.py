@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from qafel.cli.broker import require_extra
 from qafel.cli.units import human_bytes
 from qafel.errors import ConfigError
 
@@ -48,7 +49,8 @@ def client(
 
     Example: qafel client --run mushrooms-qafel-4bit --client-id 3 --min-interval 0.1
     """
-    from qafel.deployment import Access, ClientSettings, run_client  # noqa: PLC0415 — nats is an extra
+    require_extra()
+    from qafel.deployment import Access, ClientSettings, run_client  # noqa: PLC0415
 
     logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="%(message)s")
     access = Access.of(broker, credentials)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qafel.cli.broker import require_extra
 from qafel.cli.units import human_bytes
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
@@ -49,7 +50,8 @@ def server(
 
     Example: qafel server mushrooms-qafel-4bit --local-broker --set stop.server_steps=1000
     """
-    from qafel.deployment import Access, ServerSettings, run_server  # noqa: PLC0415 — nats is an extra
+    require_extra()
+    from qafel.deployment import Access, ServerSettings, run_server  # noqa: PLC0415
     from qafel.deployment.defence import DefenceSettings  # noqa: PLC0415
     from qafel.deployment.layout import Limits  # noqa: PLC0415
     from qafel.deployment.local_broker import LocalBroker  # noqa: PLC0415

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from qafel.cli.broker import require_extra
 from qafel.cli.units import human_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def status(
 
     Example: qafel status --credentials broker/operator
     """
-    from qafel.deployment.access import Access  # noqa: PLC0415 — nats is an extra
+    require_extra()
+    from qafel.deployment.access import Access  # noqa: PLC0415
     from qafel.deployment.status import read_status  # noqa: PLC0415
 
     found = asyncio.run(read_status(Access.of(broker, credentials), run))

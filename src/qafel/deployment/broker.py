@@ -49,6 +49,8 @@ _LOST = (
 )
 
 log = logging.getLogger(__name__)
+# nats-py upgrades to TLS in a way that asyncio remarks on whenever the other end closes.
+logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
 
 
 @final
@@ -104,6 +106,16 @@ class Broker:
         """Publish without waiting for anyone."""
         with _losing():
             await self.connection.publish(subject, data, reply, headers or None)
+
+    async def acknowledge(self, messages: list[Msg]) -> None:
+        """Let the broker forget these; returns when it has. Acknowledgements are worked off in order, so that the
+        answer to the last one is the answer to all.
+        """
+        for message in messages[:-1]:
+            await self.send(message.reply, b"+ACK")
+        for message in messages[-1:]:
+            with _losing():
+                await self.connection.request(message.reply, b"+ACK", timeout=ANSWER_S)
 
     async def flush(self) -> None:
         with _losing():

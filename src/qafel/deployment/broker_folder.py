@@ -52,12 +52,13 @@ class BrokerFolder:
         if (path / "broker.json").exists():
             raise ConfigError(f"{path} holds a broker already: its keys would be lost; choose another folder")
         run_names = [Names(run).run for run in runs] or ["*"]
-        names = list(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
+        reached = list(hosts) or ["127.0.0.1"]
+        names = list(dict.fromkeys([*reached, "127.0.0.1", "localhost"]))
         settings = {
             "clients": {},
             "runs": run_names,
             "mutual_tls": mutual_tls,
-            "servers": [f"tls://{names[0]}:{port}"],
+            "servers": [f"tls://{host}:{port}" for host in reached],
         }
         authority = Authority.new()
         _write(path / "ca" / "ca.pem", authority.certificate_pem())

@@ -1,9 +1,12 @@
 """The server: takes uploads, makes them safe, broadcasts, acknowledges; in this order, many at a time.
 
-    pull a group → check and receive each (Algorithm 1) → sync the journal once → broadcast → acknowledge, send receipts
+    pull a group → check and receive each (Algorithm 1)
+        → sync the journal once → broadcast
+            → acknowledge → send receipts
 
-While one group is being synced the next is received. A session that breaks loses nothing: what was received is in the
-journal, and the next session begins, as a restarted process does, by giving the broker what it lacks.
+The three stages work side by side: while one group is being synced the next is received. A session that breaks loses
+nothing: what was received is in the journal, and the next session begins, as a restarted process does, by giving the
+broker what it lacks.
 """
 
 from __future__ import annotations
@@ -220,13 +223,15 @@ class DeploymentServer:
         self._pull = Pull(broker, self.names)
         await self._pull.start()
         taken: asyncio.Queue[Group | None] = asyncio.Queue(4)
+        safe: asyncio.Queue[list[Group] | None] = asyncio.Queue(4)
         if self._finished():
             self.end("finished")
         try:
             await together(
                 broker.until_lost(),
                 self._take(self._pull, taken),
-                self._make_safe(broker, taken),
+                self._make_safe(broker, taken, safe),
+                self._acknowledge(broker, safe),
                 self._heartbeat(broker),
             )
         finally:
@@ -277,7 +282,9 @@ class DeploymentServer:
         if self._config.stop.at_target and self.evaluator.reached is not None:
             self.end("finished")
 
-    async def _make_safe(self, broker: Broker, taken: asyncio.Queue[Group | None]) -> None:
+    async def _make_safe(
+        self, broker: Broker, taken: asyncio.Queue[Group | None], safe: asyncio.Queue[list[Group] | None]
+    ) -> None:
         """Sync once for all groups that wait; only then let anyone know."""
         while True:
             groups = [await taken.get()]
@@ -292,23 +299,29 @@ class DeploymentServer:
             self.metrics.accepted.inc(accepted)
             self.metrics.upload_bytes.inc(sum(group.accepted_bytes for group in whole))
             await self._send_out(broker, whole)
+            await safe.put(whole)
             if groups[-1] is None:
-                return
+                await safe.put(None)
+                await asyncio.Event().wait()  # `_acknowledge` ends the session
+
+    async def _acknowledge(self, broker: Broker, safe: asyncio.Queue[list[Group] | None]) -> None:
+        """Let the broker forget what is safe, then tell the clients: so they cannot outrun the broker."""
+        while (groups := await safe.get()) is not None:
+            await broker.acknowledge([message for group in groups for message in group.acknowledge])
+            receipts: dict[int, Receipt] = {}
+            for group in groups:
+                for client, receipt in group.receipts.items():
+                    receipts.setdefault(client, Receipt()).extend(receipt)
+            for client, receipt in receipts.items():
+                await broker.send(self.names.receipt(client), receipt.to_bytes())
 
     async def _send_out(self, broker: Broker, groups: list[Group]) -> None:
         steps = [step for group in groups for step in group.broadcasts]
         await self._publisher.broadcasts(broker, steps)
-        receipts: dict[int, Receipt] = {}
         for group in groups:
             self._out = group.hidden_state or self._out
-            for message in group.acknowledge:
-                await broker.send(message.reply, b"+ACK")
-            for client, receipt in group.receipts.items():
-                receipts.setdefault(client, Receipt()).extend(receipt)
             if group.checkpoint is not None:
                 self._start(self._checkpoint(group.checkpoint))
-        for client, receipt in receipts.items():
-            await broker.send(self.names.receipt(client), receipt.to_bytes())
         self.metrics.broadcast_bytes.inc(sum(len(frame) for _, frame in steps))
         self.metrics.version.set(self._out.version)
         self.metrics.buffer.set(self.truth.server.buffer.count)
