@@ -26,11 +26,11 @@ def qafel(*arguments, cwd=None, expect=0):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["demo", "run", "report", "recipes", "tasks", "quantizers"]
+    commands = ["demo", "run", "report", "recipes", "quantizers"]
     overview = qafel("--help").stdout
-    for command in commands:
+    for command in (*commands, "tasks", "bench"):
         assert command in overview
-    for command in (*commands, "bench quantizers"):
+    for command in (*commands, "tasks show", "bench quantizers", "bench simulator"):
         assert "Example: qafel" in qafel(*command.split(), "--help").stdout
 
 
@@ -116,6 +116,6 @@ def test_the_demo_shows_a_table_a_picture_and_a_report(tmp_path):
 def test_the_light_core_loads_without_torch_ray_or_a_broker():
     code = (
         "import sys; from qafel.cli.app import app; "
-        "assert not {'torch', 'ray', 'nats', 'scipy', 'pandas'} & set(sys.modules), sorted(sys.modules)"
+        "loaded = {'torch', 'ray', 'nats', 'tensorboard'} & set(sys.modules); assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

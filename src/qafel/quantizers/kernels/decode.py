@@ -120,6 +120,22 @@ def _add_weighted(target, at, count, levels, of, step, weight):  # type: ignore[
         target[at + uint64(j)] += weight * (step * float32(levels[of + uint64(j)]))
 
 
+@njit(**INNER)
+def _add_nibbles(packed, at, centre, low, high, target, to, step):  # type: ignore[no-untyped-def]
+    """`_unpack_nibbles` and `_add` in one, for 512 coordinates of one bucket: the case that must be as fast as memory.
+
+    The loops have a length that the compiler knows, and each runs along one array.
+    """
+    for j in range(256):
+        low[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] & uint8(15)) - centre))
+    for j in range(256):
+        high[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] >> uint8(4)) - centre))
+    for j in range(256):
+        target[to + uint64(j)] += step * float32(low[uint64(j)])
+    for j in range(256):
+        target[to + uint64(256) + uint64(j)] += step * float32(high[uint64(j)])
+
+
 @njit(**KERNEL)
 def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, check, first, last):  # type: ignore[no-untyped-def]
     """Check the payload if asked, then assign or add the spans first … last−1 of it to the target."""
@@ -133,11 +149,18 @@ def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, chec
         if not codes_are_sound(payload, head, size, bits, 1 if bits == 1 else 2 * levels):
             return BAD_CODE
     codes, signed = np.empty(GROUP, np.uint8), np.empty(GROUP, np.int8)
+    low, high = np.empty(256, np.int8), np.empty(256, np.int8)
+    fast = bits == 4 and bucket % GROUP == 0 and mode == ADD and weight == float32(1)
     b = first * span // bucket
     edge = (b + 1) * bucket
     for start in range(first * span, min(size, last * span), GROUP):
         count = min(size - start, GROUP)
         packed_at = uint64(head + start // GROUP * (GROUP * bits // 8))
+        if fast and count == GROUP:
+            _add_nibbles(payload, packed_at, uint8(levels), low, high, target, uint64(start), steps[b])
+            if start + GROUP == edge:
+                b, edge = b + 1, edge + bucket
+            continue
         if bits == 4:
             _unpack_nibbles(payload, packed_at, uint8(levels), signed, count)
         else:
