@@ -14,7 +14,7 @@ Synchronous: rounds of a cohort of K clients that all start from one version; wh
     fedavg            McMahan et al., AISTATS 2017: x ← Σ nₖyₖ / Σ nₖ
     fedsgd            the same with one local step on all of a client's data
     fedprox           Li et al., MLSys 2020: μ/2·‖y − y₀‖² in the local loss, partial work taken
-    mcm               Philippenko & Dieuleveut, NeurIPS 2021: both ways quantized, the downlink against a memory of rate α
+    mcm               Philippenko & Dieuleveut, NeurIPS 2021: quantized both ways, the downlink against a memory
 """
 
 from __future__ import annotations
