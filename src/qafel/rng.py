@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -16,24 +15,48 @@ from numpy.typing import NDArray
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Stream:
     """One named random stream, as a 128-bit key.
 
-    Compiled kernels take `key`, two 64-bit words, and hash a counter with it; everything else takes `generator()`.
+    Compiled kernels take the key, two 64-bit words, and hash a counter with it; everything else takes `generator()`.
+    The key is worked out when it is first wanted: not everyone who is handed a stream draws from it.
     """
 
-    words: tuple[int, int]
+    __slots__ = ("_name", "_words")
+
+    def __init__(self, words: tuple[int, int]) -> None:
+        self._name: tuple[int, str, int, int] | None = None
+        self._words = words
 
     @staticmethod
     def named(seed: int, purpose: str, client: int = 0, number: int = 0) -> Stream:
         """The stream for a purpose, such as ("train", client, how many updates that client made before)."""
-        name = struct.pack("<qqq", seed, client, number) + purpose.encode()
-        return Stream(struct.unpack("<QQ", hashlib.blake2b(name, digest_size=16).digest()))
+        stream = Stream.__new__(Stream)
+        stream._name = (seed, purpose, client, number)
+        return stream
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """The key as two integers."""
+        if self._name is not None:
+            seed, purpose, client, number = self._name
+            name = struct.pack("<qqq", seed, client, number) + purpose.encode()
+            self._words = struct.unpack("<QQ", hashlib.blake2b(name, digest_size=16).digest())
+            self._name = None
+        return self._words
 
     @property
     def key(self) -> NDArray[np.uint64]:
         return np.array(self.words, dtype=np.uint64)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self.words == other.words
+
+    def __hash__(self) -> int:
+        return hash(self.words)
+
+    def __reduce__(self) -> tuple[type[Stream], tuple[tuple[int, int]]]:
+        return Stream, (self.words,)
 
     def generator(self) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=self.key))

@@ -276,6 +276,6 @@ def test_weights_follow_the_samples():
 def test_memory_is_one_vector_per_version_in_flight():
     """Clients in flight share the versions they started from: many clients, few vectors."""
     found = steps(Quadratic(2000, 4), 3, Timing(HalfNormal(0), AlwaysTraining()), buffer_size=500)
-    vectors = {id(event.job.hidden_state.vector) for _, _, _, event in found.clock.entries()}
+    vectors = {id(event.hidden_state.vector) for _, _, _, event in found.clock.entries()}
     assert len(found.clock) == 2000
     assert len(vectors) <= 4

@@ -14,7 +14,7 @@ One fixed header of 64 bytes, little-endian, then the quantizer's payload:
         44      4  sequence: counts the sender's uploads, so that duplicates show
         48      4  weight of the update, float32
         52      8  digest of the hidden state that results; 0 in an upload
-        60      4  checksum of all other bytes
+        60      4  checksum: XXH3 of the payload, seeded with the XXH3 of the header, low half
 
 The payload is never copied and nothing is allocated from what a header claims: a receiver says which dimension
 and which quantizer it expects, and anything else is refused before the payload is looked at.
@@ -152,6 +152,4 @@ def expectations(quantizer: Quantizer, dimension: int) -> tuple[bytes, int]:
 
 
 def _checksum(header: Payload, payload: Payload) -> int:
-    hasher = xxhash.xxh3_64(header)
-    hasher.update(payload)
-    return hasher.intdigest() & 0xFFFFFFFF
+    return xxhash.xxh3_64_intdigest(payload, xxhash.xxh3_64_intdigest(header)) & 0xFFFFFFFF

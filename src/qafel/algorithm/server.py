@@ -79,18 +79,18 @@ class Server:
         message = Message.from_bytes(data)
         quantizer = self.algorithm.client_quantizer
         message.check(Kind.UPLOAD, self.model.size, quantizer)
-        staleness = self.version - message.version
+        staleness, most = self.hidden_state.version - message.version, self.algorithm.max_staleness
         if staleness < 0:
             raise FutureUpload(f"based on version {message.version}, the server is at {self.version}")
-        if self.algorithm.max_staleness is not None and staleness > self.algorithm.max_staleness:
-            raise StaleUpload(f"staleness {staleness} is above the maximum, {self.algorithm.max_staleness}")
+        if most is not None and staleness > most:
+            raise StaleUpload(f"staleness {staleness} is above the maximum, {most}")
         self.seen.check(message.sender, message.sequence)
         self.buffer.add_(message.payload, quantizer, message.weight, self.algorithm.staleness(staleness))
         self.seen.take(message.sender, message.sequence)
         self.last_staleness = staleness
 
     def _step(self) -> bytes:
-        """X ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
+        """Step: x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
         with np.errstate(over="ignore", invalid="ignore"):
             self.model = self.step.apply(self.model, self._mean_update())
         require_finite(self.model, f"server model {self.version + 1}")

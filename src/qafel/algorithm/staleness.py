@@ -29,4 +29,6 @@ class PolynomialStaleness:
             raise ConfigError(f"the staleness cut-off is zero or more, got {self.cutoff}")
 
     def __call__(self, staleness: int) -> float:
+        if not self.exponent:
+            return 1.0
         return float((1 + max(0, staleness - self.cutoff)) ** -self.exponent)

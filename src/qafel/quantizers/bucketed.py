@@ -62,10 +62,10 @@ def encode_payload(
     if skip:
         out[:skip] = np.frombuffer(prefix, np.uint8)
     word0, word1 = signed_words(stream)
-    common = (vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip)
     if parallel.is_serial(size):
-        sound = kernel(*common, 0, spans)
+        sound = kernel(vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip, 0, spans)
     else:
+        common = (vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip)
         sound = not parallel.over_spans(lambda first, last: not kernel(*common, first, last), spans)
     if not sound:
         raise non_finite(vector)

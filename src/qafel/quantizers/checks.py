@@ -75,7 +75,8 @@ def signed(word: int) -> int:
 
 
 def signed_words(stream: Stream) -> tuple[int, int]:
-    return signed(stream.words[0]), signed(stream.words[1])
+    first, second = stream.words
+    return (first ^ _SIGN) - _SIGN, (second ^ _SIGN) - _SIGN
 
 
 def seed_of(stream: Stream) -> bytes:

@@ -95,7 +95,8 @@ class Qsgd:
         return True
 
     def encode(self, vector: Vector, stream: Stream) -> bytes:
-        return self.encode_scaled(vector, stream, 1.0)
+        norm = _NORMS[self.norm]
+        return encode_payload(encode_spans, vector, stream, self.bucket, self.levels, self.bits, norm, 1.0)
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> bytes:
         """A payload that decodes to gain · Q(vector)."""

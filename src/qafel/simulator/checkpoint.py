@@ -15,7 +15,7 @@ from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
 from qafel.errors import DataError
 from qafel.simulator.jobs import Job
 from qafel.simulator.measure import Measurements
-from qafel.simulator.simulation import Arrive, Deliver, Event, Gone, Simulation, Timeout, Trained
+from qafel.simulator.simulation import Arrive, Deliver, Event, Gone, Simulation, Timeout
 from qafel.simulator.traffic import Traffic
 
 _COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "last_broadcast_bytes")
@@ -30,8 +30,8 @@ def save_simulation(simulation: Simulation, measurements: Measurements) -> Check
     entries = []
     for time, priority, serial, event in simulation.clock.entries():
         entries.append([time, priority, serial, *_pack(event)])
-        if isinstance(event, Trained | Deliver):
-            versions[event.job.hidden_state.version] = event.job.hidden_state
+        if (job := _job_of(event)) is not None:
+            versions[job.hidden_state.version] = job.hidden_state
     for version, state in versions.items():
         arrays[f"version.{version}"] = state.vector
         if state.memory is not state.vector:
@@ -80,8 +80,8 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measureme
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"the checkpoint does not fit this run: {error!r}") from None
     for time, _, _, event in sorted(simulation.clock.entries()):
-        if isinstance(event, Trained):
-            simulation.train_ahead_of(time, event.job)
+        if isinstance(event, Job):
+            simulation.train_ahead_of(time, event)
     simulation.follow_arrivals()
 
 
@@ -92,29 +92,30 @@ def _dump(measurements: Measurements) -> dict[str, Any]:
     return {**kept, "wall_before_s": measurements.wall_s}
 
 
-def _pack(event: Event) -> list[Any]:
+def _job_of(event: Event) -> Job | None:
     match event:
-        case Trained(job) | Deliver(job, _):
-            return [
-                type(event).__name__,
-                job.number,
-                job.client,
-                job.sequence,
-                job.hidden_state.version,
-                job.weight,
-                job.work,
-            ]
+        case Job():
+            return event
+        case Deliver(job, _):
+            return job
         case _:
-            return [type(event).__name__, *event]
+            return None
+
+
+def _pack(event: Event) -> list[Any]:
+    name = type(event).__name__
+    if (job := _job_of(event)) is None:
+        return [name, *event]
+    return [name, job.number, job.client, job.sequence, job.hidden_state.version, job.weight, job.work]
 
 
 def _unpack(packed: list[Any], states: dict[int, HiddenState]) -> Event:
     name, *rest = packed
     match name:
-        case "Trained" | "Deliver":
+        case "Job" | "Deliver":
             number, client, sequence, version, weight, work = rest
             job = Job(number, client, sequence, states[version], weight, work)
-            return Trained(job) if name == "Trained" else Deliver(job, None)
+            return job if name == "Job" else Deliver(job, None)
         case "Arrive":
             return Arrive(*rest)
         case "Gone":

@@ -36,16 +36,17 @@ def drive(
     if simulation.starts == simulation.arrivals == 0:
         simulation.begin()
         yield measurements.measure(simulation)
+    by_uploads = measurements.evaluation.unit == "uploads"
     while not limits.reached(simulation):
         if simulation.idle:
             require_progress(simulation)
             break
-        simulation.advance()
-        if measurements.due(simulation):
+        stepped = simulation.advance()
+        if (stepped or by_uploads) and measurements.due(simulation):
             yield measurements.measure(simulation)
             if limits.at_target and measurements.uploads_to_target is not None:
                 return
-        if saving is not None:
+        if stepped and saving is not None:
             saving.now_and_then()
     if measurements.stale(simulation):
         yield measurements.measure(simulation)

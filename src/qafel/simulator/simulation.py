@@ -30,12 +30,6 @@ class Arrive(NamedTuple):
     duration: float | None
 
 
-class Trained(NamedTuple):
-    """A client has finished training; its upload sets out."""
-
-    job: Job
-
-
 class Deliver(NamedTuple):
     """An upload reaches the server. It is trained again where a resumed run no longer has its bytes."""
 
@@ -55,7 +49,8 @@ class Timeout(NamedTuple):
     round_number: int
 
 
-Event = Arrive | Trained | Deliver | Gone | Timeout
+Event = Job | Arrive | Deliver | Gone | Timeout
+"""A job on the clock is due when its client has finished training; then its upload sets out."""
 _AFTER_ALL_ELSE = 1
 
 
@@ -84,6 +79,7 @@ class Simulation:
         self._weights = _weights(task, algorithm)
         self._dropouts = draws.uniform(seed, "dropout")
         self._arrivals: Iterator[Arrival] = iter(())
+        self._always_training = isinstance(timing.arrivals, AlwaysTraining)
         self._ahead: list[tuple[float, int, Job]] = []
 
     def begin(self) -> None:
@@ -108,8 +104,8 @@ class Simulation:
         if self._ahead:
             self._train_ahead()
         match self.clock.advance():
-            case Trained() as event:
-                return self._finish_training(event.job)
+            case Job() as job:
+                return self._finish_training(job)
             case Deliver(job, upload):
                 return self._deliver(job, self.executor.result(job) if upload is None else upload)
             case Arrive(client, duration):
@@ -161,20 +157,19 @@ class Simulation:
         self.sequences[client] = sequence + 1
         if duration is None:
             duration = self._duration(client, number)
-        work = 1.0
+        download, work = 0.0, 1.0
         if timing.network is not None:
             download = timing.network.download_time(client, self.last_broadcast_bytes)
-        else:
-            download = 0.0
         if deadline is not None and self.algorithm.partial_work:
             deadline -= download + self._longest_upload(client)
             work = min(1.0, max(0.0, deadline) / duration) if duration else 1.0
         if timing.dropout and self._dropouts[number] < timing.dropout:
             self.clock.schedule(download + duration, Gone(client))
             return
-        job = Job(number, client, sequence, self.fleet, self._weights[client] if self._weights else 1.0, work)
+        weight = self._weights[client] if self._weights else 1.0
+        job = Job(number, client, sequence, self.fleet, weight, work)
         delay = download + duration * work
-        self.clock.schedule(delay, Trained(job))
+        self.clock.schedule(delay, job)
         if self.executor.room:
             self.train_ahead_of(self.clock.now + delay, job)
 
@@ -196,7 +191,7 @@ class Simulation:
     def _finish(self, client: int) -> None:
         """A client is free again. In the closed loop it starts at once, before the step its update may trigger."""
         self.in_flight -= 1
-        if isinstance(self.timing.arrivals, AlwaysTraining):
+        if self._always_training:
             self._start(client)
 
     def _deliver(self, job: Job, upload: bytes) -> bool:
