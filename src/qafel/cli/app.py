@@ -7,13 +7,18 @@ from typing import Annotated
 
 import typer
 
+from qafel.cli.bench_deployment import bench_deployment
 from qafel.cli.bench_quantizers import bench_quantizers
 from qafel.cli.bench_simulator import bench_simulator
+from qafel.cli.broker import broker
+from qafel.cli.client import client
 from qafel.cli.demo import demo
 from qafel.cli.quantizers import quantizers
 from qafel.cli.recipes import recipes
 from qafel.cli.report import report
 from qafel.cli.run import run
+from qafel.cli.server import server
+from qafel.cli.status import status
 from qafel.cli.tasks import tasks
 from qafel.errors import QafelError, UserError
 from qafel.version import __version__
@@ -28,10 +33,12 @@ app = typer.Typer(
 bench = typer.Typer(help="Benchmarks that report ratios within one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(tasks, name="tasks")
-for command in (demo, run, report, recipes, quantizers):
+app.add_typer(broker, name="broker")
+for command in (demo, run, report, recipes, quantizers, server, client, status):
     app.command()(command)
 bench.command("quantizers")(bench_quantizers)
 bench.command("simulator")(bench_simulator)
+bench.command("deployment")(bench_deployment)
 
 
 def _print_version(wanted: bool) -> None:
