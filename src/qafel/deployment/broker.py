@@ -79,14 +79,12 @@ class Broker:
 
     def wire_bytes(self) -> tuple[int, int]:
         """Bytes that went over the connection, sent and received, as TCP counts them; zeros where it does not say."""
-        writer = getattr(getattr(self.connection, "_transport", None), "_io_writer", None)
-        line = writer.get_extra_info("socket") if writer is not None else None
-        if line is None or not hasattr(socket, "TCP_INFO"):
-            return 0, 0
+        writer: Any = getattr(getattr(self.connection, "_transport", None), "_io_writer", None)
         try:
+            line = writer.get_extra_info("socket")
             info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_BYTES.size)
             acknowledged, received = _TCP_BYTES.unpack(info)
-        except (OSError, struct.error):
+        except (AttributeError, OSError, struct.error):  # closed already, or not Linux
             return 0, 0
         return acknowledged, received
 
@@ -285,6 +283,8 @@ async def _connect(access: Access, url: str, name: str) -> tuple[Connection, asy
         url,
         name=name,
         allow_reconnect=False,
+        max_reconnect_attempts=1,  # zero would mean: forever
+        reconnect_time_wait=0,
         connect_timeout=5,
         ping_interval=5,
         max_outstanding_pings=2,

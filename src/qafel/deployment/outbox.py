@@ -23,7 +23,7 @@ from qafel.deployment.layout import PART, SIGNATURE
 from qafel.deployment.receipts import Receipt
 from qafel.errors import DataError
 
-_RESEND_S: Final = 5.0
+_RESEND_S: Final = 3.0
 _RESEND_MOST_S: Final = 60.0
 log = logging.getLogger(__name__)
 

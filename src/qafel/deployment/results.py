@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import safetensors.numpy
 
-import qafel
+from qafel.version import __version__
 from qafel.config import Config
 from qafel.deployment.observe import Evaluator
 from qafel.deployment.truth import Truth
@@ -35,7 +35,7 @@ def model_file(model: Vector, layout: Layout) -> bytes:
 
 def _what_it_was(config: Config, task: Task) -> Summary:
     return {
-        "qafel_version": qafel.__version__,
+        "qafel_version": __version__,
         "task": task.name,
         "algorithm": config.algorithm.preset,
         "client_quantizer": config.algorithm.client_quantizer,

@@ -217,11 +217,11 @@ class DeploymentServer:
         await broker.ensure(self.names, self._limits)
         await refill(broker, self._publisher, self.truth, self._agreement)
         self._out = self.truth.server.hidden_state
-        self._session_id = uuid.uuid4().hex[:12]
-        await self._renew_state(broker)
         await broker.new_consumer(self.names)
         self._pull = Pull(broker, self.names)
         await self._pull.start()
+        self._session_id = uuid.uuid4().hex[:12]
+        await self._renew_state(broker)  # clients that see the new session send again what may be lost
         taken: asyncio.Queue[Group | None] = asyncio.Queue(4)
         safe: asyncio.Queue[list[Group] | None] = asyncio.Queue(4)
         if self._finished():

@@ -1,0 +1,87 @@
+"""A cluster of three secured brokers, each killed in turn while a run goes on. By hand, as elections take their time:
+
+python -m tests.deployment.cluster
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from qafel.deployment.access import Access
+from qafel.deployment.broker_folder import BrokerFolder
+from qafel.deployment.layout import Limits
+from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.deployment.server import ServerSettings
+from tests.deployment.live import serving, taking_part, until, update
+
+
+def start_cluster(folder: Path) -> tuple[list[LocalBroker], Path]:
+    """Three copies of one broker's folder, with the lines that docs/deployment.md adds."""
+    ports, routes = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
+    first = BrokerFolder.init(folder / "node-0", 3, port=ports[0], sync="2m").path
+    for number in (1, 2):
+        shutil.copytree(first, folder / f"node-{number}")
+    brokers = []
+    for number in range(3):
+        config = folder / f"node-{number}" / "nats-server.conf"
+        text = config.read_text(encoding="utf-8").replace(f"port: {ports[0]}", f"port: {ports[number]}")
+        others = ", ".join(f'"nats://127.0.0.1:{route}"' for route in routes)
+        text += f"""
+server_name: "node-{number}"
+cluster {{
+  name: "qafel"
+  listen: "127.0.0.1:{routes[number]}"
+  routes: [{others}]
+  tls {{ cert_file: "broker/cert.pem", key_file: "broker/key.pem", ca_file: "ca/ca.pem", verify: true }}
+}}
+"""
+        config.write_text(text, encoding="utf-8")
+        brokers.append(LocalBroker(folder / f"node-{number}", port=ports[number]))
+        brokers[-1].start()
+    return brokers, first
+
+
+async def check(folder: Path, brokers: list[LocalBroker], first: Path) -> None:
+    urls = tuple(broker.url for broker in brokers)
+    accesses = [replace(Access.of(None, first / user), servers=urls) for user in ("server", "clients/0", "clients/1")]
+    settings = ServerSettings(heartbeat_s=0.3, limits=Limits(replicas=3))
+    async with (
+        serving(folder, accesses[0], None, settings) as server,
+        taking_part(folder, accesses[1], 0) as one,
+        taking_part(folder, accesses[2], 1) as other,
+    ):
+        for _ in range(15):
+            await update(one)
+        for number, broker in enumerate(brokers):
+            began = time.monotonic()
+            await asyncio.to_thread(broker.stop, signal.SIGKILL)
+            for _ in range(9):
+                await update(one)
+                await update(other)
+            print(f"node {number} killed: 18 updates in {time.monotonic() - began:.1f} s")
+            await asyncio.to_thread(broker.start)
+            await asyncio.sleep(3)
+        held = server.truth.server.hidden_state
+        await until(lambda: one.follower.version == other.follower.version == held.version)
+        assert one.core.hidden_state.digest == other.core.hidden_state.digest == held.digest
+        print(f"all hold the same version {held.version}")
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="qafel-cluster-"))
+    brokers, first = start_cluster(folder)
+    try:
+        asyncio.run(check(folder, brokers, first))
+    finally:
+        for broker in brokers:
+            broker.stop()
+
+
+if __name__ == "__main__":
+    main()
