@@ -1,0 +1,164 @@
+"""L, σ_ℓ and B from data and a model, by local steps alone: y₀ − y₁ = η_ℓ g(y₀), so a step at rate one is a gradient.
+
+The assumptions are about every x; what is measured is what holds at the given points, x⁰ by default. All three
+are the largest over the sampled clients and points, and L and B, taken over finitely many, are estimates from below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.algorithm import LocalTraining
+from qafel.errors import ConfigError
+from qafel.params import Vector
+from qafel.rng import Stream
+from qafel.tasks.protocol import Task
+from qafel.tasks.synthetic import Constants
+
+Wide: TypeAlias = NDArray[np.float64]
+SUBOPTIMALITY = "f(x) − f*"
+
+
+def gradient(task: Task, client: int, model: Vector, stream: Stream, batch_size: int | None = None) -> Wide:
+    """One stochastic gradient g_n(x), as the local step of rate one shows it."""
+    local = LocalTraining(lr=1.0, steps=1, batch_size=batch_size)
+    step = model.astype(np.float64) - task.train(client, model, local, stream)
+    return np.asarray(step, np.float64)
+
+
+def estimate_smoothness(
+    task: Task,
+    *,
+    seed: int = 0,
+    clients: int = 8,
+    iterations: int = 30,
+    batch_size: int | None = None,
+    points: Sequence[Vector] | None = None,
+) -> float:
+    """L, by power iteration on v ↦ (g(x + εv) − g(x − εv)) / 2ε, with one stream on both sides, so that noise cancels."""
+    largest = 0.0
+    for number, point in enumerate(_points(task, seed, points)):
+        reach = 1e-2 * max(1.0, float(np.linalg.norm(point)))
+        for client in _sampled(task, clients, seed):
+            stream = Stream.named(seed, "smoothness-gradient", client, number)
+            direction = Stream.named(seed, "smoothness-start", client, number).generator().normal(size=point.size)
+            for _ in range(iterations):
+                shift = reach * direction / np.linalg.norm(direction)
+                ahead, behind = (point + shift).astype(np.float32), (point - shift).astype(np.float32)
+                width = float(np.linalg.norm(ahead.astype(np.float64) - behind))
+                direction = gradient(task, client, ahead, stream, batch_size)
+                direction -= gradient(task, client, behind, stream, batch_size)
+                curvature = float(np.linalg.norm(direction)) / width
+                largest = max(largest, curvature)
+                if curvature == 0:
+                    break
+    return largest
+
+
+def estimate_gradient_noise(
+    task: Task,
+    *,
+    seed: int = 0,
+    clients: int = 8,
+    repeats: int = 32,
+    batch_size: int | None = None,
+    points: Sequence[Vector] | None = None,
+) -> float:
+    """σ_ℓ: the root of the largest sample variance Σ‖g − ḡ‖²/(R − 1) of a client's gradients over R streams."""
+    return float(np.sqrt(max(_spread(task, seed, clients, repeats, batch_size, points)[0])))
+
+
+def estimate_heterogeneity(
+    task: Task,
+    *,
+    seed: int = 0,
+    clients: int = 64,
+    repeats: int = 32,
+    batch_size: int | None = None,
+    points: Sequence[Vector] | None = None,
+) -> float:
+    """B: the largest ‖∇F_n(x) − ∇f(x)‖² over the clients, ∇f being their mean, less what the noise adds to it."""
+    return max(0.0, *_spread(task, seed, clients, repeats, batch_size, points)[1])
+
+
+def estimate_constants(
+    task: Task,
+    *,
+    seed: int = 0,
+    initial_gap: float | None = None,
+    batch_size: int | None = None,
+    clients: int = 8,
+    repeats: int = 16,
+    iterations: int = 30,
+) -> Constants:
+    """All that the theorem asks for, at x⁰. B takes eight times as many clients as L and σ_ℓ.
+
+    f(x⁰) − f* is the task's metric where that is what it measures, else its loss (f* ≥ 0), unless it is given.
+    """
+    return Constants(
+        estimate_smoothness(task, seed=seed, clients=clients, iterations=iterations, batch_size=batch_size),
+        estimate_gradient_noise(task, seed=seed, clients=clients, repeats=repeats, batch_size=batch_size),
+        estimate_heterogeneity(task, seed=seed, clients=8 * clients, repeats=repeats, batch_size=batch_size),
+        _initial_gap(task, seed) if initial_gap is None else initial_gap,
+    )
+
+
+def _spread(
+    task: Task,
+    seed: int,
+    clients: int,
+    repeats: int,
+    batch_size: int | None,
+    points: Sequence[Vector] | None,
+) -> tuple[list[float], list[float]]:
+    """Each client's gradient variance at each point, and its squared distance from the mean of all."""
+    if repeats < 2:
+        raise ConfigError(f"a variance takes at least two gradients of a client, got {repeats}")
+    variances, distances = [], []
+    for number, point in enumerate(_points(task, seed, points)):
+        means, noises = [], []
+        for client in _sampled(task, clients, seed):
+            mean, squares = np.zeros(point.size), 0.0
+            for repeat in range(repeats):
+                stream = Stream.named(seed, "gradient-noise", client, number * repeats + repeat)
+                sample = gradient(task, client, point, stream, batch_size)
+                before = sample - mean
+                mean += before / (repeat + 1)
+                squares += float(before @ (sample - mean))
+            means.append(mean)
+            noises.append(squares / (repeats - 1))
+        centre, count = np.mean(means, axis=0), len(means)
+        # The distance from a mean of which one is part holds (1 − 2/n) of one's own noise and 1/n of the average one.
+        inflation = [((1 - 2 / count) * noise + float(np.mean(noises)) / count) / repeats for noise in noises]
+        variances += noises
+        distances += [
+            float((mean - centre) @ (mean - centre)) - excess for mean, excess in zip(means, inflation, strict=True)
+        ]
+    return variances, distances
+
+
+def _points(task: Task, seed: int, points: Sequence[Vector] | None) -> Sequence[Vector]:
+    return [task.initial_model(Stream.named(seed, "initial-model"))] if points is None else points
+
+
+def _sampled(task: Task, wanted: int, seed: int) -> list[int]:
+    """Clients drawn without replacement; all of them where as many are wanted."""
+    if wanted < 1:
+        raise ConfigError(f"at least one client is sampled, got {wanted}")
+    if wanted >= task.clients:
+        return list(range(task.clients))
+    chosen = Stream.named(seed, "sampled-clients").generator().choice(task.clients, wanted, replace=False)
+    return sorted(int(client) for client in chosen)
+
+
+def _initial_gap(task: Task, seed: int) -> float:
+    figures = task.evaluate(task.initial_model(Stream.named(seed, "initial-model")))
+    if task.metric_name == SUBOPTIMALITY:
+        return figures["metric"]
+    if "loss" in figures:
+        return figures["loss"]
+    raise ConfigError(f"{task.name} measures neither f(x) − f* nor a loss: give f(x⁰) − f* as initial_gap")
