@@ -12,26 +12,28 @@ from rich.table import Table
 
 from qafel.cli.progress import console, errors
 from qafel.results.run_directory import write_atomically
-from qafel.simulator.benchmark import CASES, measure
+from qafel.simulator.benchmark import all_cases, measure
 
 
 def bench_simulator(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON.")] = None,
 ) -> None:
-    """Measure the simulator against a bare loop that only does the same training.
+    """Measure the simulator against a bare loop that only does the same training, with 4 bits both ways.
+
+    With the extra torch, the paper's networks too; `python benchmarks/neural.py` compares those with plain PyTorch.
 
     Example: qafel bench simulator --json simulator.json
     """
     table = Table(box=None, header_style="bold")
     for name in ("task", "clients", "d", "updates/s", "bare loop/s", "ratio", "overhead µs", "peak MiB"):
         table.add_column(name, justify="left" if name == "task" else "right")
-    rows = []
+    rows, cases = [], all_cases()
     with errors.status("measuring") as status:
-        for number, row in enumerate(measure(), start=1):
+        for number, row in enumerate(measure(cases), start=1):
             rows.append(row)
-            status.update(f"measured {number} of {len(CASES)}: {row.task}, {row.clients:,} clients")
+            status.update(f"measured {number} of {len(cases)}: {row.task}, {row.clients:,} clients")
             table.add_row(
-                row.task,
+                row.task if row.batch_size is None else f"{row.task}, batch {row.batch_size}",
                 f"{row.clients:,}",
                 f"{row.dimension:,}",
                 f"{row.updates_per_s:,.0f}",

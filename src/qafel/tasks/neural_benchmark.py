@@ -136,22 +136,29 @@ def _take_turns(model: str, size: int, trainers: dict[str, Updates], rounds: int
     return [Rate(model, size, name, tuple(found)) for name, found in seconds.items()]
 
 
-def _cnn(size: int) -> Updates:
-    generator = np.random.default_rng(0)
-    data = ArraySamples(
-        generator.integers(0, 256, (4 * size, 3, 32, 32), np.uint8), generator.integers(0, 10, 4 * size)
-    )
+def random_cnn_task(batch_size: int, clients: int = 1) -> TorchTask:
+    """The paper's network on random images, four batches for each client."""
+    generator, count = np.random.default_rng(0), 4 * batch_size * clients
+    data = ArraySamples(generator.integers(0, 256, (count, 3, 32, 32), np.uint8), generator.integers(0, 10, count))
     prepare = Normalise((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
-    part = split("iid", data.labels, 1, Stream.named(0, "partition"))
-    return _updates(TorchTask("cnn", partial(Cnn, 10), data, data, part, prepare=prepare), size)
+    part = split("iid", data.labels, clients, Stream.named(0, "partition"))
+    return TorchTask("cnn", partial(Cnn, 10), data, data, part, prepare=prepare)
+
+
+def random_lstm_task(precision: Precision = "auto", clients: int = 1) -> TorchTask:
+    """The paper's LSTM on random characters, four batches of 32 for each client."""
+    generator, count = np.random.default_rng(0), 128 * clients
+    data = ArraySamples(generator.integers(0, 80, (count, 80), np.uint8), generator.integers(0, 80, count))
+    part = split("iid", data.labels, clients, Stream.named(0, "partition"))
+    return TorchTask("lstm", CharacterLstm, data, data, part, prepare=as_numbers, precision=precision)
+
+
+def _cnn(size: int) -> Updates:
+    return _updates(random_cnn_task(size), size)
 
 
 def _lstm(precision: Precision) -> Updates:
-    generator = np.random.default_rng(0)
-    data = ArraySamples(generator.integers(0, 80, (128, 80), np.uint8), generator.integers(0, 80, 128))
-    part = split("iid", data.labels, 1, Stream.named(0, "partition"))
-    task = TorchTask("lstm", CharacterLstm, data, data, part, prepare=as_numbers, precision=precision)
-    return _updates(task, 32)
+    return _updates(random_lstm_task(precision), 32)
 
 
 def _updates(task: TorchTask, size: int) -> Updates:
