@@ -83,3 +83,19 @@ def test_a_recipe_file_is_read_by_its_path(tmp_path):
 def test_a_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         load_recipe("mushrooms-fedbuff").seed = 3
+
+
+@pytest.mark.parametrize("name", ["mushrooms", "quadratic", "logistic"])
+def test_a_tasks_settings_become_the_task(name):
+    task = Config.from_dict({"task": {"name": name, "clients": 6}}).task.make()
+    assert (task.name, task.clients) == (name, 6)
+
+
+def test_a_recipe_may_extend_another(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "mushrooms-qafel-4bit"\nname = "mine"\n[algorithm]\nbuffer_size = 20\n')
+    config = load_recipe(str(path))
+    assert (config.name, config.algorithm.buffer_size, config.algorithm.client_quantizer) == ("mine", 20, "qsgd:4")
+    path.write_text('extends = "mushrooms-qafel-4bits"\n')
+    with pytest.raises(ConfigError, match="extends the unknown recipe .* did you mean 'mushrooms-qafel-4bit'"):
+        load_recipe(str(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,17 +18,27 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class MushroomsConfig(Section):
+class _TaskSection(Section):
+    """A task's settings are its constructor's arguments; `data_seed` is its seed, apart from the run's."""
+
+    def arguments(self) -> dict[str, Any]:
+        values = self.model_dump(exclude={"name"})
+        if "data_seed" in values:
+            values["seed"] = values.pop("data_seed")
+        return values
+
+
+class MushroomsConfig(_TaskSection):
     """logistic regression on LIBSVM's mushrooms, 113 parameters; the data ships with the package"""
 
     name: Literal["mushrooms"] = "mushrooms"
     clients: int = Field(100, ge=1)
 
     def make(self) -> Task:
-        return Mushrooms(self.clients)
+        return Mushrooms(**self.arguments())
 
 
-class QuadraticConfig(Section):
+class QuadraticConfig(_TaskSection):
     """a quadratic of any size with known optimum, L, σ and B; data made from the client's number"""
 
     name: Literal["quadratic"]
@@ -41,18 +51,10 @@ class QuadraticConfig(Section):
     data_seed: int = 0
 
     def make(self) -> Task:
-        return Quadratic(
-            self.clients,
-            self.dimension,
-            heterogeneity=self.heterogeneity,
-            noise=self.noise,
-            smoothness=self.smoothness,
-            strong_convexity=self.strong_convexity,
-            seed=self.data_seed,
-        )
+        return Quadratic(**self.arguments())
 
 
-class LogisticConfig(Section):
+class LogisticConfig(_TaskSection):
     """logistic regression of any size with known optimum; data made from the client's number"""
 
     name: Literal["logistic"]
@@ -65,73 +67,49 @@ class LogisticConfig(Section):
     data_seed: int = 0
 
     def make(self) -> Task:
-        return SyntheticLogistic(
-            self.clients,
-            self.dimension,
-            rows=self.rows,
-            heterogeneity=self.heterogeneity,
-            noise=self.noise,
-            l2=self.l2,
-            seed=self.data_seed,
-        )
+        return SyntheticLogistic(**self.arguments())
 
 
-class Cifar10Config(Section):
+class _NeuralSection(_TaskSection):
+    """What the tasks of `qafel.tasks.neural` share. They need torch, which is loaded only when one is made."""
+
+    name: str
+    clients: int | None = Field(None, ge=1)
+    partition: str = "user"
+    max_samples: int | None = Field(None, ge=1)
+    test_samples: int | None = Field(None, ge=1)
+    data_seed: int = 0
+    device: str = "cpu"
+
+    def make(self) -> Task:
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError(f"{self.name} needs PyTorch: pip install 'qafel[torch]'")
+        task: Task = getattr(importlib.import_module("qafel.tasks.neural"), self.name)(**self.arguments())
+        return task
+
+
+class Cifar10Config(_NeuralSection):
     """CIFAR-10 and the four-layer network, 31,594 parameters; needs the extra torch and the data"""
 
     name: Literal["cifar10"]
     clients: int = Field(5000, ge=1)
     partition: str = "power:0.1"
     dropout: float = Field(0.1, ge=0, lt=1)
-    max_samples: int | None = Field(None, ge=1)
-    test_samples: int | None = Field(None, ge=1)
-    data_seed: int = 0
-    device: str = "cpu"
-
-    def make(self) -> Task:
-        return _neural("cifar10", self)
 
 
-class CelebaConfig(Section):
+class CelebaConfig(_NeuralSection):
     """CelebA, smiling or not, and the four-layer network, 29,282 parameters; needs the extra torch and the data"""
 
     name: Literal["celeba"]
-    clients: int | None = Field(None, ge=1)
-    partition: str = "user"
     dropout: float = Field(0.1, ge=0, lt=1)
-    max_samples: int | None = Field(None, ge=1)
-    test_samples: int | None = Field(None, ge=1)
-    data_seed: int = 0
-    device: str = "cpu"
-
-    def make(self) -> Task:
-        return _neural("celeba", self)
 
 
-class ShakespeareConfig(Section):
+class ShakespeareConfig(_NeuralSection):
     """Shakespeare's next character and the two-layer LSTM, 819,920 parameters; needs the extra torch and the data"""
 
     name: Literal["shakespeare"]
-    clients: int | None = Field(None, ge=1)
-    partition: str = "user"
-    max_samples: int | None = Field(None, ge=1)
     test_samples: int | None = Field(10_000, ge=1)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    data_seed: int = 0
-    device: str = "cpu"
-
-    def make(self) -> Task:
-        return _neural("shakespeare", self)
-
-
-def _neural(name: str, section: Section) -> Task:
-    """A task of `qafel.tasks.neural`, which needs torch: loaded only when it is asked for."""
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError(f"{name} needs PyTorch: pip install 'qafel[torch]'")
-    settings = section.model_dump(exclude={"name"})
-    settings["seed"] = settings.pop("data_seed")
-    task: Task = getattr(importlib.import_module("qafel.tasks.neural"), name)(**settings)
-    return task
 
 
 TaskConfig: TypeAlias = Annotated[
