@@ -9,6 +9,8 @@ estimate     L, σ_ℓ and B from a task
 fleet        how fast updates come and how stale they are
 forecast     bytes and time of a run before it is run
 plan         which quantizers, K and step sizes a budget affords
+reasons      why, in sentences
+plan_json    all of it as plain values
 """
 
 from qafel.tasks.synthetic import Constants
@@ -29,16 +31,29 @@ from qafel.theory.estimate import (
     estimate_smoothness,
     gradient,
 )
+from qafel.theory.fleet import DurationLaw, Fleet
+from qafel.theory.forecast import Exchange, Forecast, affordable_steps, forecast
+from qafel.theory.plan import Choice, Demand, Plan, make_plan
+from qafel.theory.plan_json import plan_json
+from qafel.theory.reasons import reasons
 from qafel.theory.setting import Setting, max_staleness
 from qafel.theory.theorem import Bound, bound, trivial_bound
 
 __all__ = [
     "Bound",
+    "Choice",
     "Condition",
     "Constants",
+    "Demand",
+    "DurationLaw",
+    "Exchange",
+    "Fleet",
+    "Forecast",
+    "Plan",
     "Setting",
     "StepSizes",
     "admissible",
+    "affordable_steps",
     "best_bound",
     "best_step_sizes",
     "bound",
@@ -49,11 +64,15 @@ __all__ = [
     "estimate_gradient_noise",
     "estimate_heterogeneity",
     "estimate_smoothness",
+    "forecast",
     "gradient",
     "large_enough_horizon",
     "largest_client_lr",
     "largest_server_lr",
+    "make_plan",
     "max_staleness",
+    "plan_json",
+    "reasons",
     "require_admissible",
     "steps_to_reach",
     "trivial_bound",

@@ -39,7 +39,7 @@ def estimate_smoothness(
     batch_size: int | None = None,
     points: Sequence[Vector] | None = None,
 ) -> float:
-    """L, by power iteration on v ↦ (g(x + εv) − g(x − εv)) / 2ε, with one stream on both sides, so that noise cancels."""
+    """L, by power iteration on v ↦ (g(x + εv) − g(x − εv)) / 2ε; both sides have the same stream, so noise cancels."""
     largest = 0.0
     for number, point in enumerate(_points(task, seed, points)):
         reach = 1e-2 * max(1.0, float(np.linalg.norm(point)))

@@ -51,6 +51,11 @@ class Forecast:
         """Uploaded, and broadcast once: what a recipe's stop.traffic_bytes counts."""
         return self.upload_bytes + self.broadcast_bytes
 
+    @property
+    def crossing_bytes(self) -> int:
+        """Uploaded, and received by all clients."""
+        return self.upload_bytes + self.received_bytes
+
 
 def forecast(exchange: Exchange, fleet: Fleet, buffer_size: int, server_steps: int) -> Forecast:
     """What T server steps of K updates send and how long they take."""
@@ -67,12 +72,22 @@ def forecast(exchange: Exchange, fleet: Fleet, buffer_size: int, server_steps: i
 
 
 def affordable_steps(
-    exchange: Exchange, fleet: Fleet, buffer_size: int, budget_bytes: float | None, budget_s: float | None
+    exchange: Exchange,
+    fleet: Fleet,
+    buffer_size: int,
+    *,
+    budget_bytes: float | None = None,
+    budget_s: float | None = None,
+    every_copy: bool = False,
 ) -> int:
-    """The most server steps within the budget of bytes and that of time; zero if not even one fits."""
+    """The most server steps within the budget of bytes and that of time; zero if not even one fits.
+
+    A broadcast counts once, or once per client that receives it with `every_copy`.
+    """
     steps = []
     if budget_bytes is not None:
-        steps.append(budget_bytes / (buffer_size * exchange.upload_bytes + exchange.broadcast_bytes))
+        copies = fleet.clients if every_copy else 1
+        steps.append(budget_bytes / (buffer_size * exchange.upload_bytes + copies * exchange.broadcast_bytes))
     if budget_s is not None:
         rate = fleet.updates_per_s(exchange.upload_bytes, exchange.broadcast_bytes)
         steps.append((budget_s - _lead_s(exchange, fleet)) * rate / buffer_size)
