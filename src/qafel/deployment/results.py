@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import safetensors.numpy
 
-from qafel.version import __version__
 from qafel.config import Config
 from qafel.deployment.observe import Evaluator
 from qafel.deployment.truth import Truth
 from qafel.params import Layout, Vector
 from qafel.results.run_directory import write_atomically
 from qafel.tasks import Task
+from qafel.version import __version__
 
 Summary: TypeAlias = dict[str, Any]
 

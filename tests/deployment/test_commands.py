@@ -1,0 +1,146 @@
+"""The commands as a user types them, and the mistakes a user makes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import typer
+from typer.testing import CliRunner
+
+from qafel.cli.broker import broker
+from qafel.cli.client import client
+from qafel.cli.server import server
+from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.errors import ConfigError, UserError
+from qafel.params import Vector
+from qafel.rng import Stream
+from tests.deployment.processes import Command, wait_for
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "deployment"
+
+
+def nudge(start: Vector, stream: Stream) -> Vector:
+    """A user's own training function, found by its import path."""
+    moved: Vector = start + np.float32(0.001) * stream.generator().standard_normal(start.size, np.float32)
+    return moved
+
+
+def _app(command: object) -> typer.Typer:
+    app = typer.Typer()
+    app.command()(command)  # type: ignore[type-var]
+    return app
+
+
+def test_a_secured_run_with_a_users_function_a_worker_process_and_single_updates(tmp_path: Path) -> None:
+    port, folder = free_port(), tmp_path / "broker"
+    made = CliRunner().invoke(broker, ["init", str(folder), "--clients", "3", "--port", str(port), "--run", "five"])
+    assert made.exit_code == 0, made.output
+    assert "qafel broker start" in made.output
+    with LocalBroker(folder, port=port):
+        steps = ["--set", "stop.server_steps=3", "--set", "algorithm.buffer_size=4"]
+        keys = ["--credentials", str(folder / "server"), "--out", str(tmp_path / "run"), "--json"]
+        serving = Command(
+            "server", tmp_path / "server.out", str(EXAMPLES / "mushrooms.toml"), "--run", "five", *steps, *keys
+        )
+
+        def take_part(number: int, *arguments: str) -> Command:
+            own = ["--credentials", str(folder / "clients" / str(number)), "--state", str(tmp_path / f"state-{number}")]
+            return Command("client", tmp_path / f"client-{number}.out", "--run", "five", *own, "--json", *arguments)
+
+        once = take_part(0, "--once")
+        assert once.process.wait(60) == 0, once.output.with_suffix(".err").read_text(encoding="utf-8")
+        assert once.events()[-1]["outcomes"] == {"accepted": 1}
+        others = [
+            take_part(1, "--train", "tests.deployment.test_commands:nudge", "--min-interval", "0.05"),
+            take_part(2, "--worker", "process", "--min-interval", "0.05"),
+        ]
+        for command in (*others, serving):
+            assert command.process.wait(60) == 0, command.output.with_suffix(".err").read_text(encoding="utf-8")
+        assert [command.events()[-1]["run_state"] for command in others] == ["finished", "finished"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["status"], summary["server_steps"], summary["uploads"]) == ("finished", 3, 12)
+    model = safetensors.numpy.load_file(str(tmp_path / "run" / "model.safetensors"))
+    assert model["weights"].shape == (113,)
+    assert {"name", "metric_final", "staleness_mean", "model_sha256"} <= summary.keys()
+
+
+def test_a_local_broker_needs_no_set_up(tmp_path: Path) -> None:
+    port = free_port()
+    arguments = ["--local-broker", "--port", str(port), "--out", str(tmp_path / "run"), "--set", "stop.uploads=20"]
+    serving = Command("server", tmp_path / "server.out", "mushrooms-fedbuff", *arguments)
+    worker = Command(
+        "client", tmp_path / "client.out", "--run", "mushrooms-fedbuff", "--client-id", "7", "--broker",
+        f"nats://127.0.0.1:{port}", "--state", str(tmp_path / "state"),
+    )  # fmt: skip
+    assert serving.process.wait(60) == 0, serving.output.with_suffix(".err").read_text(encoding="utf-8")
+    wait_for(lambda: not worker.alive, "the client to end with the run", 60)
+    assert worker.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "sentence"),
+    [
+        (client, ["--run", "x"], "say which client this is"),
+        (client, ["--run", "a.b", "--client-id", "1"], "a run's name has"),
+        (client, ["--run", "x", "--client-id", "1", "--train", "nonsense"], "MODULE:FUNCTION"),
+        (client, ["--run", "x", "--client-id", "1", "--train", "no_such_module:f"], "no_such_module"),
+        (client, ["--run", "x", "--client-id", "1", "--worker", "boat"], "thread or process"),
+        (client, ["--run", "x", "--credentials", "nowhere"], "qafel broker init"),
+        (
+            client,
+            ["--run", "x", "--client-id", "1", "--broker", "nats://127.0.0.1:9", "--patience", "0.2"],
+            "no broker at",
+        ),
+        (server, ["mushrooms-fedavg", "--out", "OUT", "--broker", "nats://127.0.0.1:9"], "goes in rounds"),
+        (server, ["mushrooms-fedbuff", "--local-broker", "--broker", "nats://x"], "leave out --broker"),
+        (
+            server,
+            ["mushrooms-fedbuff", "--out", "OUT", "--broker", "nats://127.0.0.1:9", "--patience", "0.2"],
+            "no broker at",
+        ),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(
+    command: object, arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(_app(command), [str(tmp_path) if part == "OUT" else part for part in arguments])
+    assert isinstance(found.exception, UserError), found.output
+    assert sentence in str(found.exception)
+
+
+def test_a_brokers_folder_is_not_overwritten(tmp_path: Path) -> None:
+    assert CliRunner().invoke(broker, ["init", str(tmp_path / "b"), "--clients", "1"]).exit_code == 0
+    again = CliRunner().invoke(broker, ["init", str(tmp_path / "b"), "--clients", "1"])
+    assert isinstance(again.exception, ConfigError)
+    added = CliRunner().invoke(broker, ["add", str(tmp_path / "b"), "--client", "5"])
+    assert added.exit_code == 0
+    assert (tmp_path / "b" / "clients" / "5" / "user.nk").exists()
+    assert CliRunner().invoke(broker, ["revoke", str(tmp_path / "b"), "--client", "5"]).exit_code == 0
+    assert isinstance(
+        CliRunner().invoke(broker, ["revoke", str(tmp_path / "b"), "--client", "5"]).exception, ConfigError
+    )
+
+
+def test_the_light_core_does_not_load_the_deployment() -> None:
+    program = "import sys, qafel, qafel.cli.server, qafel.cli.client, qafel.cli.broker, qafel.cli.status; "
+    program += "sys.exit(any(name.split('.')[0] in ('nats', 'nkeys', 'prometheus_client') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_the_example_reaches_what_the_simulator_reaches(tmp_path: Path) -> None:
+    example = [sys.executable, str(EXAMPLES / "five_clients.py"), "--steps", "100", "--folder", str(tmp_path)]
+    finished = subprocess.run(example, capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr
+    deployed, simulated = (
+        json.loads((tmp_path / kind / "summary.json").read_text(encoding="utf-8")) for kind in ("deployed", "simulated")
+    )
+    assert deployed["server_steps"] == simulated["server_steps"] == 100
+    assert deployed["upload_bytes_mean"] == simulated["upload_bytes_mean"]
+    assert deployed["metric_final"] == pytest.approx(simulated["metric_final"], rel=0.3)
