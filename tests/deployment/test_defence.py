@@ -13,6 +13,7 @@ import pytest
 
 from qafel.algorithm import Kind, Message, make_upload
 from qafel.algorithm.messages import HEADER_BYTES
+from qafel.config import Config
 from qafel.deployment.access import Access
 from qafel.deployment.broker import Broker, Stored, session
 from qafel.deployment.client import DeploymentClient
@@ -22,7 +23,7 @@ from qafel.deployment.layout import Limits, Names
 from qafel.deployment.receipts import Receipt
 from qafel.deployment.server import DeploymentServer, ServerSettings
 from qafel.rng import Stream
-from tests.deployment.live import serving, taking_part, until, update
+from tests.deployment.live import CONFIG, serving, taking_part, until, update
 
 
 def _settings(**defence: float | None) -> ServerSettings:
@@ -72,7 +73,9 @@ async def _send(broker: Broker, told: Told, subject: str, data: bytes, headers: 
 def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            server = await stack.enter_async_context(serving(tmp_path, access, settings=_settings(max_norm_ratio=10)))
+            config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "max_staleness": 5}})
+            settings = _settings(max_norm_ratio=10)
+            server = await stack.enter_async_context(serving(tmp_path, access, config, settings))
             client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
             broker = await stack.enter_async_context(session(access, "test"))
             told, stranger = Told(), Told()
@@ -99,6 +102,7 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
                 ("malformed-payload", good._replace(payload=bytes(good.payload)[:-1]).to_bytes()),
                 ("malformed-payload", good._replace(payload=b"\xff" * len(good.payload)).to_bytes()),
                 ("malformed-payload", good._replace(weight=float("nan")).to_bytes()),
+                ("stale", good._replace(version=0).to_bytes()),
                 ("future", good._replace(version=1000).to_bytes()),
                 ("wrong-sender", good._replace(sender=1).to_bytes()),
                 ("norm", _upload(client, 26, step=10.0)),

@@ -182,7 +182,7 @@ class Broker:
             if not await self._exists(OBJECT_STREAM):
                 await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=limits.replicas)
 
-    async def new_consumer(self, names: Names) -> None:
+    async def new_consumer(self, names: Names, parts: int = 1) -> None:
         """A fresh consumer: what a dead server was given and did not acknowledge is delivered at once."""
         with _losing():
             with contextlib.suppress(nats.js.errors.NotFoundError):
@@ -193,7 +193,7 @@ class Broker:
                     durable_name=CONSUMER,
                     ack_policy=AckPolicy.EXPLICIT,
                     ack_wait=ACK_WAIT_S,
-                    max_ack_pending=MAX_ACK_PENDING,
+                    max_ack_pending=MAX_ACK_PENDING * parts,  # parts stay unacknowledged until the whole is in
                 ),
             )
 

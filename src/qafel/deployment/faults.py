@@ -50,7 +50,3 @@ class NormTooLarge(RejectedUpload):
 
 class RateLimited(RejectedUpload):
     reason = "rate"
-
-
-class IncompleteUpload(RejectedUpload):
-    reason = "incomplete"

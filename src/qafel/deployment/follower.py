@@ -23,6 +23,7 @@ from qafel.errors import DataError, HiddenStateError, MessageError
 _AT_ONCE: Final = 32
 _LARGE: Final = 1 << 20  # coordinates; beyond, a step is applied in a thread
 _AHEAD_S: Final = 6.0
+_VERSION: Final = slice(28, 36)  # where a frame says it; docs/wire-format.md
 log = logging.getLogger(__name__)
 
 
@@ -167,7 +168,7 @@ class Follower:
         if not large:
             if not self._genuine(stored.subject, stored.data, stored.headers.get(SIGNATURE)):
                 return
-            if int.from_bytes(stored.data[28:36], "little") != version:
+            if int.from_bytes(stored.data[_VERSION], "little") != version:
                 self.ignored["version"] += 1
                 return
             if len(self._waiting) < 4 * _AT_ONCE:

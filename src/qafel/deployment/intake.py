@@ -10,6 +10,7 @@ from typing import Final, final
 from nats.aio.msg import Msg
 
 from qafel.algorithm import HiddenState, Message
+from qafel.algorithm.messages import HEADER_BYTES
 from qafel.deployment.assembly import Assembly
 from qafel.deployment.defence import Guard
 from qafel.deployment.faults import UnknownClient
@@ -49,7 +50,12 @@ class Intake:
         self.lags: OrderedDict[int, int] = OrderedDict()
         self.diverged: str | None = None
         self._metrics = metrics
-        self._assembly = Assembly(64 + quantizer.max_payload_bytes(truth.server.model.size), _ASSEMBLY_BYTES)
+        self._max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(truth.server.model.size)
+        self._assembly = Assembly(self._max_upload_bytes, _ASSEMBLY_BYTES)
+
+    def parts(self, part_bytes: int) -> int:
+        """In how many messages the largest upload comes."""
+        return -(-self._max_upload_bytes // part_bytes)
 
     def take(self, message: Msg, group: Group, now: float) -> None:
         """Count, or reject and say why; a part of an upload only waits."""

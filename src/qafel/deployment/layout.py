@@ -17,7 +17,7 @@ cost the broker no state, and the right to read broadcasts is a right to nothing
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -104,6 +104,10 @@ class Limits:
     queue_bytes: int = 4 << 30
     queue_per_client: int = 128
     replicas: int = 1
+
+    def for_parts(self, parts: int) -> Limits:
+        """Room for a few uploads a client, where each comes in so many messages."""
+        return replace(self, queue_per_client=max(self.queue_per_client, 4 * parts))
 
 
 def streams(names: Names, limits: Limits) -> list[StreamConfig]:

@@ -214,10 +214,10 @@ class DeploymentServer:
 
     async def _session(self, broker: Broker) -> None:
         await asyncio.to_thread(self.truth.journal.sync)
-        await broker.ensure(self.names, self._limits)
+        await broker.ensure(self.names, self._limits.for_parts(self.intake.parts(broker.part_bytes)))
         await refill(broker, self._publisher, self.truth, self._agreement)
         self._out = self.truth.server.hidden_state
-        await broker.new_consumer(self.names)
+        await broker.new_consumer(self.names, self.intake.parts(broker.part_bytes))
         self._pull = Pull(broker, self.names)
         await self._pull.start()
         self._session_id = uuid.uuid4().hex[:12]
