@@ -11,7 +11,6 @@ from qafel.tasks.mushrooms import Mushrooms, load_mushrooms
 from qafel.tasks.protocol import Goal, Task
 from qafel.tasks.synthetic import Quadratic, SyntheticLogistic
 
-
 __all__ = [
     "Goal",
     "LabelledRows",
