@@ -160,7 +160,8 @@ def _show(made: Plan) -> None:
         highlight=False,
     )
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("", "recommended", "FedBuff, same budget"):
+    other = "FedBuff, same budget" if made.fedbuff_fits else "FedBuff, one step"
+    for name in ("", "recommended", other):
         table.add_column(name, no_wrap=True)
     ours, theirs = _column(made.recommended), _column(made.fedbuff)
     for name, value in ours.items():

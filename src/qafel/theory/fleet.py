@@ -40,7 +40,7 @@ class DurationLaw:
         if name not in get_args(LawName):
             name, numbers = "constant", text
         try:
-            values = [float(number) for number in numbers.split(",")] if numbers else []
+            values = [float(number) for number in numbers.split(",")] if numbers or not text.strip() else []
         except ValueError:
             values = [math.nan] * 3
         if len(values) > 2 or any(math.isnan(value) for value in values):

@@ -6,6 +6,7 @@ bound, and that bound. The least bound wins; where bytes are not what is budgete
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -90,7 +91,8 @@ class Plan:
     demand: Demand
     recommended: Choice
     fedbuff: Choice
-    """The best of unquantized FedBuff within the same budget."""
+    """The best of unquantized FedBuff within the same budget; a single step where not even that fits."""
+    fedbuff_fits: bool
     matching: Forecast
     """What the recommendation needs to reach FedBuff's bound."""
     alternatives: tuple[Choice, ...]
@@ -115,6 +117,7 @@ def make_plan(demand: Demand) -> Plan:
         demand,
         recommended,
         fedbuff,
+        bool(unquantized),
         forecast(recommended.exchange, demand.fleet, recommended.setting.buffer_size, matching),
         _alternatives(choices, recommended),
     )
@@ -175,16 +178,17 @@ def _single_step(demand: Demand, plain: Quantizer) -> Choice:
 
 
 def _fit(demand: Demand, specs: Sequence[str], role: Role) -> list[Quantizer]:
-    """Quantizers as the paper defines them, δ > 0, that suit the role; one given alone must, or it is an error."""
-    quantizers = [parse(spec, demand.layout) for spec in specs]
-    fit = [it for it in quantizers if it.delta(demand.size) > 0 and not fitness(it, demand.size, role)]
-    if not fit:
-        reasons = [reason for it in quantizers for reason in fitness(it, demand.size, role)]
-        raise ConfigError(
-            reasons[0]
-            if reasons
-            else f"{role} quantizer {quantizers[0].spec!r} has no δ > 0 at {demand.size} coordinates: use more bits"
-        )
+    """The quantizers that suit the role at this size; one that was asked for and does not is an error."""
+    fit = []
+    for spec in specs:
+        quantizer = parse(spec, demand.layout)
+        unfit = fitness(quantizer, demand.size, role)
+        if not unfit and math.isinf(quantizer.omega(demand.size)):
+            unfit = [f"{role} quantizer {spec!r} has no bound on its error: the theorem cannot take it"]
+        if not unfit:
+            fit.append(quantizer)
+        elif specs not in (CLIENT_SPECS, SERVER_SPECS):
+            raise ConfigError(unfit[0])
     return fit
 
 

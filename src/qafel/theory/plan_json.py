@@ -20,6 +20,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "constants": asdict(plan.demand.constants),
         "recommended": _choice(plan.recommended, size),
         "fedbuff": _choice(plan.fedbuff, size),
+        "fedbuff_fits_the_budget": plan.fedbuff_fits,
         "to_reach_fedbuffs_bound": _forecast(plan.matching),
         "trivial_bound": trivial_bound(plan.demand.constants),
         "why": reasons(plan),

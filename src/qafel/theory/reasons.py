@@ -17,7 +17,7 @@ def reasons(plan: Plan) -> list[str]:
     return [
         _of_client(choice),
         _of_server(plan, choice),
-        _of_buffer(choice),
+        _of_buffer(plan, choice),
         _of_step_sizes(plan, choice),
         _of_gain(plan),
         *_of_bound(plan, choice),
@@ -45,8 +45,10 @@ def _of_server(plan: Plan, choice: Choice) -> str:
     )
 
 
-def _of_buffer(choice: Choice) -> str:
+def _of_buffer(plan: Plan, choice: Choice) -> str:
     setting = choice.setting
+    if len(plan.demand.buffer_sizes) == 1:
+        return f"K = {setting.buffer_size} as asked for: updates are at most about {setting.max_staleness} steps stale"
     return (
         f"K = {setting.buffer_size}: more would mean fewer steps for the budget, less would mean staler updates "
         f"(τ is at most about {setting.max_staleness} steps here) and a smaller η_g"
@@ -68,11 +70,13 @@ def _of_gain(plan: Plan) -> str:
     ours, theirs = plan.recommended, plan.fedbuff
     if not ours.quantized:
         return "no quantizer is worth its error within this budget: this is FedBuff"
-    bytes_ratio = theirs.forecast.traffic_bytes / plan.matching.traffic_bytes
-    time_ratio = theirs.forecast.duration_s / plan.matching.duration_s
+    if not plan.fedbuff_fits:
+        return "the budget does not pay for a single server step of unquantized FedBuff: one step is shown to compare"
+    bytes_share = plan.matching.traffic_bytes / theirs.forecast.traffic_bytes
+    time_share = plan.matching.duration_s / theirs.forecast.duration_s
     return (
         f"within the budget the bound is {ours.bound.total / theirs.bound.total:.3g} times unquantized FedBuff's; "
-        f"to reach FedBuff's it takes {bytes_ratio:.3g} times fewer bytes and {1 / time_ratio:.3g} times the time"
+        f"FedBuff's takes {100 * bytes_share:.3g} % of FedBuff's bytes and {100 * time_share:.3g} % of its time"
     )
 
 
