@@ -76,7 +76,7 @@ def _of_gain(plan: Plan) -> str:
     time_share = plan.matching.duration_s / theirs.forecast.duration_s
     return (
         f"within the budget the bound is {ours.bound.total / theirs.bound.total:.3g} times unquantized FedBuff's; "
-        f"FedBuff's takes {100 * bytes_share:.3g} % of FedBuff's bytes and {100 * time_share:.3g} % of its time"
+        f"to reach FedBuff's takes {100 * bytes_share:.3g} % of its bytes and {100 * time_share:.3g} % of its time"
     )
 
 
