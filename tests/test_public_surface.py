@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-PACKAGES = ["qafel", "qafel.algorithm", "qafel.quantizers", "qafel.simulator", "qafel.tasks"]
+PACKAGES = ["qafel", "qafel.algorithm", "qafel.quantizers", "qafel.simulator", "qafel.tasks", "qafel.theory"]
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -26,11 +26,11 @@ def qafel(*arguments, cwd=None, expect=0):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["demo", "run", "report", "recipes", "quantizers"]
+    commands = ["demo", "run", "report", "recipes", "quantizers", "plan", "server", "client", "status"]
     overview = qafel("--help").stdout
-    for command in (*commands, "tasks", "bench"):
+    for command in (*commands, "tasks", "bench", "broker"):
         assert command in overview
-    for command in (*commands, "tasks show", "bench quantizers", "bench simulator"):
+    for command in (*commands, "tasks show", "broker init", "bench quantizers", "bench simulator", "bench deployment"):
         assert "Example: qafel" in qafel(*command.split(), "--help").stdout
 
 
