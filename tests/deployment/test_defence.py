@@ -82,9 +82,12 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
             await broker.subscribe(client.names.receipt(0), told.hear)
             await broker.subscribe(client.names.receipt(77), stranger.hear)
             subject = client.names.upload(0)
+            others = [await stack.enter_async_context(taking_part(tmp_path, access, n)) for n in (1, 2)]
+            for other in others:
+                await update(other)
             for sequence in range(25):
-                await _send(broker, told, subject, _upload(client, sequence))
-            await until(lambda: client.follower.version == 8)
+                await _send(broker, told, subject, _upload(client, sequence, step=0.3))
+            await until(lambda: client.follower.version == 9)
             assert told.accepted == list(range(25))
             state = server.truth.server
             before = (state.version, state.buffer.count, state.buffer.total.copy())
@@ -105,7 +108,7 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
                 ("stale", good._replace(version=0).to_bytes()),
                 ("future", good._replace(version=1000).to_bytes()),
                 ("wrong-sender", good._replace(sender=1).to_bytes()),
-                ("norm", _upload(client, 26, step=10.0)),
+                ("norm", _upload(client, 26, step=1000.0)),
                 ("norm", _upload(client, 27, weight=1e6)),
             ]
             for reason, data in changed:
@@ -171,14 +174,38 @@ def test_a_client_that_floods_fills_only_its_own_queue(tmp_path: Path, access: A
     asyncio.run(check())
 
 
-def test_the_median_is_of_the_last_norms() -> None:
-    median = RunningMedian([])
-    values = np.random.default_rng(0).uniform(0, 1, 1000).tolist()
-    for value in values:
-        median.add(value)
-    assert median.value == sorted(values[-256:])[128]
-    assert RunningMedian([1.0] * 19).value is None
-    assert RunningMedian(median.values()).value == median.value
+def test_the_median_is_over_clients_not_over_uploads() -> None:
+    median = RunningMedian({}, 0.0)
+    for _ in range(1000):
+        median.vote(0, 1000.0, 0.0)  # one that floods has one vote
+    median.vote(1, 1.0, 0.0)
+    assert median.value(0.0) is None
+    median.vote(2, 2.0, 0.0)
+    assert median.value(0.0) == 2.0
+    assert RunningMedian(median.norms(), 0.0).value(0.0) == 2.0
+
+
+def test_clients_that_left_do_not_shut_out_those_who_stayed() -> None:
+    """As happened: two clients near their own optimum filled the median, and nobody else was ever accepted again."""
+    median = RunningMedian({}, 0.0)
+    for second in range(100):
+        for gone in range(5):
+            median.vote(gone, 0.01, second)
+    for second in range(100, 300):
+        for number in range(3):
+            median.vote(10 + number, 1.0 + number, second)
+    assert median.value(300.0) == 2.0
+
+
+def test_a_rejected_norm_votes_so_that_a_majority_is_heard() -> None:
+    median = RunningMedian({}, 0.0)
+    for number in range(3):
+        median.vote(number, 0.01, 0.0)
+    values = []
+    for number in range(3, 7):
+        median.vote(number, 10.0, 0.0)
+        values.append(median.value(0.0))
+    assert values == [0.01, 0.01, 10.0, 10.0]
 
 
 def _mutated(frames: list[bytes], chooser: random.Random) -> bytes:

@@ -62,7 +62,7 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
             for upload in part:
                 if (broadcast := truth.take(upload)) is not None:
                     broadcasts.append(broadcast)
-                if (write := truth.begin_checkpoint(checkpoint_every, [1.0])) is not None:
+                if (write := truth.begin_checkpoint(checkpoint_every, {0: 1.0})) is not None:
                     write()
                     truth.drop_old_journal()
             truth.journal.sync()
@@ -80,7 +80,7 @@ def test_the_newest_checkpoint_may_be_damaged(tmp_path: Path) -> None:
     with _open(tmp_path) as truth:
         for upload in uploads:
             truth.take(upload)
-            if (write := truth.begin_checkpoint(4, [])) is not None:
+            if (write := truth.begin_checkpoint(4, {})) is not None:
                 write()
                 truth.drop_old_journal()
         digest = truth.server.hidden_state.digest

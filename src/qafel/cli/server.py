@@ -39,8 +39,8 @@ def server(
     checkpoint_every: Annotated[int, typer.Option(help="Uploads between checkpoints.", min=1)] = 5000,
     keep_journal: Annotated[bool, typer.Option("--keep-journal", help="Keep every accepted upload.")] = False,
     max_norm_ratio: Annotated[
-        float, typer.Option(help="Reject updates whose norm exceeds this multiple of the running median; 0: none.")
-    ] = 10.0,
+        float, typer.Option(help="Reject updates whose norm exceeds this multiple of the clients' median; 0: none.")
+    ] = 100.0,
     max_rate: Annotated[float, typer.Option(help="Uploads a second that one client may send; 0: any.")] = 0.0,
     replicas: Annotated[int, typer.Option(help="Copies that a clustered broker keeps.", min=1, max=5)] = 1,
     patience: Annotated[float | None, typer.Option(help="Seconds to wait for the broker at the start.")] = 10.0,

@@ -6,8 +6,7 @@ missed the receipt. Time is an argument.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
@@ -18,8 +17,10 @@ from qafel.algorithm import Algorithm, Kind, Message, Server
 from qafel.deployment.faults import BadSignature, NormTooLarge, RateLimited, UnknownClient, WrongSender
 from qafel.deployment.keys import Verifier
 
-_WINDOW: Final = 256
-_ENOUGH: Final = 20  # norms before the median says anything
+_LEAST_VOTES: Final = 3  # clients, before the median says anything
+_MOST_VOTES: Final = 256
+_FIRST_VOTE_S: Final = 600.0
+_LEAST_VOTE_S: Final = 60.0
 
 
 @final
@@ -27,32 +28,40 @@ _ENOUGH: Final = 20  # norms before the median says anything
 class DefenceSettings:
     """None: no such limit."""
 
-    max_norm_ratio: float | None = 10.0
-    """A weighted update whose norm is beyond this multiple of the running median is rejected."""
+    max_norm_ratio: float | None = 100.0
+    """A weighted update whose norm is beyond this multiple of the running median is rejected. Honest clients with
+    different data differ by more than ten; what this is to stop is larger by orders of magnitude.
+    """
     max_rate: float | None = None
     """Uploads a second and client, over bursts of ten seconds' worth."""
 
 
 @final
 class RunningMedian:
-    """The median of the last accepted norms."""
+    """The median over clients of the norm that each sent last: one vote each, however often it uploads.
 
-    def __init__(self, values: list[float]) -> None:
-        self._order = deque(values[-_WINDOW:])
-        self._sorted = sorted(self._order)
+    Updates that are rejected for their norm vote too. Were it only the accepted ones, a few clients near their own
+    optimum could shut all others out for good, because nothing would ever move the median again. A client that falls
+    silent loses its vote after ten of its own intervals, so that those who left do not judge those who stayed.
+    """
 
-    def add(self, value: float) -> None:
-        if len(self._order) == _WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
-        self._order.append(value)
-        insort(self._sorted, value)
+    def __init__(self, norms: Mapping[int, float], now: float) -> None:
+        self._votes = OrderedDict((client, (norm, now, _FIRST_VOTE_S)) for client, norm in norms.items())
 
-    @property
-    def value(self) -> float | None:
-        return self._sorted[len(self._sorted) // 2] if len(self._sorted) >= _ENOUGH else None
+    def vote(self, client: int, norm: float, now: float) -> None:
+        before = self._votes.pop(client, None)
+        lasts_s = _FIRST_VOTE_S if before is None else max(_LEAST_VOTE_S, 10 * (now - before[1]))
+        self._votes[client] = (norm, now, lasts_s)
+        if len(self._votes) > _MOST_VOTES:
+            self._votes.popitem(last=False)
 
-    def values(self) -> list[float]:
-        return list(self._order)
+    def value(self, now: float) -> float | None:
+        """The upper median; None where too few have a say."""
+        norms = sorted(norm for norm, then, lasts_s in self._votes.values() if now - then <= lasts_s)
+        return norms[len(norms) // 2] if len(norms) >= _LEAST_VOTES else None
+
+    def norms(self) -> dict[int, float]:
+        return {client: norm for client, (norm, _, _) in self._votes.items()}
 
 
 @final
@@ -65,7 +74,8 @@ class Guard:
         settings: DefenceSettings,
         clients: int,
         keys: Mapping[int, str] | None = None,
-        norms: list[float] | None = None,
+        norms: Mapping[int, float] | None = None,
+        now: float = 0.0,
     ) -> None:
         self._algorithm = algorithm
         self._settings = settings
@@ -73,7 +83,7 @@ class Guard:
         self._keys = keys
         self._verifiers: dict[int, Verifier] = {}
         self._allowance: dict[int, tuple[float, float]] = {}
-        self.median = RunningMedian(norms or [])
+        self.median = RunningMedian(norms or {}, now)
 
     def renew_keys(self, keys: Mapping[int, str] | None) -> None:
         """Take the registry as it is now: a client that was struck off is unknown from here on."""
@@ -83,10 +93,8 @@ class Guard:
     def knows(self, client: int) -> bool:
         return client in self._keys if self._keys is not None else 0 <= client < self._clients
 
-    def check(
-        self, server: Server, client: int, subject: str, frame: bytes, signature: str | None, now: float
-    ) -> tuple[int, float]:
-        """Raise unless this upload, sent as that client, may be taken; return its sequence and its norm."""
+    def check(self, server: Server, client: int, subject: str, frame: bytes, signature: str | None, now: float) -> int:
+        """Raise unless this upload, sent as that client, may be taken; return its sequence."""
         if not self.knows(client):
             raise UnknownClient(f"client {client} is not registered here")
         message = Message.from_bytes(frame)
@@ -97,7 +105,8 @@ class Guard:
         message.check(Kind.UPLOAD, server.model.size, self._algorithm.client_quantizer)
         server.seen.check(message.sender, message.sequence)
         self._spend(client, now)
-        return message.sequence, self._norm(server, message)
+        self._check_norm(server, message, now)
+        return message.sequence
 
     def _verifier(self, client: int) -> Verifier:
         if client not in self._verifiers:
@@ -118,17 +127,17 @@ class Guard:
             raise RateLimited(f"at most {rate:g} uploads a second: wait {(1 - left) / rate:.1f} s")
         self._allowance[client] = (left - 1, now)
 
-    def _norm(self, server: Server, message: Message) -> float:
+    def _check_norm(self, server: Server, message: Message, now: float) -> None:
         ratio = self._settings.max_norm_ratio
         if ratio is None:
-            return 0.0
+            return
         update = self._algorithm.client_quantizer.decode(message.payload, message.dimension)
         if self._algorithm.upload == "model":
             update = update - server.model
         norm = message.weight * float(np.sqrt(np.dot(update, update)))
-        median = self.median.value
-        if not np.isfinite(norm) or (median and norm > ratio * median):
-            raise NormTooLarge(
-                f"the update's norm is {norm:.3g}, more than {ratio:g} times the median, {median or 0:.3g}"
-            )
-        return norm
+        if not np.isfinite(norm):
+            raise NormTooLarge("the update's norm is beyond what a number can hold")
+        self.median.vote(message.sender, norm, now)
+        median = self.median.value(now)
+        if median and norm > ratio * median:
+            raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {ratio:g} times the median, {median:.3g}")

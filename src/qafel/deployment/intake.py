@@ -69,17 +69,15 @@ class Intake:
                 if (whole := self._assembly.add(client, headers[PART], message)) is None:
                     return
                 frame, parts = whole
-            sequence, norm = self.guard.check(
-                self.truth.server, client, message.subject, frame, headers.get(SIGNATURE), now
-            )
+            sequence = self.guard.check(self.truth.server, client, message.subject, frame, headers.get(SIGNATURE), now)
         except (MessageError, RejectedUpload) as error:
             self.truth.server.rejected[error.reason] += 1
             self._refuse(client, frame, error, group)
         else:
-            self._count(client, frame, sequence, norm, group)
+            self._count(client, frame, sequence, group)
         group.acknowledge.extend(parts)
 
-    def _count(self, client: int, frame: bytes, sequence: int, norm: float, group: Group) -> None:
+    def _count(self, client: int, frame: bytes, sequence: int, group: Group) -> None:
         server = self.truth.server
         version = server.version
         try:
@@ -90,7 +88,6 @@ class Intake:
         except NonFiniteVector as error:
             self.diverged = str(error)
             return
-        self.guard.median.add(norm)
         self.lags[client] = server.last_staleness
         self.lags.move_to_end(client)
         if len(self.lags) > _REMEMBERED:

@@ -161,7 +161,9 @@ class DeploymentServer:
         self._progress = progress
         self._publisher = Publisher(self.names, access.signer())
         self._agreement = Agreement(truth.run_id, config, task.layout).to_bytes()
-        guard = Guard(truth.server.algorithm, settings.defence, task.clients, access.registry(), truth.totals.norms)
+        norms = {int(client): norm for client, norm in truth.totals.norms.items()}
+        algorithm, keys = truth.server.algorithm, access.registry()
+        guard = Guard(algorithm, settings.defence, task.clients, keys, norms, time.monotonic())
         self.intake = Intake(truth, guard, self.metrics)
         self.evaluator = Evaluator(task, config.evaluation, rows)
         self._rate = Rate()
@@ -266,7 +268,7 @@ class DeploymentServer:
                 if self.state != "running":
                     break
             group.checkpoint = self.truth.begin_checkpoint(
-                self._settings.checkpoint_every, self.intake.guard.median.values()
+                self._settings.checkpoint_every, self.intake.guard.median.norms()
             )
             await taken.put(group)
         await taken.put(None)
@@ -391,7 +393,7 @@ class DeploymentServer:
 
     async def _conclude(self, broker: Broker) -> None:
         """The last state, and with a run that has ended its model."""
-        checkpoint = self.truth.begin_checkpoint(1, self.intake.guard.median.values())
+        checkpoint = self.truth.begin_checkpoint(1, self.intake.guard.median.norms())
         if checkpoint is not None:
             await self._checkpoint(checkpoint)
         await self._publisher.snapshot(broker, self._out)

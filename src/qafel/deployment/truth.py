@@ -11,7 +11,7 @@ import json
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -40,8 +40,8 @@ class Totals:
     broadcast_bytes: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
-    norms: list[float] = field(default_factory=list)
-    """The running median's window, so that a restarted server judges as before."""
+    norms: dict[str, float] = field(default_factory=dict)
+    """Each client's last norm, so that a restarted server judges as before."""
 
 
 @final
@@ -109,12 +109,12 @@ class Truth:
         self._unsaved += 1
         return broadcast
 
-    def begin_checkpoint(self, every: int, norms: list[float]) -> Callable[[], None] | None:
+    def begin_checkpoint(self, every: int, norms: Mapping[int, float]) -> Callable[[], None] | None:
         """Every so many uploads: what writes the state of this moment, to be called in a thread."""
         if self._unsaved < every:
             return None
         self._unsaved = 0
-        self.totals.norms = norms
+        self.totals.norms = {str(client): norm for client, norm in norms.items()}
         checkpoint = save_server(self.server)
         values = {**checkpoint.values, "totals": asdict(self.totals)}
         count = self.totals.uploads
