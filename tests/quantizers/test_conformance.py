@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -239,3 +240,18 @@ def test_decoding_garbage_allocates_little(spec: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 12 * size + 100_000
+
+
+@pytest.mark.parametrize("spec", ["qsgd:4", "rotated:4"])
+def test_a_large_payload_is_bytes_like_a_small_one(spec):
+    """Large ones are written in place: they hash, compare and pickle like any other bytes, and nothing changes them."""
+    quantizer, vector = parse(spec), np.random.default_rng(0).normal(size=700_001).astype(np.float32)
+    payload = quantizer.encode(vector, Stream.named(0, "large"))
+    again = quantizer.encode(vector, Stream.named(0, "large"))
+    assert type(payload) is bytes
+    assert payload == again
+    assert hash(payload) == hash(bytes(bytearray(payload)))
+    assert len(payload) == quantizer.max_payload_bytes(vector.size)
+    assert pickle.loads(pickle.dumps(payload)) == payload
+    error = np.linalg.norm(quantizer.decode(payload, vector.size) - vector) / np.linalg.norm(vector)
+    assert error < 0.25

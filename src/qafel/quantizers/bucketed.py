@@ -19,6 +19,7 @@ from qafel.quantizers import parallel
 from qafel.quantizers.checks import as_bytes, as_target, as_vector, check_size, non_finite, signed_words
 from qafel.quantizers.kernels.decode import ADD, ASSIGN, BAD_STEP, OK, apply_levels
 from qafel.quantizers.kernels.packing import GROUP, packed_bytes
+from qafel.quantizers.output import Output
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
@@ -58,7 +59,8 @@ def encode_payload(
     size = vector.size
     length, span, spans, total = plan(size, bucket, bits)
     skip = len(prefix)
-    out = np.empty(skip + total, np.uint8)
+    output = Output(skip + total)
+    out = output.array
     if skip:
         out[:skip] = np.frombuffer(prefix, np.uint8)
     word0, word1 = signed_words(stream)
@@ -69,7 +71,7 @@ def encode_payload(
         sound = not parallel.over_spans(lambda first, last: not kernel(*common, first, last), spans)
     if not sound:
         raise non_finite(vector)
-    return out.tobytes()
+    return output.finish()
 
 
 def apply_payload(
