@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qafel.errors import MalformedPayload, NonFiniteVector
 from qafel.quantizers import CODEC_BYTES, Quantizer, from_codec, parse, threads
+from qafel.rng import Stream
 from tests.quantizers.specs import SPECS, same_bits, stream, vectors
 
 SIZES = (0, 1, 2, 3, 31, 113, 511, 512, 513, 1023, 4097)
