@@ -107,7 +107,7 @@ def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_stri
 
 def test_the_demo_shows_a_table_a_picture_and_a_report(tmp_path):
     shown = qafel("demo", "--steps", 100, "--out", tmp_path / "demo").stdout
-    for word in ("QAFeL, server top 1 %", "direct, server top 50 %", "traffic / FedBuff", "report.html"):
+    for word in ("QAFeL, server top 1 %", "direct, server top 50 %", "traffic ×", "report.html"):
         assert word in shown
     assert (tmp_path / "demo/comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "<html" in (tmp_path / "demo/report.html").read_text()[:500].lower()

@@ -61,9 +61,15 @@ def demo(
 
 def _table(descriptions: list[str], summaries: list[Summary]) -> Table:
     reference = next(summary for summary in summaries if summary["name"] == REFERENCE)
-    table = Table(box=None, header_style="bold", title="Mushrooms: 100 clients, K = 10, P = 10", title_justify="left")
-    for name in ("method", "f(x) − f*", "× FedBuff", "uploads", "sent up", "broadcast", "traffic / FedBuff"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    table = Table(
+        box=None,
+        header_style="bold",
+        padding=(0, 1, 0, 0),
+        title="Mushrooms: 100 clients, K = 10, P = 10; × is relative to FedBuff",
+        title_justify="left",
+    )
+    for name in ("method", "f(x) − f*", "×", "uploads", "sent up", "broadcast", "traffic ×"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for description, summary in zip(descriptions, summaries, strict=True):
         worse = summary["metric_final"] / reference["metric_final"]
         table.add_row(
