@@ -1,7 +1,7 @@
 """Worker processes on this machine; vectors and uploads cross through shared memory.
 
-At most two jobs per worker are under way, one that it trains and one that waits, so that memory stays at a few vectors
-however many clients are in flight. A worker that dies is replaced, and its jobs run again: they give the same bytes.
+At most eight jobs per worker are under way: enough that no worker idles while the clock waits for one late result, and so
+few that memory stays at some vectors however many clients are in flight. A worker that dies is replaced, and its jobs run again: they give the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qafel.simulator.jobs import Job
 from qafel.simulator.worker import Arena, Done, Order, serve
 from qafel.tasks.protocol import Task
 
-JOBS_PER_WORKER = 2
+JOBS_PER_WORKER = 8
 MAX_DEATHS = 2
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
