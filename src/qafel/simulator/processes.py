@@ -1,7 +1,8 @@
 """Worker processes on this machine; vectors and uploads cross through shared memory.
 
-At most eight jobs per worker are under way: enough that no worker idles while the clock waits for one late result, and so
-few that memory stays at some vectors however many clients are in flight. A worker that dies is replaced, and its jobs run again: they give the same bytes.
+At most eight jobs per worker are under way: enough that no worker idles while the clock waits for one late result, and
+so few that memory stays at some vectors however many clients are in flight. A worker that dies is replaced, and its
+jobs run again: they give the same bytes.
 """
 
 from __future__ import annotations

@@ -105,3 +105,17 @@ def mean_loss(columns, targets, model, l2):  # type: ignore[no-untyped-def]  # p
     for j in range(d):
         square += np.float64(model[j]) ** 2
     return total / n + 0.5 * l2 * square
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def mean_loss_of_ones(ones, targets, model, l2):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """`mean_loss` for rows that are zeros and ones, given as the columns of the ones, with an intercept behind them."""
+    n, count = ones.shape
+    weights = model.astype(np.float64)
+    total = 0.0
+    for i in range(n):
+        z = weights[weights.size - 1]
+        for k in range(count):
+            z += weights[ones[i, k]]
+        total += max(z, 0.0) + math.log1p(math.exp(-abs(z))) - targets[i] * z
+    return total / n + 0.5 * l2 * (weights * weights).sum()
