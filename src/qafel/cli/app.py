@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated
 
@@ -59,6 +60,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; errors that are raised on purpose become one sentence on stderr."""
+    gc.freeze()  # what is loaded stays: the collector need not look at it again and again
     try:
         app()
     except QafelError as error:

@@ -6,6 +6,7 @@ median of their turns counts, because machines are noisy.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import resource
@@ -115,6 +116,7 @@ def measure(cases: tuple[Case, ...]) -> Iterator[Measured]:
 
 
 def _measure_into(case: Case, connection: Any) -> None:
+    gc.freeze()  # as the command line does
     connection.send(asdict(measure_case(case)))
 
 
