@@ -1,6 +1,6 @@
 """A fleet under random faults, and the proof that nothing was lost. By hand, the long form:
 
-python -m tests.deployment.faults --faults 200 --seed 1 --folder /tmp/faults
+python -m tests.deployment.faults --faults 200 --seed 1 --folder faults
 """
 
 from __future__ import annotations
