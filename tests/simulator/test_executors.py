@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import wire
-from qafel.errors import ConfigError, NonFiniteVector
+from qafel.errors import ConfigError
 from qafel.simulator import HalfNormal, Limits, Network, Timing, simulate
 from qafel.simulator.processes import Processes, WorkerLost
 from qafel.tasks import Quadratic
@@ -91,8 +91,7 @@ def test_an_error_in_a_worker_reaches_the_run():
         Diverging(), ALGORITHM, Timing(HalfNormal(0)), limits=Limits(uploads=1), executor="processes", workers=1
     )
     assert result.summary["status"] == "diverged"
-    with pytest.raises(NonFiniteVector):
-        raise NonFiniteVector("as in one thread")
+    assert result.summary["uploads"] == 0
 
 
 def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
