@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self, final
 
+from qafel.params import Vector
 from qafel.simulator.jobs import Job, Trainer
+from qafel.tasks.protocol import Task
 
 
 class Executor(Protocol):
@@ -27,6 +29,10 @@ class Executor(Protocol):
 
     def result(self, job: Job) -> bytes:
         """The job's upload; waits for it, and begins it first if it was not submitted."""
+        ...
+
+    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        """What `task.evaluate` returns; workers share the work where the task can be divided."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -53,6 +59,9 @@ class Inline:
     def submit(self, job: Job) -> None:
         """Nothing begins ahead of time here."""
 
+    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        return task.evaluate(model)
+
     def __enter__(self) -> Self:
         return self
 
@@ -60,3 +69,9 @@ class Inline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Nothing to release."""
+
+
+def shares(parts: int, workers: int) -> list[tuple[int, int]]:
+    """The parts 0 … parts−1 cut into one span (first, behind the last) per worker, none of them empty."""
+    count = min(parts, workers)
+    return [(parts * i // count, parts * (i + 1) // count) for i in range(count)]

@@ -124,7 +124,7 @@ class Measurements:
     def measure(self, simulation: Simulation) -> Row:
         """Evaluate the server model now."""
         began = perf_counter()
-        figures = dict(simulation.task.evaluate(simulation.server.model))
+        figures = dict(simulation.executor.evaluate(simulation.task, simulation.server.model))
         self.evaluation_s += perf_counter() - began
         self.evaluated, self.evaluated_uploads = self._count(simulation), simulation.traffic.uploads
         traffic, server, metric = simulation.traffic, simulation.server, figures.pop("metric")

@@ -20,9 +20,11 @@ from typing import Self, final
 from qafel.algorithm import Algorithm
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, QafelError
+from qafel.params import Vector
+from qafel.simulator.executors import shares
 from qafel.simulator.jobs import Job
-from qafel.simulator.worker import Arena, Done, Order, serve
-from qafel.tasks.protocol import Task
+from qafel.simulator.worker import Arena, Done, Exam, Marks, Order, serve
+from qafel.tasks.protocol import Divisible, Task
 
 JOBS_PER_WORKER = 8
 MAX_DEATHS = 2
@@ -42,7 +44,7 @@ class _Worker:
     def __init__(self, process: BaseProcess, connection: Connection) -> None:
         self.process = process
         self.connection = connection
-        self.orders: dict[int, Order] = {}
+        self.orders: dict[int, Order | Exam] = {}
         self.ready = False
 
 
@@ -58,14 +60,16 @@ class Processes:
         self.training_s = 0.0
         slots = JOBS_PER_WORKER * workers
         upload_bytes = HEADER_BYTES + algorithm.client_quantizer.max_payload_bytes(dimension)
-        self._memory = SharedMemory(create=True, size=slots * (4 * dimension + upload_bytes))
-        self._arena = Arena(self._memory.name, slots, dimension, upload_bytes)
+        self._arena = Arena("", slots, dimension, upload_bytes)
+        self._memory = SharedMemory(create=True, size=self._arena.size)
+        self._arena = self._arena._replace(name=self._memory.name)
         self._vectors = self._arena.vectors(self._memory)
         self._serve_arguments = (make_task, algorithm, seed, self._arena)
         self._free_uploads = list(range(slots))
         self._free_vectors = list(range(slots))
         self._held: dict[int, tuple[int, int]] = {}  # version: (slot, how many orders use it)
         self._ready: dict[int, bytes | QafelError] = {}
+        self._marks: dict[int, Marks] = {}
         self._deaths: dict[int, int] = {}
         self._stillborn = 0
         self._workers = [self._hire() for _ in range(workers)]
@@ -99,6 +103,25 @@ class Processes:
             raise ready
         return ready
 
+    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        if not isinstance(task, Divisible):
+            return task.evaluate(model)
+        slot = self._arena.slots
+        self._vectors[slot] = model
+        exams = [
+            Exam(-1 - i, slot, first, last)  # jobs count from 0 upwards, exams from −1 downwards
+            for i, (first, last) in enumerate(shares(task.evaluation_parts, len(self._workers)))
+        ]
+        for worker, exam in zip(self._workers.copy(), exams, strict=False):
+            self._send(worker, exam)
+        while len(self._marks) < len(exams):
+            self._collect()
+        marks = [self._marks.pop(exam.number) for exam in exams]
+        for mark in marks:
+            if mark.error is not None:
+                raise mark.error
+        return task.combine([sums for mark in marks for sums in mark.sums])
+
     def _hold(self, job: Job) -> int:
         """The slot with the job's hidden state; one slot per version in use."""
         version = job.hidden_state.version
@@ -116,7 +139,7 @@ class Processes:
             self._free_vectors.append(slot)
         self._free_uploads.append(order.upload_slot)
 
-    def _send(self, worker: _Worker, order: Order) -> None:
+    def _send(self, worker: _Worker, order: Order | Exam) -> None:
         worker.orders[order.number] = order
         try:
             worker.connection.send(order)
@@ -130,7 +153,7 @@ class Processes:
             assert isinstance(connection, Connection)
             worker = by_connection[connection]
             try:
-                done: Done | None = connection.recv()
+                done: Done | Marks | None = connection.recv()
             except (EOFError, ConnectionResetError):
                 self._replace(worker)
                 continue
@@ -139,11 +162,15 @@ class Processes:
             else:
                 self._take(worker.orders.pop(done.number), done)
 
-    def _take(self, order: Order, done: Done) -> None:
+    def _take(self, order: Order | Exam, done: Done | Marks) -> None:
+        self._deaths.pop(order.number, None)
+        if isinstance(done, Marks):
+            self._marks[done.number] = done
+            return
+        assert isinstance(order, Order)
         self.training_s += done.training_s
         upload = bytes(self._arena.upload(self._memory, order.upload_slot)[: done.length])
         self._ready[order.number] = done.error or upload
-        self._deaths.pop(order.number, None)
         self._release(order)
 
     def _hire(self) -> _Worker:
@@ -170,9 +197,10 @@ class Processes:
         for number, order in dead.orders.items():
             self._deaths[number] = self._deaths.get(number, 0) + 1
             if self._deaths[number] > MAX_DEATHS:
+                at = "an evaluation" if isinstance(order, Exam) else f"the update of client {order.client}"
                 raise WorkerLost(
-                    f"workers died {self._deaths[number]} times (last exit code {code}) at the update of client "
-                    f"{order.client}: is memory short? Try fewer workers, or the inline executor"
+                    f"workers died {self._deaths[number]} times (last exit code {code}) at {at}: is memory short? "
+                    "Try fewer workers, or the inline executor"
                 )
         worker = self._hire()
         self._workers[self._workers.index(dead)] = worker

@@ -15,9 +15,10 @@ from typing import Any, Self, final
 from qafel.algorithm import Algorithm, HiddenState
 from qafel.errors import ConfigError, QafelError
 from qafel.params import Vector
+from qafel.simulator.executors import shares
 from qafel.simulator.jobs import Job, Trainer
 from qafel.simulator.processes import JOBS_PER_WORKER
-from qafel.tasks.protocol import Task
+from qafel.tasks.protocol import Divisible, Task
 
 
 class _Actor:
@@ -38,6 +39,11 @@ class _Actor:
         except QafelError as error:
             result = error
         return result, self._trainer.training_s - before
+
+    def examine(self, model: Vector, first: int, last: int) -> list[tuple[float, ...]]:
+        task = self._trainer.task
+        assert isinstance(task, Divisible)
+        return [task.evaluate_part(model.copy(), part) for part in range(first, last)]
 
 
 @final
@@ -98,6 +104,14 @@ class RayCluster:
             raise result
         upload: bytes = result
         return upload
+
+    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        if not isinstance(task, Divisible):
+            return task.evaluate(model)
+        reference = self._ray.put(model)
+        spans = shares(task.evaluation_parts, len(self._actors))
+        exams = [actor.examine.remote(reference, *span) for actor, span in zip(self._actors, spans, strict=False)]
+        return task.combine([sums for marks in self._ray.get(exams) for sums in marks])
 
     def __enter__(self) -> Self:
         return self

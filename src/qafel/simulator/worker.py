@@ -13,8 +13,9 @@ import numpy as np
 
 from qafel.algorithm import Algorithm, HiddenState
 from qafel.errors import QafelError
+from qafel.params import Vector
 from qafel.simulator.jobs import Job, Trainer
-from qafel.tasks.protocol import Task
+from qafel.tasks.protocol import Divisible, Task
 
 
 class Order(NamedTuple):
@@ -39,8 +40,25 @@ class Done(NamedTuple):
     error: QafelError | None = None
 
 
+class Exam(NamedTuple):
+    """Parts of an evaluation as they cross to a worker; the model lies in shared memory."""
+
+    number: int
+    vector_slot: int
+    first: int
+    last: int
+
+
+class Marks(NamedTuple):
+    """What comes back: the sums of every part, or why there are none."""
+
+    number: int
+    sums: list[tuple[float, ...]]
+    error: QafelError | None = None
+
+
 class Arena(NamedTuple):
-    """The shared memory of an executor: `slots` vectors, then `slots` uploads."""
+    """The shared memory of an executor: `slots` vectors and one to be evaluated, then `slots` uploads."""
 
     name: str
     slots: int
@@ -49,15 +67,16 @@ class Arena(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.slots * (4 * self.dimension + self.upload_bytes)
+        return 4 * self.dimension * (self.slots + 1) + self.slots * self.upload_bytes
 
     def vectors(self, memory: SharedMemory) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         assert memory.buf is not None
-        return np.frombuffer(memory.buf, np.float32, self.slots * self.dimension).reshape(self.slots, self.dimension)
+        rows = self.slots + 1
+        return np.frombuffer(memory.buf, np.float32, rows * self.dimension).reshape(rows, self.dimension)
 
     def upload(self, memory: SharedMemory, slot: int) -> memoryview:
         assert memory.buf is not None
-        start = self.slots * 4 * self.dimension + slot * self.upload_bytes
+        start = 4 * self.dimension * (self.slots + 1) + slot * self.upload_bytes
         return memory.buf[start : start + self.upload_bytes]
 
 
@@ -71,7 +90,11 @@ def serve(make_task: Callable[[], Task], algorithm: Algorithm, seed: int, arena:
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
         connection.send(None)
         while True:
-            connection.send(_perform(connection.recv(), trainer, vectors, arena, memory))
+            order: Order | Exam = connection.recv()
+            if isinstance(order, Exam):
+                connection.send(_examine(order, trainer.task, vectors[order.vector_slot]))
+            else:
+                connection.send(_perform(order, trainer, vectors, arena, memory))
     del vectors
     memory.close()
 
@@ -91,3 +114,11 @@ def _perform(
         return Done(order.number, 0, trainer.training_s - before, error)
     arena.upload(memory, order.upload_slot)[: len(upload)] = upload
     return Done(order.number, len(upload), trainer.training_s - before)
+
+
+def _examine(exam: Exam, task: Task, model: Vector) -> Marks:
+    assert isinstance(task, Divisible)
+    try:
+        return Marks(exam.number, [task.evaluate_part(model, part) for part in range(exam.first, exam.last)])
+    except QafelError as error:
+        return Marks(exam.number, [], error)

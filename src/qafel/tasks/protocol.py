@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from qafel.algorithm import LocalTraining
 from qafel.params import Layout, Vector
@@ -47,4 +48,20 @@ class Task(Protocol):
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         """Figures for a model; "metric" is the one that counts."""
+        ...
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A task whose evaluation workers can share: parts made anywhere add up to the exact bits of the whole."""
+
+    @property
+    def evaluation_parts(self) -> int: ...
+
+    def evaluate_part(self, model: Vector, part: int) -> tuple[float, ...]:
+        """The sums over one part of the test samples."""
+        ...
+
+    def combine(self, parts: Sequence[tuple[float, ...]]) -> dict[str, float]:
+        """What `evaluate` returns, from the sums of all parts in their order."""
         ...

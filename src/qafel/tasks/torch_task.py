@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -122,22 +122,31 @@ class TorchTask:
             )
         return self._model.vector()
 
-    @torch.inference_mode()
     def evaluate(self, model: Vector) -> dict[str, float]:
         """The mean score and loss over all test samples."""
+        return self.combine([self.evaluate_part(model, part) for part in range(self.evaluation_parts)])
+
+    @property
+    def evaluation_parts(self) -> int:
+        return -(-len(self.test_samples) // self._evaluation_batch)
+
+    @torch.inference_mode()
+    def evaluate_part(self, model: Vector, part: int) -> tuple[float, ...]:
+        """The sums of score and loss over one batch of test samples."""
         self._model.load(model)
         self._model.module.eval()
-        total_loss, total_score = 0.0, 0.0
-        with one_thread():
-            for start in range(0, len(self.test_samples), self._evaluation_batch):
-                rows = np.arange(start, min(start + self._evaluation_batch, len(self.test_samples)))
-                inputs, labels = self.test_samples.batch(rows)
-                targets = as_targets(labels, self._device)
-                with autocast(self._precision, self._device):
-                    outputs = self._model.module(self._prepare(inputs, self._device))
-                total_loss += len(rows) * self._loss(outputs.float(), targets).item()
-                total_score += self._score(outputs, targets).double().sum().item()
-        return {"metric": total_score / len(self.test_samples), "loss": total_loss / len(self.test_samples)}
+        start = part * self._evaluation_batch
+        rows = np.arange(start, min(start + self._evaluation_batch, len(self.test_samples)))
+        inputs, labels = self.test_samples.batch(rows)
+        targets = as_targets(labels, self._device)
+        with one_thread(), autocast(self._precision, self._device):
+            outputs = self._model.module(self._prepare(inputs, self._device))
+        loss = self._loss(outputs.float(), targets).item()
+        return self._score(outputs, targets).double().sum().item(), len(rows) * loss
+
+    def combine(self, parts: Sequence[tuple[float, ...]]) -> dict[str, float]:
+        score, loss = (sum(column) / len(self.test_samples) for column in zip(*parts, strict=True))
+        return {"metric": score, "loss": loss}
 
     def __reduce__(self) -> tuple[Callable[..., TorchTask], tuple[Any, ...]]:
         return _call, (self._again,)
