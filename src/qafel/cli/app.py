@@ -14,6 +14,7 @@ from qafel.cli.bench_simulator import bench_simulator
 from qafel.cli.broker import broker
 from qafel.cli.client import client
 from qafel.cli.demo import demo
+from qafel.cli.paper import paper
 from qafel.cli.plan import plan
 from qafel.cli.quantizers import quantizers
 from qafel.cli.recipes import recipes
@@ -36,7 +37,7 @@ bench = typer.Typer(help="Benchmarks that report ratios within one run.", no_arg
 app.add_typer(bench, name="bench")
 app.add_typer(tasks, name="tasks")
 app.add_typer(broker, name="broker")
-for command in (demo, run, report, recipes, quantizers, plan, server, client, status):
+for command in (demo, run, report, paper, recipes, quantizers, plan, server, client, status):
     app.command()(command)
 bench.command("quantizers")(bench_quantizers)
 bench.command("simulator")(bench_simulator)

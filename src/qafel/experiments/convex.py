@@ -1,0 +1,201 @@
+"""The paper's logistic regression on mushrooms: direct quantization, the hidden state, and local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from qafel.experiments.curves import curve_panels, end_table
+from qafel.experiments.entry import Claim, Entry, Verdict
+from qafel.experiments.measured import Measured, Spread, diverged, first_below, settled
+from qafel.experiments.plan import Change, Planned, Scale, mushrooms
+from qafel.experiments.tables import Table, count_heading
+from qafel.results.report_numbers import human_metric
+from qafel.results.runs import Run
+
+UNQUANTIZED = "FedBuff, unquantized"
+DIRECT_QSGD, HIDDEN_QSGD = "direct, server 3 bits", "QAFeL, server 3 bits"
+DIRECT_TOP, HIDDEN_TOP = "direct, server top 50 %", "QAFeL, server top 1 %"
+CLOSE, FAR = 1.25, 2.0
+"""Up to a quarter more suboptimality counts as close to the unquantized run; over twice as much does not."""
+LOCAL_STEPS = (1, 2, 4, 8, 16, 32)
+EARLY = 0.05
+"""The suboptimality at which "faster at first" is judged."""
+
+_RECIPES: Mapping[str, str] = {
+    UNQUANTIZED: "mushrooms-fedbuff",
+    DIRECT_QSGD: "mushrooms-direct-qsgd",
+    HIDDEN_QSGD: "mushrooms-qafel-qsgd",
+    DIRECT_TOP: "mushrooms-direct-topk",
+    HIDDEN_TOP: "mushrooms-qafel-topk",
+}
+
+
+def _plan(methods: Sequence[str], scale: Scale) -> list[Planned]:
+    return mushrooms(scale, {method: (_RECIPES[method], ()) for method in methods})
+
+
+def ratios(measured: Measured, method: str, reference: str) -> list[float]:
+    """Seed by seed, the settled suboptimality over that of the reference."""
+    theirs = {planned.config.seed: settled(run) for planned, run in measured.planned(reference)}
+    return [settled(run) / theirs[planned.config.seed] for planned, run in measured.planned(method)]
+
+
+def is_close(measured: Measured, method: str, reference: str = UNQUANTIZED) -> Verdict:
+    found = ratios(measured, method, reference)
+    return Verdict.of(max(found) <= CLOSE, f"{_end(measured, method)}: {_times(found)} the unquantized run's")
+
+
+def does_not_converge(measured: Measured, method: str, reference: str = UNQUANTIZED) -> Verdict:
+    """Far from the unquantized run with every seed, and no longer getting better."""
+    found = ratios(measured, method, reference)
+    still = [_late_progress(run) for run in measured.runs(method)]
+    return Verdict.of(
+        min(found) >= FAR and max(still) < 0.1,
+        f"{_end(measured, method)}: {_times(found)} the unquantized run's; over the last half it fell by "
+        f"{100 * max(still):.0f} % at most",
+    )
+
+
+def diverges(measured: Measured, method: str) -> Verdict:
+    """Not finite in the end, or worse than ever since the start by a factor of two: it moves away."""
+    runs = measured.runs(method)
+    away = [diverged(run) or settled(run) >= 2 * float(run.column("metric").min()) for run in runs]
+    lowest = Spread.of(float(run.column("metric").min()) for run in runs)
+    return Verdict.of(
+        all(away), f"{_end(measured, method)}, after a lowest value of {human_metric(lowest.mean)} on the way"
+    )
+
+
+def _late_progress(run: Run) -> float:
+    """By what share the suboptimality fell from the middle of the run to its end."""
+    if diverged(run):
+        return 0.0
+    metric = run.column("metric")
+    middle = float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
+    return 1 - settled(run) / middle
+
+
+def _end(measured: Measured, method: str) -> str:
+    ends = measured.spread(settled, method)
+    if not np.isfinite(ends.mean):
+        return f"f(x) − f* stopped being finite in {sum(map(diverged, measured.runs(method)))} of {ends.count} runs"
+    return f"f(x) − f* ends at {human_metric(ends.mean)}"
+
+
+def _times(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return f"{low} times" if low == high else f"{low} to {high} times"
+
+
+def _local_steps_plan(scale: Scale) -> list[Planned]:
+    runs = []
+    for steps in LOCAL_STEPS:
+        change = Change(f"p{steps}", (f"algorithm.local_steps={steps}",))
+        planned = mushrooms(scale, {f"P = {steps}": ("mushrooms-fedbuff", (change,))})
+        runs += [Planned(run.method, run.config, {"P": steps}) for run in planned]
+    return runs
+
+
+def _early(run: Run) -> float:
+    return first_below(run, EARLY, "version")
+
+
+def _local_steps_table(measured: Measured) -> Table:
+    table = end_table(measured)
+    return Table(
+        (*table.headings, count_heading(f"server steps to {EARLY:g}")),
+        tuple(
+            (*row, measured.spread(_early, method)) for row, method in zip(table.rows, measured.methods, strict=True)
+        ),
+    )
+
+
+def _faster_at_first(measured: Measured) -> Verdict:
+    needed = [measured.spread(_early, P=steps).mean for steps in LOCAL_STEPS]
+    falls = all(after < before for before, after in pairwise(needed))
+    listed = ", ".join(f"{steps:.0f}" for steps in needed)
+    return Verdict.of(falls, f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {listed}")
+
+
+def _worse_in_the_end(measured: Measured) -> Verdict:
+    """Among runs that no longer improve much, more local steps end higher."""
+    levels = {
+        steps: measured.spread(settled, P=steps).mean
+        for steps in LOCAL_STEPS
+        if max(_late_progress(run) for run in measured.runs(P=steps)) < 0.5
+    }
+    listed = ", ".join(f"{human_metric(level)} (P = {steps})" for steps, level in levels.items())
+    if len(levels) < 2:
+        return Verdict.none("too few of the runs had settled by their end to compare where they settle")
+    values = list(levels.values())
+    rises = all(after > before for before, after in pairwise(values))
+    return Verdict.of(rises, f"where f(x) − f* has settled, it is at {listed}")
+
+
+def _entry(name: str, title: str, paper: str, methods: Sequence[str], claims: tuple[Claim, ...]) -> Entry:
+    return Entry(name, title, paper, "1 min", partial(_plan, methods), end_table, curve_panels, claims)
+
+
+DIRECT_VS_UNQUANTIZED = _entry(
+    "direct-vs-unquantized",
+    "Direct quantization against the unquantized counterpart",
+    "Fig. 2",
+    (UNQUANTIZED, DIRECT_QSGD, DIRECT_TOP),
+    (
+        Claim(
+            "Section I-B",
+            "A naive use of quantization results in suboptimal loss",
+            partial(does_not_converge, method=DIRECT_QSGD),
+        ),
+        Claim(
+            "Section I-B",
+            "FedBuff diverges when the server sends the top 50 % of coordinates",
+            partial(diverges, method=DIRECT_TOP),
+        ),
+    ),
+)
+QAFEL_VS_DIRECT_QSGD = _entry(
+    "qafel-vs-direct-qsgd",
+    "QAFeL against direct quantization: QSGD",
+    "Fig. 5 (a)",
+    (UNQUANTIZED, HIDDEN_QSGD, DIRECT_QSGD),
+    (
+        Claim("Section IV-A", "QAFeL is very close to the unquantized case", partial(is_close, method=HIDDEN_QSGD)),
+        Claim("Section IV-A", "Direct quantization does not converge", partial(does_not_converge, method=DIRECT_QSGD)),
+    ),
+)
+QAFEL_VS_DIRECT_TOPK = _entry(
+    "qafel-vs-direct-topk",
+    "QAFeL against direct quantization: top-k",
+    "Fig. 5 (b)",
+    (UNQUANTIZED, HIDDEN_TOP, DIRECT_TOP),
+    (
+        Claim(
+            "Section IV-A",
+            "QAFeL converges when the server sends the top 1 % of coordinates",
+            partial(is_close, method=HIDDEN_TOP),
+        ),
+        Claim(
+            "Section IV-A",
+            "Direct quantization diverges when the server sends the top 50 %",
+            partial(diverges, method=DIRECT_TOP),
+        ),
+    ),
+)
+LOCAL_STEPS_ENTRY = Entry(
+    "local-steps",
+    "The number of local steps P",
+    "Fig. 6",
+    "2 min",
+    _local_steps_plan,
+    _local_steps_table,
+    curve_panels,
+    (
+        Claim("Fig. 6", "More local steps are faster at first", _faster_at_first),
+        Claim("Fig. 6", "More local steps end at a higher suboptimality", _worse_in_the_end),
+    ),
+)

@@ -1,0 +1,122 @@
+"""The runs of an entry, read back: by method and place in the sweep, with their spread over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from qafel.experiments.plan import Planned
+from qafel.results.runs import Column, Run
+
+SETTLED = 0.1
+"""The last tenth of a run is what it settled at."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over seeds."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread:
+        """Mean, standard deviation (n − 1) and range; infinite or unknown where any value is."""
+        found = np.array(list(values), dtype=np.float64)
+        if not found.size:
+            return Spread(math.nan, math.nan, math.nan, math.nan, 0)
+        if not np.isfinite(found).all():
+            worst = float(found.max()) if not np.isnan(found).any() else math.nan
+            return Spread(worst, math.nan, float(found.min()), worst, found.size)
+        std = float(found.std(ddof=1)) if found.size > 1 else 0.0
+        return Spread(float(found.mean()), std, float(found.min()), float(found.max()), found.size)
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """What came of an entry's runs."""
+
+    pairs: tuple[tuple[Planned, Run], ...]
+    quick: bool = False
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(planned.method for planned, _ in self.pairs))
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({planned.config.seed for planned, _ in self.pairs})
+
+    def places(self, key: str) -> list[float]:
+        """The values of `key` in the sweep, in order."""
+        return sorted({planned.at[key] for planned, _ in self.pairs if key in planned.at})
+
+    def runs(self, method: str | None = None, **at: float) -> list[Run]:
+        """The runs of a method at a place in the sweep, by seed."""
+        return [run for _, run in self.planned(method, **at)]
+
+    def planned(self, method: str | None = None, **at: float) -> list[tuple[Planned, Run]]:
+        return [
+            (planned, run)
+            for planned, run in self.pairs
+            if method in (None, planned.method) and all(planned.at.get(key) == value for key, value in at.items())
+        ]
+
+    def spread(self, figure: Callable[[Run], float], method: str | None = None, **at: float) -> Spread:
+        return Spread.of(figure(run) for run in self.runs(method, **at))
+
+
+def diverged(run: Run) -> bool:
+    """Whether the model stopped being finite."""
+    return run.summary.get("status") == "diverged" or not math.isfinite(float(run.column("metric")[-1]))
+
+
+def settled(run: Run) -> float:
+    """The mean metric over the last tenth of the evaluations; infinite (or zero accuracy) for a run that diverged."""
+    if diverged(run):
+        return 0.0 if run.summary.get("metric_goal") == "max" else math.inf
+    metric = run.column("metric")
+    return float(metric[-max(1, round(SETTLED * len(metric))) :].mean())
+
+
+def first_below(run: Run, level: float, column: str = "uploads") -> float:
+    """Where the metric is first at or below a level; infinite if it never is."""
+    reached = np.flatnonzero(run.column("metric") <= level)
+    return float(run.column(column)[reached[0]]) if reached.size else math.inf
+
+
+@final
+@dataclass(frozen=True)
+class Band:
+    """A curve over seeds: its mean and range at each evaluation that all seeds reached."""
+
+    x: Column
+    mean: Column
+    low: Column
+    high: Column
+
+
+def band(runs: Sequence[Run], across: Callable[[Run], Column], column: str = "metric") -> Band:
+    """The mean curve of some runs; `across` gives each run's x values, which are averaged."""
+    rows = min(len(run.column(column)) for run in runs)
+    values = np.stack([run.column(column)[:rows] for run in runs])
+    x = np.stack([across(run)[:rows] for run in runs]).mean(axis=0)
+    return Band(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+
+
+def server_steps(run: Run) -> Column:
+    return run.column("version")
+
+
+def traffic(run: Run) -> Column:
+    """Bytes uploaded, plus each broadcast once."""
+    return run.traffic

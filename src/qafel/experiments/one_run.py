@@ -1,0 +1,78 @@
+"""One run in its folder: finished, to be resumed, or to be made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+from qafel.config import Config
+from qafel.errors import ConfigError, DataError, OutputError
+from qafel.simulator.executor_choice import ExecutorName
+from qafel.simulator.measure import Row
+from qafel.simulator.run import CHECKPOINT, run
+
+State: TypeAlias = Literal["finished", "interrupted", "absent"]
+
+
+class Order(NamedTuple):
+    """A run to make: what, where, and how."""
+
+    config: Config
+    path: Path
+    executor: ExecutorName = "inline"
+    workers: int | None = None
+
+
+def state_of(config: Config, path: Path) -> State:
+    """How far the folder is with this configuration; one with another configuration counts as absent."""
+    try:
+        text = (path / "config.toml").read_text(encoding="utf-8")
+        found = Config.from_toml(text, str(path / "config.toml"))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return "absent"
+    if not same_run(found, config):
+        return "absent"
+    if (path / "summary.json").is_file():
+        return "finished"
+    return "interrupted" if (path / CHECKPOINT).is_file() and text == config.to_toml() else "absent"
+
+
+def same_run(one: Config, other: Config) -> bool:
+    """Whether two configurations give the same results: names and descriptions do not matter."""
+    apart = {"name", "description"}
+    return one.model_dump(exclude=apart) == other.model_dump(exclude=apart)
+
+
+def perform(order: Order, progress: Callable[[Row], None] | None = None) -> str:
+    """Bring a run to its end, from its checkpoint where there is a good one; return its status."""
+    if state_of(order.config, order.path) == "interrupted":
+        try:
+            return _run(order, progress, resume=True)
+        except DataError:
+            pass  # the checkpoint is damaged: the run begins anew
+    _clear(order.path)
+    return _run(order, progress, resume=False)
+
+
+def _run(order: Order, progress: Callable[[Row], None] | None, resume: bool) -> str:
+    summary = run(
+        order.config,
+        order.path,
+        progress,
+        executor=order.executor,
+        workers=order.workers,
+        resume=resume,
+        tensorboard=False,
+    )
+    return str(summary["status"])
+
+
+def _clear(path: Path) -> None:
+    """Remove what another configuration left. Whatever is no run's folder is not ours to remove."""
+    if not path.exists():
+        return
+    if any(path.iterdir()) and not (path / "config.toml").exists():
+        raise OutputError(f"{path} holds something else than a run: move it away, or choose another --out")
+    shutil.rmtree(path)

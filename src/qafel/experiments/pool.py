@@ -1,0 +1,129 @@
+"""Several runs at once: processes that each simulate one run at a time and tell how it goes.
+
+A process that dies takes only its own run with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from types import TracebackType
+from typing import NamedTuple, Self, final
+
+from qafel.errors import QafelError
+from qafel.experiments.one_run import Order, perform
+from qafel.simulator.measure import Row
+
+BETWEEN_ROWS_S = 0.2
+
+
+class News(NamedTuple):
+    """What a process says of its run: a row on the way, its status at the end, or why it failed."""
+
+    number: int
+    row: Row | None = None
+    status: str | None = None
+    failure: str | None = None
+
+
+def why(error: BaseException) -> str:
+    """A failure in one line: our own errors speak for themselves."""
+    return str(error) if isinstance(error, QafelError) else f"{type(error).__name__}: {error}"
+
+
+def serve(connection: Connection) -> None:
+    """Perform orders until the other end closes; an interrupt is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            number, order = connection.recv()
+            shown = 0.0
+
+            def progress(row: Row, number: int = number) -> None:
+                nonlocal shown
+                if monotonic() - shown > BETWEEN_ROWS_S:
+                    shown = monotonic()
+                    connection.send(News(number, row=row))
+
+            try:
+                status = perform(order, progress)
+            except Exception as error:  # a failed run is news, and the next may succeed
+                connection.send(News(number, failure=why(error)))
+            else:
+                connection.send(News(number, status=status))
+
+
+@final
+class _Worker:
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.number: int | None = None
+
+    def give(self, number: int, order: Order) -> None:
+        self.number = number
+        self.connection.send((number, order))
+
+    def stop(self) -> None:
+        self.connection.close()
+        self.process.terminate()
+        self.process.join()
+
+
+@final
+class Pool:
+    """A context with a number of processes, started as they are needed."""
+
+    def __init__(self, workers: int) -> None:
+        self._most = workers
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.stop()
+        self._workers.clear()
+
+    def perform(self, orders: Sequence[Order]) -> Iterator[News]:
+        """Give out all orders, and yield the news of them as they come."""
+        waiting = list(enumerate(orders))[::-1]
+        while waiting or any(worker.number is not None for worker in self._workers):
+            for worker in self._idle(len(waiting)):
+                worker.give(*waiting.pop())
+            busy = {worker.connection: worker for worker in self._workers if worker.number is not None}
+            for connection in wait(list(busy)):
+                yield self._hear(busy[connection])  # type: ignore[index]
+
+    def _idle(self, wanted: int) -> list[_Worker]:
+        idle = [worker for worker in self._workers if worker.number is None]
+        while len(idle) < wanted and len(self._workers) < self._most:
+            idle.append(_Worker())
+            self._workers.append(idle[-1])
+        return idle[:wanted]
+
+    def _hear(self, worker: _Worker) -> News:
+        assert worker.number is not None
+        try:
+            news: News = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            worker.process.join()
+            self._workers.remove(worker)
+            return News(worker.number, failure=f"its process ended with exit code {worker.process.exitcode}")
+        if news.row is None:
+            worker.number = None
+        return news
