@@ -58,20 +58,20 @@ class Measured:
 
     def places(self, key: str) -> list[float]:
         """The values of `key` in the sweep, in order."""
-        return sorted({planned.at[key] for planned, _ in self.pairs if key in planned.at})
+        return sorted({float(planned.at[key]) for planned, _ in self.pairs if key in planned.at})
 
-    def runs(self, method: str | None = None, **at: float) -> list[Run]:
+    def runs(self, method: str | None = None, **at: float | str) -> list[Run]:
         """The runs of a method at a place in the sweep, by seed."""
         return [run for _, run in self.planned(method, **at)]
 
-    def planned(self, method: str | None = None, **at: float) -> list[tuple[Planned, Run]]:
+    def planned(self, method: str | None = None, **at: float | str) -> list[tuple[Planned, Run]]:
         return [
             (planned, run)
             for planned, run in self.pairs
             if method in (None, planned.method) and all(planned.at.get(key) == value for key, value in at.items())
         ]
 
-    def spread(self, figure: Callable[[Run], float], method: str | None = None, **at: float) -> Spread:
+    def spread(self, figure: Callable[[Run], float], method: str | None = None, **at: float | str) -> Spread:
         return Spread.of(figure(run) for run in self.runs(method, **at))
 
 

@@ -41,7 +41,7 @@ class Planned:
 
     method: str
     config: Config
-    at: Mapping[str, float] = field(default_factory=dict)
+    at: Mapping[str, float | str] = field(default_factory=dict)
     """The values of what the entry varies, such as the concurrency."""
 
     @property

@@ -5,16 +5,24 @@ from __future__ import annotations
 import difflib
 
 from qafel.errors import ConfigError
-from qafel.experiments import convex
+from qafel.experiments import bits, convex, neural, pareto, rate, related, seeds
 from qafel.experiments.entry import Entry
 
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
+        related.ENTRY,
         convex.DIRECT_VS_UNQUANTIZED,
+        rate.ENTRY,
         convex.QAFEL_VS_DIRECT_QSGD,
         convex.QAFEL_VS_DIRECT_TOPK,
         convex.LOCAL_STEPS_ENTRY,
+        neural.CIFAR10,
+        neural.CELEBA,
+        neural.SHAKESPEARE,
+        seeds.SEEDS,
+        bits.ENTRY,
+        pareto.ENTRY,
     )
 }
 

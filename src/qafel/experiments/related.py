@@ -1,0 +1,120 @@
+"""Table I: the methods of related work side by side on mushrooms, a hundred thousand uploads each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from qafel.experiments.convex import CLOSE, ratios
+from qafel.experiments.curves import curve_panels, end_table
+from qafel.experiments.entry import Claim, Entry, Verdict
+from qafel.experiments.measured import Measured, band
+from qafel.experiments.panels import Axis, Panel, Series
+from qafel.experiments.plan import Planned, Scale, mushrooms
+from qafel.experiments.tables import Heading, Table
+from qafel.results.runs import Run
+
+FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedAsync, direct 4 bits"
+_RECIPES: Mapping[str, str] = {
+    "FedAvg": "mushrooms-fedavg",
+    "FedSGD": "mushrooms-fedsgd",
+    "FedProx": "mushrooms-fedprox",
+    "MCM, 4 bits": "mushrooms-mcm",
+    "FedAsync": "mushrooms-fedasync",
+    DIRECT: "mushrooms-fedasync-direct",
+    "FedAsync, hidden state, 4 bits": "mushrooms-fedasync-hidden",
+    FEDBUFF: "mushrooms-fedbuff",
+    QAFEL: "mushrooms-qafel-4bit",
+}
+_TABLE_I = {
+    "FedAvg": (False, True, False),
+    "MCM, 4 bits": (False, True, True),
+    "FedAsync": (True, False, False),
+    FEDBUFF: (True, True, False),
+    QAFEL: (True, True, True),
+}
+"""Asynchronous, buffered aggregation, quantized communication: as the paper has them."""
+
+
+def _plan(scale: Scale) -> list[Planned]:
+    return mushrooms(scale, {method: (recipe, ()) for method, recipe in _RECIPES.items()})
+
+
+def traits(run: Run) -> tuple[bool, bool, bool]:
+    """What a run shows of its method: stale updates, several updates a step, less than 32 bits a parameter up."""
+    return (
+        run.number("staleness_max") > 0,
+        run.number("uploads") / run.number("server_steps") > 1.5,
+        run.number("upload_bytes_mean") < 4 * run.number("dimension"),
+    )
+
+
+def _table(measured: Measured) -> Table:
+    base = end_table(measured)
+    names = ("asynchronous", "buffered", "quantized")
+    rows = []
+    for row, method in zip(base.rows, measured.methods, strict=True):
+        own = traits(measured.runs(method)[0])
+        time = measured.spread(lambda run: run.number("virtual_time"), method).mean
+        rows.append((*row, time, *("yes" if trait else "no" for trait in own)))
+    virtual_time = Heading("virtual time", lambda value: f"{value:,.0f}")
+    return Table((*base.headings, virtual_time, *(Heading(name) for name in names)), tuple(rows))
+
+
+def _panels(measured: Measured) -> tuple[Panel, ...]:
+    by_steps, by_bytes = curve_panels(measured)
+    series = []
+    for method in measured.methods:
+        curve = band(measured.runs(method), lambda run: run.column("virtual_time"))
+        series.append(Series(method, curve.x[1:], curve.mean[1:], curve.low[1:], curve.high[1:]))
+    across = Axis("virtual time", log=True)
+    by_uploads = Axis("uploads", unit="count")
+    uploads = [
+        Series(method, curve.x, curve.mean, curve.low, curve.high)
+        for method in measured.methods
+        if (curve := band(measured.runs(method), lambda run: run.column("uploads")))
+    ]
+    return (
+        Panel("uploads", "by uploads", by_uploads, by_steps.y, tuple(uploads), by_steps.note),
+        by_bytes,
+        Panel("time", "by virtual time", across, by_steps.y, tuple(series)),
+    )
+
+
+def _as_in_table_1(measured: Measured) -> Verdict:
+    """Every method shows in its runs the traits that Table I gives it."""
+    wrong = [
+        method for method, expected in _TABLE_I.items() if any(traits(run) != expected for run in measured.runs(method))
+    ]
+    listed = f"otherwise for {', '.join(wrong)}" if wrong else "staleness, updates per step and bytes per upload agree"
+    return Verdict.of(not wrong, listed)
+
+
+def _mitigates(measured: Measured, method: str, reference: str) -> Verdict:
+    found = ratios(measured, method, reference)
+    return Verdict.of(
+        max(found) <= CLOSE, f"{min(found):.3f} to {max(found):.3f} times {reference}'s f(x) − f* in the end"
+    )
+
+
+def _hidden_beats_direct(measured: Measured) -> Verdict:
+    found = ratios(measured, DIRECT, "FedAsync, hidden state, 4 bits")
+    return Verdict.of(
+        min(found) > CLOSE, f"direct ends at {min(found):.2f} to {max(found):.2f} times the hidden state's"
+    )
+
+
+ENTRY = Entry(
+    "related-work",
+    "Related work side by side",
+    "Table I",
+    "4 min",
+    _plan,
+    _table,
+    _panels,
+    (
+        Claim("Table I", "Which methods are asynchronous, buffered and quantized", _as_in_table_1, True),
+        Claim("Table I", "QAFeL mitigates error propagation", partial(_mitigates, method=QAFEL, reference=FEDBUFF)),
+        Claim("Section I-B", "A hidden state mitigates what direct quantization propagates", _hidden_beats_direct),
+    ),
+)

@@ -1,0 +1,96 @@
+"""What it takes to reach a target accuracy: uploads and bytes at the first evaluation that meets it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from qafel.experiments.measured import Measured, Spread, band
+from qafel.experiments.panels import Axis, Panel, Series
+from qafel.results.runs import Run
+
+FIGURES: Mapping[str, str] = {
+    "uploads": "uploads",
+    "upload_bytes_total": "bytes uploaded",
+    "broadcast_bytes_total": "bytes broadcast",
+}
+
+
+def to_target(column: str) -> Callable[[Run], float]:
+    """A figure of a run's history at its target; infinite where the target was not met."""
+
+    def figure(run: Run) -> float:
+        target = run.number("target")
+        met = np.flatnonzero(run.column("metric") >= target)
+        return float(run.column(column)[met[0]]) if met.size else math.inf
+
+    return figure
+
+
+def reached(run: Run) -> float:
+    return float(math.isfinite(to_target("uploads")(run)))
+
+
+def best_accuracy(run: Run) -> float:
+    metric = run.column("metric")
+    return float(np.nanmax(metric)) if np.isfinite(metric).any() else 0.0
+
+
+def reduction(measured: Measured, column: str, method: str, reference: str, **at: float) -> float:
+    """How many times less a method needs than the reference, of the means over seeds; NaN where one of them never met
+    the target.
+    """
+    ours = measured.spread(to_target(column), method, **at).mean
+    theirs = measured.spread(to_target(column), reference, **at).mean
+    return theirs / ours if math.isfinite(ours) and math.isfinite(theirs) else math.nan
+
+
+def target_panels(measured: Measured, key: str, across: Axis) -> list[Panel]:
+    """Uploads and bytes to the target against what the entry varies; none where no run met it."""
+    panels = []
+    for column, label in FIGURES.items():
+        figure = to_target(column)
+        series = []
+        for method in measured.methods:
+            found = [
+                (place, spread)
+                for place in measured.places(key)
+                if math.isfinite((spread := measured.spread(figure, method, **{key: place})).mean)
+            ]
+            if found:
+                series.append(_series(method, found))
+        if series:
+            y = Axis(f"{label} to the target", log=_wide(series), unit="count" if column == "uploads" else "B")
+            panels.append(Panel(column.replace("_", "-"), label, across, y, tuple(series)))
+    return panels
+
+
+def accuracy_panel(measured: Measured, key: str, title: str, **at: float) -> Panel:
+    """Accuracy by uploads: what the target is made of."""
+    series = []
+    for method in measured.methods:
+        if not (runs := measured.runs(method, **at)):
+            continue
+        curve = band(runs, lambda run: run.column("uploads"))
+        several = len(runs) > 1
+        series.append(
+            Series(method, curve.x, curve.mean, curve.low if several else None, curve.high if several else None)
+        )
+    runs = measured.runs(None, **at)
+    if math.isfinite(target := runs[0].number("target")):
+        ends = np.array([0.0, max(float(run.column("uploads")[-1]) for run in runs)])
+        series.append(Series("target", ends, np.full(2, target), kind="reference"))
+    return Panel(key, title, Axis("uploads", unit="count"), Axis("accuracy"), tuple(series))
+
+
+def _series(method: str, found: list[tuple[float, Spread]]) -> Series:
+    places = np.array([place for place, _ in found])
+    mean, low, high = (np.array([getattr(spread, name) for _, spread in found]) for name in ("mean", "low", "high"))
+    return Series(method, places, mean, low, high, kind="line-and-points")
+
+
+def _wide(series: list[Series]) -> bool:
+    values = np.concatenate([one.y for one in series])
+    return bool(values.max() > 6 * values.min())
