@@ -23,6 +23,7 @@ from qafel.cli.run import run
 from qafel.cli.server import server
 from qafel.cli.status import status
 from qafel.cli.tasks import tasks
+from qafel.cli.tune import tune
 from qafel.errors import QafelError, UserError
 from qafel.version import __version__
 
@@ -37,7 +38,7 @@ bench = typer.Typer(help="Benchmarks that report ratios within one run.", no_arg
 app.add_typer(bench, name="bench")
 app.add_typer(tasks, name="tasks")
 app.add_typer(broker, name="broker")
-for command in (demo, run, report, paper, recipes, quantizers, plan, server, client, status):
+for command in (demo, run, report, paper, recipes, quantizers, plan, tune, server, client, status):
     app.command()(command)
 bench.command("quantizers")(bench_quantizers)
 bench.command("simulator")(bench_simulator)

@@ -1,0 +1,143 @@
+"""`qafel tune`: search a recipe's settings for the fewest uploads or bytes to its target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self, final
+
+import typer
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from qafel.cli.progress import console, errors
+from qafel.config import load_recipe
+from qafel.simulator import Row
+from qafel.simulator.executor_choice import ExecutorName
+from qafel.tuning import ObjectiveName, Tuning, parse_search
+from qafel.tuning import tune as search_for
+from qafel.tuning.files import short, trial_json, write_files
+from qafel.tuning.page import write_page
+from qafel.tuning.ranking import figure, lead_sentence, ranked
+from qafel.tuning.tune import Moment, require_optuna
+
+SHOWN = 8
+
+
+def tune(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")],
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A.B=SPEC",
+            help="What to search: low:high, low:high:log, or a,b,c; may be repeated. Both learning rates by default, "
+            "two decades to either side of the recipe's own.",
+        ),
+    ] = None,
+    objective: Annotated[ObjectiveName, typer.Option(help="What is to be small until the target.")] = "uploads",
+    target: Annotated[float | None, typer.Option(help="The metric to reach; the recipe's own by default.")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many, with those that are in the folder.")] = 30,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Begin no new trial after so long.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the search, and the first of the runs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; tune/NAME by default.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
+    executor: Annotated[ExecutorName, typer.Option(help="Where the clients of a trial train.")] = "inline",
+    json_output: Annotated[bool, typer.Option("--json", help="Print the trials as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Search learning rates, and whatever else, for the least cost of reaching a target. Goes on if it was killed.
+
+    Example: qafel tune mushrooms-qafel-4bit --target 0.01 --trials 40 --set stop.server_steps=2000
+    """
+    require_optuna()
+    config = load_recipe(recipe, settings or (), seed)
+    with _TuneProgress(config.name, trials, quiet) as progress:
+        tuning = search_for(
+            config,
+            parse_search(search or (), config),
+            objective=objective,
+            target=target,
+            trials=trials,
+            seconds=seconds,
+            seeds=seeds,
+            out=out,
+            workers=workers,
+            executor=executor,
+            watch=progress.moment,
+            progress=progress.row,
+        )
+    write_files(tuning)
+    page = write_page(tuning)
+    if json_output:
+        print(json.dumps(_json(tuning), indent=2, ensure_ascii=False))
+    else:
+        _show(tuning, page)
+    if tuning.best is None:
+        raise typer.Exit(1)
+
+
+@final
+class _TuneProgress:
+    """One bar: how many trials are done, which one runs and how, and the best so far."""
+
+    def __init__(self, name: str, trials: int, quiet: bool) -> None:
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[best]}"),
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[row]}"),
+            TimeElapsedColumn(),
+            console=errors,
+            disable=quiet,
+        )
+        self._bar = self._bars.add_task(name, total=trials, best="", row="")
+        self._shown_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def moment(self, now: Moment) -> None:
+        settings = ", ".join(f"{short(path)} {value}" for path, value in now.trial.settings.items())
+        best = "" if now.best is None else f"best {now.objective.text(now.best.score)} (trial {now.best.number}) ·"
+        self._bars.update(self._bar, completed=now.done, best=best, description=f"trial {now.trial.number}: {settings}")
+
+    def row(self, row: Row) -> None:
+        if abs(row.wall_s - self._shown_s) > 0.1:
+            self._shown_s = row.wall_s
+            self._bars.update(self._bar, row=f"· {row.uploads:,} uploads, metric {row.metric:.3g}")
+
+
+def _json(tuning: Tuning) -> dict[str, Any]:
+    return {
+        "objective": tuning.objective.label,
+        "best": None if tuning.best is None else trial_json(tuning, tuning.best),
+        "importance": tuning.importance,
+        "trials": [trial_json(tuning, trial) for trial in tuning.trials],
+        "out": str(tuning.out),
+    }
+
+
+def _show(tuning: Tuning, page: Path) -> None:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("trial", *map(short, tuning.search), tuning.objective.name, "outcome"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "outcome" else "right")
+    for trial in ranked(tuning)[:SHOWN]:
+        table.add_row(str(trial.number), *map(str, trial.settings.values()), figure(tuning, trial), trial.state)
+    console.print(table)
+    console.print(lead_sentence(tuning), highlight=False)
+    files = ["recipe  " + str(tuning.out / "best.toml")] if tuning.best is not None else []
+    for line in (*files, f"trials  {tuning.out / 'trials.csv'}", f"page    {page}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

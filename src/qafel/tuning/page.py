@@ -1,0 +1,106 @@
+"""The page of a search: its best trials, its charts, its recipe; one file that works offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+
+from qafel.results.report_chart import Chart
+from qafel.results.report_numbers import human_metric, human_seconds
+from qafel.results.report_page import page
+from qafel.results.run_directory import write_atomically
+from qafel.tuning.charts import charts_of
+from qafel.tuning.files import short, trial_json
+from qafel.tuning.ranking import figure, lead_sentence, ranked
+from qafel.tuning.tune import Tuning
+from qafel.version import __version__
+
+SHOWN = 15
+
+
+def write_page(tuning: Tuning) -> Path:
+    path = tuning.out / "index.html"
+    write_atomically(path, render_page(tuning).encode())
+    return path
+
+
+def render_page(tuning: Tuning) -> str:
+    """The page's HTML. The same search gives the same bytes, but for the seconds it took."""
+    charts = charts_of(tuning) if tuning.trials else ()
+    sections = [
+        f'<p class="lead">{escape(lead_sentence(tuning))}</p>',
+        _table(tuning),
+        '<p class="note">Reached: measured, the mean over its seeds. Cut off: it could no longer be the best; '
+        "after ≈ stands an estimate, which steers the search, never a result. Missed: its budget ended first.</p>",
+        '<h2>Charts</h2><p class="note">● reached, ○ cut off (estimate), × missed or diverged. Drag to zoom, '
+        "double-click to see all.</p>",
+        f'<div class="charts">{"".join(_card(chart) for chart in charts)}</div>',
+        "<h2>What was searched</h2>",
+        _searched(tuning),
+    ]
+    if (best := tuning.best_config) is not None:
+        sections.append(f"<details><summary>best.toml</summary><pre>{escape(best.to_toml())}</pre></details>")
+    sections.append(f"<footer>Written by qafel {escape(__version__)}.</footer>")
+    return page(escape(f"Search: {tuning.config.name}"), "\n".join(sections), _data(charts), get_plotlyjs())
+
+
+def _table(tuning: Tuning) -> str:
+    names = [
+        "trial",
+        "outcome",
+        *map(short, tuning.search),
+        tuning.objective.label,
+        tuning.objective.metric_name,
+        "took",
+    ]
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    rows = []
+    for trial in ranked(tuning)[:SHOWN]:
+        assert trial.outcome is not None
+        metric = trial_json(tuning, trial)["metric"]
+        cells = [
+            trial.state,
+            *(str(value) for value in trial.settings.values()),
+            figure(tuning, trial),
+            "–" if metric is None else human_metric(metric),
+            human_seconds(trial.outcome.wall_s),
+        ]
+        own = " · the recipe's own" if trial.number == 0 and tuning.starts_with_own else ""
+        body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rows.append(f'<tr><th scope="row">{trial.number}{escape(own)}</th>{body}</tr>')
+    return (
+        f'<div class="scroll" tabindex="0"><table class="figures"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _searched(tuning: Tuning) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(path)}</th><td class="text">{escape(str(dimension))}</td></tr>'
+        for path, dimension in tuning.search.items()
+    )
+    return f'<div class="scroll" tabindex="0"><table><tbody>{rows}</tbody></table></div>'
+
+
+def _card(chart: Chart) -> str:
+    toggles = "".join(
+        f'<button type="button" data-chart="{chart.key}" data-axis="{axis}" '
+        f'aria-pressed="{str(chart.layout[f"{axis}axis"]["type"] == "log").lower()}">log {axis}</button>'
+        for axis in chart.toggles
+    )
+    notes = f'<p class="note">{escape(" ".join(chart.notes))}</p>' if chart.notes else ""
+    return (
+        f'<section class="card chart{" wide" if chart.wide else ""}"><header><h3>{escape(chart.title)}</h3>{toggles}'
+        f'</header>{notes}<div class="plot" id="plot-{chart.key}" style="height:{chart.height}px"></div></section>'
+    )
+
+
+def _data(charts: Sequence[Chart]) -> str:
+    """The charts as JSON that cannot end its script element early."""
+    content = [{"key": chart.key, "traces": chart.traces, "layout": chart.layout} for chart in charts]
+    text = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,175 @@
+"""What is searched: settings of the algorithm, each in a range or among choices.
+
+algorithm.client_lr=1e-3:10:log                     from 1e-3 to 10, on a logarithmic scale
+algorithm.buffer_size=4:32                          whole numbers, as the setting is one
+algorithm.client_quantizer=qsgd:2,qsgd:4,none       one of these
+algorithm.server_quantizer=top_k:0.1,values=qsgd:4,qsgd:4    two: `key=…` belongs to the spec before it
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+from qafel.config import Config
+from qafel.errors import ConfigError
+
+Value: TypeAlias = bool | int | float | str
+Settings: TypeAlias = Mapping[str, Value]
+
+SECTION = "algorithm."
+LEARNING_RATES = ("algorithm.client_lr", "algorithm.server_lr")
+DECADES = 2
+"""How far the default search goes to either side of a recipe's own learning rate."""
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|linear))?")
+_CONTINUED = re.compile(r"[a-z_]+=")
+
+
+@final
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included; `whole` ones only, if it says so."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ConfigError(f"a range goes from a number to a larger one, got {self}")
+        if self.log and self.low <= 0:
+            raise ConfigError(f"a logarithmic range begins above zero, got {self}")
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:g}:{self.high:g}{':log' if self.log else ''}"
+
+    @property
+    def corners(self) -> tuple[Value, ...]:
+        """What to try to see whether all of it is allowed."""
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
+    def tidy(self, value: float) -> Value:
+        """Four significant digits are enough to search by, and a recipe reads better with them."""
+        return int(value) if self.whole else min(self.high, max(self.low, float(f"{value:.4g}")))
+
+
+@final
+@dataclass(frozen=True)
+class Choices:
+    """One of some values."""
+
+    values: tuple[Value, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(map(str, self.values))) != len(self.values) or not self.values:
+            raise ConfigError(f"choices are one or more values that differ, got {self}")
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.values))
+
+    @property
+    def corners(self) -> tuple[Value, ...]:
+        return self.values
+
+    def tidy(self, value: Value) -> Value:
+        return value
+
+
+Search: TypeAlias = Mapping[str, Range | Choices]
+
+
+def parse_search(texts: Iterable[str], config: Config) -> Search:
+    """What `--search PATH=LOW:HIGH[:log]` and `--search PATH=A,B,C` say; without any, both learning rates."""
+    search: dict[str, Range | Choices] = {}
+    for text in texts:
+        path, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not values:
+            raise ConfigError(f"--search takes section.key=low:high[:log] or section.key=a,b,c, got {text!r}")
+        if path in search:
+            raise ConfigError(f"--search {path} is given twice")
+        search[path] = _dimension(values, own_value(config, path))
+    search = search or dict(default_search(config))
+    check_search(config, search)
+    return search
+
+
+def default_search(config: Config) -> Search:
+    """The learning rates that the method leaves open, two decades to either side of the recipe's own."""
+    search = {}
+    for path in LEARNING_RATES:
+        own = float(own_value(config, path))
+        around = Range(own / 10**DECADES, own * 10**DECADES, log=True)
+        try:
+            check_search(config, {path: around})
+        except ConfigError:
+            continue
+        search[path] = around
+    return search
+
+
+def check_search(config: Config, search: Search) -> None:
+    """Refuse a search that leaves what the configuration allows, before anything is run."""
+    if not search:
+        raise ConfigError(f"{config.algorithm.preset} leaves no learning rate to search: say what with --search")
+    for path, dimension in search.items():
+        for value in dimension.corners:
+            with_settings(config, {path: value}, f"--search {path}={dimension}")
+
+
+def with_settings(config: Config, settings: Settings, source: str = "the search") -> Config:
+    """The configuration with some settings of its algorithm changed."""
+    data = config.model_dump(exclude_none=True)
+    for path, value in settings.items():
+        own_value(config, path)
+        data["algorithm"][path.removeprefix(SECTION)] = value
+    return Config.from_dict(data, source)
+
+
+def own_value(config: Config, path: str) -> Any:
+    """What the recipe itself says of a setting; None where it says nothing."""
+    key = path.removeprefix(SECTION)
+    if key == path or "." in key:
+        raise ConfigError(f"only the algorithm's settings can be searched, such as {LEARNING_RATES[0]}; got {path!r}")
+    return getattr(config.algorithm, key, None)
+
+
+def own_settings(config: Config, search: Search) -> dict[str, Value] | None:
+    """The recipe's own settings, where the search holds them all."""
+    own = {path: own_value(config, path) for path in search}
+    return own if all(value in search[path] for path, value in own.items()) else None
+
+
+def _dimension(text: str, own: object) -> Range | Choices:
+    if match := _RANGE.fullmatch(text):
+        low, high, scale = match.groups()
+        whole = low.isdecimal() and high.isdecimal() and not isinstance(own, float)
+        return Range(float(low), float(high), log=scale == "log", whole=whole)
+    parts: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if parts and _CONTINUED.match(part):
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return Choices(tuple(_value(part) for part in parts))
+
+
+def _value(text: str) -> Value:
+    """As TOML, or as text: what `--set` does."""
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text

@@ -1,0 +1,125 @@
+"""The search itself: an Optuna study in a journal, which a killed search goes on from.
+
+Trial n is drawn by a sampler with a seed of its own, (seed, "tune", n), from the trials that are done. So a search that
+was killed draws, when it goes on, what it would have drawn; with one worker it is the same search to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import final
+
+import optuna
+from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from qafel.rng import Stream
+from qafel.tuning.folder import SearchFolder
+from qafel.tuning.objective import Outcome
+from qafel.tuning.search import Choices, Range, Search, Settings, Value
+from qafel.tuning.trial import Trial, best_of
+
+STARTUP_TRIALS = 8
+"""Drawn blindly, before the search has anything to go by."""
+FEWEST_FOR_IMPORTANCE = 12
+
+
+@final
+class Study:
+    """All trials of a search, and the next one."""
+
+    def __init__(self, folder: SearchFolder, search: Search, own: Settings | None, seed: int) -> None:
+        self._search, self._own, self._seed = search, own, seed
+        self._seeds = folder.setup["seeds"]
+        self._cuts_off = folder.setup["target"] is not None
+        self._under_way: dict[int, optuna.Trial] = {}
+        self._study = _open(folder)
+        if not self._frozen() and own is not None:
+            self._study.enqueue_trial(dict(own))
+
+    def finished(self) -> tuple[Trial, ...]:
+        """All trials that have an outcome."""
+        return tuple(self._trial(trial) for trial in self._frozen() if trial.state == TrialState.COMPLETE)
+
+    def next(self) -> Trial:
+        """A trial to run: one that was interrupted, as it was; else a new one."""
+        interrupted = self._interrupted()
+        number = interrupted.number if interrupted else self._next_number()
+        words = Stream.named(self._seed, "tune", number=number).words
+        self._study.sampler = TPESampler(seed=words[0] % 2**32, n_startup_trials=STARTUP_TRIALS)
+        # Optuna has no public way back to a trial that is still running.
+        handle = optuna.Trial(self._study, interrupted._trial_id) if interrupted else self._study.ask()
+        for path, dimension in self._search.items():
+            _suggest(handle, path, dimension)
+        if "allowance" not in handle.user_attrs:
+            best = best_of(self.finished()) if self._cuts_off else None
+            handle.set_user_attr("allowance", None if best is None else best.score * self._seeds)
+        self._under_way[number] = handle
+        return self._trial(self._frozen()[number])
+
+    def finish(self, number: int, outcome: Outcome) -> Trial:
+        """Write down what came of a trial."""
+        handle = self._under_way.pop(number)
+        handle.set_user_attr("outcome", outcome.to_json())
+        self._study.tell(handle, outcome.score)
+        return self._trial(self._frozen()[number])
+
+    def importance(self) -> dict[str, float]:
+        """How much each setting decides on being among the best; nothing where there are too few trials to say."""
+        if len(self.finished()) < FEWEST_FOR_IMPORTANCE or len(self._search) < 2:
+            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            shares = optuna.importance.get_param_importances(self._study)
+        return {path: share for path, share in shares.items() if math.isfinite(share)}
+
+    def _frozen(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _interrupted(self) -> FrozenTrial | None:
+        running = (trial for trial in self._frozen() if trial.state == TrialState.RUNNING)
+        return next((trial for trial in running if trial.number not in self._under_way), None)
+
+    def _next_number(self) -> int:
+        trials = self._frozen()
+        return next((trial.number for trial in trials if trial.state == TrialState.WAITING), len(trials))
+
+    def _trial(self, trial: FrozenTrial) -> Trial:
+        settings: dict[str, Value] = {}
+        for path in self._search.keys() & trial.params.keys():
+            drawn = trial.params[path]
+            is_own = self._own is not None and drawn == self._own[path]
+            settings[path] = drawn if is_own else self._search[path].tidy(drawn)
+        allowance = trial.user_attrs.get("allowance")
+        outcome = trial.user_attrs.get("outcome") if trial.state == TrialState.COMPLETE else None
+        return Trial(
+            trial.number,
+            {path: settings[path] for path in self._search if path in settings},
+            math.inf if allowance is None else allowance,
+            None if outcome is None else Outcome.from_json(outcome),
+        )
+
+
+def _open(folder: SearchFolder) -> optuna.Study:
+    """Open the journal. A kill may have left half a line, and a lock that no one holds, for the folder is ours."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = folder.journal
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+    if path.exists():
+        with path.open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    return optuna.create_study(storage=storage, study_name="tune", load_if_exists=True)
+
+
+def _suggest(handle: optuna.Trial, path: str, dimension: Range | Choices) -> None:
+    match dimension:
+        case Choices(values):
+            handle.suggest_categorical(path, values)
+        case Range(low, high, log, True):
+            handle.suggest_int(path, int(low), int(high), log=log)
+        case Range(low, high, log):
+            handle.suggest_float(path, low, high, log=log)

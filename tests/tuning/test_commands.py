@@ -1,0 +1,77 @@
+"""`qafel tune` as a user meets it: in a process of its own."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+QUICK = ["--set", "stop.server_steps=100", "--set", "algorithm.server_lr=0.05", "--target", "0.2", "--trials", "5"]
+
+
+def qafel(*arguments, cwd, expect=0):
+    finished = subprocess.run(
+        [sys.executable, "-m", "qafel", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "160"},
+        check=False,
+    )
+    assert finished.returncode == expect, finished.stderr
+    assert "Traceback" not in finished.stderr
+    return finished
+
+
+def test_a_search_says_what_it_found_and_leaves_its_files(tmp_path):
+    shown = qafel("tune", "mushrooms-qafel-4bit", *QUICK, cwd=tmp_path).stdout
+    out = tmp_path / "tune/mushrooms-qafel-4bit"
+    for word in ("client_lr", "reached", "Uploads to f(x) − f* ≤ 0.2", "best of 5 trials", "best.toml", "index.html"):
+        assert word in shown
+    rows = list(csv.DictReader((out / "trials.csv").read_text().splitlines()))
+    assert [row["trial"] for row in rows] == ["0", "1", "2", "3", "4"]
+    best = min((float(row["value"]), row["trial"]) for row in rows if row["state"] == "reached")
+    summary = json.loads(
+        qafel("run", out / "best.toml", "--quiet", "--json", "--out", tmp_path / "run", cwd=tmp_path).stdout
+    )
+    assert summary["uploads_to_target"] == best[0]
+    again = json.loads(qafel("tune", "mushrooms-qafel-4bit", *QUICK, "--json", "--quiet", cwd=tmp_path).stdout)
+    assert again["best"]["trial"] == int(best[1])
+    assert len(again["trials"]) == 5
+    assert (
+        "holds another search"
+        in qafel("tune", "mushrooms-qafel-4bit", *QUICK, "--seeds", 2, cwd=tmp_path, expect=2).stderr
+    )
+
+
+def test_a_search_that_finds_nothing_says_so_and_fails(tmp_path):
+    finished = qafel(
+        "tune", "mushrooms-qafel-4bit", *QUICK[:-4], "--target", 1e-9, "--trials", 2, cwd=tmp_path, expect=1
+    )
+    assert "none of 2 trials came that far" in finished.stdout
+    assert not list(tmp_path.rglob("best.toml"))
+    assert list(tmp_path.rglob("index.html"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["no-such-recipe"], "unknown recipe"),
+        (["mushrooms-qafel-4bit"], "--target"),
+        (["mushrooms-qafel-4bit", "--target", "0.1", "--search", "algorithm.client_lr"], "low:high"),
+        (["mushrooms-qafel-4bit", "--target", "0.1", "--search", "algorithm.clientlr=1:2"], "did you mean 'client_lr'"),
+        (["mushrooms-qafel-4bit", "--target", "0.1", "--objective", "bits"], "bits"),
+        (["mushrooms-qafel-4bit", "--target", "0.1", "--trials", "0"], "--trials"),
+        (["mushrooms-qafel-4bit", "--target", "100", "--trials", "1"], "before the first upload"),
+        (["mushrooms-qafel-4bit", "--target", "0.1", "--out", "/proc/none"], "cannot write"),
+    ],
+)
+def test_mistakes_get_a_sentence_and_exit_code_two(arguments, complaint, tmp_path):
+    assert complaint in qafel("tune", *arguments, cwd=tmp_path, expect=2).stderr
+
+
+def test_there_is_help_with_an_example(tmp_path):
+    assert "Example: qafel tune" in qafel("tune", "--help", cwd=tmp_path).stdout
