@@ -16,6 +16,7 @@ from qafel.deployment.client_state import ClientState
 from qafel.deployment.layout import Names
 from qafel.deployment.server import DeploymentServer, ServerSettings, open_server
 from qafel.deployment.task_training import TaskTraining
+from qafel.deployment.together import end
 
 CONFIG: dict[str, Any] = {
     "name": "live",
@@ -62,8 +63,7 @@ async def taking_part(folder: Path, access: Access, number: int, run: str = "liv
         try:
             yield client
         finally:
-            connection.cancel()
-            await asyncio.gather(connection, return_exceptions=True)
+            await end([connection])
 
 
 async def until(condition: Any, timeout_s: float = 20.0) -> None:

@@ -28,6 +28,7 @@ from qafel.deployment.client_state import ClientState
 from qafel.deployment.layout import Names
 from qafel.deployment.local_broker import LocalBroker, free_port
 from qafel.deployment.server import ServerSettings, run_server
+from qafel.deployment.together import end
 from qafel.params import Vector
 from qafel.quantizers import set_threads
 from qafel.rng import Stream
@@ -218,9 +219,7 @@ async def _listen_many(case: Case, name: str) -> Figures:
         works = [asyncio.create_task(client.stay_connected()) for client in clients]
         for client in clients:
             await client.until(lambda c=client: c.follower.ended and c.follower.caught_up, 60 + case.updates / 20)  # type: ignore[misc]
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        await end(works)
     digests = {(client.core.hidden_state.version, client.core.hidden_state.digest) for client in clients}
     complete = {version: heard for version, heard in times.items() if len(heard) == case.listeners}
     spreads = [max(heard) - min(heard) for heard in complete.values()]

@@ -11,16 +11,12 @@ import base64
 import contextlib
 import hashlib
 import json
-import logging
-import random
 import socket
-import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-import nats
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client as Connection
@@ -28,7 +24,8 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ObjectMeta, ObjectMetaOptions, StorageType
 
 from qafel.deployment.access import Access
-from qafel.deployment.faults import BrokerLost, BrokerRefused, BrokerUnreachable
+from qafel.deployment.connection import LOST, close, connect_patiently
+from qafel.deployment.faults import BrokerLost, BrokerRefused
 from qafel.deployment.layout import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, Limits, Names, streams
 
 ANSWER_S: Final = 5.0
@@ -37,20 +34,7 @@ ACK_WAIT_S: Final = 30
 MAX_ACK_PENDING: Final = 4096
 _TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
 _CHUNK_BYTES: Final = 512 << 10
-_LOST = (
-    nats.errors.ConnectionClosedError,
-    nats.errors.ConnectionDrainingError,
-    nats.errors.ConnectionReconnectingError,
-    nats.errors.OutboundBufferLimitError,
-    nats.errors.StaleConnectionError,
-    nats.errors.TimeoutError,
-    TimeoutError,
-    OSError,
-)
-
-log = logging.getLogger(__name__)
-# nats-py upgrades to TLS in a way that asyncio remarks on whenever the other end closes.
-logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
+_LOOK_S: Final = 1.0
 
 
 @final
@@ -89,8 +73,11 @@ class Broker:
         return acknowledged, received
 
     async def until_lost(self) -> None:
-        """Return never; raise when the connection breaks."""
-        await self._gone.wait()
+        """Return never; raise when the connection breaks. The library does not always say so: we look, too."""
+        while not (self._gone.is_set() or self.connection.is_closed):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._gone.wait()
         raise BrokerLost(f"the connection to the broker broke: {self.connection.last_error or 'closed'}")
 
     async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:
@@ -231,70 +218,11 @@ class Broker:
 @contextlib.asynccontextmanager
 async def session(access: Access, name: str, *, patience_s: float | None = None) -> AsyncIterator[Broker]:
     """A connection, closed at the end. Waits for a broker that is not there yet, forever or so many seconds."""
-    connection, gone = await _connect_patiently(access, name, patience_s)
+    connection, gone = await connect_patiently(access, name, patience_s)
     try:
         yield Broker(connection, gone)
     finally:
-        with contextlib.suppress(*_LOST, nats.errors.Error):
-            await connection.close()
-
-
-async def _connect_patiently(access: Access, name: str, patience_s: float | None) -> tuple[Connection, asyncio.Event]:
-    loop, pause_s = asyncio.get_running_loop(), 0.1
-    deadline = None if patience_s is None else loop.time() + patience_s
-    while True:
-        for url in random.sample(access.servers, len(access.servers)):
-            try:
-                return await _connect(access, url, name)
-            except ssl.SSLError as error:
-                raise BrokerUnreachable(f"TLS with {url} failed: {error.reason or error}") from None
-            except (*_LOST, nats.errors.Error, nats.errors.NoServersError, AssertionError) as error:
-                _raise_if_refused(url, error)
-                problem = str(error) or type(error).__name__
-        if deadline is not None and loop.time() > deadline:
-            raise BrokerUnreachable(
-                f"no broker at {', '.join(access.servers)} ({problem}): start one, or give --broker or --credentials"
-            )
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
-        pause_s = min(2.0, 1.5 * pause_s)
-
-
-def _raise_if_refused(url: str, error: Exception) -> None:
-    text = str(error).lower()
-    if "authorization" in text or "authentication" in text or "account" in text:
-        raise BrokerUnreachable(f"the broker at {url} does not let us in: wrong, revoked or missing key") from None
-
-
-async def _connect(access: Access, url: str, name: str) -> tuple[Connection, asyncio.Event]:
-    gone = asyncio.Event()
-
-    async def on_closed() -> None:
-        gone.set()
-
-    async def on_error(error: Exception) -> None:
-        log.info("broker: %s", error)
-
-    options: dict[str, Any] = {}
-    if (tls := access.tls()) is not None:
-        options["tls"] = tls
-    if access.seed is not None:
-        options["nkeys_seed_str"] = access.seed
-    connection = await nats.connect(
-        url,
-        name=name,
-        allow_reconnect=False,
-        max_reconnect_attempts=1,  # zero would mean: forever
-        reconnect_time_wait=0,
-        connect_timeout=5,
-        ping_interval=5,
-        max_outstanding_pings=2,
-        closed_cb=on_closed,
-        error_cb=on_error,
-        inbox_prefix=f"_INBOX_{name}",
-        pending_size=64 << 20,
-        **options,
-    )
-    return connection, gone
+        await close(connection)
 
 
 @contextlib.contextmanager
@@ -312,5 +240,5 @@ def _losing() -> Any:
         raise
     except nats.js.errors.APIError as error:
         raise BrokerRefused(f"the broker refused: {error.description or error}") from None
-    except _LOST as error:
+    except LOST as error:
         raise BrokerLost(f"the broker did not answer: {str(error) or type(error).__name__}") from None

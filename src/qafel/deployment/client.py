@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -204,6 +205,8 @@ class DeploymentClient:
         self._access = access
         self._settings = settings
         self._on_event = on_event
+        self._saving = threading.Lock()
+        """The last save waits for one that a thread is still at."""
         self._stopping = False
         self._pause_until = 0.0
 
@@ -321,7 +324,8 @@ class DeploymentClient:
             await asyncio.to_thread(self._save)
 
     def _save(self) -> None:
-        self._state.save(self._run_id, self.core.hidden_state)
+        with self._saving:
+            self._state.save(self._run_id, self.core.hidden_state)
 
     def _on_advance(self, version: int, received_bytes: int) -> None:
         self.report.received_bytes += received_bytes

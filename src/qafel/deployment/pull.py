@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import deque
 from typing import Final, final
@@ -48,10 +49,9 @@ class Pull:
                 raise BrokerLost("the broker's consumer fell silent")
             await self._ask()
             self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), _EXPIRES_S)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXPIRES_S):
+                    await self._wake.wait()
         group = [self._came.popleft() for _ in range(min(most, len(self._came)))]
         if not self._stopped:
             await self._ask()

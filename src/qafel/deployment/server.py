@@ -36,7 +36,7 @@ from qafel.deployment.pull import Pull
 from qafel.deployment.receipts import Receipt
 from qafel.deployment.refill import Publisher, refill
 from qafel.deployment.results import Summary, model_file, write_results
-from qafel.deployment.together import together
+from qafel.deployment.together import end, together
 from qafel.deployment.truth import Truth
 from qafel.errors import ConfigError
 from qafel.results.run_directory import write_atomically
@@ -195,9 +195,7 @@ class DeploymentServer:
             if not self._work.cancelled():
                 self._work.result()
         finally:
-            self._work.cancel()
-            evaluations.cancel()
-            await asyncio.gather(self._work, evaluations, return_exceptions=True)
+            await end([self._work, evaluations])
         server = self.truth.server
         await self.evaluator.last_model(server.version, server.model, self.truth.totals)
 
@@ -237,9 +235,7 @@ class DeploymentServer:
                 self._heartbeat(broker),
             )
         finally:
-            for work in self._background:
-                work.cancel()
-            await asyncio.gather(*self._background, return_exceptions=True)
+            await end(self._background)
             sent, received = broker.wire_bytes()
             self.wire = (self.wire[0] + sent, self.wire[1] + received)
         await self._conclude(broker)

@@ -1,0 +1,176 @@
+"""A connection ends with everything that belongs to it, however it ends; a client's last words are its report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+from pathlib import Path
+
+import pytest
+
+from qafel.deployment.access import Access
+from qafel.deployment.broker import Broker, Stored, session
+from qafel.deployment.faults import BrokerLost
+from qafel.deployment.local_broker import LocalBroker
+from qafel.deployment.together import end, together
+from tests.deployment.live import serving, taking_part, update
+from tests.deployment.processes import Command, Line, wait_for
+
+
+async def _hear(stored: Stored) -> None:
+    pass
+
+
+def _break_writes(broker: Broker) -> None:
+    async def drain() -> None:
+        raise ConnectionResetError("reset")
+
+    broker.connection._transport.drain = drain  # type: ignore[union-attr,method-assign,unused-ignore]
+
+
+def _others() -> set[asyncio.Task[object]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[return-value,arg-type,unused-ignore]
+
+
+def test_a_connection_whose_last_write_fails_leaves_no_task(access: Access, caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with session(access, "test") as broker:
+            await broker.subscribe("anything", _hear)
+            await broker.flush()
+            _break_writes(broker)
+            await broker.send("anything", b"x" * 10_000)
+        del broker
+        assert not _others()
+
+    asyncio.run(check())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.mark.parametrize("after", range(0, 20, 2))
+def test_a_session_cancelled_at_any_moment_leaves_no_task(access: Access, after: int) -> None:
+    """After so many turns of the event loop: while it connects, subscribes, or waits."""
+
+    async def use() -> None:
+        async with session(access, "test") as broker:
+            await broker.subscribe("anything", _hear)
+            await asyncio.sleep(60)
+
+    async def check() -> None:
+        work = asyncio.create_task(use())
+        for _ in range(after):
+            await asyncio.sleep(0.0005)
+        await end([work])
+        assert not _others()
+
+    asyncio.run(check())
+
+
+def test_a_connection_that_broke_without_a_word_is_noticed(access: Access) -> None:
+    async def check() -> None:
+        async with session(access, "test") as broker:
+            _break_writes(broker)
+            await broker.connection.publish("anything", b"x")
+            with pytest.raises(ConnectionResetError):
+                await broker.connection.close()
+            with pytest.raises(BrokerLost):
+                await asyncio.wait_for(broker.until_lost(), 10)
+
+    asyncio.run(check())
+
+
+def test_connections_cut_while_uploads_are_on_their_way_leave_no_task(
+    tmp_path: Path, local_broker: LocalBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Line(local_broker.port)
+
+    async def check() -> None:
+        direct, through = Access((local_broker.url,)), Access((f"nats://127.0.0.1:{line.port}",))
+        async with serving(tmp_path, direct), taking_part(tmp_path, through, 0) as client:
+            for _ in range(5):
+                work = asyncio.create_task(update(client))
+                await asyncio.sleep(0.005)
+                line.cut()
+                await work
+                gc.collect()
+
+    try:
+        asyncio.run(check())
+    finally:
+        line.close()
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_client_says_its_report_and_nothing_else(
+    tmp_path: Path, local_broker: LocalBroker, number: signal.Signals
+) -> None:
+    line = Line(local_broker.port)
+    serving = Command(
+        "server", tmp_path / "server.out", "mushrooms-qafel-4bit", "--broker", local_broker.url, "--out",
+        str(tmp_path / "run"), "--quiet",
+    )  # fmt: skip
+    client = Command(
+        "client", tmp_path / "client.out", "--run", "mushrooms-qafel-4bit", "--client-id", "3", "--broker",
+        f"nats://127.0.0.1:{line.port}", "--state", str(tmp_path / "state"), "--json",
+    )  # fmt: skip
+    try:
+        for accepted in (5, 30):
+            wait_for(lambda n=accepted: _accepted(client) > n, "accepted updates", 60)  # type: ignore[misc]
+            line.cut()
+        client.process.send_signal(number)
+        assert client.process.wait(30) == 0
+        assert client.output.with_suffix(".err").read_text(encoding="utf-8") == ""
+        assert client.events()[-1]["event"] == "report"
+        assert serving.end() == 0
+        assert serving.output.with_suffix(".err").read_text(encoding="utf-8") == ""
+    finally:
+        for command in (client, serving):
+            if command.alive:
+                command.kill()
+        line.close()
+
+
+def _accepted(client: Command) -> int:
+    return sum(event["event"] == "accepted" for event in client.events())
+
+
+def test_a_work_that_loses_a_cancellation_is_cancelled_again() -> None:
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    async def fails() -> None:
+        await asyncio.sleep(0.01)
+        raise BrokerLost("as it happens")
+
+    async def check() -> None:
+        with pytest.raises(BrokerLost):
+            await together(deaf(), fails())
+        assert not _others()
+
+    asyncio.run(check())
+
+
+def test_works_that_are_ended_twice_are_all_waited_for() -> None:
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+
+    async def check() -> None:
+        work = asyncio.create_task(together(slow_to_end(), slow_to_end()))
+        await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.sleep(0.01)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert not _others()
+
+    asyncio.run(check())
