@@ -23,7 +23,10 @@ def recipes(json_output: Json = False) -> None:
     if json_output:
         print(json.dumps([recipe.model_dump() for recipe in loaded], indent=2))
         return
-    table = Table("recipe", "what it is", "clients send", "server sends", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    table.add_column("recipe", min_width=max(len(recipe.name) for recipe in loaded))  # to be copied, so never cut
+    for heading in ("what it is", "clients send", "server sends"):
+        table.add_column(heading)
     for recipe in loaded:
         table.add_row(
             recipe.name, recipe.description, recipe.algorithm.client_quantizer, recipe.algorithm.server_quantizer
