@@ -1,7 +1,13 @@
-"""A `nats-server` of our own: for development, tests and examples."""
+"""A `nats-server` of our own: for development, tests and examples.
+
+It ends with whoever started it, even one that is killed: a shell that waits at the other end of a pipe then ends it.
+Its folder is locked for as long as it lives, by a handle that it inherits; so who comes next waits until it has let go
+of its store and its port, and takes both over.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import signal
 import socket
@@ -9,11 +15,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final, Self, final
+from typing import BinaryIO, Final, Self, final
 
 from qafel.deployment.faults import BrokerUnreachable
 
 _START_S: Final = 10.0
+_TAKE_OVER_S: Final = 15.0
+_WATCH: Final = 'read _; kill "$0"'  # the end of the pipe is the end of its owner
 
 
 def find_nats_server() -> Path:
@@ -47,6 +55,7 @@ class LocalBroker:
         self.secured = (folder / "broker.json").exists()
         self._sync = sync
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -70,7 +79,8 @@ class LocalBroker:
         config = self.folder / "nats-server.conf"
         if not self.secured:
             self._write_config(config)
-        with (self.folder / "nats-server.log").open("ab") as output:
+        with self._locked() as lock, (self.folder / "nats-server.log").open("ab") as output:
+            self._require_free_port()
             # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
             self._process = subprocess.Popen(
                 [str(find_nats_server()), "-c", config.name],
@@ -78,7 +88,14 @@ class LocalBroker:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                pass_fds=(lock.fileno(),),
             )
+        self._watch = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCH, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         deadline = time.monotonic() + _START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -88,6 +105,10 @@ class LocalBroker:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End it, or kill it."""
+        if self._watch is not None:
+            self._watch.kill()
+            self._watch.communicate()
+            self._watch = None
         if self._process is not None:
             self._process.send_signal(number)
             try:
@@ -100,6 +121,26 @@ class LocalBroker:
     def wipe(self) -> None:
         """Lose the whole store, as a broken disk does; the broker must be stopped."""
         shutil.rmtree(self.folder / "store", ignore_errors=True)
+
+    def _locked(self) -> BinaryIO:
+        """The folder's lock, once the broker of a killed server has ended."""
+        lock = (self.folder / "lock").open("wb")
+        deadline = time.monotonic() + _TAKE_OVER_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > deadline:
+                    lock.close()
+                    raise BrokerUnreachable(f"another nats-server uses {self.folder}: stop it") from None
+                time.sleep(0.05)
+            else:
+                return lock
+
+    def _require_free_port(self) -> None:
+        """Somebody else's broker would answer in our place."""
+        if self._answers():
+            raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another --port")
 
     def _answers(self) -> bool:
         try:
