@@ -5,7 +5,8 @@
     │   ├── ConfigError         a setting is unknown, of the wrong type, or impossible
     │   ├── SpecError           a quantizer's text spec does not parse
     │   ├── DataError           a dataset or run file is missing or damaged
-    │   └── OutputError         a result cannot be written
+    │   ├── OutputError         a result cannot be written
+    │   └── BrokerUnreachable   no broker there, or it does not let us in
     ├── NonFiniteVector       your own vector holds a NaN or an infinity
     ├── MessageError          a peer sent bytes that are no valid message for this receiver
     │   ├── TruncatedMessage    fewer bytes than the header promises
@@ -15,15 +16,23 @@
     │   ├── WrongKind           an upload where a broadcast belongs, or the reverse
     │   ├── WrongDimension      made for a model of another size
     │   ├── WrongCodec          made by another quantizer than agreed
-    │   └── MalformedPayload    the quantizer cannot read it, or it decodes to NaN or infinity
+    │   ├── MalformedPayload    the quantizer cannot read it, or it decodes to NaN or infinity
+    │   └── BadSignature        not signed by who should have sent it
     ├── RejectedUpload        a valid upload that the server does not take
     │   ├── DuplicateUpload     this (client, sequence) was counted before
     │   ├── StaleUpload         staleness above the maximum
-    │   └── FutureUpload        based on a version the server has not made
-    └── HiddenStateError      a hidden state cannot be advanced by this message
-        ├── MissedBroadcast     broadcasts in between are missing: catch up
-        ├── ClientAhead         the client claims a version the server has not made
-        └── Drifted             the digest differs: start again from a snapshot
+    │   ├── FutureUpload        based on a version the server has not made
+    │   ├── UnknownClient       from a client that is not registered
+    │   ├── WrongSender         sent under another client's number
+    │   ├── NormTooLarge        far beyond the clients' median
+    │   └── RateLimited         more often than a client may
+    ├── HiddenStateError      a hidden state cannot be advanced by this message
+    │   ├── MissedBroadcast     broadcasts in between are missing: catch up
+    │   ├── ClientAhead         the client claims a version the server has not made
+    │   └── Drifted             the digest differs: start again from a snapshot
+    └── BrokerError           the broker did not do its part: begin a new session
+        ├── BrokerLost          the connection broke, or there was no answer
+        └── BrokerRefused       it answered, and said no
 
 `reason` is the slug under which rejections are counted.
 """
@@ -57,6 +66,10 @@ class DataError(UserError):
 
 class OutputError(UserError):
     reason = "output"
+
+
+class BrokerUnreachable(UserError):
+    reason = "broker-unreachable"
 
 
 class NonFiniteVector(QafelError):
@@ -101,6 +114,10 @@ class MalformedPayload(MessageError):
     reason = "malformed-payload"
 
 
+class BadSignature(MessageError):
+    reason = "signature"
+
+
 class RejectedUpload(QafelError):
     """A valid upload that the server does not take."""
 
@@ -119,6 +136,22 @@ class FutureUpload(RejectedUpload):
     reason = "future"
 
 
+class UnknownClient(RejectedUpload):
+    reason = "unknown-client"
+
+
+class WrongSender(RejectedUpload):
+    reason = "wrong-sender"
+
+
+class NormTooLarge(RejectedUpload):
+    reason = "norm"
+
+
+class RateLimited(RejectedUpload):
+    reason = "rate"
+
+
 class HiddenStateError(QafelError):
     """A hidden state cannot be advanced by this message."""
 
@@ -135,3 +168,17 @@ class ClientAhead(HiddenStateError):
 
 class Drifted(HiddenStateError):
     reason = "drifted"
+
+
+class BrokerError(QafelError):
+    """The broker did not do its part: begin a new session."""
+
+    reason = "broker"
+
+
+class BrokerLost(BrokerError):
+    reason = "broker-lost"
+
+
+class BrokerRefused(BrokerError):
+    reason = "broker-refused"

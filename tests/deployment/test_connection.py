@@ -12,9 +12,9 @@ import pytest
 
 from qafel.deployment.access import Access
 from qafel.deployment.broker import Broker, Stored, session
-from qafel.deployment.faults import BrokerLost
 from qafel.deployment.local_broker import LocalBroker
 from qafel.deployment.together import end, together
+from qafel.errors import BrokerLost
 from tests.deployment.live import serving, taking_part, update
 from tests.deployment.processes import Command, Line, wait_for
 

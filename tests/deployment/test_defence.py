@@ -18,10 +18,10 @@ from qafel.deployment.access import Access
 from qafel.deployment.broker import Broker, Stored, session
 from qafel.deployment.client import DeploymentClient
 from qafel.deployment.defence import DefenceSettings, RunningMedian
-from qafel.deployment.faults import BrokerRefused
 from qafel.deployment.layout import Limits, Names
 from qafel.deployment.receipts import Receipt
 from qafel.deployment.server import DeploymentServer, ServerSettings
+from qafel.errors import BrokerRefused
 from qafel.rng import Stream
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
 

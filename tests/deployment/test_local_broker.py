@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from qafel.deployment.faults import BrokerUnreachable
 from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.errors import BrokerUnreachable
 from tests.deployment.processes import Command, wait_for
 
 

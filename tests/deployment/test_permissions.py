@@ -13,9 +13,9 @@ import pytest
 from qafel.deployment.access import Access
 from qafel.deployment.broker import Broker, Stored, session
 from qafel.deployment.broker_folder import BrokerFolder
-from qafel.deployment.faults import BrokerLost, BrokerRefused, BrokerUnreachable
 from qafel.deployment.layout import Limits, Names
 from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
 
 NAMES = Names("demo")
 

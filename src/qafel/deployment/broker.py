@@ -25,8 +25,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, ObjectMeta, ObjectMetaOptions
 
 from qafel.deployment.access import Access
 from qafel.deployment.connection import LOST, close, connect_patiently
-from qafel.deployment.faults import BrokerLost, BrokerRefused
 from qafel.deployment.layout import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, Limits, Names, streams
+from qafel.errors import BrokerLost, BrokerRefused
 
 ANSWER_S: Final = 5.0
 OVERHEAD_BYTES: Final = 4096  # what a message's subject and headers may add to its payload

@@ -24,13 +24,12 @@ from qafel.deployment.access import Access
 from qafel.deployment.agreement import Agreement
 from qafel.deployment.broker import Broker, session
 from qafel.deployment.client_state import ClientState
-from qafel.deployment.faults import BrokerLost, BrokerRefused, BrokerUnreachable
 from qafel.deployment.follower import Follower
 from qafel.deployment.keys import Verifier
 from qafel.deployment.layout import KEY_VALUE_STREAM, SIGNATURE, Names
 from qafel.deployment.outbox import Outbox
 from qafel.deployment.together import together
-from qafel.errors import DataError
+from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, DataError
 from qafel.params import Vector
 from qafel.rng import Stream
 
@@ -151,7 +150,7 @@ async def open_client(
             async with session(access, str(number), patience_s=settings.patience_s) as broker:
                 agreement, snapshot = await _first_contact(broker, names, verifier)
                 break
-        except (BrokerLost, BrokerRefused) as error:
+        except BrokerError as error:
             if deadline is not None and loop.time() > deadline:
                 raise BrokerUnreachable(f"there is no run {names.run!r} to take part in: {error}") from None
             await asyncio.sleep(0.3)
@@ -240,7 +239,7 @@ class DeploymentClient:
                         await together(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
                     finally:
                         self._count_wire(broker)
-            except (BrokerLost, BrokerRefused) as error:
+            except BrokerError as error:
                 log.info("%s; trying again", error)
                 await asyncio.sleep(0.2)
 

@@ -14,8 +14,8 @@ import nats.errors
 from nats.aio.client import Client as Connection
 
 from qafel.deployment.access import Access
-from qafel.deployment.faults import BrokerUnreachable
 from qafel.deployment.together import end
+from qafel.errors import BrokerUnreachable
 
 LOST: Final = (
     nats.errors.ConnectionClosedError,

@@ -14,8 +14,8 @@ from typing import Final, final
 import numpy as np
 
 from qafel.algorithm import Algorithm, Kind, Message, Server
-from qafel.deployment.faults import BadSignature, NormTooLarge, RateLimited, UnknownClient, WrongSender
 from qafel.deployment.keys import Verifier
+from qafel.errors import BadSignature, NormTooLarge, RateLimited, UnknownClient, WrongSender
 
 _LEAST_VOTES: Final = 3  # clients, before the median says anything
 _MOST_VOTES: Final = 256

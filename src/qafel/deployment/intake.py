@@ -13,12 +13,11 @@ from qafel.algorithm import HiddenState, Message
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.deployment.assembly import Assembly
 from qafel.deployment.defence import Guard
-from qafel.deployment.faults import UnknownClient
 from qafel.deployment.layout import PART, SIGNATURE
 from qafel.deployment.observe import Metrics
 from qafel.deployment.receipts import Receipt
 from qafel.deployment.truth import Truth
-from qafel.errors import DuplicateUpload, MessageError, NonFiniteVector, RejectedUpload
+from qafel.errors import DuplicateUpload, MessageError, NonFiniteVector, RejectedUpload, UnknownClient
 
 _ASSEMBLY_BYTES: Final = 1 << 30
 _REMEMBERED: Final = 1000

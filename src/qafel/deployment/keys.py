@@ -16,8 +16,7 @@ import nkeys
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from qafel.deployment.faults import BadSignature
-from qafel.errors import ConfigError
+from qafel.errors import BadSignature, ConfigError
 from qafel.quantizers.protocol import Payload
 
 

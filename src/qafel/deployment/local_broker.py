@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Final, Self, final
 
-from qafel.deployment.faults import BrokerUnreachable
+from qafel.errors import BrokerUnreachable
 
 _START_S: Final = 10.0
 _TAKE_OVER_S: Final = 15.0

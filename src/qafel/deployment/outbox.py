@@ -17,11 +17,10 @@ from typing import Final, final
 
 from qafel.deployment.assembly import split
 from qafel.deployment.broker import Broker, Stored
-from qafel.deployment.faults import BrokerRefused
 from qafel.deployment.keys import Signer
 from qafel.deployment.layout import PART, SIGNATURE
 from qafel.deployment.receipts import Receipt
-from qafel.errors import DataError
+from qafel.errors import BrokerRefused, DataError
 
 _RESEND_S: Final = 3.0
 _RESEND_MOST_S: Final = 60.0

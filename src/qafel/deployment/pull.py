@@ -11,8 +11,8 @@ from typing import Final, final
 from nats.aio.msg import Msg
 
 from qafel.deployment.broker import Broker
-from qafel.deployment.faults import BrokerLost
 from qafel.deployment.layout import CONSUMER, Names
+from qafel.errors import BrokerLost
 
 _AHEAD: Final = 256  # messages asked for before they are needed
 _EXPIRES_S: Final = 2.0

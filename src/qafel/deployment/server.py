@@ -28,7 +28,6 @@ from qafel.deployment.access import Access
 from qafel.deployment.agreement import Agreement, RunState
 from qafel.deployment.broker import Broker, session
 from qafel.deployment.defence import DefenceSettings, Guard
-from qafel.deployment.faults import BrokerLost, BrokerRefused
 from qafel.deployment.intake import Group, Intake
 from qafel.deployment.layout import Limits, Names
 from qafel.deployment.observe import Evaluator, Metrics, Rate, open_rows
@@ -38,7 +37,7 @@ from qafel.deployment.refill import Publisher, refill
 from qafel.deployment.results import Summary, model_file, write_results
 from qafel.deployment.together import end, together
 from qafel.deployment.truth import Truth
-from qafel.errors import ConfigError
+from qafel.errors import BrokerError, ConfigError
 from qafel.results.run_directory import write_atomically
 from qafel.rng import Stream
 from qafel.tasks import Task
@@ -207,7 +206,7 @@ class DeploymentServer:
                     self.metrics.sessions.inc()
                     await self._session(broker)
                     return
-            except (BrokerLost, BrokerRefused) as error:
+            except BrokerError as error:
                 log.warning("%s; trying again", error)
                 self._pull, patience_s = None, None
                 await asyncio.sleep(0.2)
@@ -344,7 +343,7 @@ class DeploymentServer:
             try:
                 await self._publisher.snapshot(broker, self._out)
                 await self._drop_large_broadcasts(broker)
-            except (BrokerLost, BrokerRefused) as error:
+            except BrokerError as error:
                 log.warning("no snapshot of version %d: %s", self._out.version, error)
 
     async def _drop_large_broadcasts(self, broker: Broker) -> None:

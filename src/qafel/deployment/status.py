@@ -9,10 +9,9 @@ from typing import final
 from qafel.deployment.access import Access
 from qafel.deployment.agreement import RunState
 from qafel.deployment.broker import Broker, session
-from qafel.deployment.faults import BrokerRefused
 from qafel.deployment.keys import Verifier
 from qafel.deployment.layout import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import DataError, MessageError
+from qafel.errors import BrokerRefused, DataError, MessageError
 
 _SILENT_S = 10.0
 
