@@ -37,7 +37,6 @@ FAMILIES: dict[str, dict[str, tuple[str, str]]] = {
         "rotated:3": ("rotated:3", "rotated:3"),
         "rotated:2 / scaled": ("rotated:2", "scaled:rotated:2"),
     },
-    "affine": {"affine:8": ("affine:8", "affine:8"), "affine:4": ("affine:4", "affine:4")},
     "sparse": {
         "qsgd:4 / top_k:0.1": ("qsgd:4", "top_k:0.1"),
         "qsgd:4 / top_k:0.01": ("qsgd:4", "top_k:0.01"),
@@ -45,10 +44,13 @@ FAMILIES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sign": {"qsgd:4 / sign": ("qsgd:4", "sign"), "qsgd:2 / sign": ("qsgd:2", "sign")},
 }
-"""Client and server quantizer by label, in families; one name for both where they are the same."""
+"""Client and server quantizer by label, in families; one name for both where they are the same.
+
+Without `affine`: it leaves tensors of one dimension as they are, and this model is one.
+"""
 PAIRS = {label: pair for family in FAMILIES.values() for label, pair in family.items()}
 _ON_THE_WAY = {
-    "none": "none", "qsgd": "qsgd:4", "dithered": "dithered:4", "rotated": "rotated:3", "affine": "affine:4",
+    "none": "none", "qsgd": "qsgd:4", "dithered": "dithered:4", "rotated": "rotated:3",
     "sparse": "qsgd:4 / top_k:0.01", "sign": "qsgd:4 / sign",
 }  # fmt: skip
 

@@ -57,8 +57,9 @@ def sweep(
 ) -> list[Failure]:
     """Make all runs that are not finished; return those that failed. A run that diverges is a result like any other."""
     todo = unfinished(runs, folder)
-    together = [run for run in todo if run.cheap and executor != "inline" and workers > 1]
-    others = [run for run in todo if run not in together]
+    at_once = executor != "inline" and workers > 1
+    together = [run for run in todo if run.cheap and at_once]
+    others = [run for run in todo if not (run.cheap and at_once)]
     failures = _at_once(together, folder, watcher, min(workers, len(together))) if together else []
     # A quick run is over before another process has loaded torch.
     inside: ExecutorName = "inline" if workers == 1 or quick else executor

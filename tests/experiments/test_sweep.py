@@ -1,0 +1,182 @@
+"""The sweep leaves finished runs alone, resumes interrupted ones, replaces others and reports what failed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qafel.config import load_recipe
+from qafel.experiments.one_run import Order, perform, same_run, state_of
+from qafel.experiments.plan import Change, Planned, configuration
+from qafel.experiments.sweep import sweep, unfinished, unique
+from qafel.simulator.run import CHECKPOINT, run
+
+STEPS = 30
+
+
+class Recorder:
+    """Hears how a sweep goes."""
+
+    def __init__(self) -> None:
+        self.started_runs: list[str] = []
+        self.ended_runs: dict[str, str] = {}
+        self.rows = 0
+
+    def started(self, run):
+        self.started_runs.append(run.folder)
+
+    def progressed(self, run, row):
+        self.rows += 1
+
+    def ended(self, run, status):
+        self.ended_runs[run.folder] = status
+
+
+def short(recipe="mushrooms-fedbuff", seed=0, steps=STEPS, tag="short"):
+    return Planned(recipe, configuration(recipe, seed, Change(tag, (f"stop.server_steps={steps}",))))
+
+
+def make(runs, folder, **options):
+    recorder = Recorder()
+    failures = sweep(runs, folder, recorder, **{"executor": "inline", **options})
+    return recorder, failures
+
+
+def summary(folder, run):
+    return json.loads((folder / run.folder / "summary.json").read_text())
+
+
+def test_a_recipe_without_changes_is_what_qafel_run_would_write(tmp_path):
+    planned = Planned("FedBuff", configuration("cifar10-fedbuff-c100", 2))
+    assert planned.folder == "cifar10-fedbuff-c100-seed2"
+    assert planned.config == load_recipe("cifar10-fedbuff-c100", (), 2)
+
+
+def test_finished_runs_are_not_run_again(tmp_path):
+    runs = [short(seed=0), short(seed=1)]
+    recorder, failures = make(runs, tmp_path)
+    assert not failures
+    assert recorder.ended_runs == {run.folder: "finished" for run in runs}
+    assert recorder.rows > 0
+    before = [(tmp_path / run.folder / "summary.json").stat().st_mtime_ns for run in runs]
+    again, failures = make(runs, tmp_path)
+    assert not again.started_runs
+    assert not failures
+    assert [(tmp_path / run.folder / "summary.json").stat().st_mtime_ns for run in runs] == before
+
+
+def test_a_run_that_qafel_run_made_is_picked_up(tmp_path):
+    planned = short()
+    run(planned.config, tmp_path / planned.folder, tensorboard=False)
+    assert not unfinished([planned], tmp_path)
+
+
+def test_a_run_made_before_a_description_changed_still_counts(tmp_path):
+    planned = short()
+    run(planned.config.model_copy(update={"description": "other words"}), tmp_path / planned.folder, tensorboard=False)
+    assert state_of(planned.config, tmp_path / planned.folder) == "finished"
+    assert not same_run(planned.config, planned.config.model_copy(update={"seed": 7}))
+
+
+def test_another_configurations_folder_is_replaced(tmp_path):
+    wanted, other = short(steps=20), short(steps=10)
+    assert wanted.folder == other.folder
+    make([other], tmp_path)
+    (tmp_path / wanted.folder / "left-over").write_text("")
+    assert state_of(wanted.config, tmp_path / wanted.folder) == "absent"
+    make([wanted], tmp_path)
+    assert summary(tmp_path, wanted)["server_steps"] == 20
+    assert not (tmp_path / wanted.folder / "left-over").exists()
+
+
+def test_a_folder_that_is_no_runs_is_not_removed(tmp_path):
+    planned = short()
+    precious = tmp_path / planned.folder / "thesis.tex"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    _, failures = make([planned], tmp_path)
+    assert "holds something else than a run" in failures[0].reason
+    assert precious.exists()
+
+
+class Interrupted(BaseException):
+    """As Ctrl-C is."""
+
+
+def interrupt(planned: Planned, path: Path) -> None:
+    """Begin a run, and break it off after its first checkpoints."""
+
+    def progress(row):
+        if row.version == 20:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(planned.config, path, progress, tensorboard=False, checkpoint_every_s=0.0)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
+    planned = short()
+    interrupt(planned, tmp_path / planned.folder)
+    assert (tmp_path / planned.folder / CHECKPOINT).exists()
+    assert state_of(planned.config, tmp_path / planned.folder) == "interrupted"
+    shutil.copytree(tmp_path / planned.folder, tmp_path / "copy")
+    resumed = []
+    original = run
+
+    def watched(*arguments, **options):
+        resumed.append(options["resume"])
+        return original(*arguments, **options)
+
+    monkeypatch.setattr("qafel.experiments.one_run.run", watched)
+    make([planned], tmp_path)
+    assert resumed == [True]
+    fresh = run(planned.config, tmp_path / "fresh", tensorboard=False)
+    assert summary(tmp_path, planned)["model_sha256"] == fresh["model_sha256"]
+
+
+def test_a_damaged_checkpoint_means_to_begin_anew(tmp_path):
+    planned = short()
+    interrupt(planned, tmp_path / planned.folder)
+    (tmp_path / planned.folder / CHECKPOINT).write_bytes(b"\0\0\0")
+    assert perform(Order(planned.config, tmp_path / planned.folder)) == "finished"
+
+
+def unfit():
+    """A run that cannot be made: mushrooms trains on all of a client's data at once."""
+    change = Change("unfit", ("algorithm.batch_size=8", f"stop.server_steps={STEPS}"))
+    return Planned("unfit", configuration("mushrooms-fedbuff", 0, change))
+
+
+@pytest.mark.parametrize("options", [{}, {"executor": "processes", "workers": 2}])
+def test_a_failed_run_is_reported_and_the_rest_is_done(tmp_path, options):
+    fine = [short(seed=0), short(seed=1)]
+    recorder, failures = make([fine[0], unfit(), fine[1]], tmp_path, **options)
+    assert [failure.run.method for failure in failures] == ["unfit"]
+    assert "leave algorithm.batch_size out" in failures[0].reason
+    assert recorder.ended_runs == {run.folder: "finished" for run in fine} | {unfit().folder: "failed"}
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path):
+    change = Change("wild", ("algorithm.client_lr=1e30", f"stop.server_steps={STEPS}"))
+    planned = Planned("wild", configuration("mushrooms-fedbuff", 0, change))
+    recorder, failures = make([planned], tmp_path)
+    assert not failures
+    assert recorder.ended_runs == {planned.folder: "diverged"}
+    assert not unfinished([planned], tmp_path)
+
+
+def test_runs_at_once_give_the_same_models(tmp_path):
+    runs = [short(seed=seed) for seed in range(3)]
+    make(runs, tmp_path / "one")
+    recorder, _ = make(runs, tmp_path / "two", executor="processes", workers=2)
+    assert sorted(recorder.started_runs) == sorted(run.folder for run in runs)
+    for planned in runs:
+        hashes = [summary(tmp_path / place, planned)["model_sha256"] for place in ("one", "two")]
+        assert hashes[0] == hashes[1]
+
+
+def test_entries_share_a_run(tmp_path):
+    assert len(unique([short(), short(), short(seed=1)])) == 2
