@@ -19,7 +19,7 @@ from qafel.quantizers import parallel
 from qafel.quantizers.checks import as_bytes, as_target, as_vector, check_size, non_finite, signed_words
 from qafel.quantizers.kernels.decode import ADD, ASSIGN, BAD_STEP, OK, apply_levels
 from qafel.quantizers.kernels.packing import GROUP, packed_bytes
-from qafel.quantizers.output import Output
+from qafel.quantizers.output import finish, new_output
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
@@ -59,19 +59,18 @@ def encode_payload(
     size = vector.size
     length, span, spans, total = plan(size, bucket, bits)
     skip = len(prefix)
-    output = Output(skip + total)
-    out = output.array
+    out, data = new_output(skip + total)
     if skip:
         out[:skip] = np.frombuffer(prefix, np.uint8)
     word0, word1 = signed_words(stream)
-    if parallel.is_serial(size):
+    if size < parallel.SERIAL_BELOW or parallel.is_serial(size):
         sound = kernel(vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip, 0, spans)
     else:
         common = (vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip)
         sound = not parallel.over_spans(lambda first, last: not kernel(*common, first, last), spans)
     if not sound:
         raise non_finite(vector)
-    return output.finish()
+    return finish(out, data)
 
 
 def apply_payload(
@@ -82,7 +81,7 @@ def apply_payload(
     length, span, spans, total = plan(size, bucket, bits)
     data = as_bytes(payload, total)
     mode, factor = (ASSIGN, 1.0) if weight is None else (ADD, float(weight))
-    if parallel.is_serial(size):
+    if size < parallel.SERIAL_BELOW or parallel.is_serial(size):
         status = apply_levels(target, data, mode, factor, length, span, levels, bits, True, 0, spans)
     else:
         common = (target, data, mode, factor, length, span, levels, bits)

@@ -15,6 +15,7 @@ from qafel.rng import Stream
 Bytes: TypeAlias = NDArray[np.uint8]
 
 _FLOAT32 = np.dtype(np.float32)
+_UINT8 = np.dtype(np.uint8)
 _MAX_SIZE = 2**31  # counters and indices are 32-bit
 _SIGN = 2**63
 
@@ -48,8 +49,8 @@ def as_bytes(payload: Payload, expected: int) -> Bytes:
     """The payload as a read-only array of exactly `expected` bytes."""
     if len(payload) != expected:
         raise MalformedPayload(f"expected a payload of {expected} bytes, found {len(payload)}: made for another size?")
-    array = np.frombuffer(payload, np.uint8)
-    if type(payload) is not bytes:
+    array = np.frombuffer(payload, _UINT8)
+    if type(payload) is not bytes and not memoryview(payload).readonly:
         array.flags.writeable = False  # one type of array, one compiled kernel
     return array
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from typing import final
 
 import numpy as np
 
@@ -22,21 +21,15 @@ if _new_bytes is not None:
     _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
-@final
-class Output:
-    """A buffer to fill, `array`, and the bytes that come of it, `finish()`. Nobody sees the bytes before that."""
+def new_output(size: int) -> tuple[Bytes, bytes | None]:
+    """A buffer to fill; with it, where it is large, the bytes object whose content it is. `finish` wants both."""
+    if size < _LARGE or _new_bytes is None:
+        return np.empty(size, np.uint8), None
+    data: bytes = _new_bytes(None, size)  # uninitialised, as C extensions make them
+    memory = (ctypes.c_uint8 * size).from_address(id(data) + _CONTENT)
+    return np.frombuffer(memoryview(memory), np.uint8), data
 
-    __slots__ = ("_data", "array")
 
-    def __init__(self, size: int) -> None:
-        self._data: bytes | None = None
-        self.array: Bytes
-        if size < _LARGE or _new_bytes is None:
-            self.array = np.empty(size, np.uint8)
-        else:
-            self._data = _new_bytes(None, size)  # uninitialised, as C extensions make them
-            memory = (ctypes.c_uint8 * size).from_address(id(self._data) + _CONTENT)
-            self.array = np.frombuffer(memoryview(memory), np.uint8)
-
-    def finish(self) -> bytes:
-        return self.array.tobytes() if self._data is None else self._data
+def finish(array: Bytes, data: bytes | None) -> bytes:
+    """What was written. Nobody has seen the bytes object before."""
+    return array.tobytes() if data is None else data

@@ -19,7 +19,7 @@ from qafel.quantizers.kernels.decode import ADD, ASSIGN, OK
 from qafel.quantizers.kernels.gaussian import apply_blocks, encode_blocks
 from qafel.quantizers.kernels.packing import packed_bytes
 from qafel.quantizers.kernels.rotation import BLOCK, COLUMNS
-from qafel.quantizers.output import Output
+from qafel.quantizers.output import finish, new_output
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
@@ -94,8 +94,7 @@ class Rotated:
         """A payload that decodes to gain · Q(vector)."""
         vector = as_vector(vector)
         table, count, _, _ = blocks(vector.size, self.bits)
-        output = Output(self.payload_bytes(vector.size))
-        out = output.array
+        out, data = new_output(self.payload_bytes(vector.size))
         seed = seed_of(stream)
         out[:_SEED_BYTES] = np.frombuffer(seed, np.uint8)
         word = signed(int.from_bytes(seed, "little"))
@@ -106,7 +105,7 @@ class Rotated:
             sound = not parallel.over_spans(lambda first, last: not encode_blocks(*common, first, last), count)
         if not sound:
             raise non_finite(vector)
-        return output.finish()
+        return finish(out, data)
 
     def decode(self, payload: Payload, size: int) -> Vector:
         target = np.empty(check_size(size), np.float32)
