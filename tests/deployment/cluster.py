@@ -17,7 +17,7 @@ from qafel.deployment.access import Access
 from qafel.deployment.broker_folder import BrokerFolder
 from qafel.deployment.layout import Limits
 from qafel.deployment.local_broker import LocalBroker, free_port
-from qafel.deployment.server import ServerSettings
+from qafel.deployment.settings import ServerSettings
 from tests.deployment.live import serving, taking_part, until, update
 
 

@@ -11,10 +11,13 @@ from typing import Any
 from qafel.config import Config
 from qafel.deployment.access import Access
 from qafel.deployment.agreement import Agreement
-from qafel.deployment.client import ClientSettings, DeploymentClient, open_client
+from qafel.deployment.client import open_client
 from qafel.deployment.client_state import ClientState
 from qafel.deployment.layout import Names
-from qafel.deployment.server import DeploymentServer, ServerSettings, open_server
+from qafel.deployment.participant import DeploymentClient
+from qafel.deployment.server import open_server
+from qafel.deployment.serving import DeploymentServer
+from qafel.deployment.settings import ClientSettings, ServerSettings
 from qafel.deployment.task_training import TaskTraining
 from qafel.deployment.together import end
 

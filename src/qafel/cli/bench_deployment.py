@@ -15,7 +15,7 @@ from qafel.cli.broker import require_extra
 from qafel.cli.units import human_bytes
 from qafel.errors import ConfigError, OutputError
 
-_CASES = ("default", "always", "paced", "listeners", "secured")
+_CASES = ("default", "always", "paced", "listeners", "secured", "mutants")
 
 
 def bench_deployment(
@@ -43,6 +43,7 @@ def bench_deployment(
         "paced": Case(max(500, updates // 10), clients, dimension, min_interval_s=clients / 200),
         "listeners": Case(max(500, updates // 10), 2, dimension, listeners=listeners, min_interval_s=0.01),
         "secured": Case(updates, clients, dimension, secured=True),
+        "mutants": Case(updates, clients, dimension, mutants=updates // 2),
     }
     for name in only or ():
         if name not in cases:
@@ -75,14 +76,17 @@ def _table(found: dict[str, Any]) -> Table:
         "its growth": lambda f: human_bytes(f["server_growth_bytes"]),
         "a client's memory": lambda f: human_bytes(f["client_bytes"]),
         "broker's memory": lambda f: human_bytes(f["broker_bytes"]),
-        "deliveries/s to listeners": lambda f: _listening(f, "deliveries_per_s", "{:,.0f}"),
-        "first to last, 99th percentile": lambda f: _listening(f, "spread_p99_s", "{:.3f} s"),
+        "deliveries/s to listeners": lambda f: _of(f, "listening", "deliveries_per_s", "{:,.0f}"),
+        "first to last, 99th percentile": lambda f: _of(f, "listening", "spread_p99_s", "{:.3f} s"),
+        "mutants sent": lambda f: _of(f, "mutants", "sent", "{:,}"),
+        "of them accepted": lambda f: _of(f, "mutants", "accepted", "{:,}"),
+        "updates/s without them": lambda f: _of(f, "mutants", "updates_per_s_without", "{:,.0f}"),
     }
     for label, show in rows.items():
         table.add_row(label, *(show(figures) for figures in found.values()))
     return table
 
 
-def _listening(figures: dict[str, Any], key: str, form: str) -> str:
-    value = figures.get("listening", {}).get(key)
+def _of(figures: dict[str, Any], part: str, key: str, form: str) -> str:
+    value = figures.get(part, {}).get(key)
     return "" if value is None else form.format(value)

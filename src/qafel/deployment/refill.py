@@ -21,8 +21,10 @@ log = logging.getLogger(__name__)
 class Publisher:
     """Everything the server says, signed."""
 
-    def __init__(self, names: Names, signer: Signer | None) -> None:
+    def __init__(self, names: Names, signer: Signer | None, out: HiddenState) -> None:
         self.names = names
+        self.out = out
+        """x̂ as the clients know it: the last one that went out."""
         self._signer = signer
 
     def _signature(self, context: str, data: bytes) -> dict[str, str]:
@@ -52,8 +54,8 @@ class Publisher:
             headers[OBJECT], frame = name, b""
         await broker.store(subject, frame, headers)
 
-    async def snapshot(self, broker: Broker, hidden_state: HiddenState) -> None:
-        await self.put(broker, self.names.snapshot, await asyncio.to_thread(hidden_state.to_snapshot))
+    async def snapshot(self, broker: Broker) -> None:
+        await self.put(broker, self.names.snapshot, await asyncio.to_thread(self.out.to_snapshot))
 
 
 async def refill(broker: Broker, publisher: Publisher, truth: Truth, agreement: bytes) -> None:
@@ -72,7 +74,8 @@ async def refill(broker: Broker, publisher: Publisher, truth: Truth, agreement: 
     await publisher.broadcasts(broker, missing)
     if missing:
         log.info("gave the broker %d broadcasts that it lacked", len(missing))
-    await publisher.snapshot(broker, truth.server.hidden_state)
+    publisher.out = truth.server.hidden_state
+    await publisher.snapshot(broker)
     if config is None or another_run:  # last: a client that finds it finds all the rest
         await publisher.value(broker, names.config, agreement)
 

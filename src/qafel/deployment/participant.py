@@ -1,0 +1,226 @@
+"""A client's life: training never waits for the network but when a whole window of uploads is on its way, and a broken
+connection does not disturb it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, final
+
+from qafel.algorithm import Client, HiddenState
+from qafel.algorithm.client import Train
+from qafel.deployment.access import Access
+from qafel.deployment.broker import Broker, session
+from qafel.deployment.client_state import ClientState
+from qafel.deployment.follower import Follower
+from qafel.deployment.layout import Names
+from qafel.deployment.outbox import Outbox
+from qafel.deployment.settings import ClientSettings
+from qafel.deployment.together import together
+from qafel.deployment.worker import in_worker
+from qafel.errors import BrokerError
+
+Event: TypeAlias = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+@final
+@dataclass(slots=True)
+class ClientReport:
+    """What a client did."""
+
+    client: int
+    version: int = 0
+    digest: int = 0
+    updates: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    wire_sent_bytes: int = 0
+    """With all that NATS and TLS add; zero where the system does not count."""
+    wire_received_bytes: int = 0
+    run_state: str = ""
+
+
+class Start(NamedTuple):
+    """What an update begins with: the hidden state that was copied, and its number."""
+
+    hidden_state: HiddenState
+    sequence: int
+
+
+@final
+class DeploymentClient:
+    """One client of one run."""
+
+    def __init__(
+        self,
+        core: Client,
+        train: Train,
+        state: ClientState,
+        run_id: str,
+        names: Names,
+        access: Access,
+        settings: ClientSettings,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.core = core
+        self.names = names
+        self.report = ClientReport(core.number)
+        self._news = asyncio.Event()
+        """Set whenever something came that training may wait for."""
+        self.outbox = Outbox(names.upload(core.number), access.signer(), settings.window, self._on_outcome, self._news)
+        self.follower = Follower(names, core, access.verifier(), self._on_advance, self._news, self.outbox.send_again)
+        self._train = train
+        self._state = state
+        self._run_id = run_id
+        self._access = access
+        self._settings = settings
+        self._on_event = on_event
+        self._saving = threading.Lock()
+        """The last save waits for one that a thread is still at."""
+        self._stopping = False
+        self._pause_until = 0.0
+
+    def stop(self) -> None:
+        """End after the update that is under way."""
+        self._stopping = True
+        self._news.set()
+
+    async def run(self) -> ClientReport:
+        """Train and follow until the run ends, `max_updates` are done, or `stop`."""
+        self._emit("version", version=self.core.hidden_state.version)
+        try:
+            await together(self.stay_connected(), self._work(), self._keep_saving())
+        finally:
+            self._save()
+            self._state.give_back()
+        report, held = self.report, self.core.hidden_state
+        report.version, report.digest = held.version, held.digest
+        report.outcomes, report.sent_bytes = dict(self.outbox.counts), self.outbox.sent_bytes
+        report.run_state = self.follower.state.state if self.follower.state else ""
+        return report
+
+    async def stay_connected(self) -> None:
+        """Session after session: listen, catch up, deliver."""
+        while True:
+            try:
+                async with session(self._access, str(self.core.number)) as broker:
+                    await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
+                    await self.follower.attach(broker)
+                    try:
+                        await together(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
+                    finally:
+                        self._count_wire(broker)
+            except BrokerError as error:
+                log.info("%s; trying again", error)
+                await asyncio.sleep(0.2)
+
+    def _count_wire(self, broker: Broker) -> None:
+        sent, received = broker.wire_bytes()
+        self.report.wire_sent_bytes += sent
+        self.report.wire_received_bytes += received
+
+    def begin(self) -> Start:
+        """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
+        if self.outbox.highest >= 0:
+            self._state.skip_to(self.outbox.highest + 1)
+        return Start(self.core.hidden_state, self._state.take_sequence())
+
+    def finish(self, start: Start, train: Train) -> bytes:
+        """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
+        core = self.core
+        copy = Client(
+            core.number, start.hidden_state, core.algorithm, core.seed, weight=core.weight, sequence=start.sequence
+        )
+        return copy.update(train)
+
+    async def _work(self) -> None:
+        loop, settings = asyncio.get_running_loop(), self._settings
+        with ThreadPoolExecutor(1, "qafel-train") as thread:
+            train, pool = in_worker(self._train, settings.worker)
+            try:
+                start: Start | None = None
+                while self._more():
+                    began = time.monotonic()
+                    start = start or self.begin()
+                    upload = await loop.run_in_executor(thread, self.finish, start, train)
+                    self.report.updates += 1
+                    self._emit("update", sequence=start.sequence, version=start.hidden_state.version)
+                    # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
+                    at_once = self._more() and self.outbox.has_room and not settings.min_interval_s
+                    following = self.begin() if at_once else None
+                    self.outbox.add(start.sequence, upload)
+                    start = following
+                    if start is None and self._more():
+                        await self._rest(began)
+            finally:
+                if pool is not None:
+                    pool.shutdown(cancel_futures=True)
+        await self._settle()
+
+    def _more(self) -> bool:
+        most = self._settings.max_updates
+        return not (self._ending() or (most is not None and self.report.updates >= most))
+
+    def _ending(self) -> bool:
+        return self._stopping or self.follower.ended
+
+    async def until(self, condition: Callable[[], bool], most_s: float | None = None) -> bool:
+        """Wait for something that a message brings about; False if it did not come in time."""
+        try:
+            async with asyncio.timeout(most_s):
+                while not condition():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return condition()
+        return True
+
+    async def _rest(self, began: float) -> None:
+        """Until the interval is over, the server wants more, and there is room; or the end."""
+        pause_s = max(began + self._settings.min_interval_s, self._pause_until) - time.monotonic()
+        if pause_s > 0:
+            await self.until(self._ending, pause_s)
+        await self.until(lambda: self._ending() or self.outbox.has_room)
+
+    async def _settle(self) -> None:
+        """Wait for the last receipts; a run that has ended gives none, but its last broadcasts may be on their way."""
+        await self.until(lambda: self._ending() or not len(self.outbox), self._settings.settle_s)
+        if self.follower.ended and not self._stopping:
+            await self.until(lambda: self._stopping or self.follower.caught_up, self._settings.settle_s)
+
+    async def _keep_saving(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.save_every_s)
+            await asyncio.to_thread(self._save)
+
+    def _save(self) -> None:
+        with self._saving:
+            self._state.save(self._run_id, self.core.hidden_state)
+
+    def _on_advance(self, version: int, received_bytes: int) -> None:
+        self.report.received_bytes += received_bytes
+        self._news.set()
+        self._emit("version", version=version)
+
+    def _on_outcome(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
+        self._emit(outcome if outcome in ("accepted", "duplicate") else "rejected", sequence=sequence, version=version,
+                   reason=outcome, text=text)  # fmt: skip
+        if outcome == "future":
+            self.follower.restart()
+        elif outcome == "rate":
+            self._pause_until = time.monotonic() + 1.0
+        if outcome not in ("accepted", "duplicate"):
+            log.warning("update %s was rejected: %s", sequence, text)
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        if self._on_event is not None:
+            self._on_event({"event": event, **fields})

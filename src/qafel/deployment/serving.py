@@ -1,0 +1,172 @@
+"""A server's life: session after session with the broker, until its run ends.
+
+A session that breaks loses nothing: what was received is in the journal, and the next session begins, as a restarted
+process does, by giving the broker what it lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import replace
+from typing import TextIO, final
+
+from qafel.config import Config
+from qafel.deployment.access import Access
+from qafel.deployment.agreement import Agreement
+from qafel.deployment.broker import Broker, session
+from qafel.deployment.course import Course
+from qafel.deployment.defence import Guard
+from qafel.deployment.heartbeat import Heartbeat, Progress
+from qafel.deployment.intake import Intake
+from qafel.deployment.layout import Names
+from qafel.deployment.observe import Evaluator, Metrics
+from qafel.deployment.pipeline import Pipeline
+from qafel.deployment.pull import Pull
+from qafel.deployment.refill import Publisher, refill
+from qafel.deployment.results import model_file
+from qafel.deployment.settings import ServerSettings
+from qafel.deployment.together import end, together
+from qafel.deployment.truth import Truth
+from qafel.deployment.upkeep import Upkeep
+from qafel.errors import BrokerError
+from qafel.tasks import Task
+
+log = logging.getLogger(__name__)
+
+
+@final
+class DeploymentServer:
+    """Drives the truth from the broker. `run` returns when the run has ended or was stopped."""
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        truth: Truth,
+        access: Access,
+        settings: ServerSettings,
+        history: int,
+        rows: TextIO,
+        progress: Progress | None,
+    ) -> None:
+        run = settings.run or config.name
+        self.truth = truth
+        self.rows = rows
+        self.wire = (0, 0)
+        """Bytes sent and received, with all that NATS and TLS add."""
+        self.metrics = Metrics(run)
+        self._task = task
+        self._access = access
+        self._settings = settings
+        self._limits = replace(settings.limits, history=history)
+        self._agreement = Agreement(truth.run_id, config, task.layout).to_bytes()
+        norms = {int(client): norm for client, norm in truth.totals.norms.items()}
+        algorithm, keys = truth.server.algorithm, access.registry()
+        guard = Guard(algorithm, settings.defence, task.clients, keys, norms, time.monotonic())
+        self.intake = Intake(truth, guard, self.metrics)
+        self.evaluator = Evaluator(task, config.evaluation, rows)
+        self._course = Course(config, truth, self.evaluator)
+        self._publisher = Publisher(Names(run), access.signer(), truth.server.hidden_state)
+        self._heartbeat = Heartbeat(
+            self.intake,
+            self._course,
+            self.evaluator,
+            self._publisher,
+            config.stop.server_steps,
+            task.metric_name,
+            progress,
+        )
+        self._upkeep = Upkeep(
+            truth,
+            self._publisher,
+            snapshot_every=settings.snapshot_every,
+            history=history,
+            keep_journal=settings.keep_journal,
+        )
+        self._pull: Pull | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> str:
+        return self._course.state
+
+    def end(self, state: str) -> None:
+        """Take no more uploads; finish what was taken."""
+        self._course.end(state)
+        if self._pull is not None:
+            self._pull.stop()
+        elif self._work is not None:
+            self._work.cancel()  # no session to conclude
+
+    async def run(self) -> None:
+        if self._settings.metrics_port is not None:
+            self.metrics.serve(self._settings.metrics_address, self._settings.metrics_port)
+        evaluations = asyncio.create_task(self.evaluator.run())
+        self._work = asyncio.create_task(self._sessions())
+        try:
+            await asyncio.wait([self._work])
+            if not self._work.cancelled():
+                self._work.result()
+        finally:
+            await end([self._work, evaluations])
+        server = self.truth.server
+        await self.evaluator.last_model(server.version, server.model, self.truth.totals)
+
+    async def _sessions(self) -> None:
+        patience_s = self._settings.patience_s
+        while True:
+            try:
+                async with session(self._access, "server", patience_s=patience_s) as broker:
+                    self.metrics.sessions.inc()
+                    await self._session(broker)
+                    return
+            except BrokerError as error:
+                log.warning("%s; trying again", error)
+                self._pull, patience_s = None, None
+                await asyncio.sleep(0.2)
+
+    async def _session(self, broker: Broker) -> None:
+        await self._begin(broker)
+        pull = self._pull = Pull(broker, self._publisher.names)
+        await pull.start()
+        self._heartbeat.session = uuid.uuid4().hex[:12]
+        await self._heartbeat.beat(broker)
+        self._course.look()
+        pipeline = Pipeline(self.intake, self._course, self._publisher, self._upkeep, self.metrics, self._settings)
+        try:
+            await together(
+                broker.until_lost(),
+                pipeline.take(pull),
+                pipeline.make_safe(broker),
+                pipeline.acknowledge(broker),
+                self._heartbeat.run(broker, self._settings.heartbeat_s, self._access),
+            )
+        finally:
+            await self._upkeep.end()
+            sent, received = broker.wire_bytes()
+            self.wire = (self.wire[0] + sent, self.wire[1] + received)
+        await self._conclude(broker)
+
+    async def _begin(self, broker: Broker) -> None:
+        """Give the broker what it lacks, and ask for all that is not acknowledged."""
+        names, parts = self._publisher.names, self.intake.parts(broker.part_bytes)
+        await asyncio.to_thread(self.truth.journal.sync)
+        await broker.ensure(names, self._limits.for_parts(parts))
+        await refill(broker, self._publisher, self.truth, self._agreement)
+        await broker.new_consumer(names, parts)
+
+    async def _conclude(self, broker: Broker) -> None:
+        """The last state, and with a run that has ended its model."""
+        checkpoint = self.truth.begin_checkpoint(1, self.intake.guard.median.norms())
+        if checkpoint is not None:
+            await self._upkeep.checkpoint(checkpoint)
+        await self._publisher.snapshot(broker)
+        if self.state != "stopped":
+            names, model = self._publisher.names, self.truth.server.model
+            await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
+            await broker.purge(names.upload_stream)
+        await self._heartbeat.beat(broker)
+        await broker.flush()

@@ -1,0 +1,75 @@
+"""What a server does beside its uploads: checkpoints to its disk and snapshots to the broker, in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, final
+
+from qafel.deployment.broker import Broker
+from qafel.deployment.refill import Publisher
+from qafel.deployment.together import end
+from qafel.deployment.truth import Truth
+from qafel.errors import BrokerError
+
+log = logging.getLogger(__name__)
+
+
+@final
+class Upkeep:
+    """At most one checkpoint and one snapshot at a time."""
+
+    def __init__(
+        self, truth: Truth, publisher: Publisher, *, snapshot_every: int, history: int, keep_journal: bool
+    ) -> None:
+        self._truth = truth
+        self._publisher = publisher
+        # A snapshot and the broadcasts since must overlap.
+        self._snapshot_every = min(snapshot_every, max(1, history // 2))
+        self._history = history
+        self._keep_journal = keep_journal
+        self._works: set[asyncio.Task[None]] = set()
+        self._checkpointing = asyncio.Lock()
+        self._snapshotting = asyncio.Lock()
+
+    async def end(self) -> None:
+        """Leave nothing running, as the session ends."""
+        await end(self._works)
+
+    def start_checkpoint(self, write: Callable[[], None]) -> None:
+        self._start(self.checkpoint(write))
+
+    def start_snapshot(self, broker: Broker, versions: Iterable[int]) -> None:
+        """Where one of these steps makes it due."""
+        if any((version + 1) % self._snapshot_every == 0 for version in versions):
+            self._start(self._snapshot(broker))
+
+    async def checkpoint(self, write: Callable[[], None]) -> None:
+        async with self._checkpointing:
+            await asyncio.to_thread(write)
+            if not self._keep_journal:
+                await asyncio.to_thread(self._truth.drop_old_journal)
+
+    async def _snapshot(self, broker: Broker) -> None:
+        if self._snapshotting.locked():
+            return
+        async with self._snapshotting:
+            try:
+                await self._publisher.snapshot(broker)
+                await self._drop_large_broadcasts(broker)
+            except BrokerError as error:
+                log.warning("no snapshot of version %d: %s", self._publisher.out.version, error)
+
+    async def _drop_large_broadcasts(self, broker: Broker) -> None:
+        """Objects do not leave with the messages that point to them."""
+        oldest = self._publisher.out.version - self._history
+        frames = [frame for _, frame in self._truth.broadcasts]
+        if frames and len(frames[-1]) > broker.part_bytes:
+            for version in range(max(0, oldest - self._snapshot_every), max(0, oldest)):
+                await broker.delete_object(self._publisher.names.broadcast_object(version))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
