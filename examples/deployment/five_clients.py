@@ -3,7 +3,8 @@
     python examples/deployment/five_clients.py                    # mushrooms, half a minute
     python examples/deployment/five_clients.py --task cifar10     # needs the extra torch and the data
 
-In the end it simulates the same recipe at the same speeds and shows both results side by side.
+In the end it simulates the same recipe: once in the order in which uploads really came, which gives the same bits, and
+with several seeds, which shows how much chance there is in a result.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import fmean, stdev
 
+from qafel.algorithm import Message
 from qafel.config import load_recipe
 from qafel.deployment.broker_folder import BrokerFolder
+from qafel.deployment.journal import read
 from qafel.deployment.local_broker import LocalBroker, free_port
 from qafel.simulator import run
 
@@ -29,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=sorted(INTERVALS_S), default="mushrooms")
     parser.add_argument("--steps", type=int, help="server steps; the recipe's by default")
+    parser.add_argument("--seeds", type=int, default=3, help="simulated runs to compare with")
     parser.add_argument("--folder", type=Path, help="where everything is written; a temporary folder by default")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="qafel-five-"))
@@ -42,7 +47,8 @@ def main() -> None:
         print(f"a broker with TLS and a key per client, at {port}; everything is in {folder}")
         keys = broker.path
         changed = [part for setting in settings for part in ("--set", setting)]
-        server = qafel("server", recipe, *changed, "--credentials", keys / "server", "--out", folder / "deployed")
+        server = qafel("server", recipe, *changed, "--credentials", keys / "server", "--out", folder / "deployed",
+                       "--keep-journal")  # fmt: skip
         clients = []
         for number, interval_s in enumerate(INTERVALS_S[options.task]):
             own = ("--credentials", keys / "clients" / str(number), "--state", folder / "clients" / str(number))
@@ -52,19 +58,44 @@ def main() -> None:
         sys.exit(f"a process failed: exit codes {codes}")
 
     deployed = json.loads((folder / "deployed" / "summary.json").read_text(encoding="utf-8"))
-    simulated = run(load_recipe(str(recipe), [*settings, *same_speeds(options.task, folder)]), folder / "simulated")
-    print(f"\n{'':24}{'deployed':>12}{'simulated':>12}")
+    order = recorded_order(folder, config.algorithm.buffer_size)
+    replayed = run(load_recipe(str(recipe), [*settings, *order]), folder / "replayed")
+    speeds = same_speeds(options.task, folder)
+    simulated = [
+        run(load_recipe(str(recipe), [*settings, *speeds], seed), folder / f"simulated-{seed}")
+        for seed in range(options.seeds)
+    ]
+    print(f"\n{'':20}{'deployed':>12}{'same order':>12}{f'simulated, {options.seeds} seeds':>24}")
     for key in ("server_steps", "uploads", "upload_bytes_mean", "staleness_mean", "metric_final"):
-        print(
-            f"{deployed['metric_name'] if key == 'metric_final' else key:24}{deployed[key]:12.4g}{simulated[key]:12.4g}"
-        )
-    print(f"\ncompare them: qafel report {folder / 'deployed'} {folder / 'simulated'}")
+        values = [each[key] for each in simulated]
+        spread = f"{fmean(values):.4g} ± {stdev(values) if len(values) > 1 else 0:.2g}"
+        label = deployed["metric_name"] if key == "metric_final" else key
+        print(f"{label:20}{deployed[key]:12.4g}{replayed[key]:12.4g}{spread:>24}")
+    same = deployed["model_sha256"] == replayed["model_sha256"]
+    print(f"\nsimulated in the recorded order, the model is {'bit-identical' if same else 'NOT the same'}")
+    print(f"compare them: qafel report {folder / 'deployed'} {folder / 'simulated-0'}")
+
+
+def recorded_order(folder: Path, buffer_size: int) -> list[str]:
+    """Settings under which the simulated uploads come in the order of the server's journal, from the same versions.
+
+    The i-th upload arrives at time i + 1, so version v is there from time K·v on: just after that, whoever based an
+    update on it starts.
+    """
+    journal = [Message.from_bytes(frame) for frame in read(folder / "deployed" / "state")]
+    by_start = sorted(enumerate(journal), key=lambda one: (one[1].version, one[1].sequence))
+    lines = ["time,client,duration"]
+    for place, (arrival, upload) in enumerate(by_start):
+        start = buffer_size * upload.version + 0.25 + 0.5 * place / len(journal)
+        lines.append(f"{start!r},{upload.sender},{arrival + 1 - start!r}")
+    (folder / "order.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return ["timing.arrivals=trace", f"timing.trace={folder / 'order.csv'}"]
 
 
 def same_speeds(task: str, folder: Path) -> list[str]:
     """Settings under which the simulated clients come as often as the real ones: who comes more often counts for more.
 
-    CIFAR-10's clients spend their time training, not waiting, so they come equally often.
+    CIFAR-10's clients spend their time training, not waiting, so they come about equally often, as the recipe says.
     """
     if task != "mushrooms":
         return []
