@@ -55,8 +55,8 @@ def does_not_converge(measured: Measured, method: str, reference: str = UNQUANTI
     still = [_late_progress(run) for run in measured.runs(method)]
     return Verdict.of(
         min(found) >= FAR and max(still) < 0.1,
-        f"{_end(measured, method)}: {_times(found)} the unquantized run's; over the last half it fell by "
-        f"{100 * max(still):.0f} % at most",
+        f"{_end(measured, method)}: {_times(found)} the unquantized run's; over the second half it changed by "
+        f"{-100 * max(still):+.0f} to {-100 * min(still):+.0f} %",
     )
 
 

@@ -88,7 +88,7 @@ def _draw_series(axes: Axes, series: Series, index: int, limits: tuple[float, fl
         pass
     elif series.kind == "curve":
         low, high = _within(series.low, limits, log)[rows], _within(series.high, limits, log)[rows]
-        axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0, zorder=2)
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.22, linewidth=0, zorder=2)
     else:
         reach = np.stack((series.y - series.low, series.high - series.y)).clip(0)[:, rows]
         axes.errorbar(x, y[rows], reach, fmt="none", ecolor=look["color"], elinewidth=1.1, capsize=2.5, zorder=2)
@@ -105,7 +105,8 @@ def _look(series: Series, index: int) -> dict[str, Any]:
         return {"color": _MUTED, "linestyle": (0, (4, 3)), "linewidth": 1.1, "marker": ""}
     marker = "" if series.kind == "curve" and len(series.x) > 1 else _MARKERS[index % len(_MARKERS)]
     line = "" if series.kind == "points" else dashes
-    return {"color": colour, "linestyle": line, "linewidth": 1.4, "marker": marker, "markersize": 4.5}
+    width = 1.0 if len(series.x) > 300 else 1.4
+    return {"color": colour, "linestyle": line, "linewidth": width, "marker": marker, "markersize": 4.5}
 
 
 def _within(values: Column, limits: tuple[float, float], log: bool) -> Column:
@@ -131,7 +132,7 @@ def _scale(axes: Axes, name: str, axis: Axis) -> None:
 
 def _legend(figure: Figure, panels: Sequence[Panel], labels: Sequence[str], title: str) -> None:
     first = {series.label: series for panel in reversed(panels) for series in reversed(panel.series)}
-    handles = [Line2D([], [], **_look(first[label], index) | {"markersize": 4}) for index, label in enumerate(labels)]
+    handles = [Line2D([], [], **_look(first[label], index) | {"linewidth": 1.8}) for index, label in enumerate(labels)]
     width = 75 if len(panels) == 1 else 55 * min(len(panels), _ACROSS)
     legend = figure.legend(
         handles,

@@ -32,6 +32,7 @@ METHODS = {
 }
 """Every method that has recipes; those of the published runs' quantizer first."""
 PUBLISHED_CLIENTS = {"cifar10": 5000, "celeba": 9343, "shakespeare": 1129}
+PUBLISHED_TARGETS = {"cifar10": 0.6, "celeba": 0.9, "shakespeare": 0.54}
 SIMILAR = 1.25
 
 
@@ -94,7 +95,9 @@ def _cells(measured: Measured, method: str, place: float, runs: Sequence[Run]) -
 
 def panels(measured: Measured) -> list[Panel]:
     places = measured.places("concurrency")
-    across = Axis("concurrency", ticks=tuple(places), limits=(0, 1.08 * max(places)))
+    across = Axis(
+        "concurrency", ticks=tuple(places), limits=(0, 1.08 * max(places) if len(places) > 1 else 2 * places[0])
+    )
     curves = [
         accuracy_panel(measured, f"accuracy-{'abcdef'[index]}", f"concurrency {place:g}", concurrency=place)
         for index, place in enumerate(places)
@@ -105,12 +108,18 @@ def panels(measured: Measured) -> list[Panel]:
 def notes(measured: Measured) -> list[str]:
     """What differs from the published runs, and what an infinite figure means."""
     planned, run = measured.pairs[0]
-    clients, published = run.number("clients"), PUBLISHED_CLIENTS[planned.config.task.name]
-    target = planned.config.evaluation.target
+    task, target = planned.config.task, planned.config.evaluation.target
     found = [f"The target is an accuracy of {target:g}; ∞: not met by every seed within the run's limits."]
-    if clients != published:
-        found.append(f"{clients:,.0f} clients here, {published:,} in the published runs.")
-    return found
+    differing = {
+        "clients": (run.number("clients"), PUBLISHED_CLIENTS[task.name]),
+        "target": (target, PUBLISHED_TARGETS[task.name]),
+        "most samples of a client": (getattr(task, "max_samples", None), None),
+    }
+    return found + [
+        f"{name}: {ours:,g} here, {'no limit' if theirs is None else format(theirs, ',g')} in the published runs."
+        for name, (ours, theirs) in differing.items()
+        if ours is not None and ours != theirs
+    ]
 
 
 def _each(

@@ -65,7 +65,7 @@ QUICK = {
         "quick", ("stop.uploads=60", "evaluation.every=20", "task.max_samples=20", "task.test_samples=300")
     ),
     "shakespeare": Change(
-        "quick", ("stop.uploads=12", "evaluation.every=4", "task.max_samples=16", "task.test_samples=64")
+        "quick", ("stop.uploads=20", "evaluation.every=10", "task.max_samples=8", "task.test_samples=64")
     ),
 }
 """What a quick run leaves out, by task; the same for all entries, so that they share their runs."""

@@ -99,8 +99,8 @@ def _notes(measured: Measured) -> list[str]:
     return [
         f"The quadratic has L = {known.smoothness:g}, σ_ℓ = {known.gradient_noise:g}, B = {known.heterogeneity:g}, "
         f"f(x⁰) − f* = {known.initial_gap:.3g}; step sizes are the corollary's, with a = b = √2.",
-        "Columns 5 to 7: what is added to the mean by a client's quantizer alone (a random half of the coordinates), a "
-        "server's alone (a random tenth) and staleness alone (about four steps), each against a run with the "
+        "Columns 5 to 7: what is added to the mean by a client's quantizer alone, by a server's alone (each sends a "
+        "random half of the coordinates) and by staleness alone (about four steps), each against a run with the "
         f"same seeds and without it. K, δ and staleness are varied at {at}.",
     ]
 

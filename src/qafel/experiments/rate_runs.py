@@ -26,7 +26,7 @@ AT = 512
 """T where K, the quantizers and the staleness are varied."""
 BUFFERS = (1, 2, 5, 10, 20, 50)
 CLIENT_SPECS = ("rand_k:0.9", "rand_k:0.75", "rand_k:0.5", "rand_k:0.25", "rand_k:0.1")
-SERVER_SPECS = tuple(f"scaled:{spec}" for spec in ("rand_k:0.5", "rand_k:0.25", "rand_k:0.1", "rand_k:0.05"))
+SERVER_SPECS = tuple(f"scaled:{spec}" for spec in ("rand_k:0.75", "rand_k:0.5", "rand_k:0.35", "rand_k:0.2"))
 """Random coordinates: their error is what δ says for every vector, not only for the worst."""
 CONCURRENCIES = (10, 20, 40, 80)
 SIZE, CLIENTS, LOCAL_STEPS, BUFFER = 64, 100, 2, 10
@@ -68,12 +68,12 @@ class Kind:
 REFERENCE = Kind()
 FEDBUFF = Kind(concurrency=STALE)
 QAFEL = Kind("qsgd:4", "top_k:0.1", STALE)
-CLIENT, SERVER = Kind(client="rand_k:0.5"), Kind(server="scaled:rand_k:0.1")
+CLIENT, SERVER = Kind(client="rand_k:0.5"), Kind(server="scaled:rand_k:0.5")
 NAMES = {
     FEDBUFF: "FedBuff",
     QAFEL: "QAFeL (qsgd:4 up, top 10 % down)",
     CLIENT: "client quantizer alone (a random half)",
-    SERVER: "server quantizer alone (a random tenth)",
+    SERVER: "server quantizer alone (a random half)",
     REFERENCE: "neither quantizers nor staleness",
 }
 

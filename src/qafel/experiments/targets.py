@@ -60,10 +60,9 @@ def target_panels(measured: Measured, key: str, across: Axis) -> list[Panel]:
                 if math.isfinite((spread := measured.spread(figure, method, **{key: place})).mean)
             ]
             if found:
-                series.append(_series(method, found))
+                series.append(_series(method, found, _beside(measured, method, across)))
         if series:
-            y = Axis(f"{label} to the target", log=_wide(series), unit="count" if column == "uploads" else "B")
-            panels.append(Panel(column.replace("_", "-"), label, across, y, tuple(series)))
+            panels.append(Panel(column.replace("_", "-"), label, across, _axis(column, label, series), tuple(series)))
     return panels
 
 
@@ -85,12 +84,26 @@ def accuracy_panel(measured: Measured, key: str, title: str, **at: float) -> Pan
     return Panel(key, title, Axis("uploads", unit="count"), Axis("accuracy"), tuple(series))
 
 
-def _series(method: str, found: list[tuple[float, Spread]]) -> Series:
-    places = np.array([place for place, _ in found])
+def _beside(measured: Measured, method: str, across: Axis) -> float:
+    """A small shift, so that the bars of equal methods do not hide each other."""
+    low, high = across.limits or (0.0, 0.0)
+    return 0.012 * (high - low) * (measured.methods.index(method) - (len(measured.methods) - 1) / 2)
+
+
+def _series(method: str, found: list[tuple[float, Spread]], shift: float) -> Series:
+    places = np.array([place + shift for place, _ in found])
     mean, low, high = (np.array([getattr(spread, name) for _, spread in found]) for name in ("mean", "low", "high"))
     return Series(method, places, mean, low, high, kind="line-and-points")
 
 
-def _wide(series: list[Series]) -> bool:
+def _axis(column: str, label: str, series: list[Series]) -> Axis:
+    """From zero, unless methods differ by more than a linear axis can show."""
     values = np.concatenate([one.y for one in series])
-    return bool(values.max() > 6 * values.min())
+    most = max(float(one.high.max()) for one in series if one.high is not None)
+    wide = bool(values.max() > 30 * values.min())
+    return Axis(
+        f"{label} to the target",
+        wide,
+        "count" if column == "uploads" else "B",
+        limits=None if wide else (0.0, 1.1 * most),
+    )
