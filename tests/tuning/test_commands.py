@@ -9,6 +9,7 @@ import sys
 import pytest
 
 QUICK = ["--set", "stop.server_steps=100", "--set", "algorithm.server_lr=0.05", "--target", "0.2", "--trials", "5"]
+AS_FOUND = ["--check", "0"]
 
 
 def qafel(*arguments, cwd, expect=0):
@@ -29,16 +30,28 @@ def qafel(*arguments, cwd, expect=0):
 def test_a_search_says_what_it_found_and_leaves_its_files(tmp_path):
     shown = qafel("tune", "mushrooms-qafel-4bit", *QUICK, cwd=tmp_path).stdout
     out = tmp_path / "tune/mushrooms-qafel-4bit"
-    for word in ("client_lr", "reached", "Uploads to f(x) − f* ≤ 0.2", "best of 5 trials", "best.toml", "index.html"):
+    for word in (
+        "client_lr",
+        "reached",
+        "Uploads to f(x) − f* ≤ 0.2",
+        "found in 5 trials",
+        "unseen seeds",
+        "best.toml",
+        "index.html",
+    ):
         assert word in shown
     rows = list(csv.DictReader((out / "trials.csv").read_text().splitlines()))
     assert [row["trial"] for row in rows] == ["0", "1", "2", "3", "4"]
+    assert sum(bool(row["unseen"]) for row in rows) >= 1
+    qafel("tune", "mushrooms-qafel-4bit", *QUICK, *AS_FOUND, cwd=tmp_path)
     best = min((float(row["value"]), row["trial"]) for row in rows if row["state"] == "reached")
     summary = json.loads(
         qafel("run", out / "best.toml", "--quiet", "--json", "--out", tmp_path / "run", cwd=tmp_path).stdout
     )
     assert summary["uploads_to_target"] == best[0]
-    again = json.loads(qafel("tune", "mushrooms-qafel-4bit", *QUICK, "--json", "--quiet", cwd=tmp_path).stdout)
+    again = json.loads(
+        qafel("tune", "mushrooms-qafel-4bit", *QUICK, *AS_FOUND, "--json", "--quiet", cwd=tmp_path).stdout
+    )
     assert again["best"]["trial"] == int(best[1])
     assert len(again["trials"]) == 5
     assert (

@@ -3,17 +3,20 @@
 import json
 import math
 import sys
+from functools import partial
 
 import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, OutputError
 from qafel.simulator.run import run as simulate
-from qafel.tuning import Choices, Range, tune
+from qafel.tuning import Choices, Range
+from qafel.tuning import tune as tune_and_check
 from qafel.tuning.files import trials_csv, write_files
 from qafel.tuning.folder import SearchFolder
 
 BAD_START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=200", "algorithm.server_lr=0.005"])
+tune = partial(tune_and_check, check=0)
 RATE = {"algorithm.server_lr": Range(1e-3, 10, log=True)}
 
 
@@ -52,9 +55,8 @@ def test_the_best_recipe_does_what_the_search_measured(tmp_path):
 def test_one_worker_makes_the_same_search_again(tmp_path):
     first, second = (tune(BAD_START, target=0.1, trials=11, out=tmp_path / name) for name in "ab")
     assert facts(first) == facts(second)
-    assert facts(first) != facts(
-        tune(BAD_START.model_copy(update={"seed": 1}), target=0.1, trials=11, out=tmp_path / "c")
-    )
+    other = tune(BAD_START.model_copy(update={"seed": 1}), target=0.1, trials=2, out=tmp_path / "c")
+    assert facts(first)[:2] != facts(other)
 
 
 def test_a_search_that_goes_on_is_the_search_it_would_have_been(tmp_path):

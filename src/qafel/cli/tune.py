@@ -17,9 +17,9 @@ from qafel.simulator import Row
 from qafel.simulator.executor_choice import ExecutorName
 from qafel.tuning import ObjectiveName, Tuning, parse_search
 from qafel.tuning import tune as search_for
-from qafel.tuning.files import short, trial_json, write_files
+from qafel.tuning.files import trial_json, write_files
 from qafel.tuning.page import write_page
-from qafel.tuning.ranking import figure, lead_sentence, ranked
+from qafel.tuning.ranking import figure, lead_sentence, ranked, short, unseen
 from qafel.tuning.tune import Moment, require_optuna
 
 SHOWN = 8
@@ -40,6 +40,9 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, help="How many, with those that are in the folder.")] = 30,
     seconds: Annotated[float | None, typer.Option(min=0, help="Begin no new trial after so long.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
+    check: Annotated[
+        int, typer.Option(min=0, help="Unseen seeds with which the best trials are run again at the end.")
+    ] = 3,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
     ] = None,
@@ -65,6 +68,7 @@ def tune(
             trials=trials,
             seconds=seconds,
             seeds=seeds,
+            check=check,
             out=out,
             workers=workers,
             executor=executor,
@@ -132,10 +136,11 @@ def _json(tuning: Tuning) -> dict[str, Any]:
 
 def _show(tuning: Tuning, page: Path) -> None:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("trial", *map(short, tuning.search), tuning.objective.name, "outcome"):
+    for name in ("trial", *map(short, tuning.search), tuning.objective.name, "unseen seeds", "outcome"):
         table.add_column(name, no_wrap=True, justify="left" if name == "outcome" else "right")
     for trial in ranked(tuning)[:SHOWN]:
-        table.add_row(str(trial.number), *map(str, trial.settings.values()), figure(tuning, trial), trial.state)
+        cells = (*trial.settings.values(), figure(tuning, trial), unseen(tuning, trial), trial.state)
+        table.add_row(str(trial.number), *map(str, cells))
     console.print(table)
     console.print(lead_sentence(tuning), highlight=False)
     files = ["recipe  " + str(tuning.out / "best.toml")] if tuning.best is not None else []

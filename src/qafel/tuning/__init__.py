@@ -6,8 +6,11 @@ trial       the recipe with some settings changed, run for every seed
 workers     where trials run
 folder      one search, one folder, one process
 study       the Optuna study: which trial comes next
+check       the best trials again, with unseen seeds
 tune        all of it: tune(config, search, …)
+ranking     trials in order, figures and sentences for people
 files       trials.csv and best.toml
+charts      pictures of the search
 page        index.html
 """
 

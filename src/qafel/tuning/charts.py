@@ -11,8 +11,7 @@ import numpy as np
 
 from qafel.results.report_chart import BYTES_AXIS, COUNT_AXIS, Chart, Trace, plain
 from qafel.results.report_styles import PALETTE
-from qafel.tuning.files import short
-from qafel.tuning.ranking import figure
+from qafel.tuning.ranking import figure, short
 from qafel.tuning.search import Choices, Range
 from qafel.tuning.trial import Trial
 from qafel.tuning.tune import Tuning

@@ -7,30 +7,39 @@ import io
 from typing import Any
 
 from qafel.results.run_directory import write_atomically
-from qafel.tuning.search import SECTION
+from qafel.tuning.ranking import lead_sentence, short, unseen_value
 from qafel.tuning.trial import Trial
 from qafel.tuning.tune import Tuning
-
-
-def short(path: str) -> str:
-    """algorithm.client_lr → client_lr"""
-    return path.removeprefix(SECTION)
 
 
 def write_files(tuning: Tuning) -> None:
     """Write trials.csv, and best.toml where some trial did what it should."""
     write_atomically(tuning.out / "trials.csv", trials_csv(tuning).encode())
     if tuning.best is not None:
-        head = f"# Found by `qafel tune`. {tuning.objective.label}: {tuning.objective.text(tuning.best.score)}\n"
+        head = f"# Found by `qafel tune`. {lead_sentence(tuning)}\n"
         recipe = tuning.config_of(tuning.best.settings).to_toml()
         write_atomically(tuning.out / "best.toml", (head + recipe).encode())
 
 
 def trials_csv(tuning: Tuning) -> str:
-    """A row for every trial. `value` is measured; `estimate` is what the search took a cut-off trial for."""
+    """A row for every trial.
+
+    `value` is measured, `unseen` with other seeds; `estimate` is what the search took a cut-off trial for.
+    """
     rows = [trial_json(tuning, trial) for trial in tuning.trials]
     text = io.StringIO(newline="")
-    names = ["trial", "state", *map(short, tuning.search), "value", "estimate", "gap", "metric", "uploads", "wall_s"]
+    names = [
+        "trial",
+        "state",
+        *map(short, tuning.search),
+        "value",
+        "estimate",
+        "gap",
+        "metric",
+        "uploads",
+        "unseen",
+        "wall_s",
+    ]
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows({**row, **{short(path): value for path, value in row["settings"].items()}} for row in rows)
@@ -51,6 +60,7 @@ def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
         "gap": outcome.gap if outcome.state in ("cut off", "missed") else None,
         "metric": sum(metrics) / len(metrics) if metrics else None,
         "uploads": sum(run.uploads for run in outcome.runs) / len(outcome.runs),
+        "unseen": unseen_value(tuning, trial),
         "seeds": [run.seed for run in outcome.runs],
         "costs": [tuning.objective.shown(run.cost) for run in outcome.runs] if trial.good else None,
         "wall_s": outcome.wall_s,

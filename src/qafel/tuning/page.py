@@ -14,8 +14,8 @@ from qafel.results.report_numbers import human_metric, human_seconds
 from qafel.results.report_page import page
 from qafel.results.run_directory import write_atomically
 from qafel.tuning.charts import charts_of
-from qafel.tuning.files import short, trial_json
-from qafel.tuning.ranking import figure, lead_sentence, ranked
+from qafel.tuning.files import trial_json
+from qafel.tuning.ranking import figure, lead_sentence, ranked, short, unseen
 from qafel.tuning.tune import Tuning
 from qafel.version import __version__
 
@@ -42,21 +42,17 @@ def render_page(tuning: Tuning) -> str:
         "<h2>What was searched</h2>",
         _searched(tuning),
     ]
-    if (best := tuning.best_config) is not None:
-        sections.append(f"<details><summary>best.toml</summary><pre>{escape(best.to_toml())}</pre></details>")
+    if tuning.best is not None:
+        recipe = escape(tuning.config_of(tuning.best.settings).to_toml())
+        sections.append(f"<details><summary>best.toml</summary><pre>{recipe}</pre></details>")
     sections.append(f"<footer>Written by qafel {escape(__version__)}.</footer>")
     return page(escape(f"Search: {tuning.config.name}"), "\n".join(sections), _data(charts), get_plotlyjs())
 
 
 def _table(tuning: Tuning) -> str:
-    names = [
-        "trial",
-        "outcome",
-        *map(short, tuning.search),
-        tuning.objective.label,
-        tuning.objective.metric_name,
-        "took",
-    ]
+    objective = tuning.objective
+    names = ["trial", "outcome", *map(short, tuning.search), objective.label, "on unseen seeds"]
+    names += [objective.metric_name, "took"]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     rows = []
     for trial in ranked(tuning)[:SHOWN]:
@@ -66,6 +62,7 @@ def _table(tuning: Tuning) -> str:
             trial.state,
             *(str(value) for value in trial.settings.values()),
             figure(tuning, trial),
+            unseen(tuning, trial),
             "–" if metric is None else human_metric(metric),
             human_seconds(trial.outcome.wall_s),
         ]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from qafel.tuning.files import short
+from qafel.tuning.search import SECTION
 from qafel.tuning.trial import Trial
 from qafel.tuning.tune import Tuning
 
 
+def short(path: str) -> str:
+    """algorithm.client_lr → client_lr"""
+    return path.removeprefix(SECTION)
+
+
 def ranked(tuning: Tuning) -> list[Trial]:
-    """Measured trials first, then estimates, then the lost; each kind by its score."""
-    return sorted(tuning.trials, key=lambda trial: (not trial.good, trial.score, trial.number))
+    """The best, then measured trials, then estimates, then the lost; each kind by its score."""
+    best = tuning.best
+    return sorted(tuning.trials, key=lambda trial: (trial is not best, not trial.good, trial.score, trial.number))
 
 
 def figure(tuning: Tuning, trial: Trial) -> str:
@@ -17,6 +23,21 @@ def figure(tuning: Tuning, trial: Trial) -> str:
     if trial.lost:
         return "–"
     return f"{'' if trial.good else '≈ '}{tuning.objective.text(trial.score)}"
+
+
+def unseen(tuning: Tuning, trial: Trial) -> str:
+    """What the trial did on unseen seeds; nothing where it was not run with any."""
+    check = tuning.checks.get(trial.number)
+    if check is None:
+        return ""
+    return tuning.objective.text(check.score) if check.state in ("reached", "finished") else check.state
+
+
+def unseen_value(tuning: Tuning, trial: Trial) -> float | None:
+    check = tuning.checks.get(trial.number)
+    if check is None or check.state not in ("reached", "finished"):
+        return None
+    return tuning.objective.shown(check.score)
 
 
 def lead_sentence(tuning: Tuning) -> str:
@@ -28,8 +49,17 @@ def lead_sentence(tuning: Tuning) -> str:
     if best is None:
         return f"{label}: none of {count}{seeds} came that far."
     settings = ", ".join(f"{short(path)} = {value}" for path, value in best.settings.items())
-    found = f"{label}: {objective.text(best.score)} with {settings}"
-    return f"{found}; the best of {count}{seeds}{_comparison(tuning, best)}."
+    found = f"{label}: {objective.text(best.score)} with {settings}; found in {count}{seeds}"
+    return f"{found}{_comparison(tuning, best)}{_on_unseen_seeds(tuning, best)}."
+
+
+def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
+    check = tuning.checks.get(best.number)
+    if check is None:
+        return ""
+    if check.state in ("reached", "finished"):
+        return f"; on {len(check.runs)} unseen seeds {tuning.objective.text(check.score)}"
+    return f"; but on unseen seeds it {check.state}, like all that were tried: search with more --seeds"
 
 
 def _comparison(tuning: Tuning, best: Trial) -> str:
@@ -39,7 +69,7 @@ def _comparison(tuning: Tuning, best: Trial) -> str:
         return ""
     text = tuning.objective.text
     if not own.good:
-        return f"; with the recipe's own settings it {own.state}"
+        return f" (with the recipe's own settings it {own.state})"
     if tuning.objective.name == "metric":
-        return f"; the recipe's own settings give {text(own.score)}"
+        return f" (the recipe's own settings give {text(own.score)})"
     return f", {best.score / own.score:.3g} times what the recipe's own settings take ({text(own.score)})"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -14,10 +15,11 @@ from qafel.config import Config
 from qafel.errors import ConfigError
 from qafel.simulator import Row
 from qafel.simulator.executor_choice import ExecutorName
+from qafel.tuning.check import best_checked, check_best
 from qafel.tuning.folder import SearchFolder
-from qafel.tuning.objective import OBJECTIVES, Objective, ObjectiveName
+from qafel.tuning.objective import OBJECTIVES, Objective, ObjectiveName, Outcome
 from qafel.tuning.search import Search, Settings, check_search, default_search, own_settings, with_settings
-from qafel.tuning.trial import Job, Trial, best_of
+from qafel.tuning.trial import Job, Trial, best_of, run_trial
 from qafel.tuning.workers import Elsewhere, Here, Workers
 
 
@@ -46,21 +48,22 @@ class Tuning:
     objective: Objective
     seeds: int
     trials: tuple[Trial, ...]
-    best: Trial | None
-    """Of the trials that did what they should; None where none did."""
+    checks: Mapping[int, Outcome]
+    """What the best trials did on seeds that the search has not seen."""
     importance: dict[str, float]
+
+    @property
+    def best(self) -> Trial | None:
+        """The best on unseen seeds, of the trials that did what they should; None where none did."""
+        return best_checked(self.trials, self.checks)
 
     @property
     def starts_with_own(self) -> bool:
         """Whether trial 0 is the recipe as it is."""
         return own_settings(self.config, self.search) is not None
 
-    @property
-    def best_config(self) -> Config | None:
-        """The recipe with the best trial's settings; where it stops is the recipe's own business."""
-        return None if self.best is None else self.config_of(self.best.settings)
-
     def config_of(self, settings: Settings) -> Config:
+        """The recipe with these settings; where it stops is the recipe's own business."""
         tuned = with_settings(self.config, settings)
         return tuned.model_copy(update={"name": f"{self.config.name}-tuned"})
 
@@ -74,6 +77,7 @@ def tune(
     trials: int = 30,
     seconds: float | None = None,
     seeds: int = 1,
+    check: int = 3,
     out: Path | None = None,
     workers: int = 1,
     executor: ExecutorName = "inline",
@@ -83,7 +87,8 @@ def tune(
     """Run trials in `out` until there are `trials`, or no new one after so many seconds; go on from what is there.
 
     The first trial is the configuration as it is, where the search holds it. Every trial runs the same `seeds` seeds,
-    from the configuration's own on, which also seeds the search.
+    from the configuration's own on, which also seeds the search. At the end the best trials are run again with the
+    `check` seeds that follow.
     """
     require_optuna()
     from qafel.tuning.study import Study  # noqa: PLC0415  (an optional extra)
@@ -103,6 +108,19 @@ def tune(
     with SearchFolder(out, setup) as folder, _workers(workers, progress) as crew:
         study = Study(folder, search, own_settings(config, search), config.seed)
 
+        def job_of(trial: Trial, count: int, first_seed: int = 0) -> Job:
+            return Job(
+                number=trial.number,
+                folder=folder.trial(trial.number),
+                configs=_configs(
+                    config, trial, sought, range(config.seed + first_seed, config.seed + first_seed + count)
+                ),
+                objective=sought,
+                allowance=trial.allowance,
+                executor=executor,
+                executor_workers=max(1, (os.cpu_count() or 1) // workers),
+            )
+
         def wanted() -> bool:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
@@ -116,13 +134,19 @@ def tune(
         while True:
             while crew.room and wanted():
                 trial = study.next()
-                crew.start(_job(trial, folder, config, sought, seeds, executor, workers))
+                crew.start(job_of(trial, seeds))
                 tell(trial)
             if not crew.busy:
                 break
             tell(study.finish(*crew.next_done()))
+
+        def run_again(trial: Trial, most: float) -> Outcome:
+            again = replace(trial, allowance=most * check if sought.target is not None else math.inf)
+            return run_trial(job_of(again, check, first_seed=seeds), progress)
+
         done = study.finished()
-        return Tuning(out, config, search, sought, seeds, done, best_of(done), study.importance())
+        checks = check_best(done, run_again) if check else {}
+        return Tuning(out, config, search, sought, seeds, done, checks, study.importance())
 
 
 def require_optuna() -> None:
@@ -154,24 +178,9 @@ def _workers(count: int, progress: Callable[[Row], None] | None) -> Workers:
     return Here(progress) if count == 1 else Elsewhere(count)
 
 
-def _job(
-    trial: Trial,
-    folder: SearchFolder,
-    config: Config,
-    objective: Objective,
-    seeds: int,
-    executor: ExecutorName,
-    workers: int,
-) -> Job:
+def _configs(config: Config, trial: Trial, objective: Objective, seeds: Iterable[int]) -> tuple[Config, ...]:
+    """What a trial runs: one configuration for every seed."""
     data: dict[str, Any] = with_settings(config, trial.settings).model_dump(exclude_none=True)
     data["name"] = f"{config.name}-trial-{trial.number}"
     data["stop"]["at_target"] = objective.target is not None
-    return Job(
-        number=trial.number,
-        folder=folder.trial(trial.number),
-        configs=tuple(Config.from_dict({**data, "seed": config.seed + index}) for index in range(seeds)),
-        objective=objective,
-        allowance=trial.allowance,
-        executor=executor,
-        executor_workers=max(1, (os.cpu_count() or 1) // workers),
-    )
+    return tuple(Config.from_dict({**data, "seed": seed}) for seed in seeds)
