@@ -29,6 +29,7 @@ LOST: Final = (
 )
 """What the library raises when the line is broken or the broker does not answer."""
 
+_CLOSE_S: Final = 2.0
 log = logging.getLogger(__name__)
 # nats-py upgrades to TLS in a way that asyncio remarks on whenever the other end closes.
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
@@ -92,23 +93,29 @@ async def _connect(access: Access, url: str, name: str) -> tuple[Connection, asy
             **options,
         )
     except BaseException:  # cancelled, too
-        await close(connection)
+        await _drop(connection, list(_tasks(connection)))
         raise
     return connection, gone
 
 
 async def close(connection: Connection) -> None:
-    """Close, and end every task that the library began: where its last write fails, it leaves them behind, and they
-    are destroyed while pending.
-    """
+    """Close politely, if the other end lets us; then end everything that belongs to it."""
     tasks = list(_tasks(connection))
     try:
-        with contextlib.suppress(*LOST, nats.errors.Error, AssertionError):  # the last: it never got as far
-            await connection.close()
+        with contextlib.suppress(*LOST, nats.errors.Error):
+            async with asyncio.timeout(_CLOSE_S):
+                await connection.close()
     finally:
-        await end(tasks)
-        if (transport := getattr(connection, "_transport", None)) is not None:
-            transport.close()
+        await _drop(connection, tasks)
+
+
+async def _drop(connection: Connection, tasks: list[asyncio.Task[Any]]) -> None:
+    """End every task that the library began: where its last write fails, it leaves them behind, and they are
+    destroyed while pending.
+    """
+    await end(tasks)
+    if (transport := getattr(connection, "_transport", None)) is not None:
+        transport.close()
 
 
 def _tasks(connection: Connection) -> Iterator[asyncio.Task[Any]]:
