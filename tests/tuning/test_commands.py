@@ -35,7 +35,7 @@ def test_a_search_says_what_it_found_and_leaves_its_files(tmp_path):
         "reached",
         "Uploads to f(x) − f* ≤ 0.2",
         "found in 5 trials",
-        "unseen seeds",
+        "on 5 unseen seeds",
         "best.toml",
         "index.html",
     ):

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from qafel.cli.progress import console, errors
+from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
 from qafel.simulator import Row
 from qafel.simulator.executor_choice import ExecutorName
@@ -42,7 +43,7 @@ def tune(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
     check: Annotated[
         int, typer.Option(min=0, help="Unseen seeds with which the best trials are run again at the end.")
-    ] = 3,
+    ] = 5,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
     ] = None,
@@ -83,6 +84,8 @@ def tune(
         _show(tuning, page)
     if tuning.best is None:
         raise typer.Exit(1)
+    if any("quantizer" in path for path in tuning.search):
+        warn_of_unfit_quantizers(tuning.config_of(tuning.best.settings))
 
 
 @final
@@ -135,8 +138,8 @@ def _json(tuning: Tuning) -> dict[str, Any]:
 
 
 def _show(tuning: Tuning, page: Path) -> None:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("trial", *map(short, tuning.search), tuning.objective.name, "unseen seeds", "outcome"):
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for name in ("trial", *map(short, tuning.search), tuning.objective.name, "unseen", "outcome"):
         table.add_column(name, no_wrap=True, justify="left" if name == "outcome" else "right")
     for trial in ranked(tuning)[:SHOWN]:
         cells = (*trial.settings.values(), figure(tuning, trial), unseen(tuning, trial), trial.state)

@@ -77,7 +77,7 @@ def tune(
     trials: int = 30,
     seconds: float | None = None,
     seeds: int = 1,
-    check: int = 3,
+    check: int = 5,
     out: Path | None = None,
     workers: int = 1,
     executor: ExecutorName = "inline",
