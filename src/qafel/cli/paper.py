@@ -62,9 +62,12 @@ def paper(
     entries = [entry for entry in entries if entry.name not in skipped]
     planned = unique([run for entry in entries for run in plans[entry.name]])
     with SweepProgress(planned, len(planned) - len(unfinished(planned, out / "runs")), quiet) as progress:
-        failures = sweep(
-            planned, out / "runs", progress, executor=executor, workers=workers or os.cpu_count() or 1, quick=quick
-        )
+        many = workers or os.cpu_count() or 1
+        try:
+            failures = sweep(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
+        except KeyboardInterrupt:
+            errors.print("interrupted: the same command goes on where this one was")
+            raise
     options = _options(seeds, quick, all_methods, family, only)
     outcomes = _write(entries, plans, out, options, quick)
     if json_output:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -37,9 +38,21 @@ def why(error: BaseException) -> str:
     return str(error) if isinstance(error, QafelError) else f"{type(error).__name__}: {error}"
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What is started within ignores interrupts from its first moment on: they are the parent's business."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def serve(connection: Connection) -> None:
-    """Perform orders until the other end closes; an interrupt is the parent's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Perform orders until the other end closes."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -67,7 +80,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=serve, args=(theirs,), daemon=True)
-        self.process.start()
+        with _deaf_to_interrupts():
+            self.process.start()
         theirs.close()
         self.number: int | None = None
 
