@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-PACKAGES = ["qafel", "qafel.algorithm", "qafel.quantizers", "qafel.simulator", "qafel.tasks", "qafel.theory"]
+PACKAGES = ["qafel", "qafel.algorithm", "qafel.quantizers", "qafel.simulator", "qafel.tasks", "qafel.theory", "qafel.tuning"]
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -26,7 +26,7 @@ def qafel(*arguments, cwd=None, expect=0):
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["demo", "run", "report", "recipes", "quantizers", "plan", "server", "client", "status"]
+    commands = ["demo", "run", "report", "recipes", "quantizers", "plan", "tune", "paper", "server", "client", "status"]
     overview = qafel("--help").stdout
     for command in (*commands, "tasks", "bench", "broker"):
         assert command in overview
