@@ -238,3 +238,13 @@ def test_a_spread_knows_what_is_not_finite():
     assert spread.mean == math.inf
     assert Spread.of([1.0, 2.0, 3.0]) == Spread(2.0, 1.0, 1.0, 3.0, 3)
     assert math.isnan(Spread.of([]).mean)
+
+
+def test_runs_that_are_missing_compare_nothing_and_pass_nothing():
+    """For every entry: one made-up run of another method fulfils no claim by its being alone."""
+    for name, entry in ENTRIES.items():
+        if name == "seeds":
+            continue
+        found = measured(made_up("another method", falling(1e-3), at={"concurrency": 100.0, "client": 1, "server": 1}))
+        for claim in entry.claims:
+            assert claim.verdict(found).result == "not comparable", (name, claim.text)

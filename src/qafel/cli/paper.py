@@ -15,6 +15,7 @@ from qafel.cli.progress import console, errors
 from qafel.cli.sweep_progress import SweepProgress
 from qafel.errors import ConfigError, UserError
 from qafel.experiments import ENTRIES, Entry, Planned, Scale, entry_named
+from qafel.experiments.measured import Missing
 from qafel.experiments.outputs import Outcome, read_back, write_outputs
 from qafel.experiments.requirements import why_missing
 from qafel.experiments.sweep import Failure, sweep, unfinished, unique
@@ -69,7 +70,7 @@ def paper(
             errors.print("interrupted: the same command goes on where this one was")
             raise
     options = _options(seeds, quick, all_methods, family, only)
-    outcomes = _write(entries, plans, out, options, quick)
+    outcomes, unwritten = _write(entries, plans, out, options, quick)
     if json_output:
         print(json.dumps(_as_json(outcomes, failures, skipped), indent=2, ensure_ascii=False))
     else:
@@ -79,7 +80,9 @@ def paper(
         errors.print(f"[yellow]skipped[/] {entry_name}: {reason}", highlight=False, soft_wrap=True)
     for failure in failures:
         errors.print(f"[red]failed[/] {failure.run.folder}: {failure.reason}", highlight=False, soft_wrap=True)
-    if failures:
+    for entry_name, reason in unwritten.items():
+        errors.print(f"[red]not written[/] {entry_name}: {reason}", highlight=False, soft_wrap=True)
+    if failures or unwritten:
         raise typer.Exit(1)
 
 
@@ -113,14 +116,16 @@ def _options(seeds: int | None, quick: bool, all_methods: bool, family: str | No
 
 def _write(
     entries: list[Entry], plans: dict[str, list[Planned]], out: Path, options: str, quick: bool
-) -> list[Outcome]:
-    outcomes = []
+) -> tuple[list[Outcome], dict[str, str]]:
+    """Every entry's files; and, by entry, why there are none."""
+    outcomes, unwritten = [], {}
     for entry in entries:
-        measured = read_back(plans[entry.name], out / "runs", quick)
-        if not measured.pairs:
-            continue
-        outcomes.append(write_outputs(entry, measured, f"qafel paper {entry.name}{options}", out / entry.name))
-    return outcomes
+        try:
+            measured = read_back(plans[entry.name], out / "runs", quick)
+            outcomes.append(write_outputs(entry, measured, f"qafel paper {entry.name}{options}", out / entry.name))
+        except Missing as error:
+            unwritten[entry.name] = str(error)
+    return outcomes, unwritten
 
 
 def _as_json(outcomes: list[Outcome], failures: list[Failure], skipped: dict[str, str]) -> object:

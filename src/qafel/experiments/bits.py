@@ -102,6 +102,8 @@ def _panels(measured: Measured) -> list[Panel]:
     for key, title, figure, unit in (("uploads", "uploads", _UPLOADS, "count"), ("total", "all bytes", _total, "B")):
         series = []
         for client in BITS:
+            if not all(measured.has(client=client, server=server) for server in BITS):
+                continue
             spreads = [measured.spread(figure, client=client, server=server) for server in BITS[::-1]]
             if any(math.isfinite(spread.mean) for spread in spreads):
                 series.append(_over_server_bits(f"client {client} bits", spreads))

@@ -10,7 +10,7 @@ import numpy as np
 
 from qafel.experiments.curves import curve_panels, end_table
 from qafel.experiments.entry import Claim, Entry, Verdict
-from qafel.experiments.measured import Measured, Spread, diverged, first_below, settled
+from qafel.experiments.measured import Measured, Missing, Spread, diverged, first_below, settled
 from qafel.experiments.plan import Change, Planned, Scale, mushrooms
 from qafel.experiments.tables import Table, count_heading
 from qafel.results.report_numbers import human_metric
@@ -41,7 +41,10 @@ def _plan(methods: Sequence[str], scale: Scale) -> list[Planned]:
 def ratios(measured: Measured, method: str, reference: str) -> list[float]:
     """Seed by seed, the settled suboptimality over that of the reference."""
     theirs = {planned.config.seed: settled(run) for planned, run in measured.planned(reference)}
-    return [settled(run) / theirs[planned.config.seed] for planned, run in measured.planned(method)]
+    ours = {planned.config.seed: settled(run) for planned, run in measured.planned(method)}
+    if not (both := ours.keys() & theirs.keys()):
+        raise Missing(f"{method} and {reference} have no seed in common")
+    return [ours[seed] / theirs[seed] for seed in sorted(both)]
 
 
 def is_close(measured: Measured, method: str, reference: str = UNQUANTIZED) -> Verdict:
@@ -133,7 +136,9 @@ def _worse_in_the_end(measured: Measured) -> Verdict:
         return Verdict.none("too few of the runs had settled by their end to compare where they settle")
     values = list(levels.values())
     rises = all(after > before for before, after in pairwise(values))
-    return Verdict.of(rises, f"where f(x) − f* has settled, it is at {listed}")
+    falling = ", ".join(str(steps) for steps in LOCAL_STEPS if steps not in levels)
+    still = f"; still falling for P = {falling}" if falling else ""
+    return Verdict.of(rises, f"where f(x) − f* has settled, it is at {listed}{still}")
 
 
 def _entry(name: str, title: str, paper: str, methods: Sequence[str], claims: tuple[Claim, ...]) -> Entry:

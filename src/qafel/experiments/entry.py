@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from qafel.experiments.measured import Measured
+from qafel.experiments.measured import Measured, Missing
 from qafel.experiments.panels import Panel
 from qafel.experiments.plan import Planned, Scale
 from qafel.experiments.tables import Table
@@ -46,7 +46,10 @@ class Claim:
     def verdict(self, measured: Measured) -> Verdict:
         if measured.quick and not self.quick_suffices:
             return Verdict.none("this was a quick run")
-        return self.check(measured)
+        try:
+            return self.check(measured)
+        except Missing as error:
+            return Verdict.none(str(error))
 
 
 def _nothing(measured: Measured) -> tuple[str, ...]:

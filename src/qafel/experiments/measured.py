@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
+from qafel.errors import DataError
 from qafel.experiments.plan import Planned
 from qafel.results.runs import Column, Run
 
 SETTLED = 0.1
 """The last tenth of a run is what it settled at."""
+
+
+class Missing(DataError):
+    """Runs that a result needs were not made: they failed, or were not asked for."""
 
 
 @final
@@ -61,10 +66,19 @@ class Measured:
         return sorted({float(planned.at[key]) for planned, _ in self.pairs if key in planned.at})
 
     def runs(self, method: str | None = None, **at: float | str) -> list[Run]:
-        """The runs of a method at a place in the sweep, by seed."""
+        """The runs of a method at a place in the sweep, by seed; Missing if there is none."""
         return [run for _, run in self.planned(method, **at)]
 
     def planned(self, method: str | None = None, **at: float | str) -> list[tuple[Planned, Run]]:
+        if not (found := self._found(method, at)):
+            where = ", ".join(f"{key} {value}" for key, value in at.items())
+            raise Missing(f"the runs of {' at '.join(part for part in (method, where) if part)} are missing")
+        return found
+
+    def has(self, method: str | None = None, **at: float | str) -> bool:
+        return bool(self._found(method, at))
+
+    def _found(self, method: str | None, at: Mapping[str, float | str]) -> list[tuple[Planned, Run]]:
         return [
             (planned, run)
             for planned, run in self.pairs

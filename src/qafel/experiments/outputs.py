@@ -11,7 +11,8 @@ from typing import Any, final
 from qafel.errors import OutputError
 from qafel.experiments.entry import Claim, Entry, Verdict
 from qafel.experiments.figures import draw, rendered
-from qafel.experiments.measured import Measured
+from qafel.experiments.measured import Measured, Missing
+from qafel.experiments.one_run import state_of
 from qafel.experiments.page import render_page
 from qafel.experiments.plan import Planned
 from qafel.experiments.provenance import Provenance, provenance
@@ -33,7 +34,9 @@ class Outcome:
 
 def read_back(planned: Sequence[Planned], runs: Path, quick: bool) -> Measured:
     """Load the finished runs; those that failed are left out."""
-    finished = [run for run in planned if (runs / run.folder / "summary.json").is_file()]
+    finished = [run for run in planned if state_of(run.config, runs / run.folder) == "finished"]
+    if not finished:
+        raise Missing("none of its runs was made")
     return Measured(tuple((run, Run.load(runs / run.folder)) for run in finished), quick)
 
 

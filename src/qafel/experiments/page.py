@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 
@@ -13,12 +12,10 @@ from qafel.experiments.entry import Claim, Entry, Verdict
 from qafel.experiments.panels import Panel
 from qafel.experiments.provenance import Provenance
 from qafel.experiments.tables import Table
-from qafel.results.report_chart import Chart
 from qafel.results.report_page import page
-from qafel.results.report_styles import Style
+from qafel.results.report_parts import cards, chart_data, legend, scrolling
 from qafel.version import __version__
 
-_DASHES = {"solid": "", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}
 _MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not comparable": "– not comparable"}
 
 
@@ -40,8 +37,8 @@ def render_page(
         table.html(),
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
         '<h2>Charts</h2><p class="note">Drag to zoom, double-click to see all; tap a name to hide it.</p>',
-        _legend(styles_of(panels)),
-        f'<div class="charts">{"".join(_card(chart) for chart in charts)}</div>',
+        legend(styles_of(panels)),
+        cards(charts),
         "<h2>Settings that differ</h2>",
         _differences(source),
         f"<details><summary>Settings that all runs share</summary>{_settings(source.common)}</details>",
@@ -49,7 +46,7 @@ def render_page(
         f"<p>{escape(source.sentence())}</p>",
         f"<footer>Written by qafel {escape(__version__)}.</footer>",
     ]
-    return page(escape(f"{entry.title}"), "\n".join(sections), _data(charts), get_plotlyjs())
+    return page(escape(f"{entry.title}"), "\n".join(sections), chart_data(charts), get_plotlyjs())
 
 
 def _claims(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
@@ -59,7 +56,7 @@ def _claims(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
         for claim, verdict in verdicts
     )
     head = "<thead><tr><th></th><th>claim</th><th>measured here</th><th>where</th></tr></thead>"
-    return _scrolling(f"<table>{head}<tbody>{rows}</tbody></table>")
+    return scrolling(f"<table>{head}<tbody>{rows}</tbody></table>")
 
 
 def _differences(source: Provenance) -> str:
@@ -73,7 +70,7 @@ def _differences(source: Provenance) -> str:
         + "</tr>"
         for method, own in source.differing.items()
     )
-    return _scrolling(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>")
+    return scrolling(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>")
 
 
 def _settings(common: dict[str, str]) -> str:
@@ -81,39 +78,4 @@ def _settings(common: dict[str, str]) -> str:
         f'<tr><th scope="row">{escape(key)}</th><td class="text">{escape(value)}</td></tr>'
         for key, value in common.items()
     )
-    return _scrolling(f"<table><tbody>{rows}</tbody></table>")
-
-
-def _scrolling(table: str) -> str:
-    return f'<div class="scroll" tabindex="0">{table}</div>'
-
-
-def _legend(styles: Sequence[Style]) -> str:
-    buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-run="{index}"><svg viewBox="0 0 22 8" aria-hidden="true">'
-        f'<line x1="0" y1="4" x2="22" y2="4" stroke="{style.colour}" stroke-width="3" '
-        f'stroke-dasharray="{_DASHES[style.dash]}"/></svg>{escape(style.label)}</button>'
-        for index, style in enumerate(styles)
-    )
-    return f'<div class="legend" role="group" aria-label="Show or hide">{buttons}</div>'
-
-
-def _card(chart: Chart) -> str:
-    toggles = "".join(
-        f'<button type="button" data-chart="{chart.key}" data-axis="{axis}" '
-        f'aria-pressed="{str(chart.layout[f"{axis}axis"]["type"] == "log").lower()}">log {axis}</button>'
-        for axis in chart.toggles
-    )
-    notes = f'<p class="note">{escape(" ".join(chart.notes))}</p>' if chart.notes else ""
-    wide = " wide" if chart.wide else ""
-    return (
-        f'<section class="card chart{wide}"><header><h3>{escape(chart.title)}</h3>{toggles}</header>'
-        f'{notes}<div class="plot" id="plot-{chart.key}" style="height:{chart.height}px"></div></section>'
-    )
-
-
-def _data(charts: Sequence[Chart]) -> str:
-    """The charts as JSON that cannot end its script element early."""
-    content = [{"key": chart.key, "traces": chart.traces, "layout": chart.layout} for chart in charts]
-    text = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return scrolling(f"<table><tbody>{rows}</tbody></table>")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from qafel.experiments.entry import Claim, Entry, Verdict
-from qafel.experiments.measured import Measured, Spread, band, first_below, settled, traffic
+from qafel.experiments.measured import Measured, Missing, band, first_below, settled, traffic
 from qafel.experiments.panels import Axis, Panel, Series
 from qafel.experiments.plan import Change, Planned, Scale, mushrooms
 from qafel.experiments.tables import Heading, Table, bytes_heading, metric_heading, ratio_heading
@@ -109,15 +109,15 @@ def _table(measured: Measured) -> Table:
                 measured.spread(settled, label),
                 measured.spread(lambda run: run.traffic_total, label).mean,
                 *(spread.mean for spread in to),
-                to[-1].mean / _reference(measured, LEVELS[-1]).mean,
+                to[-1].mean / _reference(measured, LEVELS[-1]),
                 "yes" if label in front else "",
             )
         )
     return Table(headings, tuple(rows))
 
 
-def _reference(measured: Measured, level: float) -> Spread:
-    return measured.spread(lambda run: bytes_to(level, run), REFERENCE)
+def _reference(measured: Measured, level: float) -> float:
+    return measured.spread(lambda run: bytes_to(level, run), REFERENCE).mean if measured.has(REFERENCE) else math.nan
 
 
 def _points(measured: Measured) -> dict[str, tuple[float, float]]:
@@ -153,7 +153,7 @@ def _panels(measured: Measured) -> tuple[Panel, ...]:
     curves = [
         Series(family, curve.x[1:], curve.mean[1:])
         for family, label in _ON_THE_WAY.items()
-        if measured.runs(label) and (curve := band(measured.runs(label), traffic))
+        if measured.has(label) and (curve := band(measured.runs(label), traffic))
     ]
     uploads = measured.runs()[0].number("uploads")
     across = Axis("all bytes, up and broadcast", log=True, unit="B")
@@ -180,6 +180,8 @@ def _scatter(measured: Measured, family: str, points: dict[str, tuple[float, flo
 def _frugal(measured: Measured) -> Verdict:
     """Some pair reaches FedBuff's suboptimality, up to a tenth, with less than a third of its bytes."""
     points = _points(measured)
+    if REFERENCE not in points:
+        raise Missing("the runs without quantizers are missing")
     sent, level = points[REFERENCE]
     good = {label: sent / own for label, (own, end) in points.items() if end <= 1.1 * level and label != REFERENCE}
     if not good:

@@ -63,12 +63,14 @@ def spread(measured: Measured, kind: Kind, horizon: float) -> Spread:
 
 
 def horizons(measured: Measured) -> list[float]:
-    return [place for place in measured.places("T") if measured.runs(T=place, kind=QAFEL.tag)]
+    """The grid of T."""
+    return sorted({float(planned.at["T"]) for planned, _ in measured.planned(kind=QAFEL.tag)})
 
 
 def varied_at(measured: Measured) -> float:
     """The T at which K, the quantizers and the staleness were varied."""
-    return next(place for place in measured.places("T") if measured.runs(T=place, kind=Kind(buffer=BUFFERS[0]).tag))
+    first = Kind(buffer=BUFFERS[0]).tag
+    return float(measured.planned(kind=first)[0][0].at["T"])
 
 
 @final

@@ -42,6 +42,8 @@ def reduction(measured: Measured, column: str, method: str, reference: str, **at
     """How many times less a method needs than the reference, of the means over seeds; NaN where one of them never met
     the target.
     """
+    if not measured.has(reference, **at):
+        return math.nan
     ours = measured.spread(to_target(column), method, **at).mean
     theirs = measured.spread(to_target(column), reference, **at).mean
     return theirs / ours if math.isfinite(ours) and math.isfinite(theirs) else math.nan
@@ -57,7 +59,8 @@ def target_panels(measured: Measured, key: str, across: Axis) -> list[Panel]:
             found = [
                 (place, spread)
                 for place in measured.places(key)
-                if math.isfinite((spread := measured.spread(figure, method, **{key: place})).mean)
+                if measured.has(method, **{key: place})
+                and math.isfinite((spread := measured.spread(figure, method, **{key: place})).mean)
             ]
             if found:
                 series.append(_series(method, found, _beside(measured, method, across)))
@@ -70,8 +73,9 @@ def accuracy_panel(measured: Measured, key: str, title: str, **at: float) -> Pan
     """Accuracy by uploads: what the target is made of."""
     series = []
     for method in measured.methods:
-        if not (runs := measured.runs(method, **at)):
+        if not measured.has(method, **at):
             continue
+        runs = measured.runs(method, **at)
         curve = band(runs, lambda run: run.column("uploads"))
         several = len(runs) > 1
         series.append(
