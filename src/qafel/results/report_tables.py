@@ -19,6 +19,7 @@ from qafel.results.report_numbers import (
     human_ratio,
     human_seconds,
 )
+from qafel.results.report_parts import scrolling
 from qafel.results.report_styles import Style, reference_of
 from qafel.results.report_view import goal_of, name_of
 from qafel.results.runs import Run
@@ -77,7 +78,7 @@ def headline_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
         label = f'<span class="dot" style="background:{style.colour}"></span>{escape(style.label)}{unfinished}'
         rows.append(f'<tr><th scope="row">{label}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     columns = "".join(f'<th scope="col">{title}</th>' for title in ("run", *head))
-    return _scrolling(f'<table class="figures"><thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>')
+    return scrolling(f'<table class="figures"><thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>')
 
 
 def differences_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
@@ -108,7 +109,7 @@ def full_configurations(runs: Sequence[Run], styles: Sequence[Style]) -> str:
             f'<tr><th scope="row">{escape(key)}</th><td class="text">{escape(value)}</td></tr>'
             for key, value in flatten(run.config).items()
         )
-        table = _scrolling(f"<table><tbody>{rows}</tbody></table>")
+        table = scrolling(f"<table><tbody>{rows}</tbody></table>")
         folded.append(f"<details><summary>{escape(style.label)}</summary>{table}</details>")
     return "".join(folded)
 
@@ -148,7 +149,7 @@ def _by_run(keys: Sequence[str], facts: Sequence[Mapping[str, str]], styles: Seq
         + "</tr>"
         for key in keys
     )
-    return _scrolling(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>")
+    return scrolling(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>")
 
 
 def _keys(facts: Sequence[Mapping[str, str]]) -> list[str]:
@@ -161,7 +162,3 @@ def _ratio(value: float, reference: float) -> float:
 
 def _strong(text: str) -> str:
     return f"<strong>{escape(text)}</strong>"
-
-
-def _scrolling(table: str) -> str:
-    return f'<div class="scroll" tabindex="0">{table}</div>'

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from qafel.results.report_chart import Chart
 from qafel.results.report_numbers import human_metric, human_seconds
 from qafel.results.report_page import page
+from qafel.results.report_parts import cards, chart_data, scrolling
 from qafel.results.run_directory import write_atomically
 from qafel.tuning.charts import charts_of
 from qafel.tuning.files import trial_json
@@ -38,7 +36,7 @@ def render_page(tuning: Tuning) -> str:
         "after ≈ stands an estimate, which steers the search, never a result. Missed: its budget ended first.</p>",
         '<h2>Charts</h2><p class="note">● reached, ○ cut off (estimate), × missed or diverged. Drag to zoom, '
         "double-click to see all.</p>",
-        f'<div class="charts">{"".join(_card(chart) for chart in charts)}</div>',
+        cards(charts),
         "<h2>What was searched</h2>",
         _searched(tuning),
     ]
@@ -46,7 +44,7 @@ def render_page(tuning: Tuning) -> str:
         recipe = escape(tuning.config_of(tuning.best.settings).to_toml())
         sections.append(f"<details><summary>best.toml</summary><pre>{recipe}</pre></details>")
     sections.append(f"<footer>Written by qafel {escape(__version__)}.</footer>")
-    return page(escape(f"Search: {tuning.config.name}"), "\n".join(sections), _data(charts), get_plotlyjs())
+    return page(escape(f"Search: {tuning.config.name}"), "\n".join(sections), chart_data(charts), get_plotlyjs())
 
 
 def _table(tuning: Tuning) -> str:
@@ -69,10 +67,7 @@ def _table(tuning: Tuning) -> str:
         own = " · the recipe's own" if trial.number == 0 and tuning.starts_with_own else ""
         body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(f'<tr><th scope="row">{trial.number}{escape(own)}</th>{body}</tr>')
-    return (
-        f'<div class="scroll" tabindex="0"><table class="figures"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return scrolling(f'<table class="figures"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>')
 
 
 def _searched(tuning: Tuning) -> str:
@@ -80,24 +75,4 @@ def _searched(tuning: Tuning) -> str:
         f'<tr><th scope="row">{escape(path)}</th><td class="text">{escape(str(dimension))}</td></tr>'
         for path, dimension in tuning.search.items()
     )
-    return f'<div class="scroll" tabindex="0"><table><tbody>{rows}</tbody></table></div>'
-
-
-def _card(chart: Chart) -> str:
-    toggles = "".join(
-        f'<button type="button" data-chart="{chart.key}" data-axis="{axis}" '
-        f'aria-pressed="{str(chart.layout[f"{axis}axis"]["type"] == "log").lower()}">log {axis}</button>'
-        for axis in chart.toggles
-    )
-    notes = f'<p class="note">{escape(" ".join(chart.notes))}</p>' if chart.notes else ""
-    return (
-        f'<section class="card chart{" wide" if chart.wide else ""}"><header><h3>{escape(chart.title)}</h3>{toggles}'
-        f'</header>{notes}<div class="plot" id="plot-{chart.key}" style="height:{chart.height}px"></div></section>'
-    )
-
-
-def _data(charts: Sequence[Chart]) -> str:
-    """The charts as JSON that cannot end its script element early."""
-    content = [{"key": chart.key, "traces": chart.traces, "layout": chart.layout} for chart in charts]
-    text = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return scrolling(f"<table><tbody>{rows}</tbody></table>")
