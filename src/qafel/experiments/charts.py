@@ -62,9 +62,9 @@ def _traces(panel: Panel, series: Series, index: int, style: Style) -> list[Trac
         "marker": {"color": style.colour, "size": 8},
         "hovertemplate": f"%{{x:.4~s}}{unit}, %{{y:.4~g}}<extra>%{{fullData.name}}</extra>",
     }
-    if series.texts:
+    if words := series.hover or series.texts:
         trace |= {
-            "text": [escape(text) for text in series.texts],
+            "text": [escape(text) for text in words],
             "hovertemplate": f"%{{text}}<br>%{{x:.4~s}}{unit}, %{{y:.4~g}}<extra></extra>",
         }
     if series.low is None or series.high is None:

@@ -10,10 +10,19 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    NullFormatter,
+    NullLocator,
+    ScalarFormatter,
+)
 
 from qafel.experiments.panels import Axis, Panel, Series, labels_of, limits_of
 from qafel.results.report_styles import PALETTE
@@ -62,6 +71,8 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str]) -> None:
         _scale(axes, name, axis)
     low, high = limits_of(panel)
     axes.set_ylim(low, high)
+    _narrow_log(axes.yaxis, panel.y, low, high)
+    _narrow_log(axes.xaxis, panel.x, *_ends(panel))
     if panel.x.limits is not None:
         axes.set_xlim(*panel.x.limits)
     else:
@@ -128,6 +139,19 @@ def _scale(axes: Axes, name: str, axis: Axis) -> None:
         own.set_major_formatter(ScalarFormatter())
     if axis.unit:
         own.set_major_formatter(EngFormatter(unit="B" if axis.unit == "B" else "", sep=" " if axis.unit == "B" else ""))
+
+
+def _narrow_log(own: XAxis | YAxis, axis: Axis, low: float, high: float) -> None:
+    """Within a decade or so, powers of ten alone would leave an axis without ticks."""
+    if axis.log and not axis.ticks and 0 < low < high < 15 * low:
+        own.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=20))
+        if not axis.unit:
+            own.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _ends(panel: Panel) -> tuple[float, float]:
+    values = np.concatenate([series.x for series in panel.series])
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
 
 
 def _legend(figure: Figure, panels: Sequence[Panel], labels: Sequence[str], title: str) -> None:

@@ -24,6 +24,8 @@ class Series:
     kind: Literal["curve", "points", "line-and-points", "reference"] = "curve"
     texts: tuple[str, ...] = ()
     """Words beside the points."""
+    hover: tuple[str, ...] = ()
+    """Words for the points on the page, where there is no room beside them."""
 
 
 @final

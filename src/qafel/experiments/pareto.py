@@ -148,8 +148,9 @@ def _panels(measured: Measured) -> tuple[Panel, ...]:
         _scatter(measured, family, {label: points[label] for label in pairs if label in points})
         for family, pairs in FAMILIES.items()
     ]
-    front = np.array([points[label] for label in _front(measured)])
-    scatter.append(Series("Pareto front", front[:, 0], front[:, 1], kind="reference"))
+    best = _front(measured)
+    front = np.array([points[label] for label in best])
+    scatter.append(Series("Pareto front", front[:, 0], front[:, 1], kind="reference", texts=tuple(best)))
     curves = [
         Series(family, curve.x[1:], curve.mean[1:])
         for family, label in _ON_THE_WAY.items()
@@ -173,7 +174,7 @@ def _scatter(measured: Measured, family: str, points: dict[str, tuple[float, flo
         np.array([spread.low for spread in spreads]),
         np.array([spread.high for spread in spreads]),
         kind="points",
-        texts=tuple(points),
+        hover=tuple(points),
     )
 
 

@@ -105,7 +105,7 @@ def _sweeps() -> Iterator[Kind]:
 
 def _repeated(kind: Kind, horizon: int, scale: Scale) -> dict[str, Planned]:
     """Short runs are noisier and cheaper: up to four times as many of them."""
-    count = len(scale.seeds) * (1 if scale.quick else max(1, min(4, 2048 // horizon)))
+    count = len(scale.seeds) * (1 if scale.quick else max(1, min(4, 1024 // horizon)))
     at: dict[str, float | str] = {"T": float(horizon), "kind": kind.tag}
     found = [Planned(NAMES.get(kind, kind.tag), configuration(kind, horizon, seed), at) for seed in range(count)]
     return {run.folder: run for run in found}

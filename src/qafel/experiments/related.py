@@ -16,6 +16,8 @@ from qafel.results.runs import Run
 
 FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedAsync, direct 4 bits"
 _RECIPES: Mapping[str, str] = {
+    QAFEL: "mushrooms-qafel-4bit",
+    FEDBUFF: "mushrooms-fedbuff",
     "FedAvg": "mushrooms-fedavg",
     "FedSGD": "mushrooms-fedsgd",
     "FedProx": "mushrooms-fedprox",
@@ -23,8 +25,6 @@ _RECIPES: Mapping[str, str] = {
     "FedAsync": "mushrooms-fedasync",
     DIRECT: "mushrooms-fedasync-direct",
     "FedAsync, hidden state, 4 bits": "mushrooms-fedasync-hidden",
-    FEDBUFF: "mushrooms-fedbuff",
-    QAFEL: "mushrooms-qafel-4bit",
 }
 _TABLE_I = {
     "FedAvg": (False, True, False),
