@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 from qafel.algorithm import HiddenState
 from qafel.config import Config
 from qafel.deployment.access import Access
-from qafel.deployment.broker import session
+from qafel.deployment.agreement import RunState
+from qafel.deployment.broker import Broker, Stored, session
 from qafel.deployment.broker_folder import BrokerFolder
 from qafel.deployment.client_state import ClientState
 from qafel.deployment.layout import Limits, Names
 from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.deployment.refill import Publisher
 from qafel.deployment.serving import DeploymentServer
 from qafel.deployment.settings import ServerSettings
 from qafel.deployment.status import read_status
@@ -229,3 +231,37 @@ def test_a_runs_name_must_fit_the_broker() -> None:
 
     with pytest.raises(ConfigError, match="letters, digits"):
         Names("a.b")
+
+
+def test_a_run_says_that_it_has_ended_only_once_its_last_broadcast_is_out(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client leaves when it hears so: it must hold the last version by then."""
+    broadcasts = Publisher.broadcasts
+
+    async def late(self: Publisher, broker: Broker, steps: Any) -> None:
+        await asyncio.sleep(0.5)
+        await broadcasts(self, broker, steps)
+
+    monkeypatch.setattr(Publisher, "broadcasts", late)
+    told: list[tuple[str, int]] = []
+
+    async def hear(stored: Stored) -> None:
+        state = RunState.from_bytes(stored.data)
+        told.append((state.state, state.version))
+
+    async def check() -> None:
+        config = Config.from_dict({**CONFIG, "stop": {"server_steps": 1}})
+        async with contextlib.AsyncExitStack() as stack:
+            broker = await stack.enter_async_context(session(access, "test"))
+            await broker.subscribe(Names("live").state, hear)
+            settings = ServerSettings(heartbeat_s=0.05)
+            await stack.enter_async_context(serving(tmp_path, access, config, settings))
+            client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
+            for _ in range(3):
+                await update(client)
+            await until(lambda: told[-1][0] == "finished")
+
+    asyncio.run(check())
+    assert {version for state, version in told if state == "finished"} == {1}
+    assert ("running", 0) in told

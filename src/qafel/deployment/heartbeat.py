@@ -49,17 +49,18 @@ class Heartbeat:
             self._intake.guard.renew_keys(await asyncio.to_thread(access.registry))
             await self.beat(broker)
 
-    async def beat(self, broker: Broker) -> None:
-        state = self._run_state()
+    async def beat(self, broker: Broker, *, concluded: bool = False) -> None:
+        """A run that has ended says so once its last broadcast is out: clients leave when they hear it."""
+        state = self._run_state(self._course.state if concluded else "running")
         await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
         if self._progress is not None:
             self._progress(state)
 
-    def _run_state(self) -> RunState:
+    def _run_state(self, word: str) -> RunState:
         truth, out, last = self._intake.truth, self._publisher.out, self._evaluator.last
         totals, server = truth.totals, truth.server
         return RunState(
-            state=self._course.state,
+            state=word,
             version=out.version,
             digest=out.digest,
             server_steps=self._server_steps,

@@ -23,6 +23,7 @@ from qafel.deployment.receipts import Receipt
 from qafel.errors import BrokerRefused, DataError
 
 _RESEND_S: Final = 3.0
+_RESEND_BYTES_PER_S: Final = 4 << 20  # a large upload needs its time before it counts as lost
 _RESEND_MOST_S: Final = 60.0
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class _Pending:
     sequence: int
     data: bytes
     due: float
-    wait_s: float = _RESEND_S
+    wait_s: float
 
 
 @final
@@ -64,7 +65,8 @@ class Outbox:
         return len(self._pending)
 
     def add(self, sequence: int, upload: bytes) -> None:
-        self._pending[sequence] = _Pending(sequence, upload, time.monotonic())
+        wait_s = _RESEND_S + len(upload) / _RESEND_BYTES_PER_S
+        self._pending[sequence] = _Pending(sequence, upload, time.monotonic(), wait_s)
         self._wake.set()
 
     def send_again(self) -> None:
@@ -108,7 +110,7 @@ class Outbox:
 
     async def _send(self, broker: Broker, pending: _Pending) -> None:
         pending.due = time.monotonic() + pending.wait_s
-        pending.wait_s = min(_RESEND_MOST_S, 2 * pending.wait_s)
+        pending.wait_s = max(pending.wait_s, min(_RESEND_MOST_S, 2 * pending.wait_s))
         headers = {SIGNATURE: self._signer.sign(self._subject, pending.data)} if self._signer else {}
         parts = split(pending.data, broker.part_bytes)
         self.sent_bytes += len(pending.data)

@@ -1,4 +1,4 @@
-"""Uploads out of the work queue: asked for in batches, a few hundred ahead, handed on in groups."""
+"""Uploads out of the work queue: asked for in batches, a few hundred or some megabytes ahead, handed on in groups."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from qafel.deployment.layout import CONSUMER, Names
 from qafel.errors import BrokerLost
 
 _AHEAD: Final = 256  # messages asked for before they are needed
+_AHEAD_BYTES: Final = 16 << 20  # and at most so much at a time: a broker drops who lets 64 MB wait
 _EXPIRES_S: Final = 2.0
 
 
@@ -62,8 +63,9 @@ class Pull:
             return
         batch = _AHEAD - self._asked - len(self._came)
         self._asked += batch
-        request = json.dumps({"batch": batch, "expires": int(_EXPIRES_S * 1e9)}).encode()
-        await self._broker.send(self._request, request, self._inbox)
+        most_bytes = max(_AHEAD_BYTES, 2 * self._broker.connection.max_payload)
+        request = {"batch": batch, "max_bytes": most_bytes, "expires": int(_EXPIRES_S * 1e9)}
+        await self._broker.send(self._request, json.dumps(request).encode(), self._inbox)
 
     async def _receive(self, message: Msg) -> None:
         self._heard_at = asyncio.get_running_loop().time()
@@ -74,7 +76,8 @@ class Pull:
         elif status == "100":
             return
         else:
-            # A request has run out (408), or the consumer is gone (409, 503): what it still had to deliver is void.
+            # A request has run out of time or bytes (408, 409), or the consumer is gone (409, 503): what it still had
+            # to deliver is void.
             undelivered = (message.headers or {}).get("Nats-Pending-Messages")
             self._asked = max(0, self._asked - int(undelivered)) if undelivered else 0
             if status == "503" or "deleted" in (message.headers or {}).get("Description", "").lower():

@@ -168,5 +168,5 @@ class DeploymentServer:
             names, model = self._publisher.names, self.truth.server.model
             await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
             await broker.purge(names.upload_stream)
-        await self._heartbeat.beat(broker)
+        await self._heartbeat.beat(broker, concluded=True)
         await broker.flush()
