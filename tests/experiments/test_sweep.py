@@ -178,5 +178,13 @@ def test_runs_at_once_give_the_same_models(tmp_path):
         assert hashes[0] == hashes[1]
 
 
+def test_a_run_that_another_sweep_finished_meanwhile_is_left_alone(tmp_path):
+    planned = short()
+    make([planned], tmp_path)
+    before = (tmp_path / planned.folder / "summary.json").stat().st_mtime_ns
+    assert perform(Order(planned.config, tmp_path / planned.folder)) == "finished"
+    assert (tmp_path / planned.folder / "summary.json").stat().st_mtime_ns == before
+
+
 def test_entries_share_a_run(tmp_path):
     assert len(unique([short(), short(), short(seed=1)])) == 2

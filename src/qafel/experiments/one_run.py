@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError, OutputError
+from qafel.results.runs import Run
 from qafel.simulator.executor_choice import ExecutorName
 from qafel.simulator.measure import Row
 from qafel.simulator.run import CHECKPOINT, run
@@ -47,7 +48,10 @@ def same_run(one: Config, other: Config) -> bool:
 
 def perform(order: Order, progress: Callable[[Row], None] | None = None) -> str:
     """Bring a run to its end, from its checkpoint where there is a good one; return its status."""
-    if state_of(order.config, order.path) == "interrupted":
+    state = state_of(order.config, order.path)
+    if state == "finished":  # by another sweep, while this one was busy elsewhere
+        return str(Run.load(order.path).summary.get("status", "finished"))
+    if state == "interrupted":
         try:
             return _run(order, progress, resume=True)
         except DataError:
