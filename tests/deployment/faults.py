@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -79,7 +80,7 @@ class Fleet:
         return max((self._versions(client) for client in self.clients.values()), default=0)
 
     def _versions(self, client: Command) -> int:
-        return max((e["version"] for e in client.events() if e["event"] == "version"), default=0)
+        return max((e["version"] for e in client.events(last_bytes=1 << 16) if e["event"] == "version"), default=0)
 
     def goes_on(self) -> None:
         before = self.version()
@@ -184,17 +185,23 @@ def _events(path: Path) -> list[dict[str, object]]:
     return command.events()
 
 
-def run_faults(folder: Path, kinds: list[str], *, seed: int, clients: int = 4) -> dict[str, object]:
-    """Start a fleet, let these faults happen at random moments, and prove the outcome."""
-    fleet = Fleet(folder, clients, seed)
+def run_faults(
+    folder: Path, kinds: list[str], *, seed: int, clients: int = 4, most_s: float = float("inf")
+) -> dict[str, object]:
+    """Start a fleet, let these faults happen at random moments, at most for so long, and prove the outcome."""
+    fleet, began = Fleet(folder, clients, seed), time.monotonic()
+    happened: Counter[str] = Counter()
     try:
         wait_for(lambda: fleet.version() >= 2, "training to begin", 60)
         for kind in kinds:
+            if time.monotonic() - began > most_s:
+                break
+            happened[kind] += 1
             time.sleep(fleet.random.uniform(0.0, 0.6))
             getattr(fleet, kind)()
             if fleet.random.random() < 0.5:  # else the next fault comes into the recovery
                 fleet.goes_on()
-        return fleet.end()
+        return {"faults": happened.total(), **happened, **fleet.end()}
     finally:
         fleet.close()
 
@@ -204,7 +211,9 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no further faults after so long")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the fleet ends with us
     folder = options.folder or Path(tempfile.mkdtemp(prefix="qafel-faults-"))
     kinds = random.Random(options.seed).choices(
         [
@@ -220,8 +229,8 @@ def main() -> None:
         k=options.faults,
     )
     began = time.monotonic()
-    outcome = run_faults(folder, kinds, seed=options.seed)
-    print(json.dumps({"faults": dict(Counter(kinds)), **outcome, "seconds": round(time.monotonic() - began)}))
+    outcome = run_faults(folder, kinds, seed=options.seed, most_s=options.seconds)
+    print(json.dumps({**outcome, "seconds": round(time.monotonic() - began)}))
 
 
 if __name__ == "__main__":

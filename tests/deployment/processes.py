@@ -55,10 +55,14 @@ class Command:
             self.kill()
             raise AssertionError(f"{self.output} did not end within {timeout_s} s") from None
 
-    def events(self) -> list[dict[str, Any]]:
-        """JSON lines so far; a line that a kill tore is left out."""
+    def events(self, last_bytes: int | None = None) -> list[dict[str, Any]]:
+        """JSON lines so far, or the last of them; a line that is torn is left out."""
+        with self.output.open("rb") as file:
+            if last_bytes is not None:
+                file.seek(max(0, self.output.stat().st_size - last_bytes))
+            text = file.read().decode("utf-8", "replace")
         found = []
-        for line in self.output.read_text(encoding="utf-8").splitlines():
+        for line in text.splitlines():
             with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
         return found
