@@ -47,13 +47,16 @@ def main() -> None:
         print(f"a broker with TLS and a key per client, at {port}; everything is in {folder}")
         keys = broker.path
         changed = [part for setting in settings for part in ("--set", setting)]
-        server = qafel("server", recipe, *changed, "--credentials", keys / "server", "--out", folder / "deployed",
-                       "--keep-journal")  # fmt: skip
-        clients = []
+        serve = ("server", recipe, *changed, "--credentials", keys / "server", "--out", folder / "deployed")
+        processes = [qafel(*serve, "--keep-journal")]
         for number, interval_s in enumerate(INTERVALS_S[options.task]):
             own = ("--credentials", keys / "clients" / str(number), "--state", folder / "clients" / str(number))
-            clients.append(qafel("client", "--run", config.name, *own, "--min-interval", interval_s))
-        codes = [process.wait() for process in (server, *clients)]
+            processes.append(qafel("client", "--run", config.name, *own, "--min-interval", interval_s))
+        try:
+            codes = [process.wait() for process in processes]
+        finally:
+            for process in processes:
+                process.terminate()
     if any(codes):
         sys.exit(f"a process failed: exit codes {codes}")
 
