@@ -17,7 +17,8 @@ from qafel.experiments.tables import Cell, Heading, Table, bytes_heading, count_
 from qafel.experiments.targets import accuracy_panel, best_accuracy, reached, reduction, target_panels, to_target
 from qafel.results.runs import Run
 
-CONCURRENCIES = (100, 500, 1000)
+CONCURRENCIES = (10, 100, 500, 1000)
+"""The published ones, and that of the small recipes; a family has what it has."""
 FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedBuff, direct 4 bits"
 FEDASYNC, FEDASYNC_DIRECT = "FedAsync", "FedAsync, direct 4 bits"
 METHODS = {
