@@ -1,28 +1,14 @@
 """The command line as a user meets it: in a process of its own."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.command import qafel
+
 QUICK = ["--set", "stop.server_steps=30", "--quiet"]
-
-
-def qafel(*arguments, cwd=None, expect=0):
-    finished = subprocess.run(
-        [sys.executable, "-m", "qafel", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "160"},
-        check=False,
-    )
-    assert finished.returncode == expect, finished.stderr
-    assert "Traceback" not in finished.stderr
-    return finished
 
 
 def test_every_command_has_help_with_an_example():

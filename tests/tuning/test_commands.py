@@ -2,29 +2,13 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.command import qafel
+
 QUICK = ["--set", "stop.server_steps=100", "--set", "algorithm.server_lr=0.05", "--target", "0.2", "--trials", "5"]
 AS_FOUND = ["--check", "0"]
-
-
-def qafel(*arguments, cwd, expect=0):
-    finished = subprocess.run(
-        [sys.executable, "-m", "qafel", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "160"},
-        check=False,
-    )
-    assert finished.returncode == expect, finished.stderr
-    assert "Traceback" not in finished.stderr
-    return finished
 
 
 def test_a_search_says_what_it_found_and_leaves_its_files(tmp_path):
