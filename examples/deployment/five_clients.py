@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -49,11 +50,12 @@ def main() -> None:
         changed = [part for setting in settings for part in ("--set", setting)]
         serve = ("server", recipe, *changed, "--credentials", keys / "server", "--out", folder / "deployed")
         processes = [qafel(*serve, "--keep-journal")]
+        patient = ("--patience", 300)  # the server may have to load its data first
         for number, interval_s in enumerate(INTERVALS_S[options.task]):
             own = ("--credentials", keys / "clients" / str(number), "--state", folder / "clients" / str(number))
-            processes.append(qafel("client", "--run", config.name, *own, "--min-interval", interval_s))
+            processes.append(qafel("client", "--run", config.name, *own, "--min-interval", interval_s, *patient))
         try:
-            codes = [process.wait() for process in processes]
+            codes = wait(processes)
         finally:
             for process in processes:
                 process.terminate()
@@ -108,11 +110,17 @@ def same_speeds(task: str, folder: Path) -> list[str]:
     return ["timing.arrivals=trace", f"timing.trace={folder / 'speeds.csv'}"]
 
 
+def wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Until all have ended, or one has failed."""
+    while any(process.poll() is None for process in processes) and not any(process.returncode for process in processes):
+        time.sleep(0.1)
+    return [process.returncode or 0 for process in processes]
+
+
 def qafel(command: str, *arguments: object) -> subprocess.Popen[bytes]:
     """A command as a user types it."""
-    program = f"import typer; from qafel.cli.{command} import {command}; typer.run({command})"
     one_core = {**os.environ, "OMP_NUM_THREADS": "1"}  # six processes share this machine
-    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], env=one_core)
+    return subprocess.Popen([sys.executable, "-m", "qafel", command, *map(str, arguments)], env=one_core)
 
 
 if __name__ == "__main__":
