@@ -4,7 +4,15 @@ import importlib
 
 import pytest
 
-PACKAGES = ["qafel", "qafel.algorithm", "qafel.quantizers", "qafel.simulator", "qafel.tasks", "qafel.theory", "qafel.tuning"]
+PACKAGES = [
+    "qafel",
+    "qafel.algorithm",
+    "qafel.quantizers",
+    "qafel.simulator",
+    "qafel.tasks",
+    "qafel.theory",
+    "qafel.tuning",
+]
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -59,7 +59,7 @@ def expected():
     return figures(rows), simulation.server.model
 
 
-@pytest.mark.parametrize("executor, workers", [("processes", 1), ("processes", 3), ("ray", 2)])
+@pytest.mark.parametrize(("executor", "workers"), [("processes", 1), ("processes", 3), ("ray", 2)])
 def test_evaluations_shared_among_workers_are_those_of_one_thread(expected, executor, workers):
     if executor == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
