@@ -118,7 +118,7 @@ def _look(series: Series, index: int) -> dict[str, Any]:
     line = "" if series.kind == "points" else dashes
     width = 1.0 if len(series.x) > 300 else 1.4
     if index == 0 and series.kind == "curve":
-        width *= 2.6  # the first one lies under all others: wide enough to be seen where they cover it
+        width *= 2.0  # the first one lies under all others: wide enough to be seen where they cover it
     return {"color": colour, "linestyle": line, "linewidth": width, "marker": marker, "markersize": 4.5}
 
 
