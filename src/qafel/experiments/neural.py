@@ -57,7 +57,7 @@ def plan(task: _Task, scale: Scale, concurrencies: Sequence[int] = CONCURRENCIES
         for seed in scale.seeds
     ]
     if not runs:
-        raise ConfigError(f"no recipe {family}-fedbuff-c{concurrencies[0]}: `qafel recipes` lists what there is")
+        raise ConfigError(f"no recipe is called {family}-fedbuff-c…: `qafel recipes` lists what there is")
     if any(run.config.task.name != task.name for run in runs):
         raise ConfigError(f"the family {family} is of another task than {task.name}")
     return runs
