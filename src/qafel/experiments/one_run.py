@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError, OutputError
+from qafel.results.checkpoint_file import read_checkpoint
 from qafel.results.runs import Run
 from qafel.simulator.executor_choice import ExecutorName
 from qafel.simulator.measure import Row
@@ -51,13 +52,19 @@ def perform(order: Order, progress: Callable[[Row], None] | None = None) -> str:
     state = state_of(order.config, order.path)
     if state == "finished":  # by another sweep, while this one was busy elsewhere
         return str(Run.load(order.path).summary.get("status", "finished"))
-    if state == "interrupted":
-        try:
-            return _run(order, progress, resume=True)
-        except DataError:
-            pass  # the checkpoint is damaged: the run begins anew
+    if state == "interrupted" and _is_sound(order.path / CHECKPOINT):
+        return _run(order, progress, resume=True)
     _clear(order.path)
     return _run(order, progress, resume=False)
+
+
+def _is_sound(checkpoint: Path) -> bool:
+    """Whether a checkpoint can be read. From a damaged one the run begins anew; other errors leave it where it is."""
+    try:
+        read_checkpoint(checkpoint)
+    except DataError:
+        return False
+    return True
 
 
 def _run(order: Order, progress: Callable[[Row], None] | None, resume: bool) -> str:
