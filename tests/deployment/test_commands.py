@@ -135,18 +135,18 @@ def test_the_light_core_does_not_load_the_deployment() -> None:
 
 
 def test_the_example_reaches_what_the_simulator_reaches(tmp_path: Path) -> None:
-    """In the recorded order to the bit; at the nominal speeds within what seeds differ by, and a tenth."""
+    """In the recorded order to the bit; in that order with other seeds, within what seeds differ by, and a twentieth."""
     example = [sys.executable, str(EXAMPLES / "five_clients.py"), "--steps", "100", "--folder", str(tmp_path)]
     finished = subprocess.run(example, capture_output=True, text=True, timeout=200, check=False)
     assert finished.returncode == 0, finished.stderr
-    deployed, replayed, *simulated = (
+    deployed, replayed, *others = (
         json.loads((tmp_path / kind / "summary.json").read_text(encoding="utf-8"))
-        for kind in ("deployed", "replayed", "simulated-0", "simulated-1", "simulated-2")
+        for kind in ("deployed", *(f"replayed-{seed}" for seed in range(4)))
     )
     for key in ("server_steps", "uploads", "upload_bytes_total", "staleness_mean", "staleness_max"):
         assert deployed[key] == replayed[key], key
     assert deployed["model_sha256"] == replayed["model_sha256"]
     assert deployed["hidden_state_sha256"] == replayed["hidden_state_sha256"]
     assert deployed["metric_final"] == pytest.approx(replayed["metric_final"], rel=1e-6)
-    reached = [summary["metric_final"] for summary in simulated]
-    assert 0.9 * min(reached) <= deployed["metric_final"] <= 1.1 * max(reached)
+    reached = [summary["metric_final"] for summary in others]
+    assert 0.95 * min(reached) <= deployed["metric_final"] <= 1.05 * max(reached)

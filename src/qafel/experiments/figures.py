@@ -103,9 +103,10 @@ def _draw_series(axes: Axes, series: Series, index: int, limits: tuple[float, fl
     else:
         reach = np.stack((series.y - series.low, series.high - series.y)).clip(0)[:, rows]
         axes.errorbar(x, y[rows], reach, fmt="none", ecolor=look["color"], elinewidth=1.1, capsize=2.5, zorder=2)
-    for place, height, text in zip(x, y[rows], series.texts, strict=False):
+    for number, (place, height, text) in enumerate(zip(x, y[rows], series.texts, strict=False)):
+        beside = (4, -9 if number % 2 else 4)  # above and below in turn: neighbours on a front lie close
         axes.annotate(
-            text, (place, height), xytext=(4, 4), textcoords="offset points", fontsize=7, color=_INK, parse_math=False
+            text, (place, height), xytext=beside, textcoords="offset points", fontsize=7, color=_INK, parse_math=False
         )
 
 

@@ -69,6 +69,7 @@ def limits_of(panel: Panel) -> tuple[float, float]:
         return (0.1, 1.0) if panel.y.log else (0.0, 1.0)
     low, high = float(values.min()), float(values.max())
     if panel.y.log:
-        return low / 1.25, high * 1.25
+        room = min(1.25, max(1.01, (high / low) ** 0.15))
+        return low / room, high * room
     room = 0.05 * ((high - low) or abs(high) or 1.0)
     return (min(0.0, low) if low < 0.4 * high else low - room), high + room

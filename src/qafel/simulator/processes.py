@@ -1,8 +1,9 @@
 """Worker processes on this machine; vectors and uploads cross through shared memory.
 
 At most eight jobs per worker are under way: enough that no worker idles while the clock waits for one late result, and
-so few that memory stays at some vectors however many clients are in flight. A worker that dies is replaced, and its
-jobs run again: they give the same bytes.
+so few that memory stays at some vectors however many clients are in flight. A worker holds as many of them as keep it
+busy for a moment; the others wait here for whoever is free first, because a client may have a hundred times the data
+of the next one. A worker that dies is replaced, and its jobs run again: they give the same bytes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from qafel.tasks.protocol import Divisible, Task
 
 JOBS_PER_WORKER = 8
 MAX_DEATHS = 2
+_BUSY_S = 0.02  # handing a job over takes far less
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
 
@@ -68,7 +70,9 @@ class Processes:
         self._free_uploads = list(range(slots))
         self._free_vectors = list(range(slots))
         self._held: dict[int, tuple[int, int]] = {}  # version: (slot, how many orders use it)
+        self._waiting: dict[int, Order] = {}  # the one to be handed out next first
         self._ready: dict[int, bytes | QafelError] = {}
+        self._jobs_done = 0
         self._marks: dict[int, Marks] = {}
         self._deaths: dict[int, int] = {}
         self._stillborn = 0
@@ -91,10 +95,13 @@ class Processes:
             self._hold(job),
             self._free_uploads.pop(),
         )
-        self._send(min(self._workers, key=lambda worker: len(worker.orders)), order)
+        self._waiting[order.number] = order
+        self._hand_out()
 
     def result(self, job: Job) -> bytes:
-        if job.number not in self._ready and not any(job.number in worker.orders for worker in self._workers):
+        if job.number in self._waiting:
+            self._waiting = {job.number: self._waiting.pop(job.number), **self._waiting}
+        elif job.number not in self._ready and not any(job.number in worker.orders for worker in self._workers):
             self.submit(job)
         while job.number not in self._ready:
             self._collect()
@@ -139,6 +146,15 @@ class Processes:
             self._free_vectors.append(slot)
         self._free_uploads.append(order.upload_slot)
 
+    def _hand_out(self) -> None:
+        """Give every worker as much as it should have, the least busy one first."""
+        depth = min(JOBS_PER_WORKER, 1 + int(_BUSY_S * self._jobs_done / (self.training_s or _BUSY_S)))
+        while self._waiting:
+            worker = min(self._workers, key=lambda worker: len(worker.orders))
+            if len(worker.orders) >= depth:
+                return
+            self._send(worker, self._waiting.pop(next(iter(self._waiting))))
+
     def _send(self, worker: _Worker, order: Order | Exam) -> None:
         worker.orders[order.number] = order
         try:
@@ -161,6 +177,7 @@ class Processes:
                 worker.ready = True
             else:
                 self._take(worker.orders.pop(done.number), done)
+        self._hand_out()
 
     def _take(self, order: Order | Exam, done: Done | Marks) -> None:
         self._deaths.pop(order.number, None)
@@ -169,6 +186,7 @@ class Processes:
             return
         assert isinstance(order, Order)
         self.training_s += done.training_s
+        self._jobs_done += 1
         upload = bytes(self._arena.upload(self._memory, order.upload_slot)[: done.length])
         self._ready[order.number] = done.error or upload
         self._release(order)
