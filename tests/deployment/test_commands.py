@@ -135,7 +135,7 @@ def test_the_light_core_does_not_load_the_deployment() -> None:
 
 
 def test_the_example_reaches_what_the_simulator_reaches(tmp_path: Path) -> None:
-    """In the recorded order to the bit; in that order with other seeds, within what seeds differ by, and a twentieth."""
+    """In the recorded order to the bit; in that order with other seeds up to what seeds differ by, and a twentieth."""
     example = [sys.executable, str(EXAMPLES / "five_clients.py"), "--steps", "100", "--folder", str(tmp_path)]
     finished = subprocess.run(example, capture_output=True, text=True, timeout=200, check=False)
     assert finished.returncode == 0, finished.stderr
