@@ -5,13 +5,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from functools import partial
 
 import numpy as np
 import pytest
 
-from qafel.algorithm import wire
+from qafel.algorithm import HiddenState, wire
 from qafel.errors import ConfigError
+from qafel.rng import Stream
 from qafel.simulator import HalfNormal, Limits, Network, Timing, simulate
+from qafel.simulator.jobs import Job
 from qafel.simulator.processes import Processes, WorkerLost
 from qafel.tasks import Quadratic
 
@@ -92,6 +96,32 @@ def test_an_error_in_a_worker_reaches_the_run():
     )
     assert result.summary["status"] == "diverged"
     assert result.summary["uploads"] == 0
+
+
+class Patient(Deadly):
+    """Its client 0 trains until a file appears, the others for a moment."""
+
+    def __init__(self, until):
+        self.until = until
+
+    def train(self, client, start, local, stream):
+        time.sleep(0.05)
+        while client == 0 and not self.until.exists():
+            time.sleep(0.01)
+        return start
+
+
+def test_nobody_waits_behind_a_client_that_trains_for_long(tmp_path):
+    """With a queue for each worker, every second of the others would wait for a file that comes after them."""
+    task, state = Patient(tmp_path / "go"), HiddenState.of(TASK.initial_model(Stream.named(0, "start")))
+    jobs = [Job(number, number, 0, state, 1.0) for number in range(9)]
+    with Processes(2, partial(Patient, task.until), ALGORITHM, 0, 50) as pool:
+        for job in jobs:
+            pool.submit(job)
+        uploads = [pool.result(job) for job in jobs[1:]]
+        task.until.touch()
+        uploads.append(pool.result(jobs[0]))
+    assert len(set(uploads)) == len(jobs)
 
 
 def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
