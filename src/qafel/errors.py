@@ -3,7 +3,7 @@
     QafelError
     ├── UserError             what you asked for cannot be done; the command line exits with 2
     │   ├── ConfigError         a setting is unknown, of the wrong type, or impossible
-    │   ├── SpecError           a quantizer's text spec does not parse
+    │   │   └── SpecError         a quantizer's text spec does not parse
     │   ├── DataError           a dataset or run file is missing or damaged
     │   ├── OutputError         a result cannot be written
     │   └── BrokerUnreachable   no broker there, or it does not let us in
