@@ -32,7 +32,11 @@ def test_an_entry_is_run_once_and_its_files_are_written(tmp_path):
 
 def test_only_takes_runs_by_their_names(tmp_path):
     qafel("paper", "local-steps", *QUICK, "--only", "*-p4-*", "--out", tmp_path)
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mushrooms-fedbuff-p4-every100-quick-seed0"]
+    made = ["mushrooms-fedbuff-p4-every100-quick-seed0"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == made
+    qafel("paper", "local-steps", *QUICK, "--finished", "--out", tmp_path)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == made
+    assert "--quick --finished" in (tmp_path / "local-steps/table.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,7 @@ def test_only_takes_runs_by_their_names(tmp_path):
         (["nonsense-entry"], "the paper has no entry 'nonsense-entry'"),
         (["qafel-vs-direct-top"], "did you mean 'qafel-vs-direct-topk'?"),
         (["local-steps", "--only", "gone"], "no run of local-steps has such a name"),
+        (["local-steps", "--finished"], "no run of local-steps is finished"),
         (["celeba", "--quick"], "celeba: CelebA"),
     ],
 )

@@ -42,6 +42,7 @@ def paper(
     only: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Only runs so named, as in '*-c100*'; may be repeated.")
     ] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Run nothing: write what finished runs give.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print claims and files as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -58,6 +59,10 @@ def paper(
     plans = {entry.name: _plan(entry, seeds, quick, all_methods, family, only) for entry in entries}
     if not any(plans.values()):
         raise ConfigError(f"--only {' '.join(only or ())}: no run of {name} has such a name")
+    if finished:
+        plans = {entry: _finished(runs, out / "runs") for entry, runs in plans.items()}
+        if not any(plans.values()):
+            raise ConfigError(f"no run of {name} is finished in {out / 'runs'}: leave out --finished")
     entries = [entry for entry in entries if plans[entry.name]]
     skipped = _missing(entries, plans, out / "runs", several=name == "all")
     entries = [entry for entry in entries if entry.name not in skipped]
@@ -69,7 +74,7 @@ def paper(
         except KeyboardInterrupt:
             errors.print("interrupted: the same command goes on where this one was")
             raise
-    options = _options(seeds, quick, all_methods, family, only)
+    options = _options(seeds, quick, all_methods, family, only) + (" --finished" if finished else "")
     outcomes, unwritten = _write(entries, plans, out, options, quick)
     if json_output:
         print(json.dumps(_as_json(outcomes, failures, skipped), indent=2, ensure_ascii=False))
@@ -92,6 +97,11 @@ def _plan(
     count = seeds or (1 if quick else entry.seeds)
     runs = list(entry.plan(Scale(tuple(range(count)), quick, all_methods, family)))
     return [run for run in runs if not only or any(fnmatch(run.config.name, pattern) for pattern in only)]
+
+
+def _finished(runs: list[Planned], folder: Path) -> list[Planned]:
+    todo = {run.folder for run in unfinished(runs, folder)}
+    return [run for run in runs if run.folder not in todo]
 
 
 def _missing(entries: list[Entry], plans: dict[str, list[Planned]], runs: Path, several: bool) -> dict[str, str]:
