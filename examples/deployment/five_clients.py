@@ -30,13 +30,14 @@ from qafel.simulator import run
 
 HERE = Path(__file__).parent
 INTERVALS_S = {"mushrooms": (0.02, 0.022, 0.024, 0.027, 0.03), "cifar10": (0.0, 0.05, 0.1, 0.2, 0.3)}
+SEEDS = {"mushrooms": 10, "cifar10": 2}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=sorted(INTERVALS_S), default="mushrooms")
     parser.add_argument("--steps", type=int, help="server steps; the recipe's by default")
-    parser.add_argument("--seeds", type=int, default=3, help="simulated runs of either kind to compare with")
+    parser.add_argument("--seeds", type=int, help=f"simulated runs of either kind to compare with; by default {SEEDS}")
     parser.add_argument("--folder", type=Path, help="where everything is written; a temporary folder by default")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="qafel-five-"))
@@ -66,7 +67,7 @@ def main() -> None:
 
     deployed = json.loads((folder / "deployed" / "summary.json").read_text(encoding="utf-8"))
     order = recorded_order(folder, config.algorithm.buffer_size)
-    seeds = range(1, options.seeds + 1)
+    seeds = range(1, (options.seeds or SEEDS[options.task]) + 1)
     replayed, *others = (
         run(load_recipe(str(recipe), [*settings, *order], seed), folder / f"replayed-{seed}") for seed in (0, *seeds)
     )
