@@ -41,6 +41,12 @@ def test_processes_give_the_bits_that_one_thread_gives(workers):
     assert sha("processes", workers) == sha("inline")
 
 
+def test_the_share_of_overhead_is_per_worker():
+    found = simulate(TASK, ALGORITHM, TIMING, limits=Limits(server_steps=40), executor="processes", workers=2).summary
+    worked_s = found["training_s"] / 2 + found["evaluation_s"]
+    assert found["overhead_share"] == pytest.approx(1 - worked_s / found["wall_s"])
+
+
 def test_ray_gives_the_bits_that_one_thread_gives():
     pytest.importorskip("ray", reason="the extra ray is not installed")
     assert sha("ray", 2) == sha("inline")

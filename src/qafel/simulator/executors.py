@@ -19,6 +19,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def workers(self) -> int:
+        """How many train at once."""
+        ...
+
+    @property
     def training_s(self) -> float:
         """Time spent in training, summed over workers."""
         ...
@@ -47,6 +52,7 @@ class Inline:
     """Runs a job when its result is wanted, in this thread."""
 
     room = 0
+    workers = 1
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

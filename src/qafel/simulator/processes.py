@@ -59,6 +59,7 @@ class Processes:
     ) -> None:
         if workers < 1:
             raise ConfigError(f"there is at least one worker, got {workers}")
+        self.workers = workers
         self.training_s = 0.0
         slots = JOBS_PER_WORKER * workers
         upload_bytes = HEADER_BYTES + algorithm.client_quantizer.max_payload_bytes(dimension)

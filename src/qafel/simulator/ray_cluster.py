@@ -65,6 +65,7 @@ class RayCluster:
         if workers < 1:
             raise ConfigError(f"there is at least one worker, got {workers}")
         self._ray = ray
+        self.workers = workers
         self.training_s = 0.0
         self._started = not ray.is_initialized()
         if self._started:

@@ -18,6 +18,7 @@ def summarise(simulation: Simulation, measurements: Measurements, status: str) -
     """What a run did, what it cost, and hashes of what came of it."""
     traffic, server, task, algorithm = simulation.traffic, simulation.server, simulation.task, simulation.algorithm
     wall_s, training_s = measurements.wall_s, simulation.executor.training_s
+    worked_s = training_s / simulation.executor.workers + measurements.evaluation_s
     return {
         "status": status,
         "qafel_version": __version__,
@@ -52,7 +53,7 @@ def summarise(simulation: Simulation, measurements: Measurements, status: str) -
         "updates_per_s": traffic.uploads / wall_s,
         "training_s": training_s,
         "evaluation_s": measurements.evaluation_s,
-        "overhead_share": max(0.0, 1 - (training_s + measurements.evaluation_s) / wall_s),
+        "overhead_share": max(0.0, 1 - worked_s / wall_s),
         "model_sha256": sha256(server.model),
         "hidden_state_sha256": sha256(server.hidden_state.vector),
     }
