@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qafel.deployment.journal import Journal, read
-from qafel.errors import DataError
+from qafel.errors import DataError, OutputError
 
 
 def _fill(folder: Path, records: list[bytes], rotate_at: set[int] = frozenset()) -> None:  # type: ignore[assignment]
@@ -73,7 +75,65 @@ def test_files_before_a_checkpoint_can_be_dropped(tmp_path: Path) -> None:
         if number in (3, 6):
             journal.rotate()
         journal.append(bytes([number]))
+    journal.sync()
     journal.drop_before(5)
     journal.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-000000000003.log", "journal-000000000006.log"]
     assert list(read(tmp_path, 5)) == [bytes([number]) for number in range(5, 9)]
+
+
+def test_a_crash_between_a_rotation_and_its_sync_costs_only_what_was_not_synced(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    journal.append(b"safe")
+    journal.sync()
+    journal.append(b"lost")
+    journal.rotate()
+    journal.append(b"lost too")
+    journal._file.close()  # as a killed process does
+    assert list(read(tmp_path)) == [b"safe"]
+    journal = Journal(tmp_path, 1)
+    journal.append(b"next")
+    journal.close()
+    assert list(read(tmp_path)) == [b"safe", b"next"]
+
+
+class _Disk:
+    """A file on a disk that takes little at once, and in the end nothing."""
+
+    def __init__(self, file: FileIO, room: int) -> None:
+        self.file, self.room = file, room
+        self.fileno, self.close = file.fileno, file.close
+
+    def write(self, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self.file.write(data[: min(7, self.room)])
+        self.room -= written
+        return written
+
+
+def test_a_short_write_goes_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    journal._file = _Disk(journal._file, 1000)  # type: ignore[assignment]
+    journal.append(b"a record that takes several writes")
+    journal.close()
+    assert list(read(tmp_path)) == [b"a record that takes several writes"]
+
+
+def test_after_a_failed_write_nothing_counts_as_safe(tmp_path: Path) -> None:
+    """Whoever asks next must not believe that the records went with somebody else's sync."""
+    journal = Journal(tmp_path, 0)
+    journal._file = _Disk(journal._file, 20)  # type: ignore[assignment]
+    journal.append(b"a record of more than twenty bytes")
+    for _ in range(2):
+        with pytest.raises(OutputError, match="No space left on device; free some space"):
+            journal.sync()
+    with pytest.raises(OutputError):
+        journal.close()
+    assert list(read(tmp_path)) == []
+
+
+def test_a_record_that_claims_more_than_there_is_allocates_nothing(tmp_path: Path) -> None:
+    (tmp_path / "journal-000000000000.log").write_bytes(b"\xff" * 40)
+    assert list(read(tmp_path)) == []
+    assert (tmp_path / "journal-000000000000.log").stat().st_size == 0

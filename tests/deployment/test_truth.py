@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, wire
+from qafel.deployment import truth as truth_module
 from qafel.deployment.client_state import ClientState
 from qafel.deployment.truth import Truth, replay
 from qafel.errors import ConfigError, DuplicateUpload
@@ -89,6 +90,18 @@ def test_the_newest_checkpoint_may_be_damaged(tmp_path: Path) -> None:
     with _open(tmp_path) as truth:
         assert truth.server.hidden_state.digest == digest
         assert truth.totals.uploads == 12
+
+
+def test_large_uploads_bring_a_checkpoint_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart receives the journal again: it must not have grown to any size."""
+    uploads = _uploads(6)
+    monkeypatch.setattr(truth_module, "_JOURNAL_BYTES", 3 * len(uploads[0]))
+    with _open(tmp_path) as truth:
+        due = []
+        for upload in uploads:
+            truth.take(upload)
+            due.append(truth.begin_checkpoint(1000, {}) is not None)
+    assert due == [False, False, True] * 2
 
 
 def test_an_upload_counts_once_over_restarts(tmp_path: Path) -> None:

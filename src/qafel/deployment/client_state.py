@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState, Message
+from qafel.deployment.journal import sync_folder
 from qafel.errors import ConfigError, HiddenStateError, MessageError, OutputError
 from qafel.results.run_directory import write_atomically
 
@@ -77,6 +78,7 @@ class ClientState:
 
     def _reserve(self, until: int) -> None:
         write_atomically(self._folder / "sequence", str(until).encode())
+        sync_folder(self._folder)
         self._reserved = until
 
     def _read_reserved(self) -> int:

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from io import FileIO
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import BinaryIO, Final, final
@@ -32,41 +33,57 @@ class Journal:
         self.count = count
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        self._files: list[tuple[BinaryIO, list[bytes]]] = [(self._open(count), [])]
-        """The file in use last; before it those that were full when they were last synced."""
+        self._file = self._open(count)
+        self._waiting: list[tuple[int, list[bytes]]] = [(count, [])]
+        """What is not written yet: first what goes into the open file, then a part for every file to begin."""
+        self._failure: OutputError | None = None
 
     def append(self, data: bytes) -> None:
         record = _RECORD.pack(len(data), xxhash.xxh3_64_intdigest(data))
         with self._lock:
-            self._files[-1][1].extend((record, data))
+            self._waiting[-1][1].extend((record, data))
         self.count += 1
 
     def rotate(self) -> None:
-        """Begin a new file: what a checkpoint holds and what follows it lie apart."""
-        file = self._open(self.count)
+        """Go on in a new file: what a checkpoint holds and what follows it lie apart.
+
+        `sync` makes it, when the file before it is whole on disk: a file with a successor is never torn.
+        """
         with self._lock:
-            self._files.append((file, []))
+            self._waiting.append((self.count, []))
 
     def sync(self) -> None:
-        """Write and sync, for all that wait at once."""
+        """Write and sync, for all that wait at once. After a failure nothing counts as safe any more."""
         with self._syncing:
+            if self._failure is not None:
+                raise self._failure
             with self._lock:
-                waiting = self._files
-                self._files = [(waiting[-1][0], [])]
+                waiting = self._waiting
+                self._waiting = [(waiting[-1][0], [])]
             try:
-                for file, records in waiting:
-                    file.write(b"".join(records))
-                    os.fsync(file.fileno())
+                self._write(waiting[0][1])
+                for first, records in waiting[1:]:
+                    self._file.close()
+                    self._file = self._open(first)
+                    self._write(records)
             except OSError as error:
-                raise OutputError(
+                self._failure = OutputError(
                     f"cannot write the journal in {self.folder}: {error.strerror}; free some space"
-                ) from None
-            for file, _ in waiting[:-1]:
-                file.close()
+                )
+                raise self._failure from None
+
+    def _write(self, records: list[bytes]) -> None:
+        """All of it: a disk that fills up takes a part first, and complains at the next write."""
+        rest = memoryview(b"".join(records))
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self.sync()
-        self._files[-1][0].close()
+        try:
+            self.sync()
+        finally:
+            self._file.close()
 
     def drop_before(self, count: int) -> None:
         """Delete the files all of whose records come before that one."""
@@ -75,7 +92,7 @@ class Journal:
             if following <= count:
                 path.unlink(missing_ok=True)
 
-    def _open(self, count: int) -> BinaryIO:
+    def _open(self, count: int) -> FileIO:
         file = (self.folder / f"journal-{count:012}.log").open("ab", buffering=0)
         sync_folder(self.folder)
         return file
@@ -89,14 +106,15 @@ def read(folder: Path, start: int = 0) -> Iterator[bytes]:
             continue
         if first > start:
             raise DataError(f"{folder} lacks records {start} to {first - 1} of the journal: a file was deleted")
-        data = path.read_bytes()
         sound = 0
-        for number, (begin, end) in enumerate(_records(data), first):
-            sound = end
-            if number >= start:
-                yield data[begin:end]
-                start = number + 1
-        if sound < len(data):
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for number, data in enumerate(_records(file, size), first):
+                sound = file.tell()
+                if number >= start:
+                    yield data
+                    start = number + 1
+        if sound < size:
             if following is not None:
                 raise DataError(f"{path} is damaged at byte {sound}: restore it from a copy")
             os.truncate(path, sound)
@@ -111,15 +129,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _records(data: bytes) -> Iterator[tuple[int, int]]:
-    end = 0
-    while end + _RECORD.size <= len(data):
-        length, checksum = _RECORD.unpack_from(data, end)
-        begin = end + _RECORD.size
-        end = begin + length
-        if end > len(data) or xxhash.xxh3_64_intdigest(memoryview(data)[begin:end]) != checksum:
+def _records(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """One after another, so that a large file takes no more memory than its largest record; up to the first unsound."""
+    while len(head := file.read(_RECORD.size)) == _RECORD.size:
+        length, checksum = _RECORD.unpack(head)
+        if length > size - file.tell():
             return
-        yield begin, end
+        data = file.read(length)
+        if xxhash.xxh3_64_intdigest(data) != checksum:
+            return
+        yield data
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:

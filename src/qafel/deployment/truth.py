@@ -25,6 +25,7 @@ from qafel.errors import ConfigError, DataError
 from qafel.params import Vector
 from qafel.results.run_directory import write_atomically
 
+_JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Truth:
         self.broadcasts = broadcasts
         """The last broadcasts with their versions: what a broker that lost them is given again."""
         self._lock = lock
-        self._unsaved = 0
+        self._unsaved = self._unsaved_bytes = 0
 
     @staticmethod
     def open(
@@ -107,13 +108,14 @@ class Truth:
         self.journal.append(frame)
         _count(self.totals, self.server, frame, broadcast, self.broadcasts)
         self._unsaved += 1
+        self._unsaved_bytes += len(frame)
         return broadcast
 
     def begin_checkpoint(self, every: int, norms: Mapping[int, float]) -> Callable[[], None] | None:
-        """Every so many uploads: what writes the state of this moment, to be called in a thread."""
-        if self._unsaved < every:
+        """Every so many uploads, fewer if large: what writes the state of this moment, to be called in a thread."""
+        if self._unsaved < every and self._unsaved_bytes < _JOURNAL_BYTES:
             return None
-        self._unsaved = 0
+        self._unsaved = self._unsaved_bytes = 0
         self.totals.norms = {str(client): norm for client, norm in norms.items()}
         checkpoint = save_server(self.server)
         values = {**checkpoint.values, "totals": asdict(self.totals)}
