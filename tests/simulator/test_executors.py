@@ -130,16 +130,32 @@ def test_nobody_waits_behind_a_client_that_trains_for_long(tmp_path):
     assert len(set(uploads)) == len(jobs)
 
 
+def test_results_that_nobody_has_asked_for_take_room():
+    """Else they would pile up: one for every client in flight."""
+    state = HiddenState.of(TASK.initial_model(Stream.named(0, "start")))
+    jobs = [Job(number, number, 0, state, 1.0) for number in range(8)]
+    with Processes(1, make_task, ALGORITHM, 0, 50) as pool:
+        assert pool.room == 8
+        for job in jobs:
+            pool.submit(job)
+        assert pool.room == 0
+        pool.result(jobs[7])
+        assert pool.room == 1
+        for job in jobs[:7]:
+            pool.result(job)
+        assert pool.room == 8
+
+
 def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
         from qafel.algorithm import wire
         from qafel.simulator import HalfNormal, Limits, Timing, simulate
-        from qafel.tasks import Quadratic
+        from qafel.tasks import Mushrooms  # more than a pipe holds
         algorithm = wire("fedbuff", server_lr=1.0, client_lr=0.1, local_steps=1)
         timing = Timing(HalfNormal(0))
-        simulate(Quadratic(5, 5), algorithm, timing, limits=Limits(uploads=5), executor="processes", workers=1)
+        simulate(Mushrooms(5), algorithm, timing, limits=Limits(uploads=5), executor="processes", workers=1)
         """)
     )
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)

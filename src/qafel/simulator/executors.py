@@ -14,6 +14,11 @@ class Executor(Protocol):
     """Takes jobs, gives uploads. A context manager, as it may hold processes."""
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether it ever begins jobs ahead of the clock."""
+        ...
+
+    @property
     def room(self) -> int:
         """How many more jobs it would begin now, ahead of the clock."""
         ...
@@ -51,6 +56,7 @@ class Executor(Protocol):
 class Inline:
     """Runs a job when its result is wanted, in this thread."""
 
+    looks_ahead = False
     room = 0
     workers = 1
 

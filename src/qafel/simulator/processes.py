@@ -1,16 +1,16 @@
 """Worker processes on this machine; vectors and uploads cross through shared memory.
 
-At most eight jobs per worker are under way: enough that no worker idles while the clock waits for one late result, and
-so few that memory stays at some vectors however many clients are in flight. A worker holds as many of them as keep it
-busy for a moment; the others wait here for whoever is free first, because a client may have a hundred times the data
-of the next one. A worker that dies is replaced, and its jobs run again: they give the same bytes.
+At most eight jobs per worker are under way or wait for the clock: enough that no worker idles while the clock waits for
+one late result, and so few that memory stays at some vectors however many clients are in flight. A worker holds as many
+of them as keep it busy for a moment; the others wait here for whoever is free first, because a client may have a
+hundred times the data of the next one. A worker that dies is replaced, and its jobs run again: they give the same bytes.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,7 +24,7 @@ from qafel.errors import ConfigError, QafelError
 from qafel.params import Vector
 from qafel.simulator.executors import shares
 from qafel.simulator.jobs import Job
-from qafel.simulator.worker import Arena, Done, Exam, Marks, Order, serve
+from qafel.simulator.worker import Arena, Done, Employment, Exam, Marks, Order, serve
 from qafel.tasks.protocol import Divisible, Task
 
 JOBS_PER_WORKER = 8
@@ -54,6 +54,8 @@ class _Worker:
 class Processes:
     """An executor of `workers` processes."""
 
+    looks_ahead = True
+
     def __init__(
         self, workers: int, make_task: Callable[[], Task], algorithm: Algorithm, seed: int, dimension: int
     ) -> None:
@@ -67,7 +69,7 @@ class Processes:
         self._memory = SharedMemory(create=True, size=self._arena.size)
         self._arena = self._arena._replace(name=self._memory.name)
         self._vectors = self._arena.vectors(self._memory)
-        self._serve_arguments = (make_task, algorithm, seed, self._arena)
+        self._employment = Employment(make_task, algorithm, seed, self._arena)
         self._free_uploads = list(range(slots))
         self._free_vectors = list(range(slots))
         self._held: dict[int, tuple[int, int]] = {}  # version: (slot, how many orders use it)
@@ -81,7 +83,7 @@ class Processes:
 
     @property
     def room(self) -> int:
-        return len(self._free_uploads)
+        return max(0, len(self._free_uploads) - len(self._ready))
 
     def submit(self, job: Job) -> None:
         while not self._free_uploads:
@@ -100,10 +102,10 @@ class Processes:
         self._hand_out()
 
     def result(self, job: Job) -> bytes:
+        if not self._is_known(job.number):
+            self.submit(job)
         if job.number in self._waiting:
             self._waiting = {job.number: self._waiting.pop(job.number), **self._waiting}
-        elif job.number not in self._ready and not any(job.number in worker.orders for worker in self._workers):
-            self.submit(job)
         while job.number not in self._ready:
             self._collect()
         ready = self._ready.pop(job.number)
@@ -129,6 +131,10 @@ class Processes:
             if mark.error is not None:
                 raise mark.error
         return task.combine([sums for mark in marks for sums in mark.sums])
+
+    def _is_known(self, number: int) -> bool:
+        known = number in self._ready or number in self._waiting
+        return known or any(number in worker.orders for worker in self._workers)
 
     def _hold(self, job: Job) -> int:
         """The slot with the job's hidden state; one slot per version in use."""
@@ -160,7 +166,7 @@ class Processes:
         worker.orders[order.number] = order
         try:
             worker.connection.send(order)
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             self._replace(worker)
 
     def _collect(self) -> None:
@@ -171,7 +177,7 @@ class Processes:
             worker = by_connection[connection]
             try:
                 done: Done | Marks | None = connection.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # at the end of a message, or in the middle of one
                 self._replace(worker)
                 continue
             if done is None:
@@ -195,10 +201,13 @@ class Processes:
     def _hire(self) -> _Worker:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(*self._serve_arguments, theirs), daemon=True)
+        process = context.Process(target=serve, args=(theirs,), daemon=True)
         with _environment(_ONE_THREAD):
             process.start()
         theirs.close()
+        # Not as arguments of the process: `start` would wait for ever for a child that died before it read them all.
+        with suppress(OSError):
+            ours.send(self._employment)
         return _Worker(process, ours)
 
     def _replace(self, dead: _Worker) -> None:
@@ -223,8 +232,10 @@ class Processes:
                 )
         worker = self._hire()
         self._workers[self._workers.index(dead)] = worker
+        worker.orders.update(dead.orders)
         for order in dead.orders.values():
-            self._send(worker, order)
+            if worker in self._workers:  # else it died as well, and its successor has all of them
+                self._send(worker, order)
 
     def __enter__(self) -> Self:
         return self

@@ -50,6 +50,8 @@ class _Actor:
 class RayCluster:
     """An executor of Ray actors. The address is Ray's own (`RAY_ADDRESS`); without one a local cluster starts."""
 
+    looks_ahead = True
+
     def __init__(
         self,
         workers: int,

@@ -170,7 +170,7 @@ class Simulation:
         job = Job(number, client, sequence, self.fleet, weight, work)
         delay = download + duration * work
         self.clock.schedule(delay, job)
-        if self.executor.room:
+        if self.executor.looks_ahead:
             self.train_ahead_of(self.clock.now + delay, job)
 
     def _duration(self, client: int, number: int) -> float:

@@ -80,8 +80,21 @@ class Arena(NamedTuple):
         return memory.buf[start : start + self.upload_bytes]
 
 
-def serve(make_task: Callable[[], Task], algorithm: Algorithm, seed: int, arena: Arena, connection: Connection) -> None:
+class Employment(NamedTuple):
+    """What a worker is told first."""
+
+    make_task: Callable[[], Task]
+    algorithm: Algorithm
+    seed: int
+    arena: Arena
+
+
+def serve(connection: Connection) -> None:
     """Perform orders until the connection closes. One thread: parallelism is the number of workers."""
+    try:
+        make_task, algorithm, seed, arena = Employment(*connection.recv())
+    except EOFError:
+        return  # the other end has gone already
     trainer = Trainer(make_task(), algorithm, seed)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)

@@ -34,4 +34,5 @@ def gradient_noise(
 def unit_vector(size: int, stream: Stream) -> Vector:
     """A direction drawn uniformly."""
     direction = stream.generator().standard_normal(size)
-    return (direction / np.linalg.norm(direction)).astype(np.float32)
+    length = np.sqrt(np.add.reduce(direction * direction))  # not BLAS's, whose sum depends on the number of threads
+    return (direction / length).astype(np.float32)
