@@ -3,7 +3,8 @@
 At most eight jobs per worker are under way or wait for the clock: enough that no worker idles while the clock waits for
 one late result, and so few that memory stays at some vectors however many clients are in flight. A worker holds as many
 of them as keep it busy for a moment; the others wait here for whoever is free first, because a client may have a
-hundred times the data of the next one. A worker that dies is replaced, and its jobs run again: they give the same bytes.
+hundred times the data of the next one. A worker that dies is replaced, and its jobs run again: they give the same
+bytes.
 """
 
 from __future__ import annotations
