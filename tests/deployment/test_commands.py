@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,39 @@ def test_a_brokers_folder_is_not_overwritten(tmp_path: Path) -> None:
     assert isinstance(
         CliRunner().invoke(broker, ["revoke", str(tmp_path / "b"), "--client", "5"]).exception, ConfigError
     )
+
+
+def test_only_a_nats_server_in_its_own_folder_is_told_to_reload(tmp_path: Path) -> None:
+    """The file with its number outlives it, and another process may have the number by now."""
+    path, elsewhere = tmp_path / "b", tmp_path / "elsewhere"
+    assert CliRunner().invoke(broker, ["init", str(path), "--clients", "2"]).exit_code == 0
+    elsewhere.mkdir()
+    disguised = tmp_path / "nats-server"
+    disguised.symlink_to("/bin/sleep")
+    for command, place in ((["/bin/sleep", "60"], path), ([str(disguised), "60"], elsewhere)):
+        with subprocess.Popen(command, cwd=place) as process:
+            (path / "nats-server.pid").write_text(str(process.pid), encoding="ascii")
+            said = CliRunner().invoke(broker, ["add", str(path), "--client", "1"])
+            process.kill()
+            assert process.wait() == -signal.SIGKILL  # and nothing before that
+        assert "could not be reloaded" in said.output
+        assert "--signal reload" in said.output
+    said = CliRunner().invoke(broker, ["revoke", str(path), "--client", "1"])
+    assert "still let in until" in said.output
+
+
+def test_a_client_id_that_is_not_the_credentials_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a client keeps its state
+    assert CliRunner().invoke(broker, ["init", str(tmp_path / "b"), "--clients", "4"]).exit_code == 0
+    mine = str(tmp_path / "b" / "clients" / "3")
+    arguments = ["--run", "x", "--credentials", mine, "--broker", "nats://127.0.0.1:9", "--patience", "0.1"]
+    other = CliRunner().invoke(_app(client), [*arguments, "--client-id", "5"])
+    assert isinstance(other.exception, ConfigError)
+    assert "client 3's, not client 5's" in str(other.exception)
+    same = CliRunner().invoke(_app(client), [*arguments, "--client-id", "3"])
+    assert "no broker at" in str(same.exception)
 
 
 def test_the_light_core_does_not_load_the_deployment() -> None:

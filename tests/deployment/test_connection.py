@@ -8,13 +8,16 @@ import gc
 import signal
 from pathlib import Path
 
+import nats.errors
 import pytest
 
+from qafel.deployment import connection
 from qafel.deployment.access import Access
 from qafel.deployment.broker import Broker, Stored, session
-from qafel.deployment.local_broker import LocalBroker
+from qafel.deployment.broker_folder import BrokerFolder
+from qafel.deployment.local_broker import LocalBroker, free_port
 from qafel.deployment.together import end, together
-from qafel.errors import BrokerLost
+from qafel.errors import BrokerLost, BrokerUnreachable
 from tests.deployment.live import serving, taking_part, update
 from tests.deployment.processes import Command, Line, wait_for
 
@@ -174,3 +177,63 @@ def test_works_that_are_ended_twice_are_all_waited_for() -> None:
         assert not _others()
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "nats: 'Authentication Timeout'",
+        "nats: 'maximum account active connections exceeded'",
+        "nats: 'maximum connections exceeded'",
+    ],
+)
+def test_a_slow_or_full_broker_is_tried_again(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    tries: list[str] = []
+
+    async def connect(access: Access, url: str, name: str) -> str:
+        tries.append(url)
+        if len(tries) < 2:
+            raise nats.errors.Error(said)
+        return "in"
+
+    monkeypatch.setattr(connection, "_connect", connect)
+    assert asyncio.run(connection.connect_patiently(Access(), "0", None)) == "in"  # type: ignore[comparison-overlap]
+    assert len(tries) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [nats.errors.Error("nats: 'Authorization Violation'"), nats.errors.AuthorizationError()]
+)
+def test_a_broker_that_knows_our_key_no_longer_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def connect(access: Access, url: str, name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(connection, "_connect", connect)
+    with pytest.raises(BrokerUnreachable, match="does not let us in"):
+        asyncio.run(asyncio.wait_for(connection.connect_patiently(Access(), "0", None), 5))
+
+
+def test_no_word_is_said_to_a_broker_that_offers_no_tls(tmp_path: Path) -> None:
+    """As somebody in between would make it look, who wants to hear the key's signature in the clear."""
+    port = free_port()
+    folder = BrokerFolder.init(tmp_path / "broker", clients=1, port=port)
+    info = b'INFO {"version":"2.11.0","max_payload":1048576,"auth_required":true,"nonce":"abc"}\r\n'
+    heard, over = [], asyncio.Event()
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(info)
+        heard.append(await reader.read(1000))
+        writer.close()
+        over.set()
+
+    async def check() -> None:
+        server = await asyncio.start_server(pretend, "127.0.0.1", port)
+        async with server:
+            with pytest.raises(BrokerUnreachable, match="it offers no TLS, which our credentials demand"):
+                await connection.connect_patiently(Access.of(None, folder.path / "clients" / "0"), "0", 0.0)
+            await over.wait()
+
+    asyncio.run(check())
+    assert set(heard) == {b""}

@@ -15,6 +15,7 @@ from qafel.deployment.broker import Broker, Stored, session
 from qafel.deployment.broker_folder import BrokerFolder
 from qafel.deployment.layout import Limits, Names
 from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.deployment.status import read_status
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
 
 NAMES = Names("demo")
@@ -141,6 +142,12 @@ def test_the_operator_reads_state_and_nothing_else(folder: Path) -> None:
             assert await _denied(broker, NAMES.broadcast(8))
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("who", ["operator", "server"])
+def test_status_is_answered_under_either_key(folder: Path, who: str) -> None:
+    (run,) = asyncio.run(read_status(Access.of(None, folder / who)))
+    assert (run.run, run.word) == ("demo", "not genuine")  # nobody signed what this test stored
 
 
 def test_nobody_connects_without_a_key_or_with_an_unknown_one(folder: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be r
 
     changed = BrokerFolder(folder)
     changed.add(client)
-    _say(changed.reload(), f"{len(client)} clients added")
+    _say(changed.reload(), f"{len(client)} clients added", "they are not let in")
 
 
 @broker.command()
@@ -88,10 +88,15 @@ def revoke(folder: Folder, client: Annotated[int, typer.Option(min=0)]) -> None:
 
     changed = BrokerFolder(folder)
     changed.revoke(client)
-    _say(changed.reload(), f"client {client} revoked")
+    _say(changed.reload(), f"client {client} revoked", "it is still let in")
 
 
-def _say(reloaded: bool, what: str) -> None:
-    typer.echo(
-        f"{what}; " + ("the broker has reloaded" if reloaded else "no broker runs here: it reads this at its start")
-    )
+def _say(reloaded: bool, what: str, until_then: str) -> None:
+    if reloaded:
+        typer.echo(f"{what}; the broker has reloaded")
+    else:
+        typer.echo(
+            f"{what}; the broker could not be reloaded, as none was found at work in this folder: where one runs, in a "
+            f"container or on another machine, {until_then} until it reads this. There: `nats-server --signal reload`, "
+            "or restart it"
+        )

@@ -55,6 +55,8 @@ def client(
     logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="%(message)s")
     access = Access.of(broker, credentials)
     number = access.client if client_id is None else client_id
+    if access.client is not None and number != access.client:
+        raise ConfigError(f"{credentials} are client {access.client}'s, not client {number}'s: leave out --client-id")
     if number is None:
         raise ConfigError("say which client this is: --client-id N, or a client's --credentials")
     if worker not in ("thread", "process"):

@@ -57,6 +57,13 @@ class Access:
     def seed(self) -> str | None:
         return self._texts.get("user.nk")
 
+    @property
+    def name(self) -> str:
+        """Who we are on the broker: each key may listen to the inbox of its own name only."""
+        if self.client is not None:
+            return str(self.client)
+        return "server" if "signing.nk" in self._texts else "operator"
+
     def signer(self) -> Signer | None:
         """Signs what we send: the server with its signing key, a client with its own."""
         seed = self._texts.get("signing.nk") or self.seed
@@ -68,11 +75,21 @@ class Access:
         return Verifier(public) if public else None
 
     def registry(self) -> dict[int, str] | None:
-        """Known clients and their public keys; None where any client of the task is welcome."""
-        if self.folder is None or not (path := self.folder / "clients.json").exists():
+        """Known clients and their public keys; None where any client of the task is welcome.
+
+        A server that signs has a registry: a file that went missing must not open the run to everyone.
+        """
+        if self.folder is None:
             return None
+        path = self.folder / "clients.json"
         try:
             return {int(number): key for number, key in json.loads(path.read_text(encoding="utf-8")).items()}
+        except FileNotFoundError:
+            if "signing.nk" not in self._texts:
+                return None
+            raise ConfigError(
+                f"{path} is missing, and without it no client is known: copy it from the broker's folder"
+            ) from None
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
 

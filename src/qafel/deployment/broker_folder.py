@@ -95,9 +95,12 @@ class BrokerFolder:
         self._write_accounts()
 
     def reload(self) -> bool:
-        """Have a running broker read its configuration again; False where none runs."""
+        """Have a running broker read its configuration again; False where none was found here."""
         try:
-            os.kill(int((self.path / "nats-server.pid").read_text(encoding="ascii")), signal.SIGHUP)
+            process = int((self.path / "nats-server.pid").read_text(encoding="ascii"))
+            if not _is_broker(process, self.path):
+                return False
+            os.kill(process, signal.SIGHUP)
         except (OSError, ValueError):
             return False
         return True
@@ -122,6 +125,19 @@ class BrokerFolder:
         server, operator = (public_key((self.path / name / "user.nk").read_text()) for name in ("server", "operator"))
         text = accounts(server, operator, self.clients, self._settings["runs"])
         _write(self.path / "accounts.conf", text.encode())
+
+
+def _is_broker(process: int, folder: Path) -> bool:
+    """Whether it is a nats-server at work in this folder. The file with its number stays when it ends, so that another
+    process may have the number by now; and a container's numbers are not the host's.
+    """
+    if process < 1:
+        return False
+    if not Path("/proc/self").exists():
+        return True  # nothing to look at
+    place = Path("/proc") / str(process)
+    program = (place / "cmdline").read_bytes().split(b"\0")[0]
+    return b"nats-server" in program and (place / "cwd").samefile(folder)
 
 
 def _write(path: Path, data: bytes, *, secret: bool = False) -> None:

@@ -8,7 +8,7 @@ import logging
 import random
 import ssl
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, final
 
 import nats.errors
 from nats.aio.client import Client as Connection
@@ -35,6 +35,18 @@ log = logging.getLogger(__name__)
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
 
 
+@final
+class _TlsOnly(Connection):
+    """The library begins TLS if the broker's first line asks for it. That line is in the clear: whoever is in between
+    could strike the request out, and be told what only the broker should hear.
+    """
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and not info.get("tls_required"):
+            raise nats.errors.Error("it offers no TLS, which our credentials demand")
+        await super()._process_info(info, initial_connection)
+
+
 async def connect_patiently(access: Access, name: str, patience_s: float | None) -> tuple[Connection, asyncio.Event]:
     loop, pause_s = asyncio.get_running_loop(), 0.1
     deadline = None if patience_s is None else loop.time() + patience_s
@@ -56,8 +68,10 @@ async def connect_patiently(access: Access, name: str, patience_s: float | None)
 
 
 def _raise_if_refused(url: str, error: Exception) -> None:
-    text = str(error).lower()
-    if "authorization" in text or "authentication" in text or "account" in text:
+    """nats-server says one thing to a wrong, revoked or missing key. All else, such as its timeout for a slow handshake
+    or its limit of connections, may be over at the next attempt.
+    """
+    if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in str(error).lower():
         raise BrokerUnreachable(f"the broker at {url} does not let us in: wrong, revoked or missing key") from None
 
 
@@ -75,7 +89,7 @@ async def _connect(access: Access, url: str, name: str) -> tuple[Connection, asy
         options["tls"] = tls
     if access.seed is not None:
         options["nkeys_seed_str"] = access.seed
-    connection = Connection()
+    connection = Connection() if tls is None else _TlsOnly()
     try:
         await connection.connect(
             url,

@@ -23,6 +23,7 @@ class Course:
         self._evaluation = config.evaluation
         self._truth = truth
         self._evaluator = evaluator
+        self._uploads_before = truth.totals.uploads
 
     @property
     def goes_on(self) -> bool:
@@ -47,7 +48,9 @@ class Course:
         """Have the model measured, where an evaluation is due; then look."""
         server, totals, evaluation = self._truth.server, self._truth.totals, self._evaluation
         by_uploads = evaluation.unit == "uploads"
-        changed = by_uploads or server.version > version_before
+        # A rejected message counts nothing, and gives no reason to measure again.
+        changed = totals.uploads > self._uploads_before if by_uploads else server.version > version_before
+        self._uploads_before = totals.uploads
         if changed and (totals.uploads if by_uploads else server.version) % evaluation.every == 0:
             self._evaluator.offer(server.version, server.model, totals)
         if diverged is not None:

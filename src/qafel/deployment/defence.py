@@ -85,8 +85,15 @@ class Guard:
         self._allowance: dict[int, tuple[float, float]] = {}
         self.median = RunningMedian(norms or {}, now)
 
-    def renew_keys(self, keys: Mapping[int, str] | None) -> None:
-        """Take the registry as it is now: a client that was struck off is unknown from here on."""
+    @property
+    def has_keys(self) -> bool:
+        """Whether signatures are checked."""
+        return self._keys is not None
+
+    def renew_keys(self, keys: Mapping[int, str]) -> None:
+        """Take the registry as it is now: a client that was struck off is unknown from here on. Once there are keys,
+        there is no way back to none.
+        """
         self._keys = keys
         self._verifiers.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import TypeAlias, final
@@ -14,7 +15,9 @@ from qafel.deployment.course import Course
 from qafel.deployment.intake import Intake
 from qafel.deployment.observe import Evaluator, Rate
 from qafel.deployment.refill import Publisher
+from qafel.errors import ConfigError
 
+log = logging.getLogger(__name__)
 Progress: TypeAlias = Callable[[RunState], None]
 
 
@@ -41,13 +44,31 @@ class Heartbeat:
         self._server_steps = server_steps or 0
         self._metric_name = metric_name
         self._progress = progress
-        self._rate = Rate()
+        self._rate = Rate(intake.truth.totals.uploads)
+        self._registry_problem: str | None = None
 
     async def run(self, broker: Broker, every_s: float, access: Access) -> None:
         while True:
             await asyncio.sleep(every_s)
-            self._intake.guard.renew_keys(await asyncio.to_thread(access.registry))
+            await self.renew_keys(access)
             await self.beat(broker)
+
+    async def renew_keys(self, access: Access) -> None:
+        """Read the registry; where that fails, keep the last one. A file that is being replaced is gone or half there
+        for a moment, which must neither end the run nor let in uploads that nobody signed.
+        """
+        guard, problem = self._intake.guard, None
+        try:
+            keys = await asyncio.to_thread(access.registry)
+        except ConfigError as error:
+            keys, problem = None, str(error)
+        if keys is not None:
+            guard.renew_keys(keys)
+        elif problem is None and guard.has_keys:
+            problem = "the registry of clients is gone"
+        if problem is not None and problem != self._registry_problem:
+            log.warning("%s; the clients known before stay", problem)
+        self._registry_problem = problem
 
     async def beat(self, broker: Broker, *, concluded: bool = False) -> None:
         """A run that has ended says so once its last broadcast is out: clients leave when they hear it."""

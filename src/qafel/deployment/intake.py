@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 
 from qafel.algorithm import HiddenState, Message
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.deployment.assembly import Assembly
+from qafel.deployment.assembly import Assembly, Part
 from qafel.deployment.defence import Guard
 from qafel.deployment.layout import PART, SIGNATURE
 from qafel.deployment.observe import Metrics
@@ -50,31 +50,53 @@ class Intake:
         self.diverged: str | None = None
         self._metrics = metrics
         self._max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(truth.server.model.size)
-        self._assembly = Assembly(self._max_upload_bytes, _ASSEMBLY_BYTES)
+        self.begin_session()
 
     def parts(self, part_bytes: int) -> int:
         """In how many messages the largest upload comes."""
         return -(-self._max_upload_bytes // part_bytes)
 
+    def begin_session(self) -> None:
+        """Forget unfinished uploads: a new consumer delivers their parts again, perhaps under other numbers."""
+        self._assembly = Assembly(self._max_upload_bytes, _ASSEMBLY_BYTES)
+
     def take(self, message: Msg, group: Group, now: float) -> None:
         """Count, or reject and say why; a part of an upload only waits."""
         client = _client(message.subject)
         headers = message.headers or {}
-        frame, parts = message.data, [message]
+        frame, spent = message.data, [message]
         try:
             if client is None:
                 raise UnknownClient(f"{message.subject} names no client")
             if PART in headers and self.guard.knows(client):
-                if (whole := self._assembly.add(client, headers[PART], message)) is None:
+                part = Part.from_header(headers[PART])
+                if self._is_over(client, part, group):
+                    group.acknowledge.append(message)
                     return
-                frame, parts = whole
+                whole = self._assembly.add(client, part, message, group.acknowledge)
+                if whole is None:
+                    return
+                frame, spent = whole, []
             sequence = self.guard.check(self.truth.server, client, message.subject, frame, headers.get(SIGNATURE), now)
         except (MessageError, RejectedUpload) as error:
             self.truth.server.rejected[error.reason] += 1
-            self._refuse(client, frame, error, group)
+            self._refuse(client, _sequence(frame), error, group)
         else:
             self._count(client, frame, sequence, group)
-        group.acknowledge.extend(parts)
+        group.acknowledge += spent
+
+    def _is_over(self, client: int, part: Part, group: Group) -> bool:
+        """Whether this part's upload cannot count any more. It must not get at the one that is in progress, and its
+        client, which may have missed the receipt, is told with the last part.
+        """
+        try:
+            self.truth.server.seen.check(client, part.upload)
+        except DuplicateUpload as error:
+            if part.is_last:
+                self.truth.server.rejected[error.reason] += 1
+                self._refuse(client, part.upload, error, group)
+            return True
+        return False
 
     def _count(self, client: int, frame: bytes, sequence: int, group: Group) -> None:
         server = self.truth.server
@@ -82,7 +104,7 @@ class Intake:
         try:
             broadcast = self.truth.take(frame)
         except (MessageError, RejectedUpload) as error:
-            self._refuse(client, frame, error, group)
+            self._refuse(client, sequence, error, group)
             return
         except NonFiniteVector as error:
             self.diverged = str(error)
@@ -99,12 +121,13 @@ class Intake:
             group.broadcasts.append((version, broadcast))
             group.hidden_state = server.hidden_state
 
-    def _refuse(self, client: int | None, frame: bytes, error: MessageError | RejectedUpload, group: Group) -> None:
+    def _refuse(
+        self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: Group
+    ) -> None:
         if client is None:
             self._metrics.rejected(error.reason)
             return
         receipt = group.receipts.setdefault(client, Receipt())
-        sequence = _sequence(frame)
         if isinstance(error, DuplicateUpload) and sequence is not None:
             self._metrics.duplicates.inc()
             receipt.duplicate.append(sequence)

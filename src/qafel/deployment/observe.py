@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from qafel.config import EvaluationConfig
 from qafel.deployment.truth import Totals
+from qafel.errors import OutputError
 from qafel.params import Vector
 from qafel.tasks import Task
 
@@ -62,10 +63,10 @@ class Metrics:
 
 @final
 class Rate:
-    """Events a second over the last ten seconds."""
+    """Events a second over the last ten seconds, beginning with a total that others counted."""
 
-    def __init__(self) -> None:
-        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=64)
+    def __init__(self, total: int) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), total)], maxlen=64)
 
     def mark(self, total: int) -> float:
         now = time.monotonic()
@@ -80,7 +81,12 @@ class Rate:
 class Evaluator:
     """Measures the newest model in a thread, every so many steps; a slow evaluation skips models, never the server."""
 
-    def __init__(self, task: Task, evaluation: EvaluationConfig, rows: TextIO) -> None:
+    def __init__(
+        self, task: Task, evaluation: EvaluationConfig, rows: TextIO, metrics: Metrics, uploads_before: int
+    ) -> None:
+        self.uploads_before = uploads_before
+        """Those that the run had when this process began: they are not of the time since `began`."""
+        self._metrics = metrics
         self._task = task
         self._target = evaluation.target
         self._rows = rows
@@ -106,9 +112,13 @@ class Evaluator:
     async def evaluate(self, version: int, model: Vector, so_far: Mapping[str, Any]) -> None:
         figures = await asyncio.to_thread(self._task.evaluate, model)
         row = {"version": version, **so_far, **figures, "wall_s": time.monotonic() - self.began}
-        self._rows.write(json.dumps(row) + "\n")
-        self._rows.flush()
+        try:
+            self._rows.write(json.dumps(row) + "\n")
+            self._rows.flush()
+        except OSError as error:
+            raise OutputError(f"cannot write the evaluation of version {version}: {error.strerror or error}") from None
         self.last = row
+        self._metrics.metric.set(figures["metric"])
         metric, better = figures["metric"], (min if self._task.metric_goal == "min" else max)
         self.best = metric if self.best is None else better(self.best, metric)
         if self._target is not None and self.reached is None and better(metric, self._target) == metric:

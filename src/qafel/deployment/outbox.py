@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
+from qafel.algorithm.replay import WINDOW
 from qafel.deployment.assembly import split
 from qafel.deployment.broker import Broker, Stored
 from qafel.deployment.keys import Signer
@@ -25,6 +26,7 @@ from qafel.errors import BrokerRefused, DataError
 _RESEND_S: Final = 3.0
 _RESEND_BYTES_PER_S: Final = 4 << 20  # a large upload needs its time before it counts as lost
 _RESEND_MOST_S: Final = 60.0
+_MOST_HIGHEST: Final = 2**31 - 1  # of the 2³² numbers that a header holds; no client gets as far
 log = logging.getLogger(__name__)
 
 Heard = Callable[[int | None, str, str, int], None]
@@ -42,7 +44,7 @@ class _Pending:
 
 @final
 class Outbox:
-    """At most `window` uploads on their way."""
+    """At most `window` uploads on their way, all of numbers that the server can still tell from those it counted."""
 
     def __init__(self, subject: str, signer: Signer | None, window: int, heard: Heard, news: asyncio.Event) -> None:
         """`news` is set when receipts came."""
@@ -56,10 +58,14 @@ class Outbox:
         self.counts: Counter[str] = Counter()
         self.sent_bytes = 0
         self.highest = -1
+        """The highest number that the server has seen, where it said so."""
 
-    @property
-    def has_room(self) -> bool:
-        return len(self._pending) < self._window
+    def has_room(self, sequence: int) -> bool:
+        """Whether an upload of this number may begin. One that the server's replay window has moved past would be
+        called a duplicate, though it was never counted; so the oldest that is on its way holds back the newest.
+        """
+        oldest = min(self._pending, default=sequence)
+        return len(self._pending) < self._window and sequence - oldest < WINDOW
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -97,7 +103,8 @@ class Outbox:
             self._settle(sequence, "accepted", "", version)
         for sequence in receipt.duplicate:
             self._settle(sequence, "duplicate", "counted before", -1)
-        self.highest = max(self.highest, receipt.highest)
+        if receipt.highest <= _MOST_HIGHEST:  # nobody signs receipts, and a false one must not use up the numbers
+            self.highest = max(self.highest, receipt.highest)
         for damaged, reason, text in receipt.rejected:
             self._settle(damaged, reason, text, -1)
         self._news.set()

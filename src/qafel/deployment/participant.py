@@ -86,6 +86,7 @@ class DeploymentClient:
         self._on_event = on_event
         self._saving = threading.Lock()
         """The last save waits for one that a thread is still at."""
+        self._last_sequence = -1
         self._stopping = False
         self._pause_until = 0.0
 
@@ -132,7 +133,12 @@ class DeploymentClient:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
         if self.outbox.highest >= 0:
             self._state.skip_to(self.outbox.highest + 1)
-        return Start(self.core.hidden_state, self._state.take_sequence())
+        self._last_sequence = self._state.take_sequence()
+        return Start(self.core.hidden_state, self._last_sequence)
+
+    def _has_room(self) -> bool:
+        """Whether the outbox has room for the upload that `begin` would number next."""
+        return self.outbox.has_room(max(self._last_sequence, self.outbox.highest) + 1)
 
     def finish(self, start: Start, train: Train) -> bytes:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
@@ -155,7 +161,7 @@ class DeploymentClient:
                     self.report.updates += 1
                     self._emit("update", sequence=start.sequence, version=start.hidden_state.version)
                     # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
-                    at_once = self._more() and self.outbox.has_room and not settings.min_interval_s
+                    at_once = self._more() and self._has_room() and not settings.min_interval_s
                     following = self.begin() if at_once else None
                     self.outbox.add(start.sequence, upload)
                     start = following
@@ -189,7 +195,7 @@ class DeploymentClient:
         pause_s = max(began + self._settings.min_interval_s, self._pause_until) - time.monotonic()
         if pause_s > 0:
             await self.until(self._ending, pause_s)
-        await self.until(lambda: self._ending() or self.outbox.has_room)
+        await self.until(lambda: self._ending() or self._has_room())
 
     async def _settle(self) -> None:
         """Wait for the last receipts; a run that has ended gives none, but its last broadcasts may be on their way."""

@@ -69,17 +69,19 @@ class Pull:
 
     async def _receive(self, message: Msg) -> None:
         self._heard_at = asyncio.get_running_loop().time()
-        status = (message.headers or {}).get("Status")
-        if status is None:
+        headers = message.headers or {}
+        status = headers.get("Status")
+        if message.reply:
+            # It says where to acknowledge it, so it is an upload. Its headers are its client's, and prove nothing.
             self._asked = max(0, self._asked - 1)
             self._came.append(message)
-        elif status == "100":
+        elif status is None or status == "100":
             return
         else:
             # A request has run out of time or bytes (408, 409), or the consumer is gone (409, 503): what it still had
             # to deliver is void.
-            undelivered = (message.headers or {}).get("Nats-Pending-Messages")
+            undelivered = headers.get("Nats-Pending-Messages")
             self._asked = max(0, self._asked - int(undelivered)) if undelivered else 0
-            if status == "503" or "deleted" in (message.headers or {}).get("Description", "").lower():
+            if status == "503" or "deleted" in headers.get("Description", "").lower():
                 self._heard_at = float("-inf")
         self._wake.set()

@@ -42,5 +42,5 @@ class Receipt:
                 int(highest),
                 [(None if s is None else int(s), str(reason), str(text)) for s, reason, text in rejected],
             )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise DataError(f"this is no receipt: {error}") from None

@@ -69,7 +69,7 @@ def _what_it_did(truth: Truth, evaluator: Evaluator) -> Summary:
         "virtual_time": wall_s,
         "virtual_time_to_target": reached["virtual_time"] if reached else None,
         "wall_s": wall_s,
-        "updates_per_s": totals.uploads / wall_s,
+        "updates_per_s": (totals.uploads - evaluator.uploads_before) / wall_s,
         "model_sha256": _sha256(server.model),
         "hidden_state_sha256": _sha256(server.hidden_state.vector),
     }

@@ -67,7 +67,7 @@ class DeploymentServer:
         algorithm, keys = truth.server.algorithm, access.registry()
         guard = Guard(algorithm, settings.defence, task.clients, keys, norms, time.monotonic())
         self.intake = Intake(truth, guard, self.metrics)
-        self.evaluator = Evaluator(task, config.evaluation, rows)
+        self.evaluator = Evaluator(task, config.evaluation, rows, self.metrics, truth.totals.uploads)
         self._course = Course(config, truth, self.evaluator)
         self._publisher = Publisher(Names(run), access.signer(), truth.server.hidden_state)
         self._heartbeat = Heartbeat(
@@ -107,9 +107,11 @@ class DeploymentServer:
         evaluations = asyncio.create_task(self.evaluator.run())
         self._work = asyncio.create_task(self._sessions())
         try:
-            await asyncio.wait([self._work])
-            if not self._work.cancelled():
-                self._work.result()
+            # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
+            done, _ = await asyncio.wait([self._work, evaluations], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled():
+                    task.result()
         finally:
             await end([self._work, evaluations])
         server = self.truth.server
@@ -156,6 +158,7 @@ class DeploymentServer:
         await asyncio.to_thread(self.truth.journal.sync)
         await broker.ensure(names, self._limits.for_parts(parts))
         await refill(broker, self._publisher, self.truth, self._agreement)
+        self.intake.begin_session()
         await broker.new_consumer(names, parts)
 
     async def _conclude(self, broker: Broker) -> None:

@@ -37,7 +37,7 @@ class RunStatus:
 
 async def read_status(access: Access, run: str | None = None, patience_s: float = 5.0) -> list[RunStatus]:
     """All runs, or one, in the order of their names."""
-    async with session(access, "operator", patience_s=patience_s) as broker:
+    async with session(access, access.name, patience_s=patience_s) as broker:
         names = [Names(run)] if run else await _runs(broker)
         found = [await _status(broker, name, access.verifier()) for name in names]
     return [status for status in found if status is not None]

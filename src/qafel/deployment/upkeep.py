@@ -32,6 +32,9 @@ class Upkeep:
         self._works: set[asyncio.Task[None]] = set()
         self._checkpointing = asyncio.Lock()
         self._snapshotting = asyncio.Lock()
+        self._dropping = asyncio.Lock()
+        self._undropped = 0
+        """The lowest version whose large broadcast may still be on the broker; a new process looks from the start."""
 
     async def end(self) -> None:
         """Leave nothing running, as the session ends."""
@@ -57,17 +60,22 @@ class Upkeep:
         async with self._snapshotting:
             try:
                 await self._publisher.snapshot(broker)
-                await self._drop_large_broadcasts(broker)
             except BrokerError as error:
                 log.warning("no snapshot of version %d: %s", self._publisher.out.version, error)
+        await self._drop_large_broadcasts(broker)  # which may be many, and holds up no snapshot
 
     async def _drop_large_broadcasts(self, broker: Broker) -> None:
         """Objects do not leave with the messages that point to them."""
-        oldest = self._publisher.out.version - self._history
-        frames = [frame for _, frame in self._truth.broadcasts]
-        if frames and len(frames[-1]) > broker.part_bytes:
-            for version in range(max(0, oldest - self._snapshot_every), max(0, oldest)):
-                await broker.delete_object(self._publisher.names.broadcast_object(version))
+        broadcasts = self._truth.broadcasts
+        if self._dropping.locked() or not broadcasts or len(broadcasts[-1][1]) <= broker.part_bytes:
+            return
+        async with self._dropping:
+            try:
+                while self._undropped < self._publisher.out.version - self._history:
+                    await broker.delete_object(self._publisher.names.broadcast_object(self._undropped))
+                    self._undropped += 1
+            except BrokerError as error:
+                log.warning("large broadcasts from version %d on are not dropped yet: %s", self._undropped, error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
