@@ -83,6 +83,19 @@ def test_text_in_the_page_cannot_become_markup(tmp_path):
     assert "<script>alert(1)" not in (tmp_path / "index.html").read_text()
 
 
+@pytest.mark.parametrize("fine", [True, False])
+def test_a_run_that_diverges_at_once_leaves_the_figure_standing(tmp_path, fine):
+    entry = ENTRIES["qafel-vs-direct-qsgd"]
+    gone = {"metric": [0.68], "status": "diverged"}
+    found = measured(
+        made_up("FedBuff, unquantized", **({"metric": falling(1e-3)} if fine else gone)),
+        made_up("QAFeL, server 3 bits", **gone),
+        made_up("direct, server 3 bits", [0.68, float("nan")], status="diverged"),
+    )
+    write_outputs(entry, found, COMMAND, tmp_path)
+    assert (tmp_path / "figure.png").exists()
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, to open the page as a reader would")
 def test_the_page_draws_every_curve_and_the_console_is_silent(tiny, tmp_path):
     dom, console = open_in_browser(tiny.folder / "index.html", tmp_path / "profile")

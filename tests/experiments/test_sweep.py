@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from qafel.config import load_recipe
+from qafel.errors import OutputError
 from qafel.experiments.one_run import Order, perform, same_run, state_of
 from qafel.experiments.plan import Change, Planned, configuration
 from qafel.experiments.sweep import sweep, unfinished, unique
@@ -142,6 +143,28 @@ def test_a_damaged_checkpoint_means_to_begin_anew(tmp_path):
     interrupt(planned, tmp_path / planned.folder)
     (tmp_path / planned.folder / CHECKPOINT).write_bytes(b"\0\0\0")
     assert perform(Order(planned.config, tmp_path / planned.folder)) == "finished"
+
+
+def test_lost_rows_mean_to_begin_anew(tmp_path):
+    planned = short()
+    interrupt(planned, tmp_path / planned.folder)
+    (tmp_path / planned.folder / "metrics.jsonl").unlink()
+    assert perform(Order(planned.config, tmp_path / planned.folder)) == "finished"
+    assert (tmp_path / planned.folder / "metrics.jsonl").read_bytes().startswith(b'{"version": 0,')
+
+
+def test_only_one_process_works_in_a_runs_folder(tmp_path):
+    order = Order(short().config, tmp_path / "runs" / "one")
+    refused = []
+
+    def meanwhile(row):
+        with pytest.raises(OutputError, match=r"another process is at work in .*one"):
+            perform(order)
+        refused.append(row.version)
+
+    assert perform(order, meanwhile) == "finished"
+    assert len(refused) == STEPS + 1
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["one"], "the lock is gone"
 
 
 def unfit():

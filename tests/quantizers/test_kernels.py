@@ -51,6 +51,11 @@ def test_dithered_encodes_and_decodes_as_the_oracle(size: int, bits: int) -> Non
     assert same_bits(decoded, oracle.dithered_decode(payload, size, 100, bits))
 
 
+def test_affine_reads_nothing_of_an_empty_tensor() -> None:
+    """Not even its first value, which belongs to whatever lies there."""
+    assert parse("affine:4").encode(np.full(4, 7.0, np.float32)[:0], stream()) == bytes(12)
+
+
 @pytest.mark.parametrize("size", [1, 2, 9, 33, 113, 512, 700, 4096, 4097, 9500])
 @pytest.mark.parametrize("bits", range(1, 7))
 def test_rotated_decodes_as_the_oracle(size: int, bits: int) -> None:

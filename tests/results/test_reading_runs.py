@@ -7,6 +7,8 @@ import pytest
 
 from qafel.errors import DataError
 from qafel.results.runs import Run
+from qafel.task_config import TASKS
+from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic
 
 
 def test_a_run_comes_back_as_it_was_written(make_run):
@@ -44,6 +46,20 @@ def test_an_unfinished_run_loads_with_its_last_row_for_a_summary(make_run):
     assert run.number("server_steps") == 1
     assert run.number("uploads") == 10
     assert run.staleness_histogram.sum() == 9
+
+
+@pytest.mark.parametrize("task", [*TASKS, "one of my own"])
+def test_an_unfinished_run_has_the_metric_of_its_task(make_run, task):
+    run = Run.load(make_run(metric=[0.1, 0.6, 0.5], finished=False, config={"task": {"name": task}}))
+    stated = run.summary.get("metric_name"), run.summary.get("metric_goal")
+    neural = ("accuracy", "max") if task in ("cifar10", "celeba", "shakespeare") else (None, None)
+    made = {"mushrooms": Mushrooms, "quadratic": Quadratic, "logistic": SyntheticLogistic}.get(task)
+    assert stated == ((made.metric_name, made.metric_goal) if made else neural)
+
+
+def test_a_config_whose_task_is_no_table_still_loads(make_run):
+    run = Run.load(make_run(finished=False, config={"task": "cifar10"}))
+    assert "metric_goal" not in run.summary
 
 
 def test_nan_infinity_null_and_missing_values_are_not_finite(make_run):

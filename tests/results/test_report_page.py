@@ -9,6 +9,9 @@ import pytest
 
 from qafel.errors import DataError, OutputError
 from qafel.results.report import render_report, write_report
+from qafel.results.report_charts import charts_of
+from qafel.results.report_styles import styles_of
+from qafel.results.report_view import metric_view
 from qafel.results.runs import Run
 
 EVIL = '<img src=x onerror="document.title=1"></script>&\'"'
@@ -47,6 +50,21 @@ def test_a_run_that_broke_off_is_not_praised_for_little_traffic(make_run):
         [Run.load(make_run("fedbuff", upload_bytes=468)), Run.load(make_run("qafel")), killed, diverged]
     )
     assert "Least traffic: <strong>qafel</strong>" in page
+
+
+def test_of_killed_runs_alone_the_best_accuracy_is_the_highest(make_run):
+    task = {"task": {"name": "cifar10"}}
+    worse = Run.load(make_run("worse", finished=False, metric=[0.1, 0.3, 0.25], config=task))
+    better = Run.load(make_run("better", finished=False, metric=[0.1, 0.6, 0.5], config=task))
+    page = own_html(render_report([worse, better]))
+    assert "Highest final accuracy: <strong>better</strong> with 0.500." in page
+    assert "<td>0.500</td><td>0.600</td>" in page
+
+
+def test_the_lag_is_relative_to_the_model(make_run):
+    run = Run.load(make_run())
+    (lag,) = (chart for chart in charts_of([run], styles_of([run]), metric_view([run])) if chart.key == "lag")
+    assert lag.layout["yaxis"]["title"]["text"] == "‖x − x̂‖ / ‖x‖"
 
 
 def test_only_settings_that_differ_are_in_the_differences(make_run):

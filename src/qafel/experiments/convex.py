@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -39,12 +40,19 @@ def _plan(methods: Sequence[str], scale: Scale) -> list[Planned]:
 
 
 def ratios(measured: Measured, method: str, reference: str) -> list[float]:
-    """Seed by seed, the settled suboptimality over that of the reference."""
+    """Seed by seed, the settled suboptimality over that of the reference; infinite where only the method diverged.
+
+    Anything is small next to a reference that diverged, so with one there is nothing to compare.
+    """
     theirs = {planned.config.seed: settled(run) for planned, run in measured.planned(reference)}
     ours = {planned.config.seed: settled(run) for planned, run in measured.planned(method)}
     if not (both := ours.keys() & theirs.keys()):
         raise Missing(f"{method} and {reference} have no seed in common")
-    return [ours[seed] / theirs[seed] for seed in sorted(both)]
+    if not all(map(math.isfinite, theirs.values())):
+        raise Missing(f"{reference}, which {method} is measured against, diverged")
+    found = [ours[seed] / theirs[seed] for seed in sorted(both)]
+    # max() and min() may drop a NaN, and with it a seed.
+    return [math.inf if math.isnan(ratio) else ratio for ratio in found]
 
 
 def is_close(measured: Measured, method: str, reference: str = UNQUANTIZED) -> Verdict:

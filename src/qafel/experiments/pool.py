@@ -118,9 +118,10 @@ class Pool:
         waiting = list(enumerate(orders))[::-1]
         while waiting or any(worker.number is not None for worker in self._workers):
             for worker in self._idle(len(waiting)):
-                worker.give(*waiting.pop())
+                self._give(worker, waiting)
             busy = {worker.connection: worker for worker in self._workers if worker.number is not None}
-            for connection in wait(list(busy)):
+            # With nobody to hear from, as when the only process died idle, `wait` would wait for ever.
+            for connection in wait(list(busy)) if busy else ():
                 yield self._hear(busy[connection])  # type: ignore[index]
 
     def _idle(self, wanted: int) -> list[_Worker]:
@@ -130,11 +131,22 @@ class Pool:
             self._workers.append(idle[-1])
         return idle[:wanted]
 
+    def _give(self, worker: _Worker, waiting: list[tuple[int, Order]]) -> None:
+        """Hand over the next order; a process that died idle had no run to take with it, and another is hired."""
+        number, order = waiting.pop()
+        try:
+            worker.give(number, order)
+        except OSError:
+            self._workers.remove(worker)
+            worker.stop()
+            waiting.append((number, order))
+
     def _hear(self, worker: _Worker) -> News:
         assert worker.number is not None
         try:
             news: News = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # it died, perhaps in the middle of a message
+            worker.connection.close()
             worker.process.join()
             self._workers.remove(worker)
             return News(worker.number, failure=f"its process ended with exit code {worker.process.exitcode}")

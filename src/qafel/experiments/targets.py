@@ -39,13 +39,18 @@ def best_accuracy(run: Run) -> float:
 
 
 def reduction(measured: Measured, column: str, method: str, reference: str, **at: float) -> float:
-    """How many times less a method needs than the reference, of the means over seeds; NaN where one of them never met
-    the target.
+    """How many times less a method needs than the reference, of the means over the seeds that both were run with; NaN
+    where one of them never met the target, or no seed is common to both.
     """
     if not measured.has(reference, **at):
         return math.nan
-    ours = measured.spread(to_target(column), method, **at).mean
-    theirs = measured.spread(to_target(column), reference, **at).mean
+    figure = to_target(column)
+    needed = [
+        {planned.config.seed: figure(run) for planned, run in measured.planned(name, **at)}
+        for name in (method, reference)
+    ]
+    both = sorted(needed[0].keys() & needed[1].keys())
+    ours, theirs = (Spread.of(figures[seed] for seed in both).mean for figures in needed)
     return theirs / ours if math.isfinite(ours) and math.isfinite(theirs) else math.nan
 
 

@@ -54,7 +54,7 @@ def _metric_chart(
 
 
 def _lag_chart(runs: Sequence[Run], styles: Sequence[Style]) -> Chart:
-    """How far the hidden state x̂ is from the server's model x: what quantizing the broadcast costs."""
+    """How far the hidden state x̂ is from the server's model x, relative to x: what quantizing the broadcast costs."""
     across = [run.column("uploads") for run in runs]
     lags = [run.column("hidden_state_lag") for run in runs]
     positive = np.concatenate([lag[np.isfinite(lag) & (lag > 0)] for lag in lags])
@@ -64,7 +64,7 @@ def _lag_chart(runs: Sequence[Run], styles: Sequence[Style]) -> Chart:
     scale = "log" if is_wide(positive) else "linear"
     layout = {
         "xaxis": _x_axis("uploads", across) | COUNT_AXIS,
-        "yaxis": {"title": {"text": "‖x̂ − x‖"}, "type": scale, "exponentformat": "power"},
+        "yaxis": {"title": {"text": "‖x − x̂‖ / ‖x‖"}, "type": scale, "exponentformat": "power"},
     }
     toggles = ("x", "y") if positive.size else ("x",)
     return Chart("lag", "Hidden-state lag", notes, tuple(traces), layout, toggles)

@@ -21,6 +21,12 @@ from qafel.errors import DataError
 
 Column: TypeAlias = NDArray[np.float64]
 
+_METRICS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("mushrooms", "quadratic", "logistic"), ("f(x) − f*", "min")),
+    **dict.fromkeys(("cifar10", "celeba", "shakespeare"), ("accuracy", "max")),
+}
+"""Each task's metric and its goal. A summary states both; without one, asking the task would mean to load torch."""
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -127,9 +133,12 @@ def _read_summary(file: Path) -> dict[str, Any] | None:
 
 
 def _summary_so_far(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the last row of an unfinished run says under the names of a summary."""
+    """What the last row of an unfinished run says under the names of a summary, and what follows from its task."""
     renamed = {"metric": "metric_final", "version": "server_steps"}
     summary = {renamed.get(key, key): value for key, value in row.items()}
+    task = config.get("task")
+    if isinstance(task, Mapping) and (metric := _METRICS.get(str(task.get("name")))) is not None:
+        summary["metric_name"], summary["metric_goal"] = metric
     return summary | {key: config[key] for key in ("task", "algorithm", "seed") if key in config}
 
 

@@ -14,7 +14,10 @@ _LARGEST = np.float32(np.finfo(np.float32).max)
 
 @njit(**KERNEL)
 def encode_tensor(x, start, count, bits, out, at, head):  # type: ignore[no-untyped-def]
-    """Pack the codes of x[start : start + count] into out[at:]; head becomes minimum and step."""
+    """Pack the codes of x[start : start + count] into out[at:]; head becomes minimum and step: zeros, if count is."""
+    if count == 0:
+        head[0] = head[1] = 0.0
+        return
     low, high = x[start], x[start]
     for j in range(count):
         value = x[uint64(start) + uint64(j)]
