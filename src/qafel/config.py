@@ -25,7 +25,10 @@ from qafel.algorithm.wiring import Broadcast, ClientWeights, Upload
 from qafel.errors import ConfigError
 from qafel.params import Layout
 from qafel.quantizers import parse
-from qafel.task_config import TASKS, MushroomsConfig, Section, TaskConfig
+from qafel.task_config import TASKS, MushroomsConfig, Section, Seed, TaskConfig
+
+_WIDEST = 50.0
+"""The largest spread: e^(spread·N(0, 1)) stays a finite number, and far beyond any fleet."""
 
 
 class AlgorithmConfig(Section):
@@ -83,7 +86,7 @@ class NetworkConfig(Section):
     upload_rate: float | None = Field(None, gt=0)
     download_rate: float | None = Field(None, gt=0)
     latency: float = Field(0.0, ge=0)
-    spread: float = Field(0.0, ge=0)
+    spread: float = Field(0.0, ge=0, le=_WIDEST)
 
 
 class TimingConfig(Section):
@@ -99,11 +102,11 @@ class TimingConfig(Section):
     """Clients that may train at once; who comes beyond that is turned away."""
     duration: Literal["half-normal", "log-normal", "uniform", "constant"] = "half-normal"
     scale: float = Field(1.0, gt=0)
-    spread: float = Field(0.5, ge=0)
+    spread: float = Field(0.5, ge=0, le=_WIDEST)
     """Log-normal: scale·e^(spread·N); uniform: scale·(1 ± spread)."""
     per_example: float = Field(0.0, ge=0)
     """Time per sample that a client holds, on top."""
-    speed_spread: float = Field(0.0, ge=0)
+    speed_spread: float = Field(0.0, ge=0, le=_WIDEST)
     """Clients are slower or faster by a factor e^(spread·N(0,1)), each always the same."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """The share of trainings that never report."""
@@ -151,7 +154,7 @@ class Config(Section):
 
     name: str = "run"
     description: str = ""
-    seed: int = 0
+    seed: Seed = 0
     task: TaskConfig = MushroomsConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     timing: TimingConfig = TimingConfig()

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from qafel.errors import ConfigError
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""Random streams are named by 64-bit numbers."""
+
 
 class Section(BaseModel):
     """A table of settings: frozen, strict, and closed to unknown keys."""
@@ -48,7 +51,7 @@ class QuadraticConfig(_TaskSection):
     noise: float = Field(1.0, ge=0)
     smoothness: float = Field(1.0, gt=0)
     strong_convexity: float = Field(0.1, gt=0)
-    data_seed: int = 0
+    data_seed: Seed = 0
 
     def make(self) -> Task:
         return Quadratic(**self.arguments())
@@ -64,7 +67,7 @@ class LogisticConfig(_TaskSection):
     heterogeneity: float = Field(0.01, ge=0)
     noise: float = Field(0.0, ge=0)
     l2: float = Field(0.01, gt=0)
-    data_seed: int = 0
+    data_seed: Seed = 0
 
     def make(self) -> Task:
         return SyntheticLogistic(**self.arguments())
@@ -78,7 +81,7 @@ class _NeuralSection(_TaskSection):
     partition: str = "user"
     max_samples: int | None = Field(None, ge=1)
     test_samples: int | None = Field(None, ge=1)
-    data_seed: int = 0
+    data_seed: Seed = 0
     device: str = "cpu"
 
     def make(self) -> Task:

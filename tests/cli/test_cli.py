@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from qafel.cli.demo import REFERENCE
+from qafel.cli.demo import _table as demo_table
 from tests.command import qafel
 
 QUICK = ["--set", "stop.server_steps=30", "--quiet"]
@@ -76,6 +78,26 @@ def test_another_runs_results_are_not_lost(tmp_path):
     assert (tmp_path / "summary.json").read_text() == before
     qafel(*other, "--overwrite")
     assert (tmp_path / "summary.json").read_text() != before
+
+
+def test_an_unfinished_run_is_not_lost(tmp_path):
+    command = ["run", "mushrooms-fedbuff", *QUICK, "--checkpoint-every", 0, "--out", tmp_path]
+    qafel(*command)
+    (tmp_path / "summary.json").unlink()  # as if it had been killed
+    refused = qafel(*command, expect=2).stderr
+    for word in ("holds an unfinished run", "--resume", "--overwrite"):
+        assert word in refused
+    qafel(*command, "--resume")
+    (tmp_path / "summary.json").unlink()
+    qafel(*command, "--overwrite")
+
+
+def test_the_demos_table_has_a_place_for_runs_that_diverged():
+    facts = {"uploads": 10, "upload_bytes_total": 100, "broadcast_bytes_total": 10}
+    summaries = [{"name": REFERENCE, "metric_final": 0.5, **facts}, {"name": "wild", "metric_final": None, **facts}]
+    for rows in (summaries, [{**summaries[0], "metric_final": None}, summaries[1]]):
+        table = demo_table(["FedBuff", "wild"], rows)
+        assert list(table.columns[1].cells)[-1] == list(table.columns[2].cells)[-1] == "–"
 
 
 def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_strict(tmp_path):

@@ -6,10 +6,16 @@ import json
 import pytest
 import safetensors.numpy
 
+from qafel.algorithm import wire
 from qafel.config import Config, load_recipe
 from qafel.errors import DataError
-from qafel.simulator import run
+from qafel.results.checkpoint_file import read_checkpoint, write_checkpoint
+from qafel.results.run_directory import RunDirectory
+from qafel.simulator import Evaluation, HalfNormal, Limits, Measurements, Simulation, Timing, run
+from qafel.simulator.checkpoint import restore_simulation, save_simulation
+from qafel.simulator.loop import drive
 from qafel.simulator.run import CHECKPOINT
+from qafel.tasks import Mushrooms
 
 
 def short(recipe, **changes):
@@ -82,18 +88,9 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, timing):
     whole = run(config, tmp_path / "whole")
     metrics = (tmp_path / "whole/metrics.jsonl").read_text()
 
-    class Killed(BaseException):
-        pass
-
     for stop_at in (1, 5, 12, 20):
-
-        def break_off(row, stop_at=stop_at):
-            if row.version >= 7 * stop_at:
-                raise Killed
-
         out = tmp_path / f"broken-{stop_at}"
-        with pytest.raises(Killed):
-            run(config, out, break_off, checkpoint_every_s=0)
+        kill(config, out, 7 * stop_at)
         assert not (out / "summary.json").exists()
         resumed = run(config, out, resume=True, checkpoint_every_s=0)
         assert resumed["model_sha256"] == whole["model_sha256"]
@@ -105,6 +102,80 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, timing):
             for text in (metrics, (out / "metrics.jsonl").read_text())
         ]
         assert without_wall[0] == without_wall[1]
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill(config, out, version, **options):
+    """Break a run off at its first evaluation from this version on."""
+
+    def break_off(row):
+        if row.version >= version:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(config, out, break_off, **{"checkpoint_every_s": 0, **options})
+
+
+def test_a_directory_opened_again_knows_how_long_its_metrics_are(tmp_path):
+    with RunDirectory(tmp_path) as directory:
+        directory.append_row({"metric": 1.0})
+        kept = directory.metrics_bytes()
+        directory.append_row({"metric": 0.5})
+    with RunDirectory(tmp_path, keep_metrics_bytes=kept) as directory:
+        assert directory.metrics_bytes() == kept
+
+
+def test_a_run_begun_anew_is_not_resumed_from_the_checkpoint_before(tmp_path):
+    config = short("mushrooms-fedbuff", evaluation={"every": 10})
+    kill(config, tmp_path, 100)
+    kill(config, tmp_path, 0, checkpoint_every_s=1000)
+    with pytest.raises(DataError, match="there is no checkpoint"):
+        run(config, tmp_path, resume=True)
+
+
+def test_lost_rows_are_not_made_up(tmp_path):
+    config = short("mushrooms-fedbuff", evaluation={"every": 10})
+    kill(config, tmp_path, 100)
+    (tmp_path / "metrics.jsonl").write_bytes(b"")
+    with pytest.raises(DataError, match="metrics.jsonl has 0 bytes, .* rows are lost, so begin anew with --overwrite"):
+        run(config, tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+
+
+def test_a_resumed_runs_times_are_those_of_all_its_processes(tmp_path):
+    config = short("mushrooms-fedbuff", evaluation={"every": 10})
+    kill(config, tmp_path, 100)
+    checkpoint = read_checkpoint(tmp_path / CHECKPOINT)
+    assert checkpoint.values["measurements"]["training_before_s"] > 0
+    checkpoint.values["measurements"].update(wall_before_s=1000.0, training_before_s=900.0)
+    write_checkpoint(tmp_path / CHECKPOINT, checkpoint)
+    summary = run(config, tmp_path, resume=True, checkpoint_every_s=0)
+    assert summary["training_s"] > 900
+    assert summary["overhead_share"] < 0.11
+    again = read_checkpoint(tmp_path / CHECKPOINT).values["measurements"]
+    assert 900 < again["training_before_s"] <= summary["training_s"]
+
+
+def test_a_checkpoint_from_before_a_field_was_added_is_read():
+    """Saved after the last row, it needs no other one."""
+
+    def begin():
+        task = Mushrooms(20)
+        algorithm = wire("fedbuff", server_lr=0.1, client_lr=2.0, local_steps=3, buffer_size=4)
+        return Simulation(task, algorithm, Timing(HalfNormal(0)), 0), Measurements(Evaluation(5), "min")
+
+    simulation, measurements = begin()
+    assert [row.version for row in drive(simulation, measurements, Limits(server_steps=10))] == [0, 5, 10]
+    checkpoint = save_simulation(simulation, measurements)
+    for name in ("training_before_s", "evaluated_version"):
+        del checkpoint.values["measurements"][name]
+    resumed, known = begin()
+    restore_simulation(checkpoint, resumed, known)
+    assert not list(drive(resumed, known, Limits(server_steps=10)))
+    assert [row.version for row in drive(resumed, known, Limits(server_steps=12))] == [12]
 
 
 def _without_wall(line):

@@ -173,6 +173,8 @@ def test_a_run_stops_at_its_byte_budget_and_at_its_target(mushrooms):
     assert 100_000 <= total < 102_000
     history = run_rows(mushrooms, Limits(server_steps=10_000, at_target=True), Evaluation(target=0.1))
     assert history["metric"][-1] <= 0.1 < history["metric"][-2]
+    history = run_rows(mushrooms, Limits(server_steps=10, at_target=True), Evaluation(target=100.0))
+    assert history["version"].tolist() == [0], "the start meets it"
 
 
 def test_a_run_needs_an_end():
@@ -249,6 +251,14 @@ def test_a_round_that_times_out_steps_with_what_it_has(mushrooms):
     found = steps(mushrooms, 20, Timing(HalfNormal(0), Rounds(timeout=0.5)), preset="fedavg")
     assert found.clock.now <= 0.5 * found.rounds
     assert found.traffic.uploads < 80
+
+
+def test_a_last_step_without_an_upload_is_measured(mushrooms):
+    """Every upload is measured as it comes; the round then steps by its timeout."""
+    timing = Timing(HalfNormal(0), Rounds(timeout=0.5))
+    history = run_rows(mushrooms, Limits(server_steps=5), Evaluation(1, "uploads"), timing, preset="fedavg")
+    assert history["version"][-1] == 5
+    assert history["uploads"][-1] == history["uploads"][-2]
 
 
 def test_fedprox_takes_partial_work_in_time(mushrooms):

@@ -47,7 +47,7 @@ def demo(
         bars = [progress.bar(config.description, config.stop, "f − f*") for config in configs]
         for config, bar in zip(configs, bars, strict=True):
             summary = simulate(config, out / config.name, bar, tensorboard=False)
-            bar.done(f"f − f* {summary['metric_final']:.3g} · {summary['wall_s']:.1f} s")
+            bar.done(f"f − f* {_shown(summary['metric_final'], '.3g')} · {summary['wall_s']:.1f} s")
             summaries.append(summary)
     runs = [Run.load(out / config.name) for config in configs]
     save_figure(comparison_figure(runs), out / "comparison.png")
@@ -71,17 +71,28 @@ def _table(descriptions: list[str], summaries: list[Summary]) -> Table:
     for name in ("method", "f(x) − f*", "×", "uploads", "sent up", "broadcast", "traffic ×"):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for description, summary in zip(descriptions, summaries, strict=True):
-        worse = summary["metric_final"] / reference["metric_final"]
         table.add_row(
             description,
-            f"{summary['metric_final']:.3e}",
-            f"[{'red' if worse > 2 else 'green'}]{worse:.2f}[/]",
+            _shown(summary["metric_final"], ".3e"),
+            _times(summary["metric_final"], reference["metric_final"]),
             f"{summary['uploads']:,}",
             human_bytes(summary["upload_bytes_total"]),
             human_bytes(summary["broadcast_bytes_total"]),
             f"{_traffic(summary) / _traffic(reference):.3f}",
         )
     return table
+
+
+def _shown(metric: float | None, digits: str) -> str:
+    """A metric; a run that ends with one that is not finite has none."""
+    return "–" if metric is None else format(metric, digits)
+
+
+def _times(metric: float | None, reference: float | None) -> str:
+    if metric is None or not reference:
+        return "–"
+    worse = metric / reference
+    return f"[{'red' if worse > 2 else 'green'}]{worse:.2f}[/]"
 
 
 def _traffic(summary: Summary) -> int:

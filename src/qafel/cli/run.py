@@ -15,6 +15,7 @@ from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, OutputError
 from qafel.quantizers import fitness
 from qafel.simulator.executor_choice import ExecutorName
+from qafel.simulator.run import CHECKPOINT
 from qafel.simulator.run import run as simulate
 from qafel.simulator.summary import Summary
 
@@ -44,7 +45,7 @@ def run(
     warn_of_unfit_quantizers(config, strict)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     if not resume:
-        _refuse_to_replace_another_run(config, out, overwrite)
+        _refuse_to_lose_a_run(config, out, overwrite)
     with RunProgress(quiet) as progress:
         bar = progress.bar(config.name, config.stop, "metric")
         summary = simulate(
@@ -77,9 +78,13 @@ def warn_of_unfit_quantizers(config: Config, strict: bool = False) -> None:
         errors.print(f"[yellow]warning:[/] {warning}", highlight=False)
 
 
-def _refuse_to_replace_another_run(config: Config, out: Path, overwrite: bool) -> None:
-    """The same run may be made again, its results are the same; another one's results are not to be lost."""
-    if overwrite or not (out / "summary.json").exists():
+def _refuse_to_lose_a_run(config: Config, out: Path, overwrite: bool) -> None:
+    """A finished run may be made again, its results are the same; another one's, or half a run, are not to be lost."""
+    if overwrite:
+        return
+    if not (out / "summary.json").exists():
+        if (out / CHECKPOINT).exists():
+            raise OutputError(f"{out} holds an unfinished run: --resume it, choose another --out, or --overwrite it")
         return
     try:
         same = (out / "config.toml").read_text(encoding="utf-8") == config.to_toml()

@@ -53,8 +53,11 @@ def _panel(measured: Measured, key: str, title: str, x: Axis, across: Callable[[
         low, high = (curve.low[shown], curve.high[shown]) if several else (None, None)
         series.append(Series(method, curve.x[shown], curve.mean[shown], low, high))
     start = max(float(run.column("metric")[0]) for run in measured.runs())
-    lowest = min(float(np.nanmin(one.y)) for one in series)
-    return Panel(key, title, x, Axis("f(x) − f*", log=True, limits=(lowest / 1.5, 1.5 * start)), tuple(series), note)
+    # A method that diverged before its second evaluation has an empty curve; perhaps all have.
+    values = np.concatenate([one.y for one in series])
+    values = values[np.isfinite(values)]
+    limits = (float(values.min()) / 1.5, 1.5 * start) if values.size else None
+    return Panel(key, title, x, Axis("f(x) − f*", log=True, limits=limits), tuple(series), note)
 
 
 def _note(measured: Measured) -> str:

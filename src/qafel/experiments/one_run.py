@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import IO, Literal, NamedTuple, TypeAlias
 
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError, OutputError
@@ -13,7 +16,10 @@ from qafel.results.checkpoint_file import read_checkpoint
 from qafel.results.runs import Run
 from qafel.simulator.executor_choice import ExecutorName
 from qafel.simulator.measure import Row
-from qafel.simulator.run import CHECKPOINT, run
+from qafel.simulator.run import CHECKPOINT, metrics_behind, run
+
+if sys.platform != "win32":
+    import fcntl
 
 State: TypeAlias = Literal["finished", "interrupted", "absent"]
 
@@ -49,19 +55,58 @@ def same_run(one: Config, other: Config) -> bool:
 
 def perform(order: Order, progress: Callable[[Row], None] | None = None) -> str:
     """Bring a run to its end, from its checkpoint where there is a good one; return its status."""
-    state = state_of(order.config, order.path)
-    if state == "finished":  # by another sweep, while this one was busy elsewhere
-        return str(Run.load(order.path).summary.get("status", "finished"))
-    if state == "interrupted" and _is_sound(order.path / CHECKPOINT):
-        return _run(order, progress, resume=True)
-    _clear(order.path)
-    return _run(order, progress, resume=False)
+    with _alone_in(order.path):
+        state = state_of(order.config, order.path)
+        if state == "finished":  # by another sweep, while this one was busy elsewhere
+            return str(Run.load(order.path).summary.get("status", "finished"))
+        if state == "interrupted" and _is_sound(order.path):
+            return _run(order, progress, resume=True)
+        _clear(order.path)
+        return _run(order, progress, resume=False)
 
 
-def _is_sound(checkpoint: Path) -> bool:
-    """Whether a checkpoint can be read. From a damaged one the run begins anew; other errors leave it where it is."""
+@contextmanager
+def _alone_in(path: Path) -> Iterator[None]:
+    """Keep other sweeps out of a run's folder. The lock lies beside it, as the folder itself may be replaced."""
+    if sys.platform == "win32":  # has no flock
+        yield
+        return
+    beside = path.with_name(f"{path.name}.lock")
+    lock = _locked(beside, path)
     try:
-        read_checkpoint(checkpoint)
+        yield
+    finally:
+        with suppress(OSError):
+            beside.unlink()
+        lock.close()
+
+
+def _locked(beside: Path, path: Path) -> IO[bytes]:
+    while True:
+        try:
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            lock = beside.open("ab")
+        except OSError as error:
+            raise OutputError(f"cannot write results to {path}: {error.strerror}; choose another --out") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who had it before may have removed the file since it was opened here: then it keeps nobody out.
+            if os.path.samestat(os.fstat(lock.fileno()), beside.stat()):
+                return lock
+        except BlockingIOError:
+            lock.close()
+            raise OutputError(f"another process is at work in {path}: wait for its end") from None
+        except FileNotFoundError:
+            pass
+        except OSError:  # a file system without locks
+            return lock
+        lock.close()
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a run can go on. From a damaged checkpoint it begins anew; other errors leave it where it is."""
+    try:
+        metrics_behind(read_checkpoint(path / CHECKPOINT), path)
     except DataError:
         return False
     return True

@@ -28,11 +28,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         whole = path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"there is no checkpoint at {path}: run without --resume") from None
+        raise DataError(f"there is no checkpoint at {path}: run with --overwrite") from None
     except OSError as error:
         raise DataError(f"checkpoint {path} cannot be read: {error.strerror}") from None
     data = whole[_DIGEST_BYTES:]
     if len(whole) < _DIGEST_BYTES or xxhash.xxh3_64_digest(data) != whole[:_DIGEST_BYTES]:
-        raise DataError(f"checkpoint {path} is damaged (its checksum differs): run without --resume")
+        raise DataError(f"checkpoint {path} is damaged (its checksum differs): run with --overwrite")
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return Checkpoint(safetensors.numpy.load(data), json.loads(header["__metadata__"]["values"]))

@@ -31,6 +31,7 @@ class RunDirectory:
             (path / "summary.json").unlink(missing_ok=True)
             self._metrics = (path / "metrics.jsonl").open("ab")
             self._metrics.truncate(keep_metrics_bytes)
+            self._metrics.seek(0, os.SEEK_END)  # else `metrics_bytes` says the old length until a row is written
         except OSError as error:
             raise OutputError(
                 f"cannot write results to {path}: {error.strerror}; choose another folder with --out"

@@ -44,7 +44,7 @@ def save_simulation(simulation: Simulation, measurements: Measurements) -> Check
         "events": entries,
         "counters": {name: getattr(simulation, name) for name in _COUNTERS},
         "traffic": asdict(simulation.traffic),
-        "measurements": _dump(measurements),
+        "measurements": _dump(measurements, simulation),
     }
     return Checkpoint(arrays, values)
 
@@ -75,6 +75,7 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measureme
             values["serial"],
             [(time, priority, serial, _unpack(event, states)) for time, priority, serial, *event in values["events"]],
         )
+        measurements.evaluated_version = simulation.server.version  # older checkpoints do not say
         for name, value in values["measurements"].items():
             setattr(measurements, name, value)
     except (KeyError, ValueError, TypeError) as error:
@@ -85,11 +86,12 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measureme
     simulation.follow_arrivals()
 
 
-def _dump(measurements: Measurements) -> dict[str, Any]:
+def _dump(measurements: Measurements, simulation: Simulation) -> dict[str, Any]:
     kept = {entry.name: getattr(measurements, entry.name) for entry in fields(measurements)}
     for name in ("evaluation", "goal", "began"):
         del kept[name]
-    return {**kept, "wall_before_s": measurements.wall_s}
+    training_s = measurements.training_before_s + simulation.executor.training_s
+    return {**kept, "wall_before_s": measurements.wall_s, "training_before_s": training_s}
 
 
 def _job_of(event: Event) -> Job | None:

@@ -33,9 +33,15 @@ def drive(
     simulation: Simulation, measurements: Measurements, limits: Limits, saving: Saving | None = None
 ) -> Iterator[Row]:
     """Run to an end, and yield a row for every evaluation: at the start, when due, and at the end."""
+
+    def at_target() -> bool:
+        return limits.at_target and measurements.uploads_to_target is not None
+
     if simulation.starts == simulation.arrivals == 0:
         simulation.begin()
         yield measurements.measure(simulation)
+        if at_target():
+            return
     by_uploads = measurements.evaluation.unit == "uploads"
     while not limits.reached(simulation):
         if simulation.idle:
@@ -44,7 +50,7 @@ def drive(
         stepped = simulation.advance()
         if (stepped or by_uploads) and measurements.due(simulation):
             yield measurements.measure(simulation)
-            if limits.at_target and measurements.uploads_to_target is not None:
+            if at_target():
                 return
         if stepped and saving is not None:
             saving.now_and_then()

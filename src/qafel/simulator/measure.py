@@ -99,10 +99,12 @@ class Measurements:
     virtual_time_to_target: float | None = None
     evaluation_s: float = 0.0
     wall_before_s: float = 0.0
-    """Of the processes that ran this before."""
+    training_before_s: float = 0.0
+    """These two are of the processes that ran this before."""
     evaluated: int = -1
     """How many server steps or uploads there were at the last evaluation."""
     evaluated_uploads: int = -1
+    evaluated_version: int = -1
     seen_staleness: list[int] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
 
@@ -115,8 +117,8 @@ class Measurements:
         return self._count(simulation) // self.evaluation.every > self.evaluated // self.evaluation.every
 
     def stale(self, simulation: Simulation) -> bool:
-        """Whether any update came since the last evaluation."""
-        return simulation.traffic.uploads > self.evaluated_uploads
+        """Whether any update came since the last evaluation, or a step without one, as when a round times out."""
+        return simulation.traffic.uploads > self.evaluated_uploads or simulation.server.version > self.evaluated_version
 
     def _count(self, simulation: Simulation) -> int:
         return simulation.server.version if self.evaluation.unit == "server_steps" else simulation.traffic.uploads
@@ -126,8 +128,9 @@ class Measurements:
         began = perf_counter()
         figures = dict(simulation.executor.evaluate(simulation.task, simulation.server.model))
         self.evaluation_s += perf_counter() - began
-        self.evaluated, self.evaluated_uploads = self._count(simulation), simulation.traffic.uploads
         traffic, server, metric = simulation.traffic, simulation.server, figures.pop("metric")
+        self.evaluated = self._count(simulation)
+        self.evaluated_uploads, self.evaluated_version = traffic.uploads, server.version
         counts = traffic.staleness_counts
         recent = [now - before for now, before in zip_longest(counts, self.seen_staleness, fillvalue=0)]
         self.seen_staleness = counts.copy()

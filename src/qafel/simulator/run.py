@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
+from qafel.algorithm import Checkpoint
 from qafel.config import Config
-from qafel.errors import DataError, NonFiniteVector
+from qafel.errors import DataError, NonFiniteVector, OutputError
 from qafel.results.checkpoint_file import read_checkpoint, write_checkpoint
 from qafel.results.run_directory import RunDirectory
 from qafel.results.tensorboard import TensorBoard
@@ -48,7 +49,7 @@ def run(
     with ExitStack() as stack:
         pool = stack.enter_context(make_executor(executor, workers, task, config.task.make, algorithm, config.seed))
         simulation = Simulation(task, algorithm, timing, config.seed, pool)
-        metrics_bytes = _resume(out, config, simulation, measurements) if resume else 0
+        metrics_bytes = _resume(out, config, simulation, measurements) if resume else _begin_anew(out)
         directory = stack.enter_context(RunDirectory(out, keep_metrics_bytes=metrics_bytes))
         directory.write_config(config.to_toml())
         events = stack.enter_context(TensorBoard(out, tensorboard))
@@ -79,5 +80,33 @@ def _resume(out: Path, config: Config, simulation: Simulation, measurements: Mea
     checkpoint = read_checkpoint(out / CHECKPOINT)
     if checkpoint.values.get("config") != config.to_toml():
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
+    metrics_bytes = metrics_behind(checkpoint, out)
     restore_simulation(checkpoint, simulation, measurements)
-    return int(checkpoint.values["metrics_bytes"])
+    return metrics_bytes
+
+
+def metrics_behind(checkpoint: Checkpoint, out: Path) -> int:
+    """How long the metrics were at the checkpoint. DataError where some are gone, for they are not made again."""
+    expected = int(checkpoint.values["metrics_bytes"])
+    file = out / "metrics.jsonl"
+    try:
+        found = file.stat().st_size
+    except FileNotFoundError:
+        found = 0
+    if found < expected:
+        raise DataError(
+            f"{file} has {found} bytes, and had {expected} at its checkpoint: "
+            "rows are lost, so begin anew with --overwrite"
+        )
+    return expected
+
+
+def _begin_anew(out: Path) -> int:
+    """Remove the checkpoint of a run before: killed early and resumed, the new run must not take it for its own."""
+    try:
+        (out / CHECKPOINT).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
+        ) from None
+    return 0

@@ -17,7 +17,7 @@ Summary: TypeAlias = dict[str, Any]
 def summarise(simulation: Simulation, measurements: Measurements, status: str) -> Summary:
     """What a run did, what it cost, and hashes of what came of it."""
     traffic, server, task, algorithm = simulation.traffic, simulation.server, simulation.task, simulation.algorithm
-    wall_s, training_s = measurements.wall_s, simulation.executor.training_s
+    wall_s, training_s = measurements.wall_s, measurements.training_before_s + simulation.executor.training_s
     worked_s = training_s / simulation.executor.workers + measurements.evaluation_s
     return {
         "status": status,
