@@ -28,7 +28,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         whole = path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"there is no checkpoint at {path}: run with --overwrite") from None
+        raise DataError(f"there is no checkpoint at {path}: run without --resume") from None
     except OSError as error:
         raise DataError(f"checkpoint {path} cannot be read: {error.strerror}") from None
     data = whole[_DIGEST_BYTES:]

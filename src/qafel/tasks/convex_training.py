@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from qafel.algorithm import LocalTraining
@@ -34,5 +36,5 @@ def gradient_noise(
 def unit_vector(size: int, stream: Stream) -> Vector:
     """A direction drawn uniformly."""
     direction = stream.generator().standard_normal(size)
-    length = np.sqrt(np.add.reduce(direction * direction))  # not BLAS's, whose sum depends on the number of threads
+    length = math.sqrt(np.add.reduce(direction * direction))  # not BLAS's, whose sum depends on the number of threads
     return (direction / length).astype(np.float32)
