@@ -62,12 +62,16 @@ class Assembly:
         self._partial: OrderedDict[int, _Partial] = OrderedDict()
         self._total = 0
 
+    def check(self, part: Part) -> None:
+        """Refuse a part of more parts than any upload has."""
+        if not 0 <= part.number < part.parts <= 1 + self._max_upload_bytes // 1024:
+            raise MalformedPayload(f"part {part.number} of {part.parts} cannot be")
+
     def add(self, client: int, part: Part, message: Msg, spent: list[Msg]) -> bytes | None:
         """The whole upload once its last part is in. `spent` gets the messages that are to be acknowledged with it, or
         that nobody needs any more; a message that raises is not among them.
         """
-        if not 0 <= part.number < part.parts <= 1 + self._max_upload_bytes // 1024:
-            raise MalformedPayload(f"part {part.number} of {part.parts} cannot be")
+        self.check(part)
         partial = self._partial.get(client)
         if partial is None or (partial.upload, partial.parts) != (part.upload, part.parts):
             # A client sends one upload after the other. If it still wants the unfinished one, it sends it all again.

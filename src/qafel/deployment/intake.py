@@ -70,6 +70,7 @@ class Intake:
                 raise UnknownClient(f"{message.subject} names no client")
             if PART in headers and self.guard.knows(client):
                 part = Part.from_header(headers[PART])
+                self._assembly.check(part)
                 if self._is_over(client, part, group):
                     group.acknowledge.append(message)
                     return
