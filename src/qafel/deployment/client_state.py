@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState, Message
-from qafel.deployment.journal import sync_folder
 from qafel.errors import ConfigError, HiddenStateError, MessageError, OutputError
-from qafel.results.run_directory import write_atomically
+from qafel.results.run_directory import sync_folder, write_atomically
 
 _BLOCK: Final = 16  # numbers reserved by one synced write
 _MOST: Final = 1024  # the same, for a client that uses up a block within seconds

@@ -19,6 +19,7 @@ from typing import BinaryIO, Final, final
 import xxhash
 
 from qafel.errors import DataError, OutputError
+from qafel.results.run_directory import sync_folder
 
 _RECORD: Final = struct.Struct("<IQ")
 
@@ -118,15 +119,6 @@ def read(folder: Path, start: int = 0) -> Iterator[bytes]:
             if following is not None:
                 raise DataError(f"{path} is damaged at byte {sound}: restore it from a copy")
             os.truncate(path, sound)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of new files last."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _records(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -20,10 +20,10 @@ import safetensors
 import safetensors.numpy
 
 from qafel.algorithm import Algorithm, Checkpoint, Server, restore_server, save_server
-from qafel.deployment.journal import Journal, read, sync_folder
+from qafel.deployment.journal import Journal, read
 from qafel.errors import ConfigError, DataError
 from qafel.params import Vector
-from qafel.results.run_directory import write_atomically
+from qafel.results.run_directory import sync_folder, write_atomically
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block

@@ -77,3 +77,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         beside.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of new files last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

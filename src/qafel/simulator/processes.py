@@ -10,6 +10,7 @@ bytes.
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
@@ -74,7 +75,7 @@ class Processes:
         self._free_uploads = list(range(slots))
         self._free_vectors = list(range(slots))
         self._held: dict[int, tuple[int, int]] = {}  # version: (slot, how many orders use it)
-        self._waiting: dict[int, Order] = {}  # the one to be handed out next first
+        self._waiting: OrderedDict[int, Order] = OrderedDict()  # the one to be handed out next first
         self._ready: dict[int, bytes | QafelError] = {}
         self._jobs_done = 0
         self._marks: dict[int, Marks] = {}
@@ -106,7 +107,7 @@ class Processes:
         if not self._is_known(job.number):
             self.submit(job)
         if job.number in self._waiting:
-            self._waiting = {job.number: self._waiting.pop(job.number), **self._waiting}
+            self._waiting.move_to_end(job.number, last=False)
         while job.number not in self._ready:
             self._collect()
         ready = self._ready.pop(job.number)
@@ -161,7 +162,7 @@ class Processes:
             worker = min(self._workers, key=lambda worker: len(worker.orders))
             if len(worker.orders) >= depth:
                 return
-            self._send(worker, self._waiting.pop(next(iter(self._waiting))))
+            self._send(worker, self._waiting.popitem(last=False)[1])
 
     def _send(self, worker: _Worker, order: Order | Exam) -> None:
         worker.orders[order.number] = order
