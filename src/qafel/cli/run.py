@@ -33,7 +33,7 @@ def run(
     checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 30.0,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events, where it is installed.")] = True,
     strict: Annotated[bool, typer.Option("--strict", help="Fail where theory warns against a quantizer.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run's results, or an unfinished run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run, or half a run.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
