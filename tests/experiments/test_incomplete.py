@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from qafel.experiments import ENTRIES
-from qafel.experiments.bits import PUBLISHED_KB
+from qafel.experiments.bits_claims import PUBLISHED_KB
 from qafel.experiments.convex import DIRECT_QSGD, HIDDEN_QSGD, UNQUANTIZED, ratios
 from qafel.experiments.measured import Missing
-from qafel.experiments.neural import FEDBUFF, QAFEL
+from qafel.experiments.neural_methods import FEDBUFF, QAFEL
 from qafel.experiments.related import DIRECT, HIDDEN
 from qafel.experiments.targets import reduction
 from tests.experiments.made_up import falling, made_up, measured, rising, verdicts
@@ -59,8 +59,8 @@ def test_a_hidden_state_that_diverges_mitigates_nothing(direct, hidden, expected
     assert ENTRIES["related-work"].claims[2].verdict(found).result == expected
 
 
-def uploads_of(kilobytes, seed=0):
-    """A CelebA run per width of the client's bits, with payloads of this size."""
+def uploads_of(kilobytes, seed=0, down=None):
+    """A CelebA run per width, with payloads of this size up, and down unless it says otherwise."""
     return [
         made_up(
             f"{bits} bits",
@@ -69,6 +69,7 @@ def uploads_of(kilobytes, seed=0):
             {"client": float(bits), "server": float(bits)},
             "celeba-fedbuff-c100",
             upload_bytes=round(1000 * size) + 64,
+            broadcast_bytes=round(1000 * (size if down is None else down[bits])) + 64,
         )
         for bits, size in kilobytes.items()
     ]
@@ -85,6 +86,7 @@ def test_four_sizes_take_four_widths_and_every_run():
     verdict = claim.verdict(measured(*wrong, *uploads_of(PUBLISHED_KB, seed=1)))
     assert verdict.result == "fail"
     assert "15.380 to 16.000 kB at 4 bits" in verdict.because
+    assert claim.verdict(measured(*uploads_of(PUBLISHED_KB, down=PUBLISHED_KB | {2: 9.0}))).result == "fail"
 
 
 def test_a_reduction_is_over_the_seeds_that_both_have():

@@ -34,14 +34,14 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float]) -> Spread:
-        """Mean, standard deviation (n − 1) and range; infinite or unknown where any value is."""
+        """Mean, standard deviation (n − 1; of one value unknown) and range; infinite or unknown where any value is."""
         found = np.array(list(values), dtype=np.float64)
         if not found.size:
             return Spread(math.nan, math.nan, math.nan, math.nan, 0)
         if not np.isfinite(found).all():
             worst = float(found.max()) if not np.isnan(found).any() else math.nan
             return Spread(worst, math.nan, float(found.min()), worst, found.size)
-        std = float(found.std(ddof=1)) if found.size > 1 else 0.0
+        std = float(found.std(ddof=1)) if found.size > 1 else math.nan
         return Spread(float(found.mean()), std, float(found.min()), float(found.max()), found.size)
 
 
@@ -88,6 +88,18 @@ class Measured:
     def spread(self, figure: Callable[[Run], float], method: str | None = None, **at: float | str) -> Spread:
         return Spread.of(figure(run) for run in self.runs(method, **at))
 
+    def fair(self, *groups: Sequence[tuple[Planned, Run]]) -> Measured:
+        """Only these groups of runs, each with the seeds that all of them have; Missing if there is no such seed.
+
+        What is compared must have had the same luck: a sweep that is not finished has more seeds of some runs.
+        """
+        common = set.intersection(*({planned.config.seed for planned, _ in group} for group in groups))
+        if not common:
+            names = " and ".join(dict.fromkeys(group[0][0].method for group in groups))
+            raise Missing(f"the runs of {names} have no seed in common")
+        kept = tuple(pair for group in groups for pair in group if pair[0].config.seed in common)
+        return Measured(kept, self.quick)
+
 
 def diverged(run: Run) -> bool:
     """Whether the model stopped being finite."""
@@ -111,7 +123,7 @@ def first_below(run: Run, level: float, column: str = "uploads") -> float:
 @final
 @dataclass(frozen=True)
 class Band:
-    """A curve over seeds: its mean and range at each evaluation that all seeds reached."""
+    """A curve over seeds: its mean and range at each evaluation, over the seeds that reached it."""
 
     x: Column
     mean: Column
@@ -120,11 +132,23 @@ class Band:
 
 
 def band(runs: Sequence[Run], across: Callable[[Run], Column], column: str = "metric") -> Band:
-    """The mean curve of some runs; `across` gives each run's x values, which are averaged."""
-    rows = min(len(run.column(column)) for run in runs)
-    values = np.stack([run.column(column)[:rows] for run in runs])
-    x = np.stack([across(run)[:rows] for run in runs]).mean(axis=0)
-    return Band(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    """The mean curve of some runs; `across` gives each run's x values, which are averaged.
+
+    A run that ends sooner leaves the mean to the others, so that the curve reaches as far as the longest.
+    """
+    x, y = _by_row([across(run) for run in runs]), _by_row([run.column(column) for run in runs])
+    return Band(
+        np.array([row.mean() for row in x]),
+        np.array([row.mean() for row in y]),
+        np.array([row.min() for row in y]),
+        np.array([row.max() for row in y]),
+    )
+
+
+def _by_row(columns: Sequence[Column]) -> list[Column]:
+    """For every row, the values of those columns that are long enough to have it."""
+    longest = max(len(column) for column in columns)
+    return [np.array([column[row] for column in columns if row < len(column)]) for row in range(longest)]
 
 
 def server_steps(run: Run) -> Column:

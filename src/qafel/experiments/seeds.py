@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from qafel.experiments.entry import Claim, Entry, Verdict
-from qafel.experiments.measured import Measured, diverged, settled
-from qafel.experiments.neural import DIRECT, SHAKESPEARE_TASK, notes, plan
+from qafel.experiments.measured import Measured, settled
+from qafel.experiments.neural import SHAKESPEARE_TASK, notes, plan
+from qafel.experiments.neural_methods import DIRECT
 from qafel.experiments.panels import Panel
 from qafel.experiments.plan import Planned, Scale
 from qafel.experiments.tables import Heading, Table, count_heading
-from qafel.experiments.targets import accuracy_panel, best_accuracy, to_target
-
-APART = 0.5
-"""A run that ends below half of the best run's accuracy has not learned what the other has."""
+from qafel.experiments.targets import accuracy_panel, best_accuracy, learned, to_target
 
 
 def _plan(scale: Scale) -> list[Planned]:
@@ -45,7 +43,7 @@ def _some_fail(measured: Measured) -> Verdict:
     if len(ends) < 2:
         return Verdict.none("one seed cannot differ from others")
     best = max(ends.values())
-    failed = [planned.method for planned, run in measured.pairs if diverged(run) or ends[planned.method] < APART * best]
+    failed = [planned.method for planned, run in measured.pairs if not learned(run, best)]
     if len(failed) == len(ends):
         return Verdict.none("no seed learned anything here")
     listed = ", ".join(f"{end:.3f} ({method})" for method, end in ends.items())

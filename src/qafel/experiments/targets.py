@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from qafel.experiments.measured import Measured, Spread, band
+from qafel.experiments.measured import Measured, Missing, Spread, band, diverged, settled
 from qafel.experiments.panels import Axis, Panel, Series
 from qafel.results.runs import Run
 
@@ -16,6 +16,9 @@ FIGURES: Mapping[str, str] = {
     "upload_bytes_total": "bytes uploaded",
     "broadcast_bytes_total": "bytes broadcast",
 }
+
+APART = 0.5
+"""A run that ends below half of a good run's accuracy has not learned what the other has."""
 
 
 def to_target(column: str) -> Callable[[Run], float]:
@@ -33,6 +36,11 @@ def reached(run: Run) -> float:
     return float(math.isfinite(to_target("uploads")(run)))
 
 
+def learned(run: Run, good: float) -> bool:
+    """Whether a run came near what a good one ends at; a slow run did, one that diverged or got stuck did not."""
+    return not diverged(run) and settled(run) >= APART * good
+
+
 def best_accuracy(run: Run) -> float:
     metric = run.column("metric")
     return float(np.nanmax(metric)) if np.isfinite(metric).any() else 0.0
@@ -42,15 +50,12 @@ def reduction(measured: Measured, column: str, method: str, reference: str, **at
     """How many times less a method needs than the reference, of the means over the seeds that both were run with; NaN
     where one of them never met the target, or no seed is common to both.
     """
-    if not measured.has(reference, **at):
-        return math.nan
     figure = to_target(column)
-    needed = [
-        {planned.config.seed: figure(run) for planned, run in measured.planned(name, **at)}
-        for name in (method, reference)
-    ]
-    both = sorted(needed[0].keys() & needed[1].keys())
-    ours, theirs = (Spread.of(figures[seed] for seed in both).mean for figures in needed)
+    try:
+        fair = measured.fair(measured.planned(method, **at), measured.planned(reference, **at))
+    except Missing:
+        return math.nan
+    ours, theirs = (fair.spread(figure, name, **at).mean for name in (method, reference))
     return theirs / ours if math.isfinite(ours) and math.isfinite(theirs) else math.nan
 
 
