@@ -72,3 +72,10 @@ def test_mistakes_get_a_sentence_and_exit_code_two(arguments, complaint, tmp_pat
 
 def test_there_is_help_with_an_example(tmp_path):
     assert "Example: qafel tune" in qafel("tune", "--help", cwd=tmp_path).stdout
+
+
+def test_a_search_of_the_buffer_size_in_server_steps_is_warned_of(tmp_path):
+    search = ["--search", "algorithm.buffer_size=5,10", "--seconds", "0"]
+    finished = qafel("tune", "mushrooms-qafel-4bit", *QUICK, *search, cwd=tmp_path, expect=1)
+    assert "warning: a server step is buffer_size uploads" in finished.stderr
+    assert "none of 0 trials" in finished.stdout

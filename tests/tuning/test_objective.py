@@ -2,7 +2,8 @@
 
 import pytest
 
-from qafel.tuning.objective import Objective, RunOutcome, combine, estimate
+from qafel.tuning.objective import Objective
+from qafel.tuning.outcome import RunOutcome, combine, estimate, failure
 
 
 def outcome(state="reached", cost=100.0, gap=0.0):
@@ -32,7 +33,7 @@ def test_an_estimate_follows_the_pace_and_grows_with_the_gap():
     assert estimates[0] == 100
 
 
-def test_the_reached_come_before_the_cut_off_the_missed_and_the_diverged():
+def test_the_reached_come_before_the_cut_off_the_missed_the_diverged_and_the_failed():
     scores = [
         combine([outcome(cost=100.0)], 1).score,
         combine([outcome("cut off", 100.0, 0.01)], 1).score,
@@ -41,6 +42,7 @@ def test_the_reached_come_before_the_cut_off_the_missed_and_the_diverged():
         combine([outcome("missed", 10.0, 1.0)], 1).score,
         combine([outcome("missed", 10.0, 100.0)], 1).score,
         combine([outcome("diverged", 0.0, 100.0)], 1).score,
+        failure("a round of 200 needs as many clients").score,
     ]
     assert scores == sorted(set(scores))
 

@@ -4,7 +4,8 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
-from qafel.tuning.search import Choices, Range, default_search, own_settings, parse_search, with_settings
+from qafel.tuning.budget import uneven
+from qafel.tuning.search import Choices, Range, all_settings, default_search, own_settings, parse_search, with_settings
 
 CONFIG = load_recipe("mushrooms-qafel-4bit")
 
@@ -97,3 +98,25 @@ def test_drawn_values_have_four_digits_and_stay_inside():
     assert Range(0.12349, 1).tidy(0.12349) == 0.1235
     assert Range(0.12341, 1).tidy(0.12341) == 0.12341
     assert Range(4, 32, whole=True).tidy(7) == 7
+
+
+def test_all_settings_are_counted_where_they_can_be():
+    search = {
+        "algorithm.buffer_size": Range(4, 6, whole=True),
+        "algorithm.client_quantizer": Choices(("none", "qsgd:4")),
+    }
+    assert len(all_settings(search)) == 6
+    assert {"algorithm.buffer_size": 6, "algorithm.client_quantizer": "none"} in all_settings(search)
+    assert all_settings({**search, "algorithm.client_lr": Range(0.1, 1.0)}) is None
+    assert all_settings({**search, "algorithm.local_steps": Range(1, 10_000, whole=True)}) is None
+
+
+def test_a_search_of_the_buffer_size_is_warned_of_what_is_counted_in_steps():
+    sizes = {"algorithm.buffer_size": Choices((5, 10, 20))}
+    even = ["stop.uploads=50000", "evaluation.unit=uploads"]
+    warnings = [uneven(load_recipe("mushrooms-qafel-4bit", even[:count]), sizes) for count in range(3)]
+    assert "--set stop.uploads=50000 --set evaluation.unit=uploads" in warnings[0]
+    assert warnings[1].endswith("trials: --set evaluation.unit=uploads")
+    assert warnings[2] is None
+    assert uneven(load_recipe("mushrooms-qafel-4bit", ["stop.uploads=50001", even[1]]), sizes) is not None
+    assert uneven(CONFIG, {"algorithm.client_lr": Range(0.1, 1)}) is None

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from qafel.config import load_recipe
-from qafel.errors import ConfigError, OutputError
+from qafel.errors import ConfigError, DataError, OutputError
 from qafel.simulator.run import run as simulate
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
@@ -76,6 +76,18 @@ def test_half_a_line_and_a_stale_lock_in_the_journal_are_no_obstacle(tmp_path):
     assert facts(went_on) == facts(tune(BAD_START, RATE, target=0.1, trials=6, out=tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("line", [1, -1])
+def test_a_damaged_journal_is_told_in_a_sentence(line, tmp_path):
+    tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path)
+    journal = tmp_path / "study.journal"
+    lines = journal.read_bytes().splitlines()
+    for damage in (lines[line][:-9], b"{}", b"\xff\x00"):
+        if line == 1 or damage != b"{}":
+            journal.write_bytes(b"\n".join([*lines[:line], damage, *lines[line:][1:], b""]))
+            with pytest.raises(DataError, match="study.journal is damaged .*choose another --out"):
+                tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path)
+
+
 def test_two_workers_complete_exactly_as_many_trials_as_asked(tmp_path):
     tuning = tune(BAD_START, target=0.1, trials=7, out=tmp_path, workers=2)
     assert [trial.number for trial in tuning.trials] == list(range(7))
@@ -113,7 +125,7 @@ def test_no_trial_goes_on_when_it_can_no_longer_be_the_best(tmp_path):
 
 def test_seeds_share_one_allowance_so_that_no_unlucky_one_decides(tmp_path):
     rates = {"algorithm.server_lr": Choices((0.1, 0.12, 0.2, 0.3))}
-    tuning = tune(BAD_START, rates, target=0.1, trials=8, out=tmp_path, seeds=3)
+    tuning = tune(BAD_START, rates, target=0.1, trials=4, out=tmp_path, seeds=3)
     for trial in tuning.trials:
         spent = sum(run.cost for run in trial.outcome.runs)
         if trial.good:

@@ -18,10 +18,12 @@ from qafel.simulator import Row
 from qafel.simulator.executor_choice import ExecutorName
 from qafel.tuning import ObjectiveName, Tuning, parse_search
 from qafel.tuning import tune as search_for
+from qafel.tuning.budget import uneven
 from qafel.tuning.files import trial_json, write_files
 from qafel.tuning.page import write_page
-from qafel.tuning.ranking import figure, lead_sentence, ranked, short, unseen
-from qafel.tuning.tune import Moment, require_optuna
+from qafel.tuning.ranking import failures, figure, lead_sentence, ranked, short, unseen
+from qafel.tuning.result import Moment
+from qafel.tuning.tune import require_optuna
 
 SHOWN = 8
 
@@ -39,7 +41,9 @@ def tune(
     objective: Annotated[ObjectiveName, typer.Option(help="What is to be small until the target.")] = "uploads",
     target: Annotated[float | None, typer.Option(help="The metric to reach; the recipe's own by default.")] = None,
     trials: Annotated[int, typer.Option(min=1, help="How many, with those that are in the folder.")] = 30,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Begin no new trial after so long.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Begin no new trial after so long; the check still follows.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
     check: Annotated[
         int, typer.Option(min=0, help="Unseen seeds with which the best trials are run again at the end.")
@@ -49,7 +53,7 @@ def tune(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the search, and the first of the runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; tune/NAME by default.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Trials, or seeds of the check, at a time.")] = 1,
     executor: Annotated[ExecutorName, typer.Option(help="Where the clients of a trial train.")] = "inline",
     json_output: Annotated[bool, typer.Option("--json", help="Print the trials as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -60,10 +64,13 @@ def tune(
     """
     require_optuna()
     config = load_recipe(recipe, settings or (), seed)
+    space = parse_search(search or (), config)
+    if (warning := uneven(config, space)) is not None:
+        errors.print(f"[yellow]warning:[/] {warning}", highlight=False)
     with _TuneProgress(config.name, trials, quiet) as progress:
         tuning = search_for(
             config,
-            parse_search(search or (), config),
+            space,
             objective=objective,
             target=target,
             trials=trials,
@@ -75,17 +82,21 @@ def tune(
             executor=executor,
             watch=progress.moment,
             progress=progress.row,
+            save=_save,
         )
-    write_files(tuning)
-    page = write_page(tuning)
     if json_output:
         print(json.dumps(_json(tuning), indent=2, ensure_ascii=False))
     else:
-        _show(tuning, page)
+        _show(tuning)
     if tuning.best is None:
         raise typer.Exit(1)
     if any("quantizer" in path for path in tuning.search):
         warn_of_unfit_quantizers(tuning.config_of(tuning.best.settings))
+
+
+def _save(tuning: Tuning) -> None:
+    write_files(tuning)
+    write_page(tuning)
 
 
 @final
@@ -119,7 +130,10 @@ class _TuneProgress:
     def moment(self, now: Moment) -> None:
         settings = ", ".join(f"{short(path)} {value}" for path, value in now.trial.settings.items())
         best = "" if now.best is None else f"best {now.objective.text(now.best.score)} (trial {now.best.number}) ·"
-        self._bars.update(self._bar, completed=now.done, best=best, description=f"trial {now.trial.number}: {settings}")
+        what = f"trial {now.trial.number}"
+        if now.checked is not None:
+            what = f"checking {what} ({now.checked} unseen seeds done)"
+        self._bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}")
 
     def row(self, row: Row) -> None:
         if abs(row.wall_s - self._shown_s) > 0.1:
@@ -137,7 +151,7 @@ def _json(tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def _show(tuning: Tuning, page: Path) -> None:
+def _show(tuning: Tuning) -> None:
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for name in ("trial", *map(short, tuning.search), tuning.objective.name, "unseen", "outcome"):
         table.add_column(name, no_wrap=True, justify="left" if name == "outcome" else "right")
@@ -145,7 +159,8 @@ def _show(tuning: Tuning, page: Path) -> None:
         cells = (*trial.settings.values(), figure(tuning, trial), unseen(tuning, trial), trial.state)
         table.add_row(str(trial.number), *map(str, cells))
     console.print(table)
-    console.print(lead_sentence(tuning), highlight=False)
+    for sentence in (*failures(tuning), lead_sentence(tuning)):
+        console.print(sentence, highlight=False, markup=False)
     files = ["recipe  " + str(tuning.out / "best.toml")] if tuning.best is not None else []
-    for line in (*files, f"trials  {tuning.out / 'trials.csv'}", f"page    {page}"):
+    for line in (*files, f"trials  {tuning.out / 'trials.csv'}", f"page    {tuning.out / 'index.html'}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

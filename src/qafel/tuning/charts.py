@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from qafel.results.report_chart import BYTES_AXIS, COUNT_AXIS, Chart, Trace, plain
+from qafel.results.report_chart import Chart, Trace, plain
 from qafel.results.report_styles import PALETTE
+from qafel.tuning.axes import Heights, setting_axis
 from qafel.tuning.ranking import figure, short
+from qafel.tuning.result import Tuning
 from qafel.tuning.search import Choices, Range
 from qafel.tuning.trial import Trial
-from qafel.tuning.tune import Tuning
 
 BLUE, RED = PALETTE[0], PALETTE[1]
 GREY = PALETTE[6]
-_WIDE = 8.0
 
 
 def charts_of(tuning: Tuning) -> tuple[Chart, ...]:
@@ -34,11 +34,11 @@ def charts_of(tuning: Tuning) -> tuple[Chart, ...]:
 
 
 def _history(tuning: Tuning) -> Chart:
-    heights = _Heights(tuning)
+    heights = Heights(tuning)
     best: list[float] = []
     for trial in tuning.trials:
         now = tuning.objective.shown(trial.score) if trial.good else math.nan
-        better = min if tuning.objective.shown(1.0) > 0 else max
+        better = max if tuning.objective.more_is_better else min
         before = best[-1] if best else math.nan
         best.append(before if math.isnan(now) else now if math.isnan(before) else better(before, now))
     numbers = np.array([float(trial.number) for trial in tuning.trials])
@@ -58,9 +58,9 @@ def _history(tuning: Tuning) -> Chart:
 
 
 def _slice(tuning: Tuning, path: str) -> Chart:
-    heights = _Heights(tuning)
+    heights = Heights(tuning)
     values = [_plain(tuning, path, trial) for trial in tuning.trials]
-    layout = {"xaxis": _setting_axis(tuning, path), "yaxis": heights.axis}
+    layout = {"xaxis": setting_axis(tuning, path), "yaxis": heights.axis}
     return Chart(
         f"by-{short(path).replace('_', '-')}",
         f"By {short(path)}",
@@ -74,16 +74,15 @@ def _slice(tuning: Tuning, path: str) -> Chart:
 def _map(tuning: Tuning, across: str, up: str) -> Chart:
     """Two settings, one point a trial, its colour what it cost."""
     traces = []
-    heights = _Heights(tuning)
-    logs = [math.log10(value) if heights.log else value for value in heights.measured]
+    heights = Heights(tuning)
     for state, (states, symbol) in enumerate(_SYMBOLS):
         chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
         if not chosen:
             continue
         marker: dict[str, Any] = {"symbol": symbol, "size": 10, "color": GREY, "line": {"width": 1.5}}
-        if state < 2 and logs:
-            colours = [math.log10(heights.of[index]) if heights.log else heights.of[index] for index in chosen]
-            marker |= {"color": plain(np.array(colours)), "colorscale": "Viridis", "cmin": min(logs), "cmax": max(logs)}
+        if state < 2 and heights.measured:
+            marker |= {"color": plain(np.array([heights.colour(heights.of[index]) for index in chosen]))}
+            marker |= heights.colours
         traces.append(
             {
                 "type": "scatter",
@@ -110,8 +109,8 @@ def _map(tuning: Tuning, across: str, up: str) -> Chart:
                 "marker": {"symbol": "circle-open", "size": 20, "color": RED, "line": {"width": 2.5}},
             }
         )
-    layout = {"xaxis": _setting_axis(tuning, across), "yaxis": _setting_axis(tuning, up)}
-    notes = ("Dark is good. The ring is the best trial.",)
+    layout = {"xaxis": setting_axis(tuning, across), "yaxis": setting_axis(tuning, up)}
+    notes = (f"Dark is good{heights.darkest_to_brightest}. The ring is the best trial.",)
     title = f"{short(across)} and {short(up)}"
     return Chart("map", title, notes, tuple(traces), layout, height=420, wide=True)
 
@@ -139,38 +138,11 @@ def _importance(tuning: Tuning) -> Chart:
 _SYMBOLS = (
     (("reached", "finished"), "circle"),
     (("cut off",), "circle-open"),
-    (("missed", "diverged"), "x-thin-open"),
+    (("missed", "diverged", "failed"), "x-thin-open"),
 )
 
 
-class _Heights:
-    """Where each trial stands on the axis of the objective; what missed or diverged stands at its top."""
-
-    def __init__(self, tuning: Tuning) -> None:
-        objective = tuning.objective
-        scores = [math.nan if trial.lost else objective.shown(trial.score) for trial in tuning.trials]
-        self.measured = [score for score in scores if not math.isnan(score)]
-        low, high = (min(self.measured), max(self.measured)) if self.measured else (1.0, 1.0)
-        self.log = low > 0 and high > _WIDE * low
-        worst = 1.3 * high if self.log else high + 0.08 * (high - low or abs(high) or 1.0)
-        if objective.shown(1.0) < 0:
-            worst = low - 0.08 * (high - low or abs(low) or 1.0)
-        self.of = [worst if math.isnan(score) else score for score in scores]
-        lost = sum(trial.lost for trial in tuning.trials)
-        self.notes = (f"At the edge: what missed the target or diverged ({lost} of {len(scores)}).",) if lost else ()
-        self.toggles = ("y",) if low > 0 and objective.shown(1.0) > 0 else ()
-        ticks: dict[str, Any] = {}
-        if objective.name != "metric":
-            ticks = BYTES_AXIS if "bytes" in objective.name else COUNT_AXIS
-        self.axis = {
-            "title": {"text": escape(objective.label)},
-            "type": "log" if self.log else "linear",
-            **({"dtick": "D2"} if self.log and high < 100 * low else {}),
-            **ticks,
-        }
-
-
-def _points(tuning: Tuning, across: Sequence[Any], heights: _Heights) -> list[Trace]:
+def _points(tuning: Tuning, across: Sequence[Any], heights: Heights) -> list[Trace]:
     traces: list[Trace] = []
     for state, (states, symbol) in enumerate(_SYMBOLS):
         chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
@@ -194,18 +166,6 @@ def _points(tuning: Tuning, across: Sequence[Any], heights: _Heights) -> list[Tr
                 }
             )
     return traces
-
-
-def _setting_axis(tuning: Tuning, path: str) -> dict[str, Any]:
-    dimension = tuning.search[path]
-    axis: dict[str, Any] = {"title": {"text": escape(short(path))}}
-    if isinstance(dimension, Choices):
-        order = [escape(str(value)) for value in dimension.values]
-        return axis | {"type": "category", "categoryorder": "array", "categoryarray": order}
-    if not dimension.log:
-        return axis | {"type": "linear"}
-    decades = math.log10(dimension.high / dimension.low)
-    return axis | {"type": "log", "dtick": 1 if decades >= 2 else "D2", "exponentformat": "power"}
 
 
 def _plain(tuning: Tuning, path: str, trial: Trial) -> Any:

@@ -1,14 +1,15 @@
 """Whether a find holds: the best trials again, with seeds that the search has not seen.
 
 The least of many noisy figures is lucky, and step sizes at the edge of stability reach a target by chance. So the best
-trials are run again in order, until none is left whose score in the search is below the best mean on unseen seeds.
+trials are run again in order, each setting once, until none is left whose score in the search is below the best mean on
+unseen seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from qafel.tuning.objective import Outcome
+from qafel.tuning.outcome import Outcome
 from qafel.tuning.trial import Trial
 
 CANDIDATES = 8
@@ -18,7 +19,9 @@ CANDIDATES = 8
 def check_best(trials: Iterable[Trial], run: Callable[[Trial, float], Outcome]) -> dict[int, Outcome]:
     """Outcomes on unseen seeds by trial number; `run` takes a trial and what a seed may cost on average."""
     found: dict[int, Outcome] = {}
-    for trial in sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score)[:CANDIDATES]:
+    for trial in _distinct(sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score))[
+        :CANDIDATES
+    ]:
         best = least(found)
         if trial.score >= best:
             break
@@ -26,9 +29,17 @@ def check_best(trials: Iterable[Trial], run: Callable[[Trial, float], Outcome]) 
     return found
 
 
+def _distinct(trials: Iterable[Trial]) -> list[Trial]:
+    """The first trial of each setting."""
+    first: dict[tuple[object, ...], Trial] = {}
+    for trial in trials:
+        first.setdefault(tuple(trial.settings.items()), trial)
+    return list(first.values())
+
+
 def least(checks: Mapping[int, Outcome]) -> float:
     """The best mean on unseen seeds that was measured, so far."""
-    held = (check.score for check in checks.values() if check.state in ("reached", "finished"))
+    held = (check.score for check in checks.values() if check.good)
     return min(held, default=float("inf"))
 
 

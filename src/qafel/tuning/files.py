@@ -8,8 +8,8 @@ from typing import Any
 
 from qafel.results.run_directory import write_atomically
 from qafel.tuning.ranking import lead_sentence, short, unseen_value
+from qafel.tuning.result import Tuning
 from qafel.tuning.trial import Trial
-from qafel.tuning.tune import Tuning
 
 
 def write_files(tuning: Tuning) -> None:
@@ -24,7 +24,8 @@ def write_files(tuning: Tuning) -> None:
 def trials_csv(tuning: Tuning) -> str:
     """A row for every trial.
 
-    `value` is measured, `unseen` with other seeds; `estimate` is what the search took a cut-off trial for.
+    `value` is measured, `unseen` with other seeds; `estimate` is what the search took a cut-off trial for; `error` says
+    why a trial failed.
     """
     rows = [trial_json(tuning, trial) for trial in tuning.trials]
     text = io.StringIO(newline="")
@@ -38,6 +39,7 @@ def trials_csv(tuning: Tuning) -> str:
         "metric",
         "uploads",
         "unseen",
+        "error",
         "wall_s",
     ]
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
@@ -59,8 +61,9 @@ def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
         "estimate": trial.score if outcome.state == "cut off" else None,
         "gap": outcome.gap if outcome.state in ("cut off", "missed") else None,
         "metric": sum(metrics) / len(metrics) if metrics else None,
-        "uploads": sum(run.uploads for run in outcome.runs) / len(outcome.runs),
+        "uploads": sum(run.uploads for run in outcome.runs) / len(outcome.runs) if outcome.runs else None,
         "unseen": unseen_value(tuning, trial),
+        "error": outcome.error or None,
         "seeds": [run.seed for run in outcome.runs],
         "costs": [tuning.objective.shown(run.cost) for run in outcome.runs] if trial.good else None,
         "wall_s": outcome.wall_s,

@@ -1,11 +1,10 @@
-"""What is to be small, how near a run came to its target, and what came of a trial's runs."""
+"""What is to be small, and how near a run came to its target."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, final, get_args
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final, get_args
 
 import numpy as np
 
@@ -13,15 +12,10 @@ from qafel.results.report_numbers import human_bytes, human_count, human_metric
 from qafel.results.runs import Column, Run
 from qafel.simulator import Row
 from qafel.tasks.protocol import Goal
+from qafel.tuning.outcome import FARTHEST, RunOutcome, State
 
 ObjectiveName: TypeAlias = Literal["uploads", "upload-bytes", "broadcast-bytes", "bytes", "virtual-time", "metric"]
 OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
-State: TypeAlias = Literal["reached", "finished", "cut off", "missed", "diverged", "running"]
-
-MISSED = 1e30
-"""The score of a trial that used up its budget begins here; TPE looks at the order of scores alone."""
-DIVERGED = 1e33
-_FARTHEST = 100.0
 
 
 @final
@@ -70,9 +64,14 @@ class Objective:
             case "metric":
                 return run.column("metric") * (1 if self.goal == "min" else -1)
 
+    @property
+    def more_is_better(self) -> bool:
+        """Whether the figure that people read is to be large, as an accuracy is."""
+        return self.name == "metric" and self.goal == "max"
+
     def shown(self, score: float) -> float:
         """A score as people read it: without the sign that makes every objective one to minimise."""
-        return -score if self.name == "metric" and self.goal == "max" else score
+        return -score if self.more_is_better else score
 
     def text(self, score: float) -> str:
         match self.name:
@@ -96,7 +95,7 @@ class Objective:
             left, whole = math.log(end / self.target), math.log(start / self.target)
         else:
             left, whole = end - self.target, start - self.target
-        return min(_FARTHEST, left / whole) if whole else _FARTHEST
+        return min(FARTHEST, left / whole) if whole else FARTHEST
 
     def judge(self, run: Run, seed: int) -> RunOutcome:
         """What came of a run, from its directory. One that has no summary was cut off."""
@@ -109,7 +108,7 @@ class Objective:
                 state = "diverged"
             elif not run.finished:
                 state = "cut off"
-        gap = 0.0 if state in ("reached", "finished") else _FARTHEST
+        gap = 0.0 if state in ("reached", "finished") else FARTHEST
         if state in ("missed", "cut off"):
             gap = self.gap(float(metric[0]), float(metric[-1]))
         return RunOutcome(
@@ -121,72 +120,3 @@ class Objective:
             uploads=int(run.column("uploads")[row]),
             wall_s=float(run.column("wall_s")[-1]),
         )
-
-
-@final
-@dataclass(frozen=True)
-class RunOutcome:
-    """What came of one run: `cost` until the target, or until the run's end."""
-
-    seed: int
-    state: State
-    cost: float
-    gap: float
-    metric: float | None
-    uploads: int
-    wall_s: float
-
-
-@final
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a trial: `score` is what the search sees, smaller is better."""
-
-    state: State
-    score: float
-    gap: float
-    runs: tuple[RunOutcome, ...]
-
-    @property
-    def wall_s(self) -> float:
-        return sum(run.wall_s for run in self.runs)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Outcome:
-        return Outcome(**{**data, "runs": tuple(RunOutcome(**run) for run in data["runs"])})
-
-
-def combine(runs: Sequence[RunOutcome], seeds: int) -> Outcome:
-    """One outcome of a trial's runs, of which the last may have ended the trial before all seeds had their turn.
-
-    Measured, the score is the mean cost. A trial that was cut off gets an estimate of it, for the run that was cut off
-    no less than its other seeds took. One that used up its budget comes after all those, by how far it stayed away;
-    one that diverged comes last.
-    """
-    last = runs[-1]
-    state = "cut off" if last.state == "reached" and len(runs) < seeds else last.state
-    gap = (sum(run.gap for run in runs) + (seeds - len(runs)) * last.gap) / seeds
-    costs = [run.cost for run in runs]
-    if last.state == "cut off":
-        costs[-1] = estimate(last)
-        costs[-1] = max(costs[-1], float(np.mean(costs[:-1]))) if len(costs) > 1 else costs[-1]
-    match state:
-        case "diverged":
-            score = DIVERGED
-        case "missed":
-            score = MISSED * (1 + max(0.0, gap))
-        case _:
-            score = float(np.mean(costs))
-    return Outcome(state, score, gap, tuple(runs))
-
-
-def estimate(run: RunOutcome) -> float:
-    """What a run that was cut off might have cost at its pace so far: cost / (1 − gap).
-
-    From 1 − gap = 0.1 on the estimate grows with the gap alone, so that a run that got nowhere, or worse, has a slope.
-    """
-    gap = max(0.0, run.gap)
-    return run.cost * (1 / (1 - gap) if gap <= 0.9 else 10 + 10 * (gap - 0.9))

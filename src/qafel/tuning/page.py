@@ -13,8 +13,8 @@ from qafel.results.report_parts import cards, chart_data, scrolling
 from qafel.results.run_directory import write_atomically
 from qafel.tuning.charts import charts_of
 from qafel.tuning.files import trial_json
-from qafel.tuning.ranking import figure, lead_sentence, ranked, short, unseen
-from qafel.tuning.tune import Tuning
+from qafel.tuning.ranking import failures, figure, lead_sentence, ranked, short, unseen
+from qafel.tuning.result import Tuning
 from qafel.version import __version__
 
 SHOWN = 15
@@ -34,7 +34,8 @@ def render_page(tuning: Tuning) -> str:
         _table(tuning),
         '<p class="note">Reached: measured, the mean over its seeds. Cut off: it could no longer be the best; '
         "after ≈ stands an estimate, which steers the search, never a result. Missed: its budget ended first.</p>",
-        '<h2>Charts</h2><p class="note">● reached, ○ cut off (estimate), × missed or diverged. Drag to zoom, '
+        *(f'<p class="note">{escape(sentence[0].upper() + sentence[1:])}</p>' for sentence in failures(tuning)),
+        '<h2>Charts</h2><p class="note">● reached, ○ cut off (estimate), × missed, diverged or failed. Drag to zoom, '
         "double-click to see all.</p>",
         cards(charts),
         "<h2>What was searched</h2>",

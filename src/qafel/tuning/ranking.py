@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qafel.tuning.result import Tuning
 from qafel.tuning.search import SECTION
 from qafel.tuning.trial import Trial
-from qafel.tuning.tune import Tuning
 
 
 def short(path: str) -> str:
@@ -30,12 +30,12 @@ def unseen(tuning: Tuning, trial: Trial) -> str:
     check = tuning.checks.get(trial.number)
     if check is None:
         return ""
-    return tuning.objective.text(check.score) if check.state in ("reached", "finished") else check.state
+    return tuning.objective.text(check.score) if check.good else check.state
 
 
 def unseen_value(tuning: Tuning, trial: Trial) -> float | None:
     check = tuning.checks.get(trial.number)
-    if check is None or check.state not in ("reached", "finished"):
+    if check is None or not check.good:
         return None
     return tuning.objective.shown(check.score)
 
@@ -44,7 +44,7 @@ def lead_sentence(tuning: Tuning) -> str:
     """What was found, in a sentence."""
     objective, best = tuning.objective, tuning.best
     label = objective.label[0].upper() + objective.label[1:]
-    count = f"{len(tuning.trials)} trial{'' if len(tuning.trials) == 1 else 's'}"
+    count = f"{len(tuning.trials)} trial{'' if len(tuning.trials) == 1 else 's'}{_remarks(tuning)}"
     seeds = "" if tuning.seeds == 1 else f" of {tuning.seeds} seeds each"
     if best is None:
         return f"{label}: none of {count}{seeds} came that far."
@@ -53,19 +53,38 @@ def lead_sentence(tuning: Tuning) -> str:
     return f"{found}{_comparison(tuning, best)}{_on_unseen_seeds(tuning, best)}."
 
 
+def failures(tuning: Tuning) -> list[str]:
+    """Why trials failed: each reason once, with the trials it ended."""
+    numbers: dict[str, list[str]] = {}
+    for trial in tuning.trials:
+        if trial.outcome is not None and trial.state == "failed":
+            numbers.setdefault(trial.outcome.error, []).append(str(trial.number))
+    return [
+        f"trial{'' if len(those) == 1 else 's'} {', '.join(those)} failed: {error}" for error, those in numbers.items()
+    ]
+
+
+def _remarks(tuning: Tuning) -> str:
+    """What else there is to say of how many trials there were."""
+    failed = sum(trial.state == "failed" for trial in tuning.trials)
+    remarks = [f"{failed} failed"] if failed else []
+    remarks += ["there is nothing else to try"] if tuning.exhausted else []
+    return f" ({'; '.join(remarks)})" if remarks else ""
+
+
 def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
     check = tuning.checks.get(best.number)
     if check is None:
         return ""
-    if check.state in ("reached", "finished"):
+    if check.good:
         return f"; on {len(check.runs)} unseen seeds {tuning.objective.text(check.score)}"
     return f"; but on unseen seeds it {check.state}, like all that were tried: search with more --seeds"
 
 
 def _comparison(tuning: Tuning, best: Trial) -> str:
     """How much less the best needs than the recipe's own settings; nothing where that cannot be said."""
-    own = tuning.trials[0]
-    if not tuning.starts_with_own or best.number == own.number:
+    own = next((trial for trial in tuning.trials if trial.number == 0), None)
+    if own is None or not tuning.starts_with_own or best.number == 0:
         return ""
     text = tuning.objective.text
     if not own.good:

@@ -8,10 +8,11 @@ algorithm.server_quantizer=top_k:0.1,values=qsgd:4,qsgd:4    two: `key=…` belo
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -23,6 +24,7 @@ Settings: TypeAlias = Mapping[str, Value]
 
 SECTION = "algorithm."
 LEARNING_RATES = ("algorithm.client_lr", "algorithm.server_lr")
+COUNTABLE = 10_000
 DECADES = 2
 """How far the default search goes to either side of a recipe's own learning rate."""
 
@@ -58,6 +60,11 @@ class Range:
         """What to try to see whether all of it is allowed."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
+    @property
+    def all_values(self) -> Sequence[Value] | None:
+        """Everything in it; None where that cannot be counted."""
+        return range(int(self.low), int(self.high) + 1) if self.whole else None
+
     def tidy(self, value: float) -> Value:
         """Four significant digits are enough to search by, and a recipe reads better with them."""
         return int(value) if self.whole else min(self.high, max(self.low, float(f"{value:.4g}")))
@@ -82,6 +89,10 @@ class Choices:
 
     @property
     def corners(self) -> tuple[Value, ...]:
+        return self.values
+
+    @property
+    def all_values(self) -> Sequence[Value]:
         return self.values
 
     def tidy(self, value: Value) -> Value:
@@ -150,6 +161,15 @@ def own_settings(config: Config, search: Search) -> dict[str, Value] | None:
     """The recipe's own settings, where the search holds them all."""
     own = {path: own_value(config, path) for path in search}
     return own if all(value in search[path] for path, value in own.items()) else None
+
+
+def all_settings(search: Search) -> list[Settings] | None:
+    """Everything there is to try; None where that is too much to count."""
+    values = [dimension.all_values for dimension in search.values()]
+    counted = [value for value in values if value is not None]
+    if len(counted) < len(values) or math.prod(map(len, counted)) > COUNTABLE:
+        return None
+    return [dict(zip(search, chosen, strict=True)) for chosen in itertools.product(*counted)]
 
 
 def _dimension(text: str, own: object) -> Range | Choices:

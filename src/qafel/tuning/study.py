@@ -2,13 +2,19 @@
 
 Trial n is drawn by a sampler with a seed of its own, (seed, "tune", n), from the trials that are done. So a search that
 was killed draws, when it goes on, what it would have drawn; with one worker it is the same search to the bit.
+
+No setting is tried twice. A draw that repeats one is put aside (for Optuna it failed, so that the sampler does not
+count it either); where all settings can be counted, one that was not tried is drawn blindly in its place.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
-from typing import final
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeAlias, final
 
 import optuna
 from optuna.samplers import TPESampler
@@ -16,15 +22,20 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from qafel.errors import DataError
 from qafel.rng import Stream
 from qafel.tuning.folder import SearchFolder
-from qafel.tuning.objective import Outcome
-from qafel.tuning.search import Choices, Range, Search, Settings, Value
+from qafel.tuning.outcome import Outcome
+from qafel.tuning.search import Choices, Range, Search, Settings, Value, all_settings
 from qafel.tuning.trial import Trial, best_of
 
 STARTUP_TRIALS = 8
 """Drawn blindly, before the search has anything to go by."""
 FEWEST_FOR_IMPORTANCE = 12
+MOST_REPEATS = 20
+"""So many in a row, and there is nothing new to be found."""
+
+_Key: TypeAlias = tuple[tuple[str, Value], ...]
 
 
 @final
@@ -35,8 +46,16 @@ class Study:
         self._search, self._own, self._seed = search, own, seed
         self._seeds = folder.setup["seeds"]
         self._cuts_off = folder.setup["target"] is not None
+        self._all = all_settings(search)
         self._under_way: dict[int, optuna.Trial] = {}
-        self._study = _open(folder)
+        try:
+            self._study = _open(folder.journal)
+            self.finished()
+        except (ValueError, LookupError, TypeError, AssertionError) as error:
+            raise DataError(
+                f"{folder.journal} is damaged ({error}): choose another --out, or restore the file; "
+                f"the runs under {folder.path / 'trials'} can still be read"
+            ) from None
         if not self._frozen() and own is not None:
             self._study.enqueue_trial(dict(own))
 
@@ -44,16 +63,37 @@ class Study:
         """All trials that have an outcome."""
         return tuple(self._trial(trial) for trial in self._frozen() if trial.state == TrialState.COMPLETE)
 
-    def next(self) -> Trial:
-        """A trial to run: one that was interrupted, as it was; else a new one."""
+    def next(self) -> Trial | None:
+        """A trial to run: one that was interrupted, as it was; else a new one. None where there is nothing new."""
+        tried = {_key(trial.settings) for trial in (*self.finished(), *self._trials(self._under_way))}
+        for _ in range(MOST_REPEATS):
+            untried = None if self._all is None else [there for there in self._all if _key(there) not in tried]
+            if untried == []:
+                return None
+            number, handle = self._draw(untried)
+            if _key(self._trial(self._frozen()[number]).settings) not in tried:
+                return self._begin(number, handle)
+            self._study.tell(handle, state=TrialState.FAIL)
+        return None
+
+    def _draw(self, untried: list[Settings] | None) -> tuple[int, optuna.Trial]:
+        trials = self._frozen()
         interrupted = self._interrupted()
         number = interrupted.number if interrupted else self._next_number()
         words = Stream.named(self._seed, "tune", number=number).words
         self._study.sampler = TPESampler(seed=words[0] % 2**32, n_startup_trials=STARTUP_TRIALS)
-        # Optuna has no public way back to a trial that is still running.
-        handle = optuna.Trial(self._study, interrupted._trial_id) if interrupted else self._study.ask()
+        if interrupted:
+            # Optuna has no public way back to a trial that is still running.
+            handle = optuna.Trial(self._study, interrupted._trial_id)
+        else:
+            if untried and trials and trials[-1].state == TrialState.FAIL:
+                self._study.enqueue_trial(dict(untried[words[1] % len(untried)]))
+            handle = self._study.ask()
         for path, dimension in self._search.items():
             _suggest(handle, path, dimension)
+        return number, handle
+
+    def _begin(self, number: int, handle: optuna.Trial) -> Trial:
         if "allowance" not in handle.user_attrs:
             best = best_of(self.finished()) if self._cuts_off else None
             handle.set_user_attr("allowance", None if best is None else best.score * self._seeds)
@@ -87,6 +127,10 @@ class Study:
         trials = self._frozen()
         return next((trial.number for trial in trials if trial.state == TrialState.WAITING), len(trials))
 
+    def _trials(self, numbers: Iterable[int]) -> list[Trial]:
+        frozen = self._frozen()
+        return [self._trial(frozen[number]) for number in numbers]
+
     def _trial(self, trial: FrozenTrial) -> Trial:
         settings: dict[str, Value] = {}
         for path in self._search.keys() & trial.params.keys():
@@ -103,16 +147,22 @@ class Study:
         )
 
 
-def _open(folder: SearchFolder) -> optuna.Study:
+def _open(path: Path) -> optuna.Study:
     """Open the journal. A kill may have left half a line, and a lock that no one holds, for the folder is ours."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = folder.journal
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.exists():
         with path.open("rb+") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
+            data = file.read()
+            file.truncate(data.rfind(b"\n") + 1)
+        for line in data.split(b"\n")[:-1]:
+            json.loads(line)  # Optuna would not mind a damaged last line until another one follows
     storage = JournalStorage(JournalFileBackend(str(path)))
     return optuna.create_study(storage=storage, study_name="tune", load_if_exists=True)
+
+
+def _key(settings: Settings) -> _Key:
+    return tuple(settings.items())
 
 
 def _suggest(handle: optuna.Trial, path: str, dimension: Range | Choices) -> None:

@@ -13,14 +13,15 @@ from typing import Any, final
 import numpy as np
 
 from qafel.config import Config
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, DataError
 from qafel.results.runs import Run
 from qafel.simulator import Row
 from qafel.simulator.executor_choice import ExecutorName
 from qafel.simulator.run import CHECKPOINT
 from qafel.simulator.run import run as simulate
-from qafel.tuning.objective import Objective, Outcome, State, combine
-from qafel.tuning.search import Settings
+from qafel.tuning.objective import Objective
+from qafel.tuning.outcome import GOOD, Outcome, RunOutcome, State, combine
+from qafel.tuning.search import Settings, with_settings
 
 
 @final
@@ -46,12 +47,12 @@ class Trial:
     @property
     def good(self) -> bool:
         """Whether every run did what it should, so that the score is measured and not an estimate."""
-        return self.state in ("reached", "finished")
+        return self.state in GOOD
 
     @property
     def lost(self) -> bool:
         """Whether there is no telling what it would have cost."""
-        return self.state in ("missed", "diverged")
+        return self.state in ("missed", "diverged", "failed")
 
 
 def best_of(trials: Iterable[Trial]) -> Trial | None:
@@ -66,12 +67,21 @@ class Job:
 
     number: int
     folder: Path
-    configs: tuple[Config, ...]
-    """One for every seed."""
+    config: Config
+    """The recipe, without the trial's settings."""
+    settings: Settings
+    seeds: tuple[int, ...]
     objective: Objective
     allowance: float
     executor: ExecutorName
     executor_workers: int
+
+    def configs(self) -> list[Config]:
+        """What to run: one configuration for every seed. ConfigError where the settings do not go together."""
+        data: dict[str, Any] = with_settings(self.config, self.settings).model_dump(exclude_none=True)
+        data["name"] = f"{self.config.name}-trial-{self.number}"
+        data["stop"]["at_target"] = self.objective.target is not None
+        return [Config.from_dict({**data, "seed": seed}) for seed in self.seeds]
 
 
 class _CutOff(Exception):
@@ -84,18 +94,31 @@ def run_trial(job: Job, progress: Callable[[Row], None] | None = None) -> Outcom
     Seeds take their turns. The costs of all together are held against the allowance, so a trial is cut off only when
     its mean cost is certainly no better than the best one's, however much luck its seeds have.
     """
-    outcomes = []
+    outcomes: list[RunOutcome] = []
     spent = 0.0
-    for config in job.configs:
-        out = job.folder / f"seed-{config.seed}"
-        _run(config, out, job, job.allowance - spent, progress)
-        outcomes.append(job.objective.judge(Run.load(out), config.seed))
-        if outcomes[-1].state not in ("reached", "finished"):
+    for config in job.configs():
+        outcomes.append(_outcome(config, job, job.allowance - spent, progress))
+        if outcomes[-1].state not in GOOD:
             break
         spent += outcomes[-1].cost
         if spent >= job.allowance:
             break
-    return combine(outcomes, len(job.configs))
+    return combine(outcomes, len(job.seeds))
+
+
+def _outcome(config: Config, job: Job, allowance: float, progress: Callable[[Row], None] | None) -> RunOutcome:
+    """What came of one seed. Where what an earlier attempt left is damaged, the run begins anew."""
+    out = job.folder / f"seed-{config.seed}"
+    went_before = out.exists()
+    try:
+        _run(config, out, job, allowance, progress)
+        return job.objective.judge(Run.load(out), config.seed)
+    except DataError:
+        if not went_before:
+            raise
+    shutil.rmtree(out, ignore_errors=True)
+    _run(config, out, job, allowance, progress)
+    return job.objective.judge(Run.load(out), config.seed)
 
 
 def _run(config: Config, out: Path, job: Job, allowance: float, progress: Callable[[Row], None] | None) -> None:
