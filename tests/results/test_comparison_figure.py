@@ -10,6 +10,8 @@ from qafel.results.plots import comparison_figure, save_figure
 from qafel.results.report_styles import PALETTE
 from qafel.results.runs import Run
 
+CIFAR = {"task": {"name": "cifar10"}}
+
 
 def test_both_panels_draw_every_run_in_its_own_colour(make_run):
     runs = [Run.load(make_run("fedbuff", upload_bytes=468)), Run.load(make_run("qafel"))]
@@ -29,6 +31,14 @@ def test_a_diverging_run_leaves_through_the_top_with_a_mark_and_a_note(make_run)
         assert axes.get_ylim()[1] < 10
         assert axes.lines[-1].get_marker() == "^"
     assert "bad leaves the view" in figure.get_supxlabel()
+
+
+def test_runs_of_another_metric_have_axes_of_their_own(make_run):
+    accuracy = make_run("c", metric=[0.1, 0.6], metric_name="accuracy", metric_goal="max", config=CIFAR, target=0.5)
+    figure = comparison_figure([Run.load(make_run("m")), Run.load(accuracy)])
+    assert [axes.get_ylabel() for axes in figure.axes[::2]] == ["f(x) − f*", "accuracy"]
+    assert [len(axes.lines) for axes in figure.axes] == [1, 1, 2, 2]
+    assert figure.axes[2].lines[0].get_ydata() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(("name", "magic"), [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF"), ("deep/f.svg", b"<?xml")])

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from qafel.cli.report import report
-from qafel.errors import DataError
+from qafel.errors import DataError, OutputError
 
 app = typer.Typer()
 app.command()(report)
@@ -18,7 +18,7 @@ def test_the_command_writes_page_and_figure_and_says_where(make_run, tmp_path):
     result = CliRunner().invoke(app, [str(make_run("a")), str(make_run("b")), "--out", str(out), "--title", "Two runs"])
     assert result.exit_code == 0, result.output
     assert "<title>Two runs</title>" in out.read_text()
-    assert (out.parent / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert (out.parent / "page.png").read_bytes().startswith(b"\x89PNG")
     assert str(out) in result.output
 
 
@@ -41,3 +41,45 @@ def test_a_users_mistake_is_left_to_the_app(tmp_path):
     with pytest.raises(DataError, match="no run directory"):
         CliRunner().invoke(app, [str(tmp_path / "nowhere")], catch_exceptions=False)
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_page_is_not_taken_for_its_own_figure(make_run, tmp_path):
+    with pytest.raises(OutputError, match=r"should end in \.html"):
+        CliRunner().invoke(app, [str(make_run()), "--out", str(tmp_path / "x.png")], catch_exceptions=False)
+
+
+def test_two_reports_in_one_folder_keep_their_own_figures(make_run, tmp_path):
+    run = str(make_run())
+    figures = []
+    for page in ("a.html", "b.html"):
+        result = CliRunner().invoke(app, [run, "--out", str(tmp_path / page), "--json"])
+        figures.append(json.loads(result.output)["figure"])
+    assert figures == [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
+
+
+def test_what_has_nothing_to_show_is_left_out_and_named(make_run, tmp_path):
+    new, stray, good = make_run("new"), tmp_path / "stray.txt", make_run("good")
+    (new / "metrics.jsonl").write_bytes(b"")
+    stray.write_text("")
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(app, [str(new), str(good), str(stray), "--out", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["left_out"] == [str(new), str(stray)]
+    assert json.loads(result.stdout)["runs"] == ["good"]
+    assert f"left out: {new} (nothing evaluated yet)\nleft out: {stray} (no run directory)\n" == result.stderr
+    assert "Left out: new (nothing evaluated yet), stray.txt (no run directory)." in out.read_text()
+
+
+def test_a_report_of_nothing_fails_and_so_does_a_path_that_leads_nowhere(make_run, tmp_path):
+    stray, out = tmp_path / "stray.txt", str(tmp_path / "page.html")
+    stray.write_text("")
+    with pytest.raises(DataError, match=r"none of these .*stray\.txt \(no run directory\)"):
+        CliRunner().invoke(app, [str(stray), str(stray), "--out", out], catch_exceptions=False)
+    with pytest.raises(DataError, match="nowhere is no run directory"):
+        CliRunner().invoke(app, [str(make_run()), str(tmp_path / "nowhere"), "--out", out], catch_exceptions=False)
+
+
+def test_a_diverged_run_is_said_to_have(make_run, tmp_path):
+    runs = [str(make_run("a")), str(make_run("b", status="diverged"))]
+    result = CliRunner().invoke(app, [*runs, "--out", str(tmp_path / "page.html")])
+    assert "diverged: b\n" in result.output

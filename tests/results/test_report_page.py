@@ -10,8 +10,7 @@ import pytest
 from qafel.errors import DataError, OutputError
 from qafel.results.report import render_report, write_report
 from qafel.results.report_charts import charts_of
-from qafel.results.report_styles import styles_of
-from qafel.results.report_view import metric_view
+from qafel.results.report_groups import groups_of
 from qafel.results.runs import Run
 
 EVIL = '<img src=x onerror="document.title=1"></script>&\'"'
@@ -63,7 +62,7 @@ def test_of_killed_runs_alone_the_best_accuracy_is_the_highest(make_run):
 
 def test_the_lag_is_relative_to_the_model(make_run):
     run = Run.load(make_run())
-    (lag,) = (chart for chart in charts_of([run], styles_of([run]), metric_view([run])) if chart.key == "lag")
+    (lag,) = (chart for chart in charts_of(groups_of([run])[0]) if chart.key == "lag")
     assert lag.layout["yaxis"]["title"]["text"] == "‖x − x̂‖ / ‖x‖"
 
 
@@ -124,6 +123,17 @@ def test_charts_without_data_are_left_out(make_run):
     path = make_run(staleness_histogram=[], received_bytes_total=None)
     (path / "metrics.jsonl").write_text('{"metric": 1.0, "uploads": 0}\n{"metric": 0.5, "uploads": 10}\n')
     assert list(charts_in(render_report([Run.load(path)]))) == ["uploads", "traffic"]
+
+
+def test_a_wide_bin_of_staleness_stands_in_its_middle(make_run):
+    bars = charts_in(render_report([Run.load(make_run(staleness_histogram=[1] * 48))]))["staleness"]
+    assert bars[0]["x"][:2] == [0.5, 2.5]
+    assert bars[0]["customdata"][:2] == ["τ = 0–1", "τ = 2–3"]
+
+
+def test_what_was_left_out_is_named(make_run):
+    page = own_html(render_report([Run.load(make_run())], left_out=["<new> (nothing evaluated yet)"]))
+    assert "Left out: &lt;new&gt; (nothing evaluated yet)." in page
 
 
 def test_no_run_and_no_place_are_clear_errors(make_run, tmp_path):

@@ -6,14 +6,20 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from qafel.results.report_groups import groups_of
 from qafel.results.report_numbers import human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
-from qafel.results.report_styles import labels_of, reference_of, styles_of
+from qafel.results.report_styles import labels_of, short_labels, styles_of
 from qafel.results.report_thinning import thin
-from qafel.results.report_view import metric_view
+from qafel.results.report_view import MetricView, metric_view
 from qafel.results.runs import Run
+
+
+def view_of(runs: list[Run]) -> MetricView:
+    (group,) = groups_of(runs)
+    return metric_view(group)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,11 @@ def test_numbers_are_written_for_people(written, expected):
     assert written == expected
 
 
+# A busy machine is no failure.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@patient
 @given(st.lists(st.floats(width=32), min_size=1, max_size=3000), st.integers(12, 400))
 def test_thinning_keeps_ends_extremes_and_the_limit(values, limit):
     column = np.array(values, dtype=np.float64)
@@ -81,17 +92,35 @@ def test_no_two_of_twenty_eight_runs_look_alike(make_run):
     assert len({(style.colour, style.dash) for style in styles_of([run] * 28)}) == 28
 
 
-def test_the_reference_is_the_first_fedbuff_else_the_first(make_run):
+def test_the_reference_is_the_first_fedbuff_else_the_first_and_came_to_its_end(make_run):
     qafel, fedbuff = Run.load(make_run("qafel")), Run.load(make_run("mushrooms-fedbuff"))
-    assert reference_of([qafel, fedbuff, fedbuff]) == 1
-    assert reference_of([qafel, qafel]) == 0
+    diverged = Run.load(make_run("fedbuff", status="diverged"))
+    killed = Run.load(make_run("killed", finished=False))
+    expected = {(qafel, fedbuff, fedbuff): 1, (qafel, qafel): 0, (diverged, killed, qafel, fedbuff): 3}
+    expected |= {(killed, diverged, qafel): 2, (killed, diverged): 1}
+    assert {runs: groups_of(runs)[0].reference for runs in expected} == expected
+
+
+def test_long_labels_lose_what_they_share_and_stay_different():
+    ends = ("qafel", "fedbuff")
+    labels = [f"a-recipe-with-a-very-long-name-{end}-and-so-on-every100 · seed 0" for end in ends]
+    assert short_labels(labels) == ends
+    assert short_labels(["short", "a"]) == ("short", "a")
+
+
+@patient
+@given(st.lists(st.text("ab-· ", max_size=60), unique=True, min_size=1, max_size=6), st.integers(12, 50))
+def test_shortened_labels_differ_and_fit(labels, most):
+    short = short_labels(labels, most)
+    assert len(set(short)) == len(labels)
+    assert all(len(label) <= most for label in short)
 
 
 def test_a_suboptimality_over_decades_gets_a_log_axis_and_an_accuracy_a_linear_one(make_run):
-    assert metric_view([Run.load(make_run("a"))]).log
-    assert not metric_view([Run.load(make_run("b", metric=[0.7, 0.5, 0.4]))]).log
+    assert view_of([Run.load(make_run("a"))]).log
+    assert not view_of([Run.load(make_run("b", metric=[0.7, 0.5, 0.4]))]).log
     accuracy = Run.load(make_run("c", metric=[0.01, 0.5, 0.9], metric_goal="max", metric_name="accuracy"))
-    view = metric_view([accuracy])
+    view = view_of([accuracy])
     assert not view.log
     assert (view.low < 0.01, view.high > 0.9, view.exits) == (True, True, ())
 
@@ -99,7 +128,7 @@ def test_a_suboptimality_over_decades_gets_a_log_axis_and_an_accuracy_a_linear_o
 def test_a_diverging_run_neither_stretches_the_view_nor_goes_unmentioned(make_run):
     good = Run.load(make_run("good"))
     bad = Run.load(make_run("bad", metric=[0.68, 0.5, 10.0, 1e3, 1e300]))
-    view = metric_view([good, bad])
+    view = view_of([good, bad])
     assert 0.68 < view.high < 10
     assert view.low < 1e-4
     assert [(leaving.run, leaving.row) for leaving in view.exits] == [(1, 2)]
@@ -107,7 +136,7 @@ def test_a_diverging_run_neither_stretches_the_view_nor_goes_unmentioned(make_ru
 
 
 def test_a_run_that_stops_being_finite_is_mentioned(make_run):
-    view = metric_view([Run.load(make_run("good")), Run.load(make_run("nan", metric=[0.68, 0.5, math.nan]))])
+    view = view_of([Run.load(make_run("good")), Run.load(make_run("nan", metric=[0.68, 0.5, math.nan]))])
     assert view.notes == ("nan stops being finite at 20 uploads.",)
 
 
@@ -115,21 +144,21 @@ def test_an_accuracy_that_collapses_below_all_bounds_is_clipped_from_below(make_
     goal = {"metric_goal": "max"}
     good = Run.load(make_run("good", metric=[0.1, 0.9], **goal))
     bad = Run.load(make_run("bad", metric=[0.1, -1e9], **goal))
-    view = metric_view([good, bad])
+    view = view_of([good, bad])
     assert -1 < view.low < 0.1
     assert view.edge == view.low
     assert view.exits[0].run == 1
 
 
 def test_runs_that_all_diverge_or_are_all_nan_still_have_a_view(make_run):
-    view = metric_view([Run.load(make_run("up", metric=[1.0, 10.0, 1e4]))])
+    view = view_of([Run.load(make_run("up", metric=[1.0, 10.0, 1e4]))])
     assert view.high > 1e4
-    assert metric_view([Run.load(make_run("over", metric=[1.0, 10.0, 1e300]))]).high < 1e8
-    assert "nothing to draw" in metric_view([Run.load(make_run("nan", metric=[math.nan]))]).notes[0]
+    assert view_of([Run.load(make_run("over", metric=[1.0, 10.0, 1e300]))]).high < 1e8
+    assert "nothing to draw" in view_of([Run.load(make_run("nan", metric=[math.nan]))]).notes[0]
 
 
 def test_an_exact_zero_does_not_forbid_the_log_axis(make_run):
-    view = metric_view([Run.load(make_run("a", metric=[*np.geomspace(0.68, 1e-6, 200), 0.0]))])
+    view = view_of([Run.load(make_run("a", metric=[*np.geomspace(0.68, 1e-6, 200), 0.0]))])
     assert view.log
     assert view.low > 0
     assert "zero" in view.notes[-1]

@@ -52,7 +52,7 @@ class Course:
         changed = totals.uploads > self._uploads_before if by_uploads else server.version > version_before
         self._uploads_before = totals.uploads
         if changed and (totals.uploads if by_uploads else server.version) % evaluation.every == 0:
-            self._evaluator.offer(server.version, server.model, totals)
+            self._evaluator.offer(server.version, server.model, totals, server.hidden_state.vector)
         if diverged is not None:
             log.error("%s", diverged)
             self.end("diverged")

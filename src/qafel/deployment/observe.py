@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, TextIO, final
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from qafel.config import EvaluationConfig
@@ -19,6 +23,20 @@ from qafel.params import Vector
 from qafel.tasks import Task
 
 _PREFIX: Final = "qafel"
+
+
+@final
+class Staleness:
+    """Uploads per staleness τ = 0, 1, 2, …: exact here, in buckets for Prometheus."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self.counts: list[int] = []
+        self._histogram = histogram
+
+    def observe(self, staleness: int) -> None:
+        self._histogram.observe(staleness)
+        self.counts += [0] * (staleness + 1 - len(self.counts))
+        self.counts[staleness] += 1
 
 
 @final
@@ -44,9 +62,8 @@ class Metrics:
         self.metric = Gauge("metric", "The task's metric at the last evaluation", **options).labels(run)
         self.sessions = Counter("broker_sessions", "Connections to the broker", **options).labels(run)
         buckets = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-        self.staleness = Histogram("staleness", "Versions between copy and upload", buckets=buckets, **options).labels(
-            run
-        )
+        staleness = Histogram("staleness", "Versions between copy and upload", buckets=buckets, **options)
+        self.staleness = Staleness(staleness.labels(run))
         seconds = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
         self.sync_s = Histogram("journal_sync_seconds", "Syncing the journal", buckets=seconds, **options).labels(run)
         self.group = Histogram(
@@ -90,15 +107,34 @@ class Evaluator:
         self._task = task
         self._target = evaluation.target
         self._rows = rows
-        self._offered: tuple[int, Vector, dict[str, Any]] | None = None
+        self._offered: tuple[int, Vector, dict[str, Any], Vector | None] | None = None
         self._wake = asyncio.Event()
         self.began = time.monotonic()
         self.last: dict[str, Any] | None = None
         self.best: float | None = None
         self.reached: dict[str, Any] | None = None
+        self._before_s = 0.0
+        self._staleness_before: list[int] = []
+        self._staleness_written: list[int] = []
+        for row in _written(rows):
+            # A row of uploads that the journal does not have was lost with them, and comes again.
+            if row["uploads"] <= uploads_before:
+                self._before_s = row["virtual_time"]
+                self._staleness_before = _sum(self._staleness_before, row.get("staleness_histogram", []))
+                self._see(row)
 
-    def offer(self, version: int, model: Vector, totals: Totals) -> None:
-        self._offered = (version, model, self._so_far(totals))
+    @property
+    def elapsed_s(self) -> float:
+        """How long the run has gone on, up to the last evaluation of the processes before this, and in this."""
+        return self._before_s + time.monotonic() - self.began
+
+    @property
+    def staleness_histogram(self) -> list[int]:
+        """Uploads per staleness; without those that came after the last evaluation of a killed process."""
+        return _sum(self._staleness_before, self._metrics.staleness.counts)
+
+    def offer(self, version: int, model: Vector, totals: Totals, hidden_state: Vector | None = None) -> None:
+        self._offered = (version, model, self._so_far(totals), hidden_state)
         self._wake.set()
 
     async def run(self) -> None:
@@ -106,40 +142,84 @@ class Evaluator:
             await self._wake.wait()
             self._wake.clear()
             if self._offered is not None:
-                (version, model, so_far), self._offered = self._offered, None
-                await self.evaluate(version, model, so_far)
+                offered, self._offered = self._offered, None
+                await self.evaluate(*offered)
 
-    async def evaluate(self, version: int, model: Vector, so_far: Mapping[str, Any]) -> None:
-        figures = await asyncio.to_thread(self._task.evaluate, model)
-        row = {"version": version, **so_far, **figures, "wall_s": time.monotonic() - self.began}
+    async def evaluate(
+        self, version: int, model: Vector, so_far: Mapping[str, Any], hidden_state: Vector | None = None
+    ) -> None:
+        figures = await asyncio.to_thread(self._measure, model, hidden_state)
+        counts = so_far.get("staleness_histogram", [])
+        recent = _sum(counts, [-count for count in self._staleness_written])
+        row = {"version": version, **so_far, "staleness_histogram": recent, **figures}
+        row["wall_s"] = time.monotonic() - self.began
         try:
             self._rows.write(json.dumps(row) + "\n")
             self._rows.flush()
         except OSError as error:
             raise OutputError(f"cannot write the evaluation of version {version}: {error.strerror or error}") from None
+        self._staleness_written = counts
+        self._metrics.metric.set(row["metric"])
+        self._see(row)
+
+    async def last_model(self, version: int, model: Vector, totals: Totals, hidden_state: Vector | None = None) -> None:
+        if self.last is None or self.last["version"] != version:
+            await self.evaluate(version, model, self._so_far(totals), hidden_state)
+
+    def _measure(self, model: Vector, hidden_state: Vector | None) -> dict[str, float]:
+        """The task's figures, and ‖x − x̂‖ / ‖x‖: what quantizing the broadcast costs."""
+        if hidden_state is None:
+            return dict(self._task.evaluate(model))
+        with np.errstate(over="ignore", invalid="ignore"):  # of a model that diverged
+            distance, norm = float(np.linalg.norm(model - hidden_state)), float(np.linalg.norm(model))
+        return {"hidden_state_lag": distance / norm if norm else distance, **self._task.evaluate(model)}
+
+    def _see(self, row: dict[str, Any]) -> None:
+        """Keep the last row, the best metric, and the first row that meets the target."""
+        metric, better = row["metric"], (min if self._task.metric_goal == "min" else max)
         self.last = row
-        self._metrics.metric.set(figures["metric"])
-        metric, better = figures["metric"], (min if self._task.metric_goal == "min" else max)
         self.best = metric if self.best is None else better(self.best, metric)
         if self._target is not None and self.reached is None and better(metric, self._target) == metric:
             self.reached = row
 
-    async def last_model(self, version: int, model: Vector, totals: Totals) -> None:
-        if self.last is None or self.last["version"] != version:
-            await self.evaluate(version, model, self._so_far(totals))
-
     def _so_far(self, totals: Totals) -> dict[str, Any]:
+        """What the server counted; what its clients received, it does not see."""
         return {
             "uploads": totals.uploads,
-            "virtual_time": time.monotonic() - self.began,
+            "virtual_time": self.elapsed_s,
+            "virtual_time_unit": "s",
             "upload_bytes_total": totals.upload_bytes,
             "broadcast_bytes_total": totals.broadcast_bytes,
-            "received_bytes_total": totals.broadcast_bytes,
             "staleness_mean": totals.staleness_sum / max(1, totals.uploads),
             "staleness_max": totals.staleness_max,
+            "staleness_histogram": self._metrics.staleness.counts.copy(),
         }
 
 
 def open_rows(folder: Path) -> TextIO:
-    """The metrics file of a run, to go on behind what a killed server wrote."""
-    return (folder / "metrics.jsonl").open("a", encoding="utf-8")
+    """The metrics file of a run, to read what a killed server wrote, and to go on behind it."""
+    return (folder / "metrics.jsonl").open("a+", encoding="utf-8")
+
+
+def _written(rows: TextIO) -> Iterator[dict[str, Any]]:
+    """All whole rows. Half a row at the end is cut off, so that the next one has a line of its own."""
+    rows.seek(0)
+    text = rows.read()
+    if text and not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        rows.seek(0)
+        rows.truncate(len(text.encode()))
+        rows.seek(0, os.SEEK_END)
+    for line in text.splitlines():
+        with suppress(ValueError):  # what is damaged is for the report to tell, not for a server to stop at
+            row = json.loads(line)
+            if isinstance(row, dict) and {"version", "uploads", "virtual_time", "metric"} <= row.keys():
+                yield row
+
+
+def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Position by position, without zeros at the end."""
+    total = [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+    while total and not total[-1]:
+        total.pop()
+    return total

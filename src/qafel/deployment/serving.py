@@ -115,7 +115,7 @@ class DeploymentServer:
         finally:
             await end([self._work, evaluations])
         server = self.truth.server
-        await self.evaluator.last_model(server.version, server.model, self.truth.totals)
+        await self.evaluator.last_model(server.version, server.model, self.truth.totals, server.hidden_state.vector)
 
     async def _sessions(self) -> None:
         patience_s = self._settings.patience_s

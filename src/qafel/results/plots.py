@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from qafel.errors import DataError, OutputError
+from qafel.results.report_groups import Group, groups_of
 from qafel.results.report_styles import Style, styles_of
 from qafel.results.report_thinning import thin
 from qafel.results.report_view import MetricView, log_start, metric_view
@@ -30,22 +31,21 @@ _SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def comparison_figure(runs: Sequence[Run]) -> Figure:
-    """Draw the metric of all runs twice: against server steps, and against bytes up and broadcast."""
+    """Draw the metric of all runs twice: against server steps, and against bytes up and broadcast. Runs of another
+    task or metric have a row of their own.
+    """
     if not runs:
         raise DataError("there is no run to draw: name at least one run directory")
-    styles, view = styles_of(runs), metric_view(runs)
-    figure = Figure(figsize=(9.6, 4.2), dpi=200, layout="constrained", facecolor="white")
+    groups = groups_of(runs)
+    views = [metric_view(group) for group in groups]
+    figure = Figure(figsize=(9.6, 4.2 * len(groups)), dpi=200, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True)
-    steps = "version" if any("version" in run.history for run in runs) else "uploads"
-    _draw(left, runs, styles, view, [run.column(steps) for run in runs])
-    _draw(right, runs, styles, view, [run.traffic for run in runs])
-    left.set_xlabel("server steps" if steps == "version" else "uploads")
-    left.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    left.set_ylabel(view.name, parse_math=False)
-    right.set_xlabel("bytes uploaded and broadcast")
-    _scale_bytes(right, [run.traffic for run in runs])
-    _legend(figure, styles, view)
+    rows = figure.subplots(len(groups), 2, sharey="row", squeeze=False)
+    for (left, right), group, view in zip(rows, groups, views, strict=True):
+        _draw_group(left, right, group, view)
+        if len(groups) > 1:
+            left.set_title(group.task, loc="left", fontsize=10, color=_INK, parse_math=False)
+    _legend(figure, styles_of(runs), views)
     return figure
 
 
@@ -67,9 +67,25 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
+def _draw_group(left: Axes, right: Axes, group: Group, view: MetricView) -> None:
+    steps = "version" if any("version" in run.history for run in group.runs) else "uploads"
+    _draw(left, group.runs, group.styles, view, [run.column(steps) for run in group.runs])
+    _draw(right, group.runs, group.styles, view, [run.traffic for run in group.runs])
+    left.set_xlabel("server steps" if steps == "version" else "uploads")
+    left.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    left.set_ylabel(view.name, parse_math=False)
+    right.set_xlabel("bytes uploaded and broadcast")
+    _scale_bytes(right, [run.traffic for run in group.runs])
+
+
 def _draw(axes: Axes, runs: Sequence[Run], styles: Sequence[Style], view: MetricView, across: Sequence[Column]) -> None:
     axes.set_yscale("log" if view.log else "linear")
     axes.set_ylim(view.low, view.high)
+    for target in view.targets:
+        axes.axhline(target, color=_MUTED, linestyle=_LINES["dash"], linewidth=1.0, zorder=1)
+        place: Any = axes.get_yaxis_transform()
+        words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": _MUTED}
+        axes.annotate(f"target {target:g}", (0.01, target), (0, 3), xycoords=place, **words)
     for run, style, x in zip(runs, styles, across, strict=True):
         y = view.within_reach(run.column("metric"))
         rows = thin(y, _POINTS)
@@ -103,7 +119,7 @@ def _scale_bytes(axes: Axes, across: Sequence[Column]) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(unit="B", sep=" "))
 
 
-def _legend(figure: Figure, styles: Sequence[Style], view: MetricView) -> None:
+def _legend(figure: Figure, styles: Sequence[Style], views: Sequence[MetricView]) -> None:
     handles = [Line2D([], [], color=style.colour, linestyle=_LINES[style.dash], linewidth=2) for style in styles]
     legend = figure.legend(
         handles,
@@ -117,6 +133,8 @@ def _legend(figure: Figure, styles: Sequence[Style], view: MetricView) -> None:
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
-    if view.notes:
-        arrow = "▲ " if view.exits and view.goal == "min" else "▼ " if view.exits else ""
-        figure.supxlabel(arrow + " ".join(view.notes), fontsize=8, color=_MUTED, parse_math=False, wrap=True)
+    if any(view.notes for view in views):
+        goals = {view.goal for view in views if view.exits}
+        arrows = "".join(arrow for goal, arrow in (("min", "▲ "), ("max", "▼ ")) if goal in goals)
+        notes = arrows + " ".join(note for view in views for note in view.notes)
+        figure.supxlabel(notes, fontsize=8, color=_MUTED, parse_math=False, wrap=True)

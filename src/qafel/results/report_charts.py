@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -11,46 +12,59 @@ import numpy as np
 
 from qafel.results.report_bars import received_chart, staleness_chart, traffic_chart
 from qafel.results.report_chart import BYTES_AXIS, COUNT_AXIS, Chart, Trace, plain
+from qafel.results.report_groups import Group
 from qafel.results.report_styles import Style
 from qafel.results.report_thinning import thin
-from qafel.results.report_view import MetricView, is_wide, log_start
+from qafel.results.report_view import MetricView, is_wide, log_start, metric_view
 from qafel.results.runs import Column, Run
 
 _POINTS = 14_000  # of all runs together, in one chart
-_ACROSS = {"uploads": "uploads", "bytes": "bytes uploaded and broadcast", "virtual time": "virtual time"}
+_TARGET_COLOUR = "#8C8C8C"  # in sight on white and on dark
 
 
-def charts_of(runs: Sequence[Run], styles: Sequence[Style], view: MetricView) -> tuple[Chart, ...]:
-    """All charts that the runs have data for."""
-    metric = [run.column("metric") for run in runs]
+def charts_of(group: Group, suffix: str = "") -> tuple[Chart, ...]:
+    """All charts that the group's runs have data for; the suffix tells their keys from those of other groups."""
+    view = metric_view(group)
     charts = (
-        _metric_chart("uploads", [run.column("uploads") for run in runs], metric, styles, view),
-        _metric_chart("bytes", [run.traffic for run in runs], metric, styles, view),
-        _metric_chart("virtual time", [run.column("virtual_time") for run in runs], metric, styles, view),
-        _lag_chart(runs, styles),
-        staleness_chart(runs, styles),
-        traffic_chart(runs, styles),
-        received_chart(runs, styles),
+        _metric_chart("uploads", "uploads", [run.column("uploads") for run in group.runs], group, view),
+        _metric_chart("bytes", "bytes uploaded and broadcast", [run.traffic for run in group.runs], group, view),
+        _time_chart(group, view),
+        _lag_chart(group.runs, group.styles),
+        staleness_chart(group.runs, group.styles),
+        traffic_chart(group.runs, group.styles),
+        received_chart(group.runs, group.styles),
     )
-    return tuple(chart for chart in charts if chart.traces)
+    return tuple(replace(chart, key=chart.key + suffix) for chart in charts if chart.traces)
 
 
-def _metric_chart(
-    by: str, across: Sequence[Column], metric: Sequence[Column], styles: Sequence[Style], view: MetricView
-) -> Chart:
+def _metric_chart(by: str, title: str, across: Sequence[Column], group: Group, view: MetricView) -> Chart:
     is_bytes = by == "bytes"
     ticks = BYTES_AXIS if is_bytes else COUNT_AXIS
     layout = {
-        "xaxis": _x_axis(_ACROSS[by], across, log=is_bytes and _totals_differ(across)) | ticks,
+        "xaxis": _x_axis(title, across, log=is_bytes and _totals_differ(across)) | ticks,
         "yaxis": _metric_axis(view),
+        "shapes": [_target_line(target) for target in view.targets],
     }
     hover = f"%{{x:.4~s}}{'B' if is_bytes else ''}, %{{y:.3~g}}<extra>%{{fullData.name}}</extra>"
-    traces = _lines(across, metric, styles, hover)
+    traces = _lines(across, [run.column("metric") for run in group.runs], group.styles, hover)
     if traces:
-        traces += [_exit_marker(across, styles, view, index) for index in range(len(view.exits))]
+        traces += [_exit_marker(across, group.styles, view, index) for index in range(len(view.exits))]
     # A logarithmic axis is on offer only where all limits are positive.
     toggles = ("x", "y") if view.low > 0 else ("x",)
     return Chart(by.replace(" ", "-"), f"{view.name} by {by}", view.notes, tuple(traces), layout, toggles)
+
+
+def _time_chart(group: Group, view: MetricView) -> Chart:
+    """The metric by time: virtual in a simulated run, in seconds in a deployed one; if there are both, it says so."""
+    deployed = [style.label for run, style in zip(group.runs, group.styles, strict=True) if _in_seconds(run)]
+    title = "seconds" if len(deployed) == len(group.runs) else "virtual time"
+    chart = _metric_chart("virtual time", title, [run.column("virtual_time") for run in group.runs], group, view)
+    if title == "seconds":
+        return replace(chart, title=f"{view.name} by time")
+    if not deployed:
+        return chart
+    mixed = f"Deployed, so in seconds: {', '.join(deployed)}. The others are in virtual time, which has no unit."
+    return replace(chart, notes=(*chart.notes, mixed))
 
 
 def _lag_chart(runs: Sequence[Run], styles: Sequence[Style]) -> Chart:
@@ -73,11 +87,11 @@ def _lag_chart(runs: Sequence[Run], styles: Sequence[Style]) -> Chart:
 def _lines(across: Sequence[Column], curves: Sequence[Column], styles: Sequence[Style], hover: str) -> list[Trace]:
     limit = max(120, min(1200, _POINTS // max(1, len(styles))))
     traces = []
-    for index, (x, y, style) in enumerate(zip(across, curves, styles, strict=True)):
+    for x, y, style in zip(across, curves, styles, strict=True):
         if not (np.isfinite(x) & np.isfinite(y)).any():
             continue
         rows = thin(y, limit)
-        trace: Trace = {"type": "scatter", "name": escape(style.label), "meta": {"run": index}}
+        trace: Trace = {"type": "scatter", "name": escape(style.label), "meta": {"run": style.index}}
         trace |= {"x": plain(x[rows]), "y": plain(y[rows]), "hovertemplate": hover}
         trace |= {"mode": "lines" if len(rows) > 1 else "markers", "marker": {"color": style.colour, "size": 8}}
         traces.append(trace | {"line": {"color": style.colour, "dash": style.dash, "width": 1.8}})
@@ -92,13 +106,21 @@ def _exit_marker(across: Sequence[Column], styles: Sequence[Style], view: Metric
         "type": "scatter",
         "mode": "markers",
         "name": escape(styles[leaving.run].label),
-        "meta": {"run": leaving.run},
+        "meta": {"run": styles[leaving.run].index},
         "x": plain(across[leaving.run][[leaving.row]]),
         "y": plain(np.array([view.edge])),
         "cliponaxis": False,
         "hovertemplate": f"{escape(view.notes[index])}<extra></extra>",
         "marker": {"symbol": symbol, "size": 11, "color": styles[leaving.run].colour},
     }
+
+
+def _target_line(target: float) -> dict[str, Any]:
+    """A dashed line across the whole chart, named at its left end, where curves have hardly begun."""
+    label = {"text": f"target {target:g}", "textposition": "start", "font": {"color": _TARGET_COLOUR}}
+    line = {"color": _TARGET_COLOUR, "dash": "dash", "width": 2}
+    ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
+    return {"type": "line", "layer": "between", **ends, "line": line, "label": label}
 
 
 def _metric_axis(view: MetricView) -> dict[str, Any]:
@@ -124,6 +146,10 @@ def _x_axis(title: str, columns: Sequence[Column], log: bool = False) -> dict[st
         "log": [math.log10(log_start(columns)), math.log10(1.2 * max(ends))],
     }
     return axis | {"range": ranges[scale], "ranges": ranges}
+
+
+def _in_seconds(run: Run) -> bool:
+    return run.summary.get("virtual_time_unit") == "s"
 
 
 def _totals_differ(columns: Sequence[Column]) -> bool:

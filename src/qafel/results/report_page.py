@@ -31,9 +31,11 @@ th, td { padding: 9px 14px; text-align: right; white-space: nowrap; border-botto
 tbody tr:last-child > * { border-bottom: 0; }
 thead th { color: var(--muted); font-weight: 500; font-size: 13px; vertical-align: bottom; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--card); font-weight: 600; }
-table.figures thead th:not(:first-child) { white-space: normal; min-width: 5.2em; }
+table.figures th, table.figures td { padding: 9px 8px; }
+table.figures thead th:not(:first-child) { white-space: normal; min-width: 4.2em; }
+table.figures .short { white-space: nowrap; }
+table.figures .long { overflow-wrap: anywhere; }
 table.figures th:first-child { white-space: normal; min-width: 10em; max-width: 20em; overflow-wrap: break-word; }
-table.figures thead span { white-space: nowrap; }
 td.text, thead th { max-width: 22em; }
 td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8em; }
 table:not(.figures) thead th { text-align: left; }
@@ -41,7 +43,7 @@ table:not(.figures) thead th { text-align: left; }
 .tag { font-size: 11px; font-weight: 500; color: var(--muted); border: 1px solid var(--line); border-radius: 6px;
   padding: 1px 5px; margin-left: 4px; }
 .legend { position: sticky; top: 0; z-index: 5; display: flex; flex-wrap: wrap; gap: 6px; padding: 10px 0;
-  background: var(--page); }
+  max-height: 25vh; overflow-y: auto; background: var(--page); }
 button { font: inherit; font-size: 13px; color: var(--ink); background: var(--card); border: 1px solid var(--line);
   border-radius: 16px; padding: 4px 12px; cursor: pointer; }
 button:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
@@ -51,6 +53,8 @@ button:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
 .charts { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 14px; }
 .chart { padding: 14px 14px 10px; min-width: 0; }
 .wide { grid-column: 1 / -1; }
+.charts + h3 { margin-top: 26px; }
+h3:has(+ .charts) { margin-bottom: 10px; }
 .chart header { display: flex; align-items: center; gap: 6px; min-height: 30px; }
 .chart h3 { flex: 1; min-width: 0; overflow-wrap: anywhere; }
 .chart header button { font-size: 12px; padding: 2px 9px; color: var(--muted); }
@@ -63,9 +67,11 @@ footer { margin-top: 36px; }
 #problem { display: none; padding: 10px 14px; border: 1px solid #D55E00; border-radius: 10px; margin: 0 0 12px; }
 @media (max-width: 820px) { main { padding: 18px 12px 32px; } h1 { font-size: 22px; }
   .charts { grid-template-columns: minmax(0, 1fr); } .chart { padding: 12px 8px 8px; }
+  .legend { flex-wrap: nowrap; overflow: auto hidden; }
+  .legend button { flex: none; max-width: 75vw; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
   th, td { padding: 8px 10px; }
   th:first-child { min-width: 8.5em; max-width: 11em; white-space: normal; overflow-wrap: break-word; } }
-@media print { .legend { position: static; } .chart, tr { break-inside: avoid; }
+@media print { .legend { position: static; max-height: none; flex-wrap: wrap; } .chart, tr { break-inside: avoid; }
   .chart header button { display: none; } }
 """
 
@@ -91,9 +97,12 @@ function colours() {
 
 function axis(own) {
   const colour = colours();
-  return Object.assign({ automargin: true, gridcolor: colour('grid'), linecolor: colour('muted'), zeroline: false,
+  const made = Object.assign({ automargin: true, gridcolor: colour('grid'), linecolor: colour('muted'), zeroline: false,
     tickfont: { size: 12 }, nticks: narrow() ? 6 : 9, dtick: own.type === 'log' ? 1 : undefined }, own,
     { title: Object.assign({ font: { size: 13 }, standoff: 8 }, own.title) });
+  // Steps like 'D2' are for logarithmic axes alone.
+  if (typeof made.dtick === 'string' && made.type !== 'log') delete made.dtick;
+  return made;
 }
 
 function layout(chart) {

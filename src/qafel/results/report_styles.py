@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,17 +18,18 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 @final
 @dataclass(frozen=True)
 class Style:
-    """Label, colour and dashes of one run; `dash` is Plotly's word for it."""
+    """Label, colour and dashes of one run; `dash` is Plotly's word for it, `index` its place in the legend."""
 
     label: str
     colour: str
     dash: str
+    index: int = 0
 
 
 def styles_of(runs: Sequence[Run]) -> tuple[Style, ...]:
     """One style per run: colours in the order given, then the same colours dashed."""
     return tuple(
-        Style(label, PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)])
+        Style(label, PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)], index)
         for index, label in enumerate(labels_of(runs))
     )
 
@@ -50,12 +52,31 @@ def labels_of(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def reference_of(runs: Sequence[Run]) -> int:
-    """The run to compare traffic with: the first FedBuff, else the first."""
-    for index, run in enumerate(runs):
-        if "fedbuff" in run.name.casefold() or str(run.summary.get("algorithm", "")).casefold() == "fedbuff":
-            return index
-    return 0
+def short_labels(labels: Sequence[str], most: int = 44) -> tuple[str, ...]:
+    """Labels of at most so many letters, that differ if the given ones do: what long ones share at both ends goes."""
+    if all(len(label) <= most for label in labels):
+        return tuple(labels)
+    words = [re.findall(r"[^\W_]+|[\W_]+", label) for label in labels]
+    start = _shared(words)
+    end = _shared([list(reversed(own[start:])) for own in words])
+    kept = [_cut("".join(own[start : len(own) - end]), most) for own in words]
+    if len(set(kept)) < len(kept) or "" in kept:
+        kept = [_cut(f"#{number} {label}".strip(), most) for number, label in enumerate(kept, start=1)]
+    return tuple(kept)
+
+
+def _shared(words: Sequence[Sequence[str]]) -> int:
+    """How many words all begin with, of several."""
+    if len(words) < 2:
+        return 0
+    shortest = min(len(own) for own in words)
+    return next((at for at in range(shortest) if len({own[at] for own in words}) > 1), shortest)
+
+
+def _cut(label: str, most: int) -> str:
+    """The label without its middle, where most labels agree."""
+    head = 2 * most // 3
+    return label if len(label) <= most else f"{label[:head]}…{label[head + 1 - most :]}"
 
 
 def _additions_to(label: str, labels: Sequence[str], addition: Sequence[str]) -> set[str]:

@@ -8,8 +8,8 @@ from typing import final
 
 import numpy as np
 
+from qafel.results.report_groups import Group
 from qafel.results.report_numbers import human_count, human_metric
-from qafel.results.report_styles import labels_of
 from qafel.results.runs import Column, Run
 
 _DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
@@ -18,7 +18,9 @@ _DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
 @final
 @dataclass(frozen=True)
 class Exit:
-    """Where a run's metric leaves the view: the first row beyond it, or the first that is not finite."""
+    """Where a run's metric leaves the view: the first row beyond it, or the first that is not finite. `run` is the
+    run's place in its group.
+    """
 
     run: int
     row: int
@@ -27,7 +29,7 @@ class Exit:
 @final
 @dataclass(frozen=True)
 class MetricView:
-    """The metric's axis: name, goal, scale, limits, and a sentence for everything that is not drawn."""
+    """The metric's axis: name, goal, scale, limits, targets in sight, and a sentence for everything not drawn."""
 
     name: str
     goal: str
@@ -36,6 +38,7 @@ class MetricView:
     high: float
     exits: tuple[Exit, ...]
     notes: tuple[str, ...]
+    targets: tuple[float, ...] = ()
 
     @property
     def edge(self) -> float:
@@ -49,37 +52,27 @@ class MetricView:
         return np.where(np.isfinite(values), np.clip(values, lowest, self.high + reach), np.nan)
 
 
-def metric_view(runs: Sequence[Run]) -> MetricView:
-    """Choose scale and limits from the runs that did not get worse than they started."""
-    goal = goal_of(runs)
+def metric_view(group: Group) -> MetricView:
+    """Choose scale and limits from the runs that did not get worse than they started, and a target still to reach."""
+    goal = group.goal
     sign = 1.0 if goal == "min" else -1.0
     # From here on smaller is better, whatever the goal.
-    curves = [sign * run.column("metric") for run in runs]
+    curves = [sign * run.column("metric") for run in group.runs]
     finite = [curve[np.isfinite(curve)] for curve in curves]
-    everything = np.concatenate(finite) if finite else np.zeros(0)
+    everything = np.concatenate(finite)
     if not everything.size:
         nothing = "No run has a finite metric: nothing to draw."
-        return MetricView(name_of(runs), goal, log=False, low=0.0, high=1.0, exits=(), notes=(nothing,))
+        return MetricView(group.metric, goal, log=False, low=0.0, high=1.0, exits=(), notes=(nothing,))
     starts = [curve[0] for curve in finite if curve.size and _stays(curve)]
     ceiling = max(starts) if starts else _ceiling_of_the_diverged(everything)
-    floor = float(everything.min())
     log = goal == "min" and is_wide(everything[everything <= ceiling])
-    low, high = _limits(everything, floor, ceiling, log)
+    targets = tuple(target for target in group.targets if target > 0 or not log)
+    everything = np.concatenate((everything, sign * np.array(targets)))
+    low, high = _limits(everything, ceiling, log)
     exits = tuple(Exit(index, row) for index, curve in enumerate(curves) if (row := _first_outside(curve, high)) >= 0)
-    notes = _notes(runs, exits, goal, log, curves)
+    notes = _notes(group, exits, log, curves)
     low, high = (low, high) if goal == "min" else (-high, -low)
-    return MetricView(name_of(runs), goal, log, low, high, exits, notes)
-
-
-def goal_of(runs: Sequence[Run]) -> str:
-    """Whether small or large is good: "min" or "max", as the first run that says so."""
-    return next((goal for run in runs if (goal := run.summary.get("metric_goal")) in ("min", "max")), "min")
-
-
-def name_of(runs: Sequence[Run]) -> str:
-    """The metric's name, as the first run that says so; several names, if the runs differ."""
-    names = dict.fromkeys(str(run.summary["metric_name"]) for run in runs if run.summary.get("metric_name"))
-    return " / ".join(names) or "metric"
+    return MetricView(group.metric, goal, log, low, high, exits, notes, targets)
 
 
 def is_wide(values: Column) -> bool:
@@ -109,7 +102,8 @@ def _ceiling_of_the_diverged(values: Column) -> float:
     return float(min(values.max(), values[0] + 1e6 * max(abs(values[0]), 1e-6)))
 
 
-def _limits(values: Column, floor: float, ceiling: float, log: bool) -> tuple[float, float]:
+def _limits(values: Column, ceiling: float, log: bool) -> tuple[float, float]:
+    floor = float(values.min())
     if log:
         top = min(3.0 * ceiling, 1.3 * float(values.max()))
         return float(values[values > 0].min()) / 1.5, top
@@ -122,20 +116,25 @@ def _first_outside(curve: Column, high: float) -> int:
     return int(outside[0]) if outside.size else -1
 
 
-def _notes(
-    runs: Sequence[Run], exits: Sequence[Exit], goal: str, log: bool, curves: Sequence[Column]
-) -> tuple[str, ...]:
-    labels = labels_of(runs)
+def _notes(group: Group, exits: Sequence[Exit], log: bool, curves: Sequence[Column]) -> tuple[str, ...]:
     notes = []
     for leaving in exits:
-        curve = curves[leaving.run]
-        uploads = float(runs[leaving.run].column("uploads")[leaving.row])
-        where = f"at {human_count(uploads)} uploads" if np.isfinite(uploads) else f"at evaluation {leaving.row + 1}"
-        worst = float(np.max(curve[np.isfinite(curve)], initial=-np.inf)) * (1.0 if goal == "min" else -1.0)
+        label, curve = group.styles[leaving.run].label, curves[leaving.run]
+        where = _where(group.runs[leaving.run], leaving.row)
+        worst = float(np.max(curve[np.isfinite(curve)], initial=-np.inf)) * (1.0 if group.goal == "min" else -1.0)
         if np.isfinite(curve[leaving.row]):
-            notes.append(f"{labels[leaving.run]} leaves the view {where} and reaches {human_metric(worst)}.")
+            notes.append(f"{label} leaves the view {where} and reaches {human_metric(worst)}.")
         else:
-            notes.append(f"{labels[leaving.run]} stops being finite {where}.")
+            notes.append(f"{label} stops being finite {where}.")
+    left = {leaving.run for leaving in exits}
+    for index, (run, style) in enumerate(zip(group.runs, group.styles, strict=True)):
+        if run.diverged and index not in left:
+            notes.append(f"{style.label} diverges after its last evaluation, {_where(run, len(curves[index]) - 1)}.")
     if log and any((curve <= 0).any() for curve in curves):
         notes.append("Values of zero or below are not drawn on the logarithmic axis.")
     return tuple(notes)
+
+
+def _where(run: Run, row: int) -> str:
+    uploads = float(run.column("uploads")[row])
+    return f"at {human_count(uploads)} uploads" if np.isfinite(uploads) else f"at evaluation {row + 1}"
