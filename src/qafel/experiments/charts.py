@@ -21,7 +21,7 @@ _REFERENCE = "#8C8C8C"
 
 def styles_of(panels: Sequence[Panel]) -> tuple[Style, ...]:
     """One style per label, the same in every chart and in the figure for print."""
-    references = {series.label for panel in panels for series in panel.series if series.kind == "reference"}
+    references = {series.label for panel in panels for series in panel.series if series.kind in ("reference", "rings")}
     return tuple(
         Style(label, _REFERENCE, "dash")
         if label in references
@@ -59,10 +59,10 @@ def _traces(panel: Panel, series: Series, index: int, style: Style) -> list[Trac
         "y": plain(series.y[rows]),
         "mode": mode,
         "line": {"color": style.colour, "dash": style.dash, "width": 1.8},
-        "marker": {"color": style.colour, "size": 8},
+        "marker": {"color": style.colour, **_marker(series)},
         "hovertemplate": f"%{{x:.4~s}}{unit}, %{{y:.4~g}}<extra>%{{fullData.name}}</extra>",
     }
-    if words := series.hover or series.texts:
+    if words := series.hover:
         trace |= {
             "text": [escape(text) for text in words],
             "hovertemplate": f"%{{text}}<br>%{{x:.4~s}}{unit}, %{{y:.4~g}}<extra></extra>",
@@ -74,6 +74,10 @@ def _traces(panel: Panel, series: Series, index: int, style: Style) -> list[Trac
     up, down = (series.high - series.y)[rows], (series.y - series.low)[rows]
     bars = {"type": "data", "symmetric": False, "array": plain(up), "arrayminus": plain(down), "color": style.colour}
     return [trace | {"error_y": bars | {"thickness": 1.2, "width": 3}}]
+
+
+def _marker(series: Series) -> dict[str, Any]:
+    return {"size": 15, "symbol": "circle-open"} if series.kind == "rings" else {"size": 8}
 
 
 def _band(common: Trace, series: Series, rows: NDArray[np.int64], style: Style) -> Trace:

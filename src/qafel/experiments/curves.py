@@ -1,12 +1,13 @@
-"""What all figures of suboptimality share: curves by server steps and by bytes, and a table of where they end."""
+"""What all figures of suboptimality share: curves, a table of where they end, and comparisons seed by seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qafel.experiments.measured import Measured, band, server_steps, settled, traffic
+from qafel.experiments.measured import Measured, Missing, band, server_steps, settled, traffic
 from qafel.experiments.panels import Axis, Panel, Series
 from qafel.experiments.tables import Heading, Table, bytes_heading, count_heading, metric_heading
 from qafel.results.runs import Column, Run
@@ -44,14 +45,38 @@ def end_table(measured: Measured) -> Table:
     return Table(HEADINGS, rows)
 
 
+def paired(measured: Measured, figure: Callable[[Run], float], method: str, other: str) -> list[tuple[float, float]]:
+    """A figure of two methods, with every seed that both have; Missing if there is none."""
+    ours, theirs = (
+        {planned.config.seed: figure(run) for planned, run in measured.planned(name)} for name in (method, other)
+    )
+    if not (both := sorted(ours.keys() & theirs.keys())):
+        raise Missing(f"{method} and {other} have no seed in common")
+    return [(ours[seed], theirs[seed]) for seed in both]
+
+
+def ratios(measured: Measured, method: str, reference: str) -> list[float]:
+    """Seed by seed, the settled suboptimality over that of the reference; infinite where only the method diverged.
+
+    Anything is small next to a reference that diverged, so with one there is nothing to compare.
+    """
+    found = paired(measured, settled, method, reference)
+    if not all(math.isfinite(theirs) for _, theirs in found):
+        raise Missing(f"{reference}, which {method} is measured against, diverged")
+    # max() and min() may drop a NaN, and with it a seed.
+    return [math.inf if math.isnan(ours) else ours / theirs for ours, theirs in found]
+
+
+def curve(label: str, runs: Sequence[Run], across: Callable[[Run], Column], x: Axis) -> Series:
+    """The mean of some runs, with its range over seeds; a logarithmic axis has no place for where they start."""
+    found = band(runs, across)
+    shown = slice(1, None) if x.log else slice(None)
+    low, high = (found.low[shown], found.high[shown]) if len(runs) > 1 else (None, None)
+    return Series(label, found.x[shown], found.mean[shown], low, high)
+
+
 def _panel(measured: Measured, key: str, title: str, x: Axis, across: Callable[[Run], Column], note: str) -> Panel:
-    series = []
-    for method in measured.methods:
-        curve = band(measured.runs(method), across)
-        shown = slice(1, None) if x.log else slice(None)
-        several = len(measured.runs(method)) > 1
-        low, high = (curve.low[shown], curve.high[shown]) if several else (None, None)
-        series.append(Series(method, curve.x[shown], curve.mean[shown], low, high))
+    series = [curve(method, measured.runs(method), across, x) for method in measured.methods]
     start = max(float(run.column("metric")[0]) for run in measured.runs())
     # A method that diverged before its second evaluation has an empty curve; perhaps all have.
     values = np.concatenate([one.y for one in series])

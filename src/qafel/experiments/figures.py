@@ -36,8 +36,8 @@ _ACROSS = 3
 
 
 def draw(panels: Sequence[Panel], title: str, footer: str) -> Figure:
-    """All panels, at most three in a row, under one legend; the footer says where they come from."""
-    columns = min(len(panels), _ACROSS if len(panels) != 4 else 2)
+    """All panels, about three in a row, under one legend; the footer says where they come from."""
+    columns = min(len(panels), {4: 2, 7: 4, 8: 4}.get(len(panels), _ACROSS))
     rows = math.ceil(len(panels) / columns)
     size = (4.0 * columns + 0.6, 3.5 * rows + 1.1) if columns > 1 else (6.4, 4.6)
     figure = Figure(figsize=size, dpi=200, layout="constrained", facecolor="white")
@@ -72,9 +72,12 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str]) -> None:
     low, high = limits_of(panel)
     axes.set_ylim(low, high)
     _narrow_log(axes.yaxis, panel.y, low, high)
-    _narrow_log(axes.xaxis, panel.x, *_ends(panel))
+    first, last = _ends(panel)
+    _narrow_log(axes.xaxis, panel.x, first, last)
     if panel.x.limits is not None:
         axes.set_xlim(*panel.x.limits)
+    elif panel.x.log and 0 < first == last:
+        axes.set_xlim(first / 1.5, last * 1.5)  # one place alone has no width
     else:
         axes.margins(x=0.03)
     for series in panel.series:
@@ -103,18 +106,14 @@ def _draw_series(axes: Axes, series: Series, index: int, limits: tuple[float, fl
     else:
         reach = np.stack((series.y - series.low, series.high - series.y)).clip(0)[:, rows]
         axes.errorbar(x, y[rows], reach, fmt="none", ecolor=look["color"], elinewidth=1.1, capsize=2.5, zorder=2)
-    for number, (place, height, text) in enumerate(zip(x, y[rows], series.texts, strict=False)):
-        beside = (4, -9 if number % 2 else 4)  # above and below in turn: neighbours on a front lie close
-        axes.annotate(
-            text, (place, height), xytext=beside, textcoords="offset points", fontsize=7, color=_INK, parse_math=False
-        )
 
 
 def _look(series: Series, index: int) -> dict[str, Any]:
     colour = PALETTE[index % len(PALETTE)]
     dashes: Any = ("-", (0, (5, 2)), (0, (1, 1.5)))[index // len(PALETTE) % 3]
-    if series.kind == "reference":
-        return {"color": _MUTED, "linestyle": (0, (4, 3)), "linewidth": 1.1, "marker": ""}
+    if series.kind in ("reference", "rings"):
+        ring = {"marker": "o" if series.kind == "rings" else "", "markersize": 10, "markerfacecolor": "none"}
+        return {"color": _MUTED, "linestyle": (0, (4, 3)), "linewidth": 1.1, **ring}
     marker = "" if series.kind == "curve" and len(series.x) > 1 else _MARKERS[index % len(_MARKERS)]
     line = "" if series.kind == "points" else dashes
     width = 1.0 if len(series.x) > 300 else 1.4

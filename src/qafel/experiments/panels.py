@@ -21,11 +21,10 @@ class Series:
     y: Column
     low: Column | None = None
     high: Column | None = None
-    kind: Literal["curve", "points", "line-and-points", "reference"] = "curve"
-    texts: tuple[str, ...] = ()
-    """Words beside the points."""
+    kind: Literal["curve", "points", "line-and-points", "reference", "rings"] = "curve"
+    """A reference is a dashed line; rings are drawn on one, around points of other series."""
     hover: tuple[str, ...] = ()
-    """Words for the points on the page, where there is no room beside them."""
+    """Words for the points on the page; in print there is no room beside them."""
 
 
 @final
@@ -54,8 +53,9 @@ class Panel:
 
 
 def labels_of(panels: Sequence[Panel]) -> list[str]:
-    """Every label once, in order: what the legend lists and what colours follow."""
-    return list(dict.fromkeys(series.label for panel in panels for series in panel.series))
+    """Every label once, in order: what the legend lists and what colours follow. References, all grey, come last."""
+    grey = {series.label: series.kind in ("reference", "rings") for panel in panels for series in panel.series}
+    return sorted(grey, key=lambda label: grey[label])
 
 
 def limits_of(panel: Panel) -> tuple[float, float]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import final
 
 import numpy as np
 
-from qafel.experiments.measured import Measured, Spread
+from qafel.experiments.measured import Measured, Missing, Spread
 from qafel.experiments.panels import Series
 from qafel.experiments.rate_runs import (
     BUFFERS,
@@ -27,7 +27,9 @@ from qafel.experiments.rate_runs import (
     configuration,
     effect,
     means,
+    ratio,
     slope,
+    varied_at,
 )
 from qafel.quantizers import parse
 from qafel.tasks.synthetic import Constants, Quadratic
@@ -64,63 +66,91 @@ def spread(measured: Measured, kind: Kind, horizon: float) -> Spread:
 
 def horizons(measured: Measured) -> list[float]:
     """The grid of T."""
-    return sorted({float(planned.at["T"]) for planned, _ in measured.planned(kind=QAFEL.tag)})
+    if not (found := measured.places("T")):
+        raise Missing("the runs of all T are missing")
+    return found
 
 
-def varied_at(measured: Measured) -> float:
-    """The T at which K, the quantizers and the staleness were varied."""
-    first = Kind(buffer=BUFFERS[0]).tag
-    return float(measured.planned(kind=first)[0][0].at["T"])
+def known(figure: Callable[[], Spread]) -> Spread:
+    """A figure, or one of no seeds where its runs are missing."""
+    try:
+        return figure()
+    except Missing:
+        return Spread.of(())
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """An effect against what is varied."""
+    """A figure against what is varied; where its runs are missing, the figure is one of no seeds."""
 
     x: tuple[float, ...]
-    y: tuple[float, ...]
-    errors: tuple[float, ...]
+    spreads: tuple[Spread, ...]
+
+    @property
+    def y(self) -> tuple[float, ...]:
+        """The means; Missing unless there is one everywhere."""
+        if gaps := sum(not spread.count for spread in self.spreads):
+            raise Missing(f"the runs of {gaps} of the {len(self.x)} places in a sweep are missing")
+        return tuple(spread.mean for spread in self.spreads)
 
     @property
     def slope(self) -> float:
         return slope(self.x, self.y)
 
     def series(self, label: str) -> Series:
-        y, errors = np.array(self.y), np.array(self.errors)
-        return Series(label, np.array(self.x), y, y - errors, y + errors, kind="line-and-points")
+        """What there is, with its range over seeds."""
+        there = [(x, spread) for x, spread in zip(self.x, self.spreads, strict=True) if spread.count]
+        mean, low, high = (np.array([getattr(spread, name) for _, spread in there]) for name in ("mean", "low", "high"))
+        return Series(label, np.array([x for x, _ in there]), mean, low, high, kind="line-and-points")
 
 
-def _sweep(x: Sequence[float], found: Sequence[tuple[float, float]]) -> Sweep:
-    return Sweep(tuple(x), tuple(mean for mean, _ in found), tuple(error for _, error in found))
+def level(measured: Measured, kind: Kind) -> Sweep:
+    """The mean itself, against T."""
+    places = horizons(measured)
+    return Sweep(tuple(places), tuple(known(partial(spread, measured, kind, place)) for place in places))
+
+
+def over_fedbuff(measured: Measured) -> Sweep:
+    """QAFeL's mean over FedBuff's, against T."""
+    places = horizons(measured)
+    return Sweep(tuple(places), tuple(known(partial(ratio, measured, QAFEL, FEDBUFF, place)) for place in places))
 
 
 def by_horizon(measured: Measured, name: str) -> Sweep:
     places = horizons(measured)
-    return _sweep(places, [effect(measured, *EFFECTS[name], place) for place in places])
+    return Sweep(tuple(places), tuple(known(partial(effect, measured, *EFFECTS[name], place)) for place in places))
 
 
 def by_buffer(measured: Measured) -> Sweep:
     """The client quantizer's effect against K."""
-    at = varied_at(measured)
-    return _sweep(BUFFERS, [effect(measured, Kind(CLIENT.client, buffer=k), Kind(buffer=k), at) for k in BUFFERS])
+    return _varied(measured, BUFFERS, [(Kind(CLIENT.client, buffer=k), Kind(buffer=k)) for k in BUFFERS])
 
 
 def by_client_delta(measured: Measured) -> Sweep:
-    at = varied_at(measured)
+    """Against 1 − δ_c: by so much is 2 − δ_c above what it is for the run without a quantizer."""
     x = [1 - parse(spec).delta(SIZE) for spec in CLIENT_SPECS]
-    return _sweep(x, [effect(measured, Kind(client=spec), REFERENCE, at) for spec in CLIENT_SPECS])
+    return _varied(measured, x, [(Kind(client=spec), REFERENCE) for spec in CLIENT_SPECS])
 
 
 def by_server_delta(measured: Measured) -> Sweep:
-    at = varied_at(measured)
-    x = [1 / parse(spec).delta(SIZE) for spec in SERVER_SPECS]
-    return _sweep(x, [effect(measured, Kind(server=spec), REFERENCE, at) for spec in SERVER_SPECS])
+    """Against 1/δ_s² − 1: by so much is 1/δ_s² above what it is for the run without a quantizer."""
+    x = [1 / parse(spec).delta(SIZE) ** 2 - 1 for spec in SERVER_SPECS]
+    return _varied(measured, x, [(Kind(server=spec), REFERENCE) for spec in SERVER_SPECS])
 
 
 def by_staleness(measured: Measured) -> Sweep:
     """The effect of staleness against its mean, in server steps."""
-    at = varied_at(measured)
     kinds = [Kind(concurrency=concurrency) for concurrency in CONCURRENCIES]
-    x = [measured.spread(lambda run: run.number("staleness_mean"), T=at, kind=kind.tag).mean for kind in kinds]
-    return _sweep(x, [effect(measured, kind, REFERENCE, at) for kind in kinds])
+    return _varied(measured, [_staleness(measured, kind) for kind in kinds], [(kind, REFERENCE) for kind in kinds])
+
+
+def _staleness(measured: Measured, kind: Kind) -> float:
+    at = varied_at(measured.quick)
+    return known(lambda: measured.spread(lambda run: run.number("staleness_mean"), T=at, kind=kind.tag)).mean
+
+
+def _varied(measured: Measured, x: Sequence[float], pairs: Sequence[tuple[Kind, Kind]]) -> Sweep:
+    """The effects of the first kind of each pair against the second."""
+    at = varied_at(measured.quick)
+    return Sweep(tuple(x), tuple(known(partial(effect, measured, *pair, at)) for pair in pairs))

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 
 from qafel.config import Config
-from qafel.experiments.measured import Measured
+from qafel.experiments.measured import Measured, Missing, Spread
 from qafel.experiments.plan import Planned, Scale
 from qafel.results.runs import Run
 from qafel.theory import Setting, corollary_step_sizes
@@ -23,7 +23,6 @@ from qafel.theory import Setting, corollary_step_sizes
 HORIZONS = (128, 256, 512, 1024, 2048, 4096, 8192)
 QUICK_HORIZONS = (64, 128, 256)
 AT = 512
-"""T where K, the quantizers and the staleness are varied."""
 BUFFERS = (1, 2, 5, 10, 20, 50)
 CLIENT_SPECS = ("rand_k:0.9", "rand_k:0.75", "rand_k:0.5", "rand_k:0.25", "rand_k:0.1")
 SERVER_SPECS = tuple(f"scaled:{spec}" for spec in ("rand_k:0.75", "rand_k:0.5", "rand_k:0.35", "rand_k:0.2"))
@@ -81,7 +80,7 @@ NAMES = {
 def plan(scale: Scale) -> list[Planned]:
     """The grid of T for five kinds of run, and at one T the sweeps of K, quantizers and staleness."""
     horizons = QUICK_HORIZONS if scale.quick else HORIZONS
-    at = horizons[1] if scale.quick else AT
+    at = varied_at(scale.quick)
     runs = {}
     for horizon in horizons:
         for kind in NAMES:
@@ -89,6 +88,11 @@ def plan(scale: Scale) -> list[Planned]:
     for kind in _sweeps():
         runs.update(_repeated(kind, at, scale))
     return list(runs.values())
+
+
+def varied_at(quick: bool) -> int:
+    """The T where K, the quantizers and the staleness are varied."""
+    return QUICK_HORIZONS[1] if quick else AT
 
 
 def _sweeps() -> Iterator[Kind]:
@@ -153,13 +157,21 @@ def means(measured: Measured, kind: Kind, horizon: float) -> dict[int, float]:
     return {planned.config.seed: ergodic(run) for planned, run in measured.planned(T=horizon, kind=kind.tag)}
 
 
-def effect(measured: Measured, kind: Kind, against: Kind, horizon: float) -> tuple[float, float]:
-    """By how much one kind of run lies above another, seed by seed: the mean, and its standard error."""
+def effect(measured: Measured, kind: Kind, against: Kind, horizon: float) -> Spread:
+    """By how much one kind of run lies above another, seed by seed."""
+    return Spread.of(ours - theirs for ours, theirs in _paired(measured, kind, against, horizon))
+
+
+def ratio(measured: Measured, kind: Kind, against: Kind, horizon: float) -> Spread:
+    """One kind of run over another, seed by seed."""
+    return Spread.of(ours / theirs for ours, theirs in _paired(measured, kind, against, horizon))
+
+
+def _paired(measured: Measured, kind: Kind, against: Kind, horizon: float) -> list[tuple[float, float]]:
     ours, theirs = means(measured, kind, horizon), means(measured, against, horizon)
-    found = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-    if not found.size:
-        return math.nan, math.nan
-    return float(found.mean()), float(found.std(ddof=1) / math.sqrt(found.size)) if found.size > 1 else 0.0
+    if not (both := sorted(ours.keys() & theirs.keys())):
+        raise Missing(f"{kind.tag} and {against.tag} have no seed in common at T = {horizon:g}")
+    return [(ours[seed], theirs[seed]) for seed in both]
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
