@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any
 
 import typer
@@ -13,15 +12,15 @@ from qafel.cli.progress import console, errors
 from qafel.cli.units import human_bytes
 from qafel.config import Config
 from qafel.errors import ConfigError
+from qafel.task_config import TASKS
 from qafel.tasks.protocol import Task
-from qafel.theory import Constants, estimate_constants
-from qafel.theory.fleet import DurationLaw, Fleet
-from qafel.theory.plan import BUFFER_SIZES, CLIENT_SPECS, SERVER_SPECS, Choice, Demand, Plan, make_plan
+from qafel.theory import Constants, DurationLaw, Fleet, estimate_constants, sampled_clients
+from qafel.theory.candidates import CLIENT_SPECS, SERVER_SPECS
+from qafel.theory.demand import Demand
+from qafel.theory.plan import Choice, Plan, make_plan
 from qafel.theory.plan_json import plan_json
+from qafel.theory.quantities import read_bytes, read_seconds
 from qafel.theory.reasons import reasons
-
-_BYTES = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
-_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def plan(
@@ -38,7 +37,7 @@ def plan(
     duration: Annotated[
         str, typer.Option(help="Time per update: seconds, or half-normal:1, log-normal:1,0.5, uniform:1,0.5.")
     ] = "half-normal:1",
-    upload_rate: Annotated[str | None, typer.Option(help="A client's bytes per second up: 125kB.")] = None,
+    upload_rate: Annotated[str | None, typer.Option(help="A client's bytes per second up: 125kB, or 1Mbit.")] = None,
     download_rate: Annotated[str | None, typer.Option(help="A client's bytes per second down.")] = None,
     latency: Annotated[str, typer.Option(help="Of every message: 50ms.")] = "0",
     arrival_rate: Annotated[
@@ -60,42 +59,53 @@ def plan(
         int | None, typer.Option(min=0, help="τ_max,1 in updates; from the durations by default.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Of a gradient, where the task has batches.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the measured constants.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the measured constants; 0 by default.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Recommend quantizers, K and step sizes for a budget of bytes or time, by the paper's theorem.
 
     Example: qafel plan --task quadratic --byte-budget 100MB --duration half-normal:1
     """
-    fleet_of = {
+    given = {"smoothness": smoothness, "gradient_noise": noise, "heterogeneity": heterogeneity, "initial_gap": gap}
+    missing = [name for name, value in given.items() if value is None]
+    if byte_budget is None and time_budget is None:
+        raise ConfigError("a plan needs a budget: --byte-budget, --time-budget, or both")
+    if every_copy and byte_budget is None:
+        raise ConfigError("--every-copy says how a --byte-budget is counted: give one, or leave it out")
+    if task_name is None and batch_size is not None:
+        raise ConfigError("--batch-size is that of a task's gradients: name a --task, or leave it out")
+    if seed is not None and (task_name is None or not missing):
+        raise ConfigError("--seed is that of constants measured on a --task, and none are: leave it out")
+    fleet_of: dict[str, Any] = {
         "durations": DurationLaw.parse(duration),
-        "upload_rate": _quantity(upload_rate, _BYTES, "--upload-rate"),
-        "download_rate": _quantity(download_rate, _BYTES, "--download-rate"),
-        "latency": _quantity(latency, _SECONDS, "--latency"),
+        "upload_rate": None if upload_rate is None else read_bytes(upload_rate, "--upload-rate"),
+        "download_rate": None if download_rate is None else read_bytes(download_rate, "--download-rate"),
+        "latency": read_seconds(latency, "--latency"),
         "arrival_rate": arrival_rate,
     }
     budgets = {
-        "budget_bytes": _quantity(byte_budget, _BYTES, "--byte-budget"),
-        "budget_s": _quantity(time_budget, _SECONDS, "--time-budget"),
+        "budget_bytes": None if byte_budget is None else read_bytes(byte_budget, "--byte-budget"),
+        "budget_s": None if time_budget is None else read_seconds(time_budget, "--time-budget"),
     }
-    if all(budget is None for budget in budgets.values()):
-        raise ConfigError("a plan needs a budget: --byte-budget, --time-budget, or both")
     task = None if task_name is None else _task(task_name, clients, size)
-    given = (smoothness, noise, heterogeneity, gap)
     size, clients = (task.layout.size, task.clients) if task else (size, clients)
     if size is None or clients is None:
         raise ConfigError("give --size and --clients, or a --task that has them")
+    fleet = Fleet(clients=clients, **fleet_of)
+    constants, measured = _constants(task, given, missing, seed or 0, batch_size)
     demand = Demand(
         size=size,
-        fleet=Fleet(clients=clients, **fleet_of),  # type: ignore[arg-type]
-        constants=_constants(task, given, seed, batch_size),
+        fleet=fleet,
+        constants=constants,
         local_steps=local_steps,
+        batch_size=batch_size,
         every_copy=every_copy,
         max_staleness=max_staleness,
         client_specs=client_quantizer or CLIENT_SPECS,
         server_specs=server_quantizer or SERVER_SPECS,
-        buffer_sizes=BUFFER_SIZES if buffer_size is None else (buffer_size,),
+        buffer_sizes=None if buffer_size is None else (buffer_size,),
         layout=task.layout if task else None,
+        measured=measured,
         **budgets,
     )
     made = make_plan(demand)
@@ -105,60 +115,38 @@ def plan(
         _show(made)
 
 
-def _quantity(text: str | None, units: dict[str, float], option: str) -> float | None:
-    """A number with a unit, such as 1.5GB or 90min."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    try:
-        return float(match[1]) * units[match[2].lower()] if match else float("")
-    except (KeyError, ValueError):
-        known = ", ".join(unit for unit in units if unit)
-        raise ConfigError(f"{option} takes a number and a unit ({known}), got {text!r}") from None
-
-
 def _task(name: str, clients: int | None, size: int | None) -> Task:
     settings: dict[str, Any] = {"name": name}
     if clients is not None:
         settings["clients"] = clients
     if size is not None:
+        if name in TASKS and "dimension" not in TASKS[name].model_fields:
+            raise ConfigError(f"--size: the model of {name} has a size of its own; leave it out")
         settings["dimension"] = size
     return Config.from_dict({"task": settings}, "qafel plan").task.make()
 
 
 def _constants(
-    task: Task | None,
-    given: tuple[float | None, float | None, float | None, float | None],
-    seed: int,
-    batch: int | None,
-) -> Constants:
-    """The constants as given; those that are not, measured on the task."""
-    smoothness, noise, heterogeneity, gap = given
-    if smoothness is not None and noise is not None and heterogeneity is not None and gap is not None:
-        return Constants(smoothness, noise, heterogeneity, gap)
+    task: Task | None, given: dict[str, float | None], missing: list[str], seed: int, batch: int | None
+) -> tuple[Constants, dict[str, int | None]]:
+    """The constants as given; those that are not, measured on the task, and on how many of its clients."""
+    if not missing:
+        return Constants(**given), {}  # type: ignore[arg-type]  # none is missing
     if task is None:
         raise ConfigError(
             "the theorem needs --smoothness (L), --noise (σ_ℓ), --heterogeneity (B) and --gap (f(x⁰) − f*); "
             "or name a --task to measure them on"
         )
     errors.print(f"measuring L, σ_ℓ and B of {task.name} at x⁰ …", style="dim", highlight=False)
-    found = estimate_constants(task, seed=seed, initial_gap=gap, batch_size=batch)
-    return Constants(
-        found.smoothness if smoothness is None else smoothness,
-        found.gradient_noise if noise is None else noise,
-        found.heterogeneity if heterogeneity is None else heterogeneity,
-        found.initial_gap,
-    )
+    found = estimate_constants(task, seed=seed, initial_gap=given["initial_gap"], batch_size=batch)
+    sampled = sampled_clients(task)
+    values = {name: getattr(found, name) if value is None else value for name, value in given.items()}
+    return Constants(**values), {name: sampled.get(name) for name in missing}
 
 
 def _show(made: Plan) -> None:
-    demand, constants = made.demand, made.demand.constants
-    console.print(
-        f"{demand.size:,} parameters, {demand.fleet.clients:,} clients; L = {constants.smoothness:.4g}, "
-        f"σ_ℓ = {constants.gradient_noise:.4g}, B = {constants.heterogeneity:.4g}, "
-        f"f(x⁰) − f* = {constants.initial_gap:.4g}",
-        highlight=False,
-    )
+    for line in _asked(made.demand):
+        console.print(line, highlight=False)
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     other = "FedBuff, same budget" if made.fedbuff_fits else "FedBuff, one step"
     for name in ("", "recommended", other):
@@ -177,16 +165,35 @@ def _show(made: Plan) -> None:
         console.print(f"next best bounds: {listed}", style="dim", highlight=False)
 
 
+def _asked(demand: Demand) -> list[str]:
+    """What the plan is for, as it was understood."""
+    constants, fleet = demand.constants, demand.fleet
+    up, down = (f"{human_bytes(rate)}/s" if rate else "at once" for rate in (fleet.upload_rate, fleet.download_rate))
+    arrivals = "always training" if fleet.arrival_rate is None else f"{fleet.arrival_rate:g} arrive per second"
+    counted = ", every copy counted" if demand.every_copy else ", a broadcast counted once"
+    budget = [] if demand.budget_bytes is None else [human_bytes(demand.budget_bytes) + counted]
+    budget += [] if demand.budget_s is None else [_human_time(demand.budget_s)]
+    stale = "as the durations say" if demand.max_staleness is None else f"{demand.max_staleness:,} updates"
+    return [
+        f"{demand.size:,} parameters, {fleet.clients:,} clients; L = {constants.smoothness:.4g}, "
+        f"σ_ℓ = {constants.gradient_noise:.4g}, B = {constants.heterogeneity:.4g}, "
+        f"f(x⁰) − f* = {constants.initial_gap:.4g}",
+        f"{fleet.durations} s per update, {arrivals}; up {up}, down {down}, latency {fleet.latency:g} s; "
+        f"budget: {' and '.join(budget)}; τ_max,1: {stale}",
+    ]
+
+
 def _column(choice: Choice) -> dict[str, str]:
     setting, cost, sizes, bound = choice.setting, choice.forecast, choice.step_sizes, choice.bound
     return {
         "client quantizer": f"{choice.client.spec}, δ_c = {setting.client_delta:.3g}",
         "server quantizer": f"{choice.server.spec}, δ_s = {setting.server_delta:.3g}",
-        "buffer size K": f"{setting.buffer_size}",
+        "buffer size K": f"{setting.buffer_size:,}",
         "local steps P": f"{setting.local_steps}",
         "client rate η_ℓ": f"{sizes.client_lr:.4g}",
         "server rate η_g": f"{sizes.server_lr:.4g}",
         "server steps": f"{cost.server_steps:,}",
+        "staleness τ": f"{setting.max_staleness:,}",
         "uploads": f"{cost.uploads:,}",
         "bytes per upload": f"{choice.exchange.upload_bytes:,}",
         "bytes per broadcast": f"{choice.exchange.broadcast_bytes:,}",

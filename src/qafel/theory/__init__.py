@@ -6,11 +6,17 @@ conditions   for which step sizes it holds, and the largest of them
 corollary    Corollary 3.2's terms with their constants
 best         the step sizes with the least bound
 estimate     L, σ_ℓ and B from a task
+durations    how long clients train
 fleet        how fast updates come and how stale they are
+renewal      how many updates have come by a time
+exchange     the bytes of an upload and a broadcast
+timetable    when server steps come
 forecast     bytes and time of a run before it is run
+demand       what is to be planned for, out of which candidates
 plan         which quantizers, K and step sizes a budget affords
-reasons      why, in sentences
+reasons      why, in sentences; caveats: what to make of it
 plan_json    all of it as plain values
+quantities   budgets and rates from text; checks: what a number may be
 """
 
 from qafel.tasks.synthetic import Constants
@@ -24,16 +30,20 @@ from qafel.theory.conditions import (
     require_admissible,
 )
 from qafel.theory.corollary import StepSizes, corollary, corollary_step_sizes, large_enough_horizon
+from qafel.theory.demand import Demand
+from qafel.theory.durations import DurationLaw
 from qafel.theory.estimate import (
     estimate_constants,
     estimate_gradient_noise,
     estimate_heterogeneity,
     estimate_smoothness,
     gradient,
+    sampled_clients,
 )
-from qafel.theory.fleet import DurationLaw, Fleet
-from qafel.theory.forecast import Exchange, Forecast, affordable_steps, forecast
-from qafel.theory.plan import Choice, Demand, Plan, make_plan
+from qafel.theory.exchange import Exchange
+from qafel.theory.fleet import Fleet
+from qafel.theory.forecast import Forecast, affordable_steps, forecast
+from qafel.theory.plan import Choice, Plan, make_plan
 from qafel.theory.plan_json import plan_json
 from qafel.theory.reasons import reasons
 from qafel.theory.setting import Setting, max_staleness
@@ -74,6 +84,7 @@ __all__ = [
     "plan_json",
     "reasons",
     "require_admissible",
+    "sampled_clients",
     "steps_to_reach",
     "trivial_bound",
 ]

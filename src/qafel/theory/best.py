@@ -7,7 +7,6 @@ convex, the best is unique, and a one-dimensional search over η_ℓ with the be
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from qafel.errors import ConfigError
 from qafel.tasks.synthetic import Constants
@@ -56,12 +55,15 @@ def best_bound(constants: Constants, setting: Setting) -> Bound:
 
 
 def steps_to_reach(constants: Constants, setting: Setting, target: float) -> int:
-    """The fewest server steps T whose best bound is at most `target`; the setting's own T plays no part."""
+    """The fewest server steps T whose best bound is at most `target`; the setting's own T plays no part.
+
+    A run of T steps is at most T − 1 stale, so that the bound need not fall with T at first: T is doubled from one.
+    """
     if target <= 0:
         raise ConfigError(f"the bound is positive for every T: no number of steps brings it to {target:g}")
 
     def reached(steps: int) -> bool:
-        return best_bound(constants, replace(setting, server_steps=steps)).total <= target
+        return best_bound(constants, setting.of_length(steps)).total <= target
 
     high = 1
     while not reached(high):

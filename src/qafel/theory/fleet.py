@@ -7,81 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
-from typing import Literal, TypeAlias, final, get_args
+from typing import final
 
 from qafel.errors import ConfigError
+from qafel.theory.checks import LARGEST, require, require_not_negative, require_positive
+from qafel.theory.durations import DurationLaw
 
-LawName: TypeAlias = Literal["constant", "half-normal", "log-normal", "uniform"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DurationLaw:
-    """How long a client trains, in seconds: the simulator's laws, as moments and quantiles."""
-
-    name: LawName = "constant"
-    scale: float = 1.0
-    spread: float = 0.5
-    """Log-normal: scale·e^(spread·N); uniform: scale·(1 ± spread)."""
-
-    def __post_init__(self) -> None:
-        if self.name not in get_args(LawName):
-            raise ConfigError(f"a duration law is one of {', '.join(get_args(LawName))}, got {self.name!r}")
-        if not (0 <= self.scale < math.inf and 0 <= self.spread < math.inf):
-            raise ConfigError(f"scale and spread of durations are zero or more, got {self.scale} and {self.spread}")
-        if self.name == "uniform" and self.spread > 1:
-            raise ConfigError(f"the spread of uniform durations lies in [0, 1], got {self.spread}")
-
-    @staticmethod
-    def parse(text: str) -> DurationLaw:
-        """A law from "NAME[:SCALE[,SPREAD]]", such as "half-normal:2", or plain seconds: "1.5"."""
-        name, _, numbers = text.strip().partition(":")
-        if name not in get_args(LawName):
-            name, numbers = "constant", text
-        try:
-            values = [float(number) for number in numbers.split(",")] if numbers or not text.strip() else []
-        except ValueError:
-            values = [math.nan] * 3
-        if len(values) > 2 or any(math.isnan(value) for value in values):
-            known = ", ".join(get_args(LawName))
-            raise ConfigError(f"a duration is seconds or LAW:SCALE[,SPREAD] with LAW of {known}; got {text!r}")
-        return DurationLaw(name, *values)  # type: ignore[arg-type]  # checked above
-
-    @property
-    def mean(self) -> float:
-        match self.name:
-            case "half-normal":
-                return self.scale * math.sqrt(2 / math.pi)
-            case "log-normal":
-                return self.scale * math.exp(self.spread**2 / 2)
-            case _:
-                return self.scale
-
-    @property
-    def variance(self) -> float:
-        match self.name:
-            case "constant":
-                return 0.0
-            case "half-normal":
-                return self.scale**2 * (1 - 2 / math.pi)
-            case "log-normal":
-                return self.mean**2 * math.expm1(self.spread**2)
-            case "uniform":
-                return (self.scale * self.spread) ** 2 / 3
-
-    def largest(self, draws: int) -> float:
-        """What one of so many draws exceeds on average: the quantile at 1 − 1/draws."""
-        rare = 1 / max(2, draws)
-        match self.name:
-            case "constant":
-                return self.scale
-            case "half-normal":
-                return -self.scale * NormalDist().inv_cdf(rare / 2)
-            case "log-normal":
-                return self.scale * math.exp(-self.spread * NormalDist().inv_cdf(rare))
-            case "uniform":
-                return self.scale * (1 + self.spread * (1 - 2 * rare))
+_ROUNDING = 1e-9
 
 
 @final
@@ -100,16 +32,18 @@ class Fleet:
     """Arrivals per second; None: every client is always training."""
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise ConfigError(f"there is at least one client, got {self.clients}")
+        require(1 <= self.clients <= LARGEST, "there is at least one client, and no more than 1e60", self.clients)
         for name in ("upload_rate", "download_rate", "arrival_rate"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 < rate < math.inf:
-                raise ConfigError(f"the {name.replace('_', ' ')} is positive, got {rate}")
-        if not 0 <= self.latency < math.inf:
-            raise ConfigError(f"the latency is zero or more, got {self.latency}")
-        if self.arrival_rate is None and self.durations.mean + self.latency == 0:
-            raise ConfigError("clients that are always training need a duration above zero: give the time per update")
+            if (rate := getattr(self, name)) is not None:
+                require_positive(name.replace("_", " "), rate)
+        require_not_negative("latency", self.latency)
+        if self.arrival_rate is not None:
+            self.require_enough_clients(0, 0)
+        elif self.cycle_s(1, 1) == 0:
+            raise ConfigError(
+                "clients that are always training need a duration above zero: give the time per update, "
+                "a latency, or the network's rates"
+            )
 
     def transfer_s(self, upload_bytes: float, download_bytes: float) -> float:
         """Both ways of one update."""
@@ -122,11 +56,28 @@ class Fleet:
         return self.durations.mean + self.transfer_s(upload_bytes, download_bytes)
 
     def updates_per_s(self, upload_bytes: float, download_bytes: float) -> float:
-        if self.arrival_rate is not None:
-            return self.arrival_rate
-        return self.clients / self.cycle_s(upload_bytes, download_bytes)
+        """In the long run. Who arrives while all are training cannot start."""
+        cycle = self.cycle_s(upload_bytes, download_bytes)
+        if self.arrival_rate is None:
+            return self.clients / cycle
+        return min(self.arrival_rate, self.clients / cycle) if cycle else self.arrival_rate
+
+    def has_enough_clients(self, upload_bytes: float, download_bytes: float) -> bool:
+        """Whether the arrivals leave anyone to arrive: rate × cycle of them train at a time."""
+        training = (self.arrival_rate or 0.0) * self.cycle_s(upload_bytes, download_bytes)
+        return training <= self.clients * (1 + _ROUNDING)
+
+    def require_enough_clients(self, upload_bytes: float, download_bytes: float) -> None:
+        """Raise unless there are as many clients as the arrival rate keeps training."""
+        if not self.has_enough_clients(upload_bytes, download_bytes):
+            cycle = self.cycle_s(upload_bytes, download_bytes)
+            raise ConfigError(
+                f"{self.arrival_rate:g} arrivals per second, each for {cycle:.4g} s, keep "
+                f"{(self.arrival_rate or 0.0) * cycle:.4g} clients training at a time, and there are {self.clients}: "
+                f"the arrival rate is at most {self.clients / cycle:.4g}"
+            )
 
     def largest_staleness(self, upload_bytes: float, download_bytes: float, updates: int) -> int:
-        """τ_max,1: how many updates arrive during the longest of so many cycles."""
+        """τ_max,1: how many updates arrive during a cycle that one of so many exceeds on average."""
         longest = self.durations.largest(updates) + self.transfer_s(upload_bytes, download_bytes)
-        return math.ceil(longest * self.updates_per_s(upload_bytes, download_bytes))
+        return math.ceil(longest * self.updates_per_s(upload_bytes, download_bytes) * (1 - _ROUNDING))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from qafel.theory.demand import Demand
 from qafel.theory.forecast import Forecast
 from qafel.theory.plan import Choice, Plan
 from qafel.theory.reasons import reasons
@@ -13,33 +14,45 @@ from qafel.theory.theorem import trivial_bound
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Everything that the plan says; `algorithm` is a recipe's section."""
-    size = plan.demand.size
+    demand = plan.demand
     return {
-        "size": size,
-        "clients": plan.demand.fleet.clients,
-        "constants": asdict(plan.demand.constants),
-        "recommended": _choice(plan.recommended, size),
-        "fedbuff": _choice(plan.fedbuff, size),
+        "size": demand.size,
+        "clients": demand.fleet.clients,
+        "inputs": _inputs(demand),
+        "constants": asdict(demand.constants),
+        "measured": list(demand.measured),
+        "measured_on_clients": {name: clients for name, clients in demand.measured.items() if clients is not None},
+        "recommended": _choice(plan.recommended, demand),
+        "fedbuff": _choice(plan.fedbuff, demand),
         "fedbuff_fits_the_budget": plan.fedbuff_fits,
-        "to_reach_fedbuffs_bound": _forecast(plan.matching),
-        "trivial_bound": trivial_bound(plan.demand.constants),
+        "to_reach_fedbuffs_bound": None if plan.matching is None else _forecast(plan.matching),
+        "trivial_bound": trivial_bound(demand.constants),
         "why": reasons(plan),
-        "alternatives": [_choice(choice, size) for choice in plan.alternatives],
+        "alternatives": [_choice(choice, demand) for choice in plan.alternatives],
     }
 
 
-def _choice(choice: Choice, size: int) -> dict[str, Any]:
-    setting = choice.setting
+def _inputs(demand: Demand) -> dict[str, Any]:
+    """What was asked for, as it was understood."""
+    fleet = demand.fleet
     return {
-        "algorithm": {
-            "preset": "qafel" if choice.quantized else "fedbuff",
-            "client_quantizer": choice.client.spec,
-            "server_quantizer": choice.server.spec,
-            "buffer_size": setting.buffer_size,
-            "local_steps": setting.local_steps,
-            "client_lr": choice.step_sizes.client_lr,
-            "server_lr": choice.step_sizes.server_lr,
-        },
+        "duration": str(fleet.durations),
+        "upload_rate": fleet.upload_rate,
+        "download_rate": fleet.download_rate,
+        "latency_s": fleet.latency,
+        "arrival_rate": fleet.arrival_rate,
+        "byte_budget": demand.budget_bytes,
+        "every_copy": demand.every_copy,
+        "time_budget_s": demand.budget_s,
+        "max_staleness_updates": demand.max_staleness,
+        "batch_size": demand.batch_size,
+    }
+
+
+def _choice(choice: Choice, demand: Demand) -> dict[str, Any]:
+    setting, size = choice.setting, demand.size
+    return {
+        "algorithm": _algorithm(choice, demand),
         "client_delta": setting.client_delta,
         "server_delta": setting.server_delta,
         "client_bits_per_coordinate": choice.client.bits_per_coordinate(size),
@@ -52,5 +65,23 @@ def _choice(choice: Choice, size: int) -> dict[str, Any]:
     }
 
 
+def _algorithm(choice: Choice, demand: Demand) -> dict[str, Any]:
+    batch = {} if demand.batch_size is None else {"batch_size": demand.batch_size}
+    return {
+        "preset": "qafel" if choice.quantized else "fedbuff",
+        "client_quantizer": choice.client.spec,
+        "server_quantizer": choice.server.spec,
+        "buffer_size": choice.setting.buffer_size,
+        "local_steps": choice.setting.local_steps,
+        **batch,
+        "client_lr": choice.step_sizes.client_lr,
+        "server_lr": choice.step_sizes.server_lr,
+    }
+
+
 def _forecast(forecast: Forecast) -> dict[str, Any]:
-    return {**asdict(forecast), "traffic_bytes": forecast.traffic_bytes}
+    return {
+        **asdict(forecast),
+        "traffic_bytes": forecast.traffic_bytes,
+        "crossing_bytes": forecast.crossing_bytes,
+    }

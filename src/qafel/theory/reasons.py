@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qafel.theory.caveats import caveats
 from qafel.theory.conditions import conditions, largest_client_lr, largest_server_lr
 from qafel.theory.plan import Choice, Plan
-from qafel.theory.theorem import trivial_bound
 
 _BINDING = 0.999
 
 
 def reasons(plan: Plan) -> list[str]:
-    """What decided: the quantizers, K, the step sizes; then what it gains, and what to make of the bound."""
+    """What decided: the quantizers, K, the step sizes; then what it gains, and what to make of it."""
     choice = plan.recommended
     return [
         _of_client(choice),
         _of_server(plan, choice),
         _of_buffer(plan, choice),
+        *_of_downlink(plan, choice),
         _of_step_sizes(plan, choice),
         _of_gain(plan),
-        *_of_bound(plan, choice),
+        *caveats(plan),
     ]
 
 
 def _of_client(choice: Choice) -> str:
-    setting = choice.setting
-    share = choice.bound.noise / choice.bound.total
+    setting, bound = choice.setting, choice.bound
+    share = (bound.noise + bound.staleness) / bound.total
     return (
-        f"clients send {choice.client.spec}: its error multiplies gradient noise by 2 − δ_c = "
-        f"{2 - setting.client_delta:.3g} and is divided by K = {setting.buffer_size}; "
-        f"all noise makes {100 * share:.2g} % of the bound"
+        f"clients send {choice.client.spec}: in the noise and the staleness term its error multiplies gradient noise "
+        f"by 2 − δ_c = {2 - setting.client_delta:.3g}, and both are divided by K = {setting.buffer_size}; "
+        f"together they make {100 * share:.2g} % of the bound"
     )
 
 
@@ -46,13 +47,52 @@ def _of_server(plan: Plan, choice: Choice) -> str:
 
 
 def _of_buffer(plan: Plan, choice: Choice) -> str:
-    setting = choice.setting
-    if len(plan.demand.buffer_sizes) == 1:
-        return f"K = {setting.buffer_size} as asked for: updates are at most about {setting.max_staleness} steps stale"
+    demand, size = plan.demand, choice.setting.buffer_size
+    if len(demand.searched) == 1:
+        return f"K = {size} as asked for" if demand.buffer_sizes else f"K = {size}: there is no other"
+    tried = demand.searched
+    at = tried.index(size)
     return (
-        f"K = {setting.buffer_size}: more would mean fewer steps for the budget, less would mean staler updates "
-        f"(τ is at most about {setting.max_staleness} steps here) and a smaller η_g"
+        f"K = {size}, of {tried[0]} to {tried[-1]}: "
+        f"{_smaller(plan, tried[at - 1] if at else None)}; {_larger(plan, (*tried, None)[at + 1])}"
     )
+
+
+def _smaller(plan: Plan, size: int | None) -> str:
+    if size is None:
+        least = plan.recommended.setting.buffer_size
+        return "a buffer cannot be smaller" if least == 1 else "no smaller one was asked for"
+    return _other(plan, size)
+
+
+def _larger(plan: Plan, size: int | None) -> str:
+    if size is None:
+        everyone = plan.recommended.setting.buffer_size >= plan.demand.fleet.clients
+        return "that is every client, and no larger one was tried" if everyone else "no larger one was asked for"
+    return _other(plan, size)
+
+
+def _other(plan: Plan, size: int) -> str:
+    """What the next K would do, in figures."""
+    found = next((it for it in plan.other_buffers if it.setting.buffer_size == size), None)
+    if found is None:
+        return f"with {size} the budget does not pay for a step"
+    better = found.bound.total < plan.recommended.bound.total
+    return (
+        f"with {size} the bound would be {found.bound.total:.4g} ({found.setting.server_steps:,} steps, "
+        f"τ = {found.setting.max_staleness}{', for more bytes' if better else ''})"
+    )
+
+
+def _of_downlink(plan: Plan, choice: Choice) -> list[str]:
+    fleet, cost = plan.demand.fleet, choice.forecast
+    if not cost.limited_by_downlink or not fleet.download_rate:
+        return []
+    each = choice.exchange.broadcast_bytes / fleet.download_rate
+    return [
+        f"the downlink is what limits the pace: every client must hear every broadcast, {each:.3g} s each at "
+        f"{fleet.download_rate:g} B/s, while K updates come sooner"
+    ]
 
 
 def _of_step_sizes(plan: Plan, choice: Choice) -> str:
@@ -72,20 +112,12 @@ def _of_gain(plan: Plan) -> str:
         return "no quantizer is worth its error within this budget: this is FedBuff"
     if not plan.fedbuff_fits:
         return "the budget does not pay for a single server step of unquantized FedBuff: one step is shown to compare"
+    within = f"within the budget the bound is {ours.bound.total / theirs.bound.total:.3g} times unquantized FedBuff's"
+    if plan.matching is None:
+        return f"{within}; it would take too many steps to count to reach FedBuff's"
     bytes_share = plan.matching.traffic_bytes / theirs.forecast.traffic_bytes
     time_share = plan.matching.duration_s / theirs.forecast.duration_s
     return (
-        f"within the budget the bound is {ours.bound.total / theirs.bound.total:.3g} times unquantized FedBuff's; "
-        f"to reach FedBuff's takes {100 * bytes_share:.3g} % of its bytes and {100 * time_share:.3g} % of its time"
+        f"{within}; to reach FedBuff's takes {100 * bytes_share:.3g} % of its bytes and {100 * time_share:.3g} % "
+        "of its time"
     )
-
-
-def _of_bound(plan: Plan, choice: Choice) -> list[str]:
-    trivial = trivial_bound(plan.demand.constants)
-    said = ["the bound is for the worst case: real runs do better, with larger step sizes than the theorem allows"]
-    if choice.bound.total >= trivial:
-        said.append(
-            f"the bound, {choice.bound.total:.3g}, is above 2L(f(x⁰) − f*) = {trivial:.3g}, which holds without any "
-            "training: for this budget the theory promises nothing, and only the comparison is of use"
-        )
-    return said

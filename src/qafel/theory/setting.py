@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from qafel.errors import ConfigError
 from qafel.tasks.synthetic import Constants
+from qafel.theory.checks import LARGEST, require, require_not_negative, require_positive
 
 
 @final
@@ -34,18 +34,22 @@ class Setting:
             ("buffer size", self.buffer_size),
             ("server steps", self.server_steps),
         ):
-            _require(value >= 1, f"the number of {name} is at least one", value)
-        _require(self.max_staleness >= 0, "the maximum staleness is zero or more", self.max_staleness)
-        _require(
+            require(1 <= value <= LARGEST, f"the number of {name} is at least one, and at most {LARGEST:g}", value)
+        require_not_negative("maximum staleness", self.max_staleness)
+        require(
             math.isfinite(self.client_delta) and self.client_delta <= 1,
             "δ_c is at most one, and finite",
             self.client_delta,
         )
-        _require(
+        require(
             0 < self.server_delta <= 1,
             "the server's quantizer needs δ_s in (0, 1], or the hidden state may run away from the model",
             self.server_delta,
         )
+
+    def of_length(self, server_steps: int) -> Setting:
+        """The same run, so many steps long: no update can be staler than the steps before it, τ ≤ T − 1."""
+        return replace(self, server_steps=server_steps, max_staleness=min(self.max_staleness, server_steps - 1))
 
     def unquantized(self) -> Setting:
         """The same run of FedBuff: δ_c = δ_s = 1."""
@@ -59,27 +63,22 @@ class Setting:
 
 def max_staleness(updates: int, buffer_size: int) -> int:
     """The staleness in server steps, τ_max,K ≤ ⌈τ_max,1/K⌉, where `updates` is τ_max,1. Section III-A."""
-    _require(updates >= 0, "the maximum staleness is zero or more", updates)
-    _require(buffer_size >= 1, "the buffer holds at least one update", buffer_size)
+    require_not_negative("maximum staleness", updates)
+    require(buffer_size >= 1, "the buffer holds at least one update", buffer_size)
     return -(-updates // buffer_size)
 
 
 def check_constants(constants: Constants) -> None:
     """Raise unless they are constants of some problem: finite, not negative, and L > 0."""
-    _require(0 < constants.smoothness < math.inf, "the smoothness L is positive", constants.smoothness)
+    require_positive("smoothness L", constants.smoothness)
     for name, value in (
         ("gradient noise σ_ℓ", constants.gradient_noise),
         ("heterogeneity B", constants.heterogeneity),
         ("gap f(x⁰) − f*", constants.initial_gap),
     ):
-        _require(0 <= value < math.inf, f"the {name} is zero or more", value)
+        require_not_negative(name, value)
 
 
 def check_step_sizes(client_lr: float, server_lr: float) -> None:
-    _require(0 < client_lr < math.inf, "the client learning rate is positive", client_lr)
-    _require(0 < server_lr < math.inf, "the server learning rate is positive", server_lr)
-
-
-def _require(holds: bool, rule: str, found: object) -> None:
-    if not holds:
-        raise ConfigError(f"{rule}; got {found}")
+    require(0 < client_lr < math.inf, "the client learning rate is positive", client_lr)
+    require(0 < server_lr < math.inf, "the server learning rate is positive", server_lr)
