@@ -64,10 +64,25 @@ def test_the_markdown_can_be_pasted(tiny):
         assert len({line.count("|") for line in table.splitlines()}) == 1
 
 
-def test_claims_are_decided_by_the_runs(tiny):
-    claims = json.loads((tiny.folder / "claims.json").read_text())["claims"]
-    assert {claim["result"] for claim in claims} <= {"pass", "fail"}
+@pytest.mark.parametrize(
+    ("qafel", "direct", "expected"),
+    [
+        (falling(1e-3), falling(8e-3), ["pass", "pass"]),
+        (falling(8e-3), falling(1e-3), ["fail", "fail"]),
+        (falling(1e-3), falling(1e-3), ["pass", "fail"]),
+    ],
+)
+def test_claims_are_decided_by_the_runs(tmp_path, qafel, direct, expected):
+    entry = ENTRIES["qafel-vs-direct-qsgd"]
+    metrics = {"FedBuff, unquantized": falling(1e-3), "QAFeL, server 3 bits": qafel, "direct, server 3 bits": direct}
+    write_outputs(entry, measured(*(made_up(*pair) for pair in metrics.items())), COMMAND, tmp_path)
+    claims = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))["claims"]
+    assert [claim["result"] for claim in claims] == expected
     assert all(re.search(r"\d", claim["because"]) for claim in claims)
+    marks = {"pass": "✓ pass", "fail": "✗ fail"}
+    page, markdown = ((tmp_path / name).read_text(encoding="utf-8") for name in ("index.html", "table.md"))
+    assert re.findall(r'<tr><th scope="row">(. \w+)</th>', page)[:2] == [marks[result] for result in expected]
+    assert re.findall(r"\| \*\*(\w+)\*\* \|", markdown) == expected
 
 
 def test_a_bar_in_a_cell_does_not_end_it():

@@ -8,6 +8,8 @@ from qafel.errors import ConfigError
 from qafel.experiments import ENTRIES, Scale, entry_named
 from qafel.experiments.bits import BITS
 from qafel.experiments.convex import LOCAL_STEPS
+from qafel.experiments.plan import Change, Planned, configuration
+from qafel.experiments.requirements import celeba_is_there
 
 ISSUED = (
     "direct-vs-unquantized",
@@ -29,6 +31,11 @@ SCALES = {
     "all methods": Scale((0, 1), all_methods=True),
     "all methods, quick": Scale((0,), quick=True, all_methods=True),
 }
+
+
+def put(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("")
 
 
 def test_every_figure_and_table_has_an_entry():
@@ -73,12 +80,34 @@ def test_the_papers_sweeps_are_complete():
 def test_bits_are_run_on_celeba_where_it_is_there_and_on_cifar10_else(tmp_path, monkeypatch):
     monkeypatch.setenv("QAFEL_DATA", str(tmp_path))
     assert {run.config.task.name for run in ENTRIES["bits"].plan(Scale())} == {"cifar10"}
-    (tmp_path / "celeba").mkdir()
-    (tmp_path / "celeba/identity_CelebA.txt").write_text("")
+    published = ("identity_CelebA.txt", "list_attr_celeba.txt", "img_align_celeba/000001.jpg")
+    for name in published:
+        assert {run.config.task.name for run in ENTRIES["bits"].plan(Scale())} == {"cifar10"}, f"before {name}"
+        put(tmp_path / "celeba" / name)
     runs = ENTRIES["bits"].plan(Scale())
     assert {run.config.task.name for run in runs} == {"celeba"}
     assert {run.config.algorithm.staleness_exponent for run in runs} == {0.0}
     assert {run.config.timing.rate for run in runs} == {100.0}
+
+
+def test_leafs_celeba_takes_both_parts_and_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("QAFEL_DATA", str(tmp_path))
+    for name in ("data/train/0.json", "data/test/0.json", "data/raw/img_align_celeba/000001.jpg"):
+        assert not celeba_is_there(), f"before {name}"
+        put(tmp_path / "celeba" / name)
+    assert celeba_is_there()
+    put(tmp_path / "celeba/identity_CelebA.txt")
+    assert not celeba_is_there(), "the reader now takes the published files, and they are not all there"
+
+
+def test_work_is_uploads_and_what_one_costs():
+    def work(recipe, *settings):
+        return Planned("", configuration(recipe, 0, Change("x", settings))).work
+
+    assert work("mushrooms-fedbuff", "stop.server_steps=500") == 500 * 10
+    assert work("mushrooms-fedbuff", "stop.server_steps=500", "stop.uploads=70") == 70
+    assert work("cifar10-fedbuff-c100", "stop.uploads=70") > 10 * 70
+    assert work("shakespeare-fedbuff-c100", "stop.uploads=70") > 10 * work("cifar10-fedbuff-c100", "stop.uploads=70")
 
 
 def test_an_unknown_entry_or_family_is_one_sentence():

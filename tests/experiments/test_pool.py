@@ -17,6 +17,14 @@ def serve_one(connection):
     connection.send(News(number, status="finished"))
 
 
+def talk(connection):
+    """Tell something of each order, then that it is done."""
+    while True:
+        number, _ = connection.recv()
+        connection.send(News(number, note="by the way"))
+        connection.send(News(number, status="finished"))
+
+
 def die_in_a_message(connection):
     """Die three bytes into a message of a hundred."""
     connection.recv()
@@ -36,6 +44,15 @@ def test_a_process_that_dies_idle_is_replaced_and_its_next_order_kept(tmp_path, 
             heard.append(news)
             pool._workers[0].process.join()
     assert heard == [News(number, status="finished") for number in range(2)]
+
+
+def test_a_note_does_not_end_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(pools, "serve", talk)
+    with Pool(1) as pool:
+        heard = list(pool.perform(orders(2, tmp_path)))
+    assert heard == [
+        news for number in range(2) for news in (News(number, note="by the way"), News(number, status="finished"))
+    ]
 
 
 def test_a_message_cut_off_in_the_middle_fails_only_its_run(tmp_path, monkeypatch):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import OutputError
-from qafel.experiments.one_run import Order, perform, same_run, state_of
+from qafel.experiments.one_run import Order, perform, state_of
 from qafel.experiments.plan import Change, Planned, configuration
 from qafel.experiments.sweep import sweep, unfinished, unique
-from qafel.simulator.run import CHECKPOINT, run
+from qafel.simulator.run import CHECKPOINT, run, same_run
+from qafel.simulator.summary import environment
 
 STEPS = 30
 
@@ -25,12 +25,16 @@ class Recorder:
         self.started_runs: list[str] = []
         self.ended_runs: dict[str, str] = {}
         self.rows = 0
+        self.notes: list[str] = []
 
     def started(self, run):
         self.started_runs.append(run.folder)
 
     def progressed(self, run, row):
         self.rows += 1
+
+    def noted(self, run, text):
+        self.notes.append(f"{run.folder}: {text}")
 
     def ended(self, run, status):
         self.ended_runs[run.folder] = status
@@ -82,15 +86,42 @@ def test_a_run_made_before_a_description_changed_still_counts(tmp_path):
     assert not same_run(planned.config, planned.config.model_copy(update={"seed": 7}))
 
 
-def test_another_configurations_folder_is_replaced(tmp_path):
-    wanted, other = short(steps=20), short(steps=10)
-    assert wanted.folder == other.folder
-    make([other], tmp_path)
-    (tmp_path / wanted.folder / "left-over").write_text("")
-    assert state_of(wanted.config, tmp_path / wanted.folder) == "absent"
-    make([wanted], tmp_path)
-    assert summary(tmp_path, wanted)["server_steps"] == 20
-    assert not (tmp_path / wanted.folder / "left-over").exists()
+@pytest.mark.parametrize("options", [{}, {"executor": "processes", "workers": 2}])
+def test_another_configurations_run_is_moved_aside_and_the_watcher_told(tmp_path, options):
+    wanted, other, third = short(steps=20), short(steps=10), short(steps=15)
+    assert wanted.folder == other.folder == third.folder
+    for number, planned in enumerate((other, third, wanted)):
+        assert state_of(planned.config, tmp_path / wanted.folder) == "absent"
+        recorder, failures = make([planned], tmp_path, **options)
+        moved = f"{wanted.folder}: a run with other settings was there, and is now {wanted.folder}.old-{number}"
+        assert (failures, recorder.notes) == ([], [moved] if number else [])
+    kept = [(tmp_path / f"{wanted.folder}{suffix}/summary.json") for suffix in (".old-1", ".old-2", "")]
+    assert [json.loads(file.read_text())["server_steps"] for file in kept] == [10, 15, 20]
+
+
+def test_a_run_whose_configuration_is_not_understood_is_kept(tmp_path):
+    """As after a setting was renamed."""
+    planned = short()
+    make([planned], tmp_path)
+    config = tmp_path / planned.folder / "config.toml"
+    config.write_text(config.read_text() + "\n[gone]\nold_setting = 1\n")
+    recorder, failures = make([planned], tmp_path)
+    assert not failures
+    assert len(recorder.notes) == 1
+    assert "old_setting" in (tmp_path / f"{planned.folder}.old-1/config.toml").read_text()
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"status": "fin', b"[]", b"\xff\xfe"])
+def test_a_run_with_a_damaged_summary_is_made_again_and_kept(tmp_path, damage):
+    planned = short()
+    make([planned], tmp_path)
+    (tmp_path / planned.folder / "summary.json").write_bytes(damage)
+    assert unfinished([planned], tmp_path) == [planned]
+    recorder, failures = make([planned], tmp_path)
+    assert not failures
+    assert recorder.notes == [f"{planned.folder}: a damaged run was there, and is now {planned.folder}.old-1"]
+    assert summary(tmp_path, planned)["server_steps"] == STEPS
+    assert (tmp_path / f"{planned.folder}.old-1/summary.json").read_bytes() == damage
 
 
 def test_a_folder_that_is_no_runs_is_not_removed(tmp_path):
@@ -101,6 +132,10 @@ def test_a_folder_that_is_no_runs_is_not_removed(tmp_path):
     _, failures = make([planned], tmp_path)
     assert "holds something else than a run" in failures[0].reason
     assert precious.exists()
+
+
+def described(planned, description):
+    return Planned(planned.method, planned.config.model_copy(update={"description": description}))
 
 
 class Interrupted(BaseException):
@@ -118,12 +153,14 @@ def interrupt(planned: Planned, path: Path) -> None:
         run(planned.config, path, progress, tensorboard=False, checkpoint_every_s=0.0)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
+@pytest.mark.parametrize("description", [None, "other words"])
+def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch, description):
+    """Whatever its recipe is described as by now."""
     planned = short()
-    interrupt(planned, tmp_path / planned.folder)
+    began = planned if description is None else described(planned, description)
+    interrupt(began, tmp_path / planned.folder)
     assert (tmp_path / planned.folder / CHECKPOINT).exists()
     assert state_of(planned.config, tmp_path / planned.folder) == "interrupted"
-    shutil.copytree(tmp_path / planned.folder, tmp_path / "copy")
     resumed = []
     original = run
 
@@ -136,6 +173,18 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch):
     assert resumed == [True]
     fresh = run(planned.config, tmp_path / "fresh", tensorboard=False)
     assert summary(tmp_path, planned)["model_sha256"] == fresh["model_sha256"]
+    assert "resumed_from" not in summary(tmp_path, planned)
+
+
+def test_a_run_that_goes_on_elsewhere_states_both_places(tmp_path, monkeypatch):
+    planned = short()
+    interrupt(planned, tmp_path / planned.folder)
+    here = environment()
+    monkeypatch.setattr("os.cpu_count", lambda: 96)
+    make([planned], tmp_path)
+    found = summary(tmp_path, planned)
+    assert (found["hardware"]["cores"], found["versions"]) == (96, here["versions"])
+    assert found["resumed_from"] == [here]
 
 
 def test_a_damaged_checkpoint_means_to_begin_anew(tmp_path):
@@ -143,6 +192,7 @@ def test_a_damaged_checkpoint_means_to_begin_anew(tmp_path):
     interrupt(planned, tmp_path / planned.folder)
     (tmp_path / planned.folder / CHECKPOINT).write_bytes(b"\0\0\0")
     assert perform(Order(planned.config, tmp_path / planned.folder)) == "finished"
+    assert (tmp_path / f"{planned.folder}.old-1/metrics.jsonl").exists()
 
 
 def test_lost_rows_mean_to_begin_anew(tmp_path):

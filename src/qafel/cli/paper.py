@@ -6,19 +6,19 @@ import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from qafel.cli.progress import console, errors
 from qafel.cli.sweep_progress import SweepProgress
-from qafel.errors import ConfigError, UserError
+from qafel.errors import ConfigError, DataError, UserError
 from qafel.experiments import ENTRIES, Entry, Planned, Scale, entry_named
-from qafel.experiments.measured import Missing
-from qafel.experiments.outputs import Outcome, read_back, write_outputs
+from qafel.experiments.outputs import Outcome, beside_a_fuller_one, read_back, results_folder, write_outputs
 from qafel.experiments.requirements import why_missing
-from qafel.experiments.sweep import Failure, sweep, unfinished, unique
+from qafel.experiments.sweep import sweep, unfinished, unique
 from qafel.simulator.executor_choice import ExecutorName
 
 _COLOURS = {"pass": "green", "fail": "red", "not comparable": "yellow"}
@@ -48,60 +48,82 @@ def paper(
 ) -> None:
     """Reproduce a figure or table of the paper: run what is missing, then write table, figure, page and verdicts.
 
-    Finished runs are not run again; an interrupted one goes on where it was.
+    Finished runs are not run again; an interrupted one goes on where it was; one with other settings is moved aside.
+    Results go to OUT/NAME, those of --quick to NAME-quick, of --family to NAME-FAMILY; those of --only, where fuller
+    ones are there, to NAME-part.
 
     Example: qafel paper qafel-vs-direct-qsgd --seeds 3
     """
     if name == "list":
         _show_list(json_output)
         return
+    asked = _Asked(seeds, quick, all_methods, family, only or [], finished)
     entries = list(ENTRIES.values()) if name == "all" else [entry_named(name)]
-    plans = {entry.name: _plan(entry, seeds, quick, all_methods, family, only) for entry in entries}
-    if not any(plans.values()):
-        raise ConfigError(f"--only {' '.join(only or ())}: no run of {name} has such a name")
-    if finished:
-        plans = {entry: _finished(runs, out / "runs") for entry, runs in plans.items()}
-        if not any(plans.values()):
-            raise ConfigError(f"no run of {name} is finished in {out / 'runs'}: leave out --finished")
-    entries = [entry for entry in entries if plans[entry.name]]
-    skipped = _missing(entries, plans, out / "runs", several=name == "all")
-    entries = [entry for entry in entries if entry.name not in skipped]
+    plans = _plans(entries, asked, name, out / "runs")
+    skipped = _missing([entry for entry in entries if plans[entry.name]], plans, out / "runs", several=name == "all")
+    entries = [entry for entry in entries if plans[entry.name] and entry.name not in skipped]
+    if not entries:
+        raise UserError("; ".join(f"{entry_name}: {reason}" for entry_name, reason in skipped.items()))
     planned = unique([run for entry in entries for run in plans[entry.name]])
-    with SweepProgress(planned, len(planned) - len(unfinished(planned, out / "runs")), quiet) as progress:
+    with SweepProgress(planned, unfinished(planned, out / "runs"), quiet) as progress:
         many = workers or os.cpu_count() or 1
         try:
             failures = sweep(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
         except KeyboardInterrupt:
             errors.print("interrupted: the same command goes on where this one was")
             raise
-    options = _options(seeds, quick, all_methods, family, only) + (" --finished" if finished else "")
-    outcomes, unwritten = _write(entries, plans, out, options, quick)
+    outcomes, unwritten = _write(entries, plans, out, asked)
+    failed = {failure.run.folder: failure.reason for failure in failures}
     if json_output:
-        print(json.dumps(_as_json(outcomes, failures, skipped), indent=2, ensure_ascii=False))
+        print(json.dumps(_as_json(outcomes, failed, skipped, unwritten), indent=2, ensure_ascii=False))
     else:
         for outcome in outcomes:
             _show(outcome)
-    for entry_name, reason in skipped.items():
-        errors.print(f"[yellow]skipped[/] {entry_name}: {reason}", highlight=False, soft_wrap=True)
-    for failure in failures:
-        errors.print(f"[red]failed[/] {failure.run.folder}: {failure.reason}", highlight=False, soft_wrap=True)
-    for entry_name, reason in unwritten.items():
-        errors.print(f"[red]not written[/] {entry_name}: {reason}", highlight=False, soft_wrap=True)
-    if failures or unwritten:
+    _complain("[yellow]skipped[/]", skipped)
+    _complain("[red]failed[/]", failed)
+    _complain("[red]not written[/]", unwritten)
+    if failed or unwritten:
         raise typer.Exit(1)
 
 
-def _plan(
-    entry: Entry, seeds: int | None, quick: bool, all_methods: bool, family: str | None, only: list[str] | None
-) -> list[Planned]:
-    count = seeds or (1 if quick else entry.seeds)
-    runs = list(entry.plan(Scale(tuple(range(count)), quick, all_methods, family)))
-    return [run for run in runs if not only or any(fnmatch(run.config.name, pattern) for pattern in only)]
+class _Asked(NamedTuple):
+    """The options that decide what is run."""
+
+    seeds: int | None
+    quick: bool
+    all_methods: bool
+    family: str | None
+    only: list[str]
+    finished: bool
+
+    def plan(self, entry: Entry) -> list[Planned]:
+        count = self.seeds or (1 if self.quick else entry.seeds)
+        runs = entry.plan(Scale(tuple(range(count)), self.quick, self.all_methods, self.family))
+        return [run for run in runs if not self.only or any(fnmatch(run.config.name, name) for name in self.only)]
+
+    def command(self, entry: Entry) -> str:
+        """The command that results state."""
+        parts = [f"--seeds {self.seeds}" if self.seeds else "", "--quick" if self.quick else ""]
+        parts += ["--all-methods" if self.all_methods else "", f"--family {self.family}" if self.family else ""]
+        parts += [*(f"--only '{pattern}'" for pattern in self.only), "--finished" if self.finished else ""]
+        return " ".join(("qafel paper", entry.name, *(part for part in parts if part)))
+
+    def folder(self, entry: Entry, runs: list[Planned], found: int, out: Path) -> Path:
+        folder = results_folder(out, entry.name, runs, self.quick, self.family)
+        return beside_a_fuller_one(folder, found) if self.only else folder
 
 
-def _finished(runs: list[Planned], folder: Path) -> list[Planned]:
-    todo = {run.folder for run in unfinished(runs, folder)}
-    return [run for run in runs if run.folder not in todo]
+def _plans(entries: list[Entry], asked: _Asked, name: str, runs: Path) -> dict[str, list[Planned]]:
+    plans = {entry.name: asked.plan(entry) for entry in entries}
+    if not any(plans.values()):
+        raise ConfigError(f"--only {' '.join(asked.only)}: no run of {name} has such a name")
+    if not asked.finished:
+        return plans
+    todo = {run.folder for run in unfinished([run for plan in plans.values() for run in plan], runs)}
+    plans = {entry: [run for run in plan if run.folder not in todo] for entry, plan in plans.items()}
+    if not any(plans.values()):
+        raise ConfigError(f"no run of {name} is finished in {runs}: leave out --finished")
+    return plans
 
 
 def _missing(entries: list[Entry], plans: dict[str, list[Planned]], runs: Path, several: bool) -> dict[str, str]:
@@ -117,36 +139,35 @@ def _missing(entries: list[Entry], plans: dict[str, list[Planned]], runs: Path, 
     return skipped
 
 
-def _options(seeds: int | None, quick: bool, all_methods: bool, family: str | None, only: list[str] | None) -> str:
-    """The options that decide what is run, for the command that results state."""
-    parts = [f"--seeds {seeds}" if seeds else "", "--quick" if quick else "", "--all-methods" if all_methods else ""]
-    parts += [f"--family {family}" if family else "", *(f"--only '{pattern}'" for pattern in only or ())]
-    return "".join(f" {part}" for part in parts if part)
-
-
 def _write(
-    entries: list[Entry], plans: dict[str, list[Planned]], out: Path, options: str, quick: bool
+    entries: list[Entry], plans: dict[str, list[Planned]], out: Path, asked: _Asked
 ) -> tuple[list[Outcome], dict[str, str]]:
-    """Every entry's files; and, by entry, why there are none."""
+    """Every entry's files; and, by entry, why there are none: runs are missing, or damaged."""
     outcomes, unwritten = [], {}
     for entry in entries:
+        runs = plans[entry.name]
         try:
-            measured = read_back(plans[entry.name], out / "runs", quick)
-            outcomes.append(write_outputs(entry, measured, f"qafel paper {entry.name}{options}", out / entry.name))
-        except Missing as error:
+            measured = read_back(runs, out / "runs", asked.quick)
+            folder = asked.folder(entry, runs, len(measured.pairs), out)
+            outcomes.append(write_outputs(entry, measured, asked.command(entry), folder))
+        except DataError as error:
             unwritten[entry.name] = str(error)
     return outcomes, unwritten
 
 
-def _as_json(outcomes: list[Outcome], failures: list[Failure], skipped: dict[str, str]) -> object:
-    return {
-        "entries": [
-            json.loads((outcome.folder / "claims.json").read_text(encoding="utf-8")) | {"folder": str(outcome.folder)}
-            for outcome in outcomes
-        ],
-        "failed": {failure.run.folder: failure.reason for failure in failures},
-        "skipped": skipped,
-    }
+def _complain(what: str, of: dict[str, str]) -> None:
+    for name, reason in of.items():
+        errors.print(f"{what} {name}: {escape(reason)}", highlight=False, soft_wrap=True)
+
+
+def _as_json(
+    outcomes: list[Outcome], failed: dict[str, str], skipped: dict[str, str], unwritten: dict[str, str]
+) -> object:
+    entries = [
+        json.loads((outcome.folder / "claims.json").read_text(encoding="utf-8")) | {"folder": str(outcome.folder)}
+        for outcome in outcomes
+    ]
+    return {"entries": entries, "failed": failed, "skipped": skipped, "unwritten": unwritten}
 
 
 def _show(outcome: Outcome) -> None:
@@ -159,6 +180,8 @@ def _show(outcome: Outcome) -> None:
     for claim, verdict in outcome.verdicts:
         colour = _COLOURS[verdict.result]
         console.print(f"[{colour}]{verdict.result}[/] {claim.text}: {verdict.because}", highlight=False)
+    if warning := outcome.source.of_other_versions():
+        console.print(f"[yellow]note[/] {warning}", highlight=False)
     console.print(f"results in {outcome.folder}\n", highlight=False)
 
 
@@ -172,8 +195,11 @@ def _show_list(json_output: bool) -> None:
         ]
         print(json.dumps(listed, indent=2, ensure_ascii=False))
         return
-    table = Table("entry", "what it is", "in the paper", "task", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("runs", justify="right")
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("entry", no_wrap=True)
+    for heading in ("what it is", "in the paper", "task"):
+        table.add_column(heading)
+    table.add_column("runs", justify="right", no_wrap=True)
     table.add_column("time")
     for name, entry in ENTRIES.items():
         table.add_row(name, entry.title, entry.paper, tasks[name], str(len(counts[name])), entry.time)

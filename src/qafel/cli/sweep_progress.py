@@ -2,37 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from types import TracebackType
 from typing import Self, final
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from qafel.cli.progress import errors, share_done
 from qafel.experiments import Planned
+from qafel.results.report_numbers import human_seconds
 from qafel.simulator import Row
 
 
 @final
-class SweepProgress:
-    """Told by the sweep how it goes; the bar counts parts of runs, so that the time left is a fair guess."""
+@dataclass(slots=True)
+class _Line:
+    """A run that goes on: how far it is, and how far it was when this sweep took it up."""
 
-    def __init__(self, runs: Sequence[Planned], finished: int, quiet: bool = False) -> None:
-        self._total, self._finished = len(runs), finished
-        self._lines: dict[str, tuple[TaskID, float]] = {}
+    run: Planned
+    task: TaskID
+    began: float | None = None
+    share: float = 0.0
+
+    @property
+    def done(self) -> float:
+        """The work that this sweep did in it."""
+        return (self.share - (self.began or 0.0)) * self.run.work
+
+
+@final
+class SweepProgress:
+    """Told by the sweep how it goes.
+
+    The bar counts work, not runs, and only what this sweep has to do: so the time left is a fair guess even where
+    runs differ a hundredfold, and where some go on from a checkpoint. Without a terminal each run's end is a line.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Planned],
+        todo: Sequence[Planned],
+        quiet: bool = False,
+        console: Console = errors,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._total, self._finished = len(runs), len(runs) - len(todo)
+        self._work, self._done = sum(run.work for run in todo), 0.0
+        self._lines: dict[str, _Line] = {}
+        self._clock, self._start = clock, clock()
+        self._word = "at most" if any(run.config.stop.at_target for run in todo) else "about"
+        self._every_end = not quiet and not console.is_terminal
         self._bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=errors,
+            console=console,
             disable=quiet,
         )
-        self._all = self._bars.add_task("all runs", total=max(1, self._total), note="")
+        self._all = self._bars.add_task("all runs", note="")
 
     def __enter__(self) -> Self:
+        self._start = self._clock()
         self._bars.start()
         self._advance()
         return self
@@ -43,24 +78,46 @@ class SweepProgress:
         self._bars.stop()
 
     def started(self, run: Planned) -> None:
-        self._lines[run.folder] = self._bars.add_task(run.folder, total=1.0, note=""), 0.0
+        self._lines[run.folder] = _Line(run, self._bars.add_task(run.folder, total=1.0, note=""))
 
     def progressed(self, run: Planned, row: Row) -> None:
-        line, _ = self._lines[run.folder]
-        share = min(1.0, share_done(row, run.config.stop))
-        self._lines[run.folder] = line, share
-        self._bars.update(line, completed=share, note=f"{row.metric:.3g} after {row.uploads:,} uploads")
+        line = self._lines[run.folder]
+        line.share = min(1.0, share_done(row, run.config.stop))
+        if line.began is None:  # what a resumed run brings with it is nobody's work now
+            line.began = line.share
+            self._work -= line.began * run.work
+        self._bars.update(line.task, completed=line.share, note=f"{row.metric:.3g} after {row.uploads:,} uploads")
         self._advance()
+
+    def noted(self, run: Planned, text: str) -> None:
+        self._print(f"{run.folder}: {text}")
 
     def ended(self, run: Planned, status: str) -> None:
-        line, _ = self._lines.pop(run.folder)
-        self._bars.remove_task(line)
+        line = self._lines.pop(run.folder)
+        self._bars.remove_task(line.task)
         self._finished += 1
-        if status != "finished":
-            self._bars.console.print(f"{run.folder}: {status}", highlight=False)
+        if status == "finished" and line.began is not None and not run.config.stop.at_target:
+            line.share = 1.0  # its last row may not have been told
+        self._done += line.done
+        self._work -= (1.0 - line.share) * run.work  # not done, and not to be done
+        if status != "finished" or self._every_end:
+            self._print(f"{run.folder}: {status} ({self._finished} of {self._total})")
         self._advance()
 
+    def seconds_left(self) -> float | None:
+        """As long as the rest takes at the pace so far; None before there is one."""
+        done = self._done_by_now()
+        return (self._clock() - self._start) * (self._work - done) / done if done > 0 else None
+
+    def _done_by_now(self) -> float:
+        return self._done + sum(line.done for line in self._lines.values())
+
     def _advance(self) -> None:
-        going = sum(share for _, share in self._lines.values())
+        left = self.seconds_left()
         note = f"{self._finished} of {self._total} done"
-        self._bars.update(self._all, completed=self._finished + going, note=note)
+        if left is not None and self._finished < self._total:
+            note += f", {self._word} {human_seconds(left)} left"
+        self._bars.update(self._all, total=max(self._work, 1e-9), completed=self._done_by_now(), note=note)
+
+    def _print(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)

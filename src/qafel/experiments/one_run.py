@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import shutil
 import sys
@@ -16,7 +18,7 @@ from qafel.results.checkpoint_file import read_checkpoint
 from qafel.results.runs import Run
 from qafel.simulator.executor_choice import ExecutorName
 from qafel.simulator.measure import Row
-from qafel.simulator.run import CHECKPOINT, metrics_behind, run
+from qafel.simulator.run import CHECKPOINT, metrics_behind, run, same_run
 
 if sys.platform != "win32":
     import fcntl
@@ -35,33 +37,47 @@ class Order(NamedTuple):
 
 def state_of(config: Config, path: Path) -> State:
     """How far the folder is with this configuration; one with another configuration counts as absent."""
-    try:
-        text = (path / "config.toml").read_text(encoding="utf-8")
-        found = Config.from_toml(text, str(path / "config.toml"))
-    except (OSError, UnicodeDecodeError, ConfigError):
+    if not _is_of(config, path):
         return "absent"
-    if not same_run(found, config):
-        return "absent"
-    if (path / "summary.json").is_file():
+    if _has_summary(path):
         return "finished"
-    return "interrupted" if (path / CHECKPOINT).is_file() and text == config.to_toml() else "absent"
+    return "interrupted" if (path / CHECKPOINT).is_file() else "absent"
 
 
-def same_run(one: Config, other: Config) -> bool:
-    """Whether two configurations give the same results: names and descriptions do not matter."""
-    apart = {"name", "description"}
-    return one.model_dump(exclude=apart) == other.model_dump(exclude=apart)
+def _is_of(config: Config, path: Path) -> bool:
+    file = path / "config.toml"
+    try:
+        return same_run(Config.from_toml(file.read_text(encoding="utf-8"), str(file)), config)
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return False
 
 
-def perform(order: Order, progress: Callable[[Row], None] | None = None) -> str:
-    """Bring a run to its end, from its checkpoint where there is a good one; return its status."""
+def _has_summary(path: Path) -> bool:
+    """Whether there is a summary that can be read."""
+    try:
+        return isinstance(json.loads((path / "summary.json").read_bytes()), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def perform(
+    order: Order,
+    progress: Callable[[Row], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> str:
+    """Bring a run to its end, from its checkpoint where there is a good one; return its status.
+
+    What else has results in its folder is moved aside, never removed; `note` is told.
+    """
     with _alone_in(order.path):
         state = state_of(order.config, order.path)
         if state == "finished":  # by another sweep, while this one was busy elsewhere
             return str(Run.load(order.path).summary.get("status", "finished"))
         if state == "interrupted" and _is_sound(order.path):
             return _run(order, progress, resume=True)
-        _clear(order.path)
+        found = "a damaged run" if _is_of(order.config, order.path) else "a run with other settings"
+        if (moved := _make_room(order.path)) is not None and note is not None:
+            note(f"{found} was there, and is now {moved.name}")
         return _run(order, progress, resume=False)
 
 
@@ -125,10 +141,19 @@ def _run(order: Order, progress: Callable[[Row], None] | None, resume: bool) -> 
     return str(summary["status"])
 
 
-def _clear(path: Path) -> None:
-    """Remove what another configuration left. Whatever is no run's folder is not ours to remove."""
-    if not path.exists():
-        return
-    if any(path.iterdir()) and not (path / "config.toml").exists():
+def _make_room(path: Path) -> Path | None:
+    """Move a run with results, or half of them, out of the way; say where to. What is no run is not ours to touch."""
+    if not path.exists() or not any(path.iterdir()):
+        return None
+    if not (path / "config.toml").exists():
         raise OutputError(f"{path} holds something else than a run: move it away, or choose another --out")
-    shutil.rmtree(path)
+    if not (path / "summary.json").exists() and not (path / CHECKPOINT).exists():
+        shutil.rmtree(path)  # broken off before its first checkpoint
+        return None
+    names = (path.with_name(f"{path.name}.old-{number}") for number in itertools.count(1))
+    moved = next(name for name in names if not name.exists())
+    try:
+        path.rename(moved)
+    except OSError as error:
+        raise OutputError(f"cannot move {path} aside: {error.strerror}; choose another --out") from None
+    return moved

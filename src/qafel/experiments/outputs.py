@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -29,6 +29,7 @@ class Outcome:
     entry: Entry
     table: Table
     verdicts: tuple[tuple[Claim, Verdict], ...]
+    source: Provenance
     folder: Path
 
 
@@ -40,12 +41,28 @@ def read_back(planned: Sequence[Planned], runs: Path, quick: bool) -> Measured:
     return Measured(tuple((run, Run.load(runs / run.folder)) for run in finished), quick)
 
 
+def results_folder(out: Path, name: str, runs: Sequence[Planned], quick: bool, family: str | None) -> Path:
+    """Where an entry's results lie: quick ones and those of another family apart from the entry's own."""
+    other = family if family and any(run.config.name.startswith(family) for run in runs) else None
+    return out / "-".join(part for part in (name, other, "quick" if quick else None) if part)
+
+
+def beside_a_fuller_one(folder: Path, runs: int) -> Path:
+    """The folder itself, or where it holds the results of more runs another one: a part does not replace the whole."""
+    try:
+        before = json.loads((folder / "claims.json").read_bytes())["runs"]
+        fuller = int(before) > runs
+    except (OSError, ValueError, LookupError, TypeError):
+        return folder
+    return folder.with_name(f"{folder.name}-part") if fuller else folder
+
+
 def write_outputs(entry: Entry, measured: Measured, command: str, folder: Path) -> Outcome:
     """Write all files of an entry."""
     table, panels = entry.table(measured), tuple(entry.panels(measured))
     verdicts = tuple((claim, claim.verdict(measured)) for claim in entry.claims)
     notes, source = tuple(entry.notes(measured)), provenance(measured, command)
-    figure = draw(panels, entry.title, f"{command} · {_seeds(source)} · qafel {source.versions['qafel']}")
+    figure = draw(panels, entry.title, f"{command} · {source.seeds_each()} · qafel {source.qafel()}")
     description = f"{entry.paper}. {command}. {source.sentence()}"
     contents = {
         "table.csv": table.csv(
@@ -58,7 +75,7 @@ def write_outputs(entry: Entry, measured: Measured, command: str, folder: Path) 
                 *(f"{claim.text}: {verdict}" for claim, verdict in verdicts),
             )
         ).encode(),
-        "table.md": _markdown(entry, table, verdicts, notes, source).encode(),
+        "table.md": _markdown(entry, table, verdicts, notes, source, folder.name).encode(),
         "figure.png": rendered(figure, "png", description),
         "figure.pdf": rendered(figure, "pdf", description),
         "index.html": render_page(entry, table, panels, verdicts, notes, source).encode(),
@@ -70,7 +87,7 @@ def write_outputs(entry: Entry, measured: Measured, command: str, folder: Path) 
         raise OutputError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
     for name, content in contents.items():
         write_atomically(folder / name, content)
-    return Outcome(entry, table, verdicts, folder)
+    return Outcome(entry, table, verdicts, source, folder)
 
 
 def _markdown(
@@ -79,6 +96,7 @@ def _markdown(
     verdicts: Sequence[tuple[Claim, Verdict]],
     notes: Sequence[str],
     source: Provenance,
+    folder: str,
 ) -> str:
     """A section to be pasted into a document as it is."""
     claims = "\n".join(
@@ -88,7 +106,7 @@ def _markdown(
     parts = [
         f"## {entry.title}",
         f"{entry.paper}. `{source.command}`",
-        f"![{entry.title}]({entry.name}/figure.png)",
+        f"![{entry.title}]({folder}/figure.png)",
         table.markdown(),
         *notes,
         f"| published claim | here | measured |\n|---|---|---|\n{claims}",
@@ -99,13 +117,17 @@ def _markdown(
 
 
 def _settings(source: Provenance, bullet: str = "") -> tuple[str, ...]:
-    common = ", ".join(f"{key} = {value}" for key, value in source.common.items())
-    differing = (
-        f"{method}: {', '.join(f'{key} = {value}' for key, value in own.items())}"
-        for method, own in source.differing.items()
-        if own
-    )
-    return tuple(bullet + line for line in (f"all runs: {common}", *differing))
+    of = {"all runs": source.common} | source.differing
+    return tuple(f"{bullet}{whose}: {_by_section(values)}" for whose, values in of.items() if values)
+
+
+def _by_section(settings: Mapping[str, str]) -> str:
+    """As in a recipe, each section's name once: [stop] uploads = 100, at_target = true."""
+    sections: dict[str, list[str]] = {}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, []).append(f"{name} = {value}")
+    return "; ".join(f"[{section}] {', '.join(values)}" for section, values in sections.items())
 
 
 def _claims(entry: Entry, verdicts: Sequence[tuple[Claim, Verdict]], source: Provenance) -> dict[str, Any]:
@@ -114,8 +136,8 @@ def _claims(entry: Entry, verdicts: Sequence[tuple[Claim, Verdict]], source: Pro
         "paper": entry.paper,
         "command": source.command,
         "seeds": list(source.seeds),
-        "versions": source.versions,
-        "hardware": source.hardware,
+        "made_with": [{"runs": count, **place.to_json()} for place, count in source.made_with.items()],
+        "written_with": source.written_with.to_json(),
         "runs": source.runs,
         "wall_s": round(source.wall_s, 3),
         "settings": {"common": source.common, "differing": source.differing},
@@ -124,7 +146,3 @@ def _claims(entry: Entry, verdicts: Sequence[tuple[Claim, Verdict]], source: Pro
             for claim, verdict in verdicts
         ],
     }
-
-
-def _seeds(source: Provenance) -> str:
-    return "1 seed" if len(source.seeds) == 1 else f"{len(source.seeds)} seeds: mean and range"

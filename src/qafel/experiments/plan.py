@@ -11,6 +11,9 @@ from qafel.config import Config, load_recipe
 CHEAP_TASKS = ("mushrooms", "quadratic", "logistic")
 """Tasks of which several runs go at once, one in each process."""
 
+COST = {"cifar10": 80.0, "celeba": 100.0, "shakespeare": 6000.0}
+"""Roughly how much longer an upload takes than one of a cheap task."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,18 @@ class Planned:
     @property
     def cheap(self) -> bool:
         return self.config.task.name in CHEAP_TASKS
+
+    @property
+    def work(self) -> float:
+        """How much there is to do, to be held against other runs: its uploads, as far as its limits tell, and cost."""
+        stop, timing = self.config.stop, self.config.timing
+        limits = (
+            stop.uploads,
+            stop.server_steps and stop.server_steps * self.config.algorithm.buffer_size,
+            stop.virtual_time and stop.virtual_time * timing.rate,
+        )
+        uploads = min((float(limit) for limit in limits if limit is not None), default=1.0)
+        return uploads * COST.get(self.config.task.name, 1.0)
 
 
 EVERY_100 = Change("every100", ('evaluation.unit="uploads"', "evaluation.every=100"))

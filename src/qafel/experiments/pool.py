@@ -25,12 +25,17 @@ BETWEEN_ROWS_S = 0.2
 
 
 class News(NamedTuple):
-    """What a process says of its run: a row on the way, its status at the end, or why it failed."""
+    """What a process says of its run: a row or a note on the way, its status at the end, or why it failed."""
 
     number: int
     row: Row | None = None
     status: str | None = None
     failure: str | None = None
+    note: str | None = None
+
+    @property
+    def last(self) -> bool:
+        return self.status is not None or self.failure is not None
 
 
 def why(error: BaseException) -> str:
@@ -66,8 +71,11 @@ def serve(connection: Connection) -> None:
                     shown = monotonic()
                     connection.send(News(number, row=row))
 
+            def note(text: str, number: int = number) -> None:
+                connection.send(News(number, note=text))
+
             try:
-                status = perform(order, progress)
+                status = perform(order, progress, note)
             except Exception as error:  # a failed run is news, and the next may succeed
                 connection.send(News(number, failure=why(error)))
             else:
@@ -150,6 +158,6 @@ class Pool:
             worker.process.join()
             self._workers.remove(worker)
             return News(worker.number, failure=f"its process ended with exit code {worker.process.exitcode}")
-        if news.row is None:
+        if news.last:
             worker.number = None
         return news

@@ -10,9 +10,13 @@ from qafel.tasks.data_folder import data_folder
 
 
 def celeba_is_there() -> bool:
-    """Whether CelebA lies in the data folder, as published or as LEAF prepares it."""
+    """Whether all that the reader needs lies in the data folder, as published or as LEAF prepares it."""
     folder = data_folder() / "celeba"
-    return (folder / "identity_CelebA.txt").is_file() or (folder / "data" / "train").is_dir()
+    identities, leaf, images = folder / "identity_CelebA.txt", folder / "data", folder / "img_align_celeba"
+    if identities.is_file():  # then the reader takes the published files
+        return (folder / "list_attr_celeba.txt").is_file() and images.is_dir()
+    parts = all(any((leaf / part).glob("*.json")) for part in ("train", "test"))
+    return parts and (images.is_dir() or (leaf / "raw" / "img_align_celeba").is_dir())
 
 
 def why_missing(runs: Sequence[Planned]) -> str | None:

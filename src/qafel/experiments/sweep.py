@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, final
 
@@ -23,6 +24,8 @@ class Watcher(Protocol):
     def started(self, run: Planned) -> None: ...
 
     def progressed(self, run: Planned, row: Row) -> None: ...
+
+    def noted(self, run: Planned, text: str) -> None: ...
 
     def ended(self, run: Planned, status: str) -> None: ...
 
@@ -76,6 +79,8 @@ def _at_once(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: i
                 watcher.started(run)
             if news.row is not None:
                 watcher.progressed(run, news.row)
+            elif news.note is not None:
+                watcher.noted(run, news.note)
             elif news.failure is not None:
                 failures.append(Failure(run, news.failure))
                 watcher.ended(run, "failed")
@@ -93,7 +98,7 @@ def _in_turn(
         inside: ExecutorName = "inline" if run.cheap else executor
         order = Order(run.config, folder / run.folder, inside, None if inside == "inline" else workers)
         try:
-            status = perform(order, lambda row, run=run: watcher.progressed(run, row))  # type: ignore[misc]
+            status = perform(order, partial(watcher.progressed, run), partial(watcher.noted, run))
         except Exception as error:  # the rest is still to be made
             failures.append(Failure(run, why(error)))
             status = "failed"

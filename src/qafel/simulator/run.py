@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from qafel.algorithm import Checkpoint
 from qafel.config import Config
-from qafel.errors import DataError, NonFiniteVector, OutputError
+from qafel.errors import ConfigError, DataError, NonFiniteVector, OutputError
 from qafel.results.checkpoint_file import read_checkpoint, write_checkpoint
 from qafel.results.run_directory import RunDirectory
 from qafel.results.tensorboard import TensorBoard
@@ -19,11 +19,18 @@ from qafel.simulator.executor_choice import ExecutorName, make_executor
 from qafel.simulator.loop import Saving, drive
 from qafel.simulator.measure import Measurements, Row
 from qafel.simulator.simulation import Simulation
-from qafel.simulator.summary import Summary, summarise
+from qafel.simulator.summary import Summary, environment, summarise
 
 Progress: TypeAlias = Callable[[Row], None]
 
 CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
+
+
+class _Before(NamedTuple):
+    """What a run has when it begins, or goes on: the length of its metrics, and where it was before."""
+
+    metrics_bytes: int = 0
+    environments: tuple[dict[str, Any], ...] = ()
 
 
 def run(
@@ -49,14 +56,16 @@ def run(
     with ExitStack() as stack:
         pool = stack.enter_context(make_executor(executor, workers, task, config.task.make, algorithm, config.seed))
         simulation = Simulation(task, algorithm, timing, config.seed, pool)
-        metrics_bytes = _resume(out, config, simulation, measurements) if resume else _begin_anew(out)
-        directory = stack.enter_context(RunDirectory(out, keep_metrics_bytes=metrics_bytes))
+        before = _resume(out, config, simulation, measurements) if resume else _begin_anew(out)
+        elsewhere = [place for place in before.environments if place != environment()]
+        directory = stack.enter_context(RunDirectory(out, keep_metrics_bytes=before.metrics_bytes))
         directory.write_config(config.to_toml())
         events = stack.enter_context(TensorBoard(out, tensorboard))
 
         def save() -> None:
             checkpoint = save_simulation(simulation, measurements)
             checkpoint.values.update(config=config.to_toml(), metrics_bytes=directory.metrics_bytes())
+            checkpoint.values.update(environments=[*elsewhere, environment()])
             write_checkpoint(out / CHECKPOINT, checkpoint)
 
         saving = Saving(save, checkpoint_every_s)
@@ -70,19 +79,34 @@ def run(
         except NonFiniteVector:
             status = "diverged"
         summary = {"name": config.name, **summarise(simulation, measurements, status), "checkpoint_s": saving.spent_s}
+        if elsewhere:
+            summary["resumed_from"] = elsewhere
         directory.write_model(simulation.server.model, task.layout)
         directory.write_summary(summary)
     return summary
 
 
-def _resume(out: Path, config: Config, simulation: Simulation, measurements: Measurements) -> int:
-    """Bring the simulation to the checkpoint; return how much of the metrics belongs to it."""
+def same_run(one: Config, other: Config) -> bool:
+    """Whether two configurations give the same results: names and descriptions do not matter."""
+    apart = {"name", "description"}
+    return one.model_dump(exclude=apart) == other.model_dump(exclude=apart)
+
+
+def _resume(out: Path, config: Config, simulation: Simulation, measurements: Measurements) -> _Before:
+    """Bring the simulation to the checkpoint; return how much of the metrics belongs to it, and where it was made."""
     checkpoint = read_checkpoint(out / CHECKPOINT)
-    if checkpoint.values.get("config") != config.to_toml():
+    if not _is_of(checkpoint, config):
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
     metrics_bytes = metrics_behind(checkpoint, out)
     restore_simulation(checkpoint, simulation, measurements)
-    return metrics_bytes
+    return _Before(metrics_bytes, tuple(checkpoint.values.get("environments", ())))
+
+
+def _is_of(checkpoint: Checkpoint, config: Config) -> bool:
+    try:
+        return same_run(Config.from_toml(str(checkpoint.values.get("config")), "the checkpoint"), config)
+    except ConfigError:
+        return False
 
 
 def metrics_behind(checkpoint: Checkpoint, out: Path) -> int:
@@ -101,7 +125,7 @@ def metrics_behind(checkpoint: Checkpoint, out: Path) -> int:
     return expected
 
 
-def _begin_anew(out: Path) -> int:
+def _begin_anew(out: Path) -> _Before:
     """Remove the checkpoint of a run before: killed early and resumed, the new run must not take it for its own."""
     try:
         (out / CHECKPOINT).unlink(missing_ok=True)
@@ -109,4 +133,4 @@ def _begin_anew(out: Path) -> int:
         raise OutputError(
             f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
         ) from None
-    return 0
+    return _Before()

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from qafel.params import Vector
@@ -21,7 +27,7 @@ def summarise(simulation: Simulation, measurements: Measurements, status: str) -
     worked_s = training_s / simulation.executor.workers + measurements.evaluation_s
     return {
         "status": status,
-        "qafel_version": __version__,
+        **environment(),
         "task": task.name,
         "algorithm": algorithm.name,
         "client_quantizer": algorithm.client_quantizer.spec,
@@ -57,6 +63,31 @@ def summarise(simulation: Simulation, measurements: Measurements, status: str) -
         "model_sha256": sha256(server.model),
         "hidden_state_sha256": sha256(server.hidden_state.vector),
     }
+
+
+def environment() -> dict[str, Any]:
+    """The versions and the machine of this process; PyTorch's where it is loaded."""
+    versions = {"Python": platform.python_version(), "numpy": _version("numpy"), "numba": _version("numba")}
+    if "torch" in sys.modules:
+        versions["torch"] = _version("torch")
+    hardware = {"cores": os.cpu_count() or 1, "processor": _processor()}
+    return {"qafel_version": __version__, "versions": versions, "hardware": hardware}
+
+
+@cache
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)
+
+
+@cache
+def _processor() -> str:
+    """The processor's name where the system tells it, else its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
 
 
 def sha256(vector: Vector) -> str:
