@@ -164,6 +164,8 @@ def test_a_part_of_the_published_runs_decides_nothing():
     for claim in ENTRIES["cifar10"].claims:
         verdict = claim.verdict(only_100)
         assert (verdict.result, "500, 1000" in verdict.because) == ("not comparable", True)
+    split = [network(m, 50, 0, place, "celeba", clients=8408) for place in CONCURRENT for m in (FEDBUFF, QAFEL)]
+    assert ENTRIES["celeba"].claims[0].verdict(measured(*split)).result == "pass", "a tenth of the users is held out"
     few = [network(method, 50, 0, place, "celeba", clients=895) for place in CONCURRENT for method in (FEDBUFF, QAFEL)]
     for claim in ENTRIES["celeba"].claims:
         verdict = claim.verdict(measured(*few))
