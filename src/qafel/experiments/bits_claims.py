@@ -102,10 +102,10 @@ def _four_bits_suffice(measured: Measured) -> Verdict:
         return unmet
     fair = measured.fair(measured.planned(client=4, server=4), measured.planned(client=32, server=32))
     ours, theirs = fair.spread(UPLOADS, client=4), fair.spread(UPLOADS, client=32)
-    overlap = ours.count > 1 and ours.low <= theirs.high and theirs.low <= ours.high
     ratio = ours.mean / theirs.mean
     return Verdict.of(
-        1 / SIMILAR <= ratio <= SIMILAR or overlap, f"{ratio:.2f} times FedBuff's uploads with 4 bits both ways"
+        1 / SIMILAR <= ratio <= SIMILAR or ours.overlaps(theirs),
+        f"{ratio:.2f} times FedBuff's uploads with 4 bits both ways",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qafel.experiments.measured import Measured, Missing, band, server_steps, settled, traffic
+from qafel.experiments.measured import Measured, Missing, band, paired, server_steps, settled, traffic
 from qafel.experiments.panels import Axis, Panel, Series
 from qafel.experiments.tables import Heading, Table, bytes_heading, count_heading, metric_heading
 from qafel.results.runs import Column, Run
@@ -45,22 +45,12 @@ def end_table(measured: Measured) -> Table:
     return Table(HEADINGS, rows)
 
 
-def paired(measured: Measured, figure: Callable[[Run], float], method: str, other: str) -> list[tuple[float, float]]:
-    """A figure of two methods, with every seed that both have; Missing if there is none."""
-    ours, theirs = (
-        {planned.config.seed: figure(run) for planned, run in measured.planned(name)} for name in (method, other)
-    )
-    if not (both := sorted(ours.keys() & theirs.keys())):
-        raise Missing(f"{method} and {other} have no seed in common")
-    return [(ours[seed], theirs[seed]) for seed in both]
-
-
 def ratios(measured: Measured, method: str, reference: str) -> list[float]:
     """Seed by seed, the settled suboptimality over that of the reference; infinite where only the method diverged.
 
     Anything is small next to a reference that diverged, so with one there is nothing to compare.
     """
-    found = paired(measured, settled, method, reference)
+    found = paired(settled, measured.planned(method), measured.planned(reference))
     if not all(math.isfinite(theirs) for _, theirs in found):
         raise Missing(f"{reference}, which {method} is measured against, diverged")
     # max() and min() may drop a NaN, and with it a seed.

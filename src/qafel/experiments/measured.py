@@ -44,6 +44,10 @@ class Spread:
         std = float(found.std(ddof=1)) if found.size > 1 else math.nan
         return Spread(float(found.mean()), std, float(found.min()), float(found.max()), found.size)
 
+    def overlaps(self, other: Spread) -> bool:
+        """Whether the ranges over seeds overlap; those of one seed say nothing."""
+        return self.count > 1 and self.low <= other.high and other.low <= self.high
+
 
 @final
 @dataclass(frozen=True)
@@ -93,12 +97,26 @@ class Measured:
 
         What is compared must have had the same luck: a sweep that is not finished has more seeds of some runs.
         """
-        common = set.intersection(*({planned.config.seed for planned, _ in group} for group in groups))
-        if not common:
-            names = " and ".join(dict.fromkeys(group[0][0].method for group in groups))
-            raise Missing(f"the runs of {names} have no seed in common")
+        common = set(common_seeds(*groups))
         kept = tuple(pair for group in groups for pair in group if pair[0].config.seed in common)
         return Measured(kept, self.quick)
+
+
+def common_seeds(*groups: Sequence[tuple[Planned, Run]]) -> list[int]:
+    """The seeds that all groups of runs have, in order; Missing if there is none."""
+    common = set.intersection(*({planned.config.seed for planned, _ in group} for group in groups))
+    if not common:
+        names = " and ".join(dict.fromkeys(group[0][0].method for group in groups))
+        raise Missing(f"the runs of {names} have no seed in common")
+    return sorted(common)
+
+
+def paired(
+    figure: Callable[[Run], float], ours: Sequence[tuple[Planned, Run]], theirs: Sequence[tuple[Planned, Run]]
+) -> list[tuple[float, float]]:
+    """A figure of two groups of runs, with every seed that both have; Missing if there is none."""
+    by_seed = [{planned.config.seed: figure(run) for planned, run in group} for group in (ours, theirs)]
+    return [(by_seed[0][seed], by_seed[1][seed]) for seed in common_seeds(ours, theirs)]
 
 
 def diverged(run: Run) -> bool:

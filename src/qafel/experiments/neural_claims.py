@@ -55,9 +55,9 @@ class _Comparison:
         return theirs / ours
 
     def overlap(self, column: str) -> bool:
-        """Whether the ranges over seeds overlap; those of one seed say nothing."""
+        """Whether the ranges over seeds overlap."""
         ours, theirs = (self._spread(column, name) for name in (self.method, self.reference))
-        return ours.count > 1 and ours.low <= theirs.high and theirs.low <= ours.high
+        return ours.overlaps(theirs)
 
     def _spread(self, column: str, name: str) -> Spread:
         return self.fair.spread(to_target(column), name)

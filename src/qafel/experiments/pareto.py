@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from qafel.experiments.curves import curve, paired, ratios
+from qafel.experiments.curves import curve, ratios
 from qafel.experiments.entry import Claim, Entry, Verdict
-from qafel.experiments.measured import Measured, Missing, Spread, first_below, settled, traffic
+from qafel.experiments.measured import Measured, Missing, Spread, first_below, paired, settled, traffic
 from qafel.experiments.panels import Axis, Panel, Series
 from qafel.experiments.pareto_runs import FAMILIES, ON_THE_WAY, PAIRS, REFERENCE, plan
 from qafel.experiments.tables import Heading, Table, bytes_heading, metric_heading
@@ -69,7 +69,7 @@ def _table(measured: Measured) -> Table:
 def _of_fedbuff(measured: Measured, label: str) -> Spread:
     """Bytes to the last level over FedBuff's, seed by seed; unknown where there is nothing to compare."""
     try:
-        found = paired(measured, _to_target, label, REFERENCE)
+        found = paired(_to_target, measured.planned(label), measured.planned(REFERENCE))
     except Missing:
         return Spread.of(())
     return Spread.of(ours / theirs if math.isfinite(theirs) else math.nan for ours, theirs in found)
@@ -94,7 +94,7 @@ def _beats(measured: Measured, label: str, other: str) -> bool:
     Two ends are equal where their ranges over the common seeds overlap: noise puts no pair on the front.
     """
     try:
-        sent, ends = (paired(measured, figure, label, other) for figure in (_sent, settled))
+        sent, ends = (paired(figure, measured.planned(label), measured.planned(other)) for figure in (_sent, settled))
     except Missing:
         return False
     saved = sum(theirs - ours for ours, theirs in sent)

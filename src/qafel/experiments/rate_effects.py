@@ -26,7 +26,7 @@ from qafel.experiments.rate_runs import (
     Kind,
     configuration,
     effect,
-    means,
+    ergodic,
     ratio,
     slope,
     varied_at,
@@ -61,7 +61,7 @@ def setting(measured: Measured, kind: Kind, horizon: float) -> Setting:
 
 
 def spread(measured: Measured, kind: Kind, horizon: float) -> Spread:
-    return Spread.of(means(measured, kind, horizon).values())
+    return measured.spread(ergodic, T=horizon, kind=kind.tag)
 
 
 def horizons(measured: Measured) -> list[float]:

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 
 from qafel.config import Config
-from qafel.experiments.measured import Measured, Missing, Spread
+from qafel.experiments.measured import Measured, Spread, paired
 from qafel.experiments.plan import Planned, Scale
 from qafel.results.runs import Run
 from qafel.theory import Setting, corollary_step_sizes
@@ -152,11 +152,6 @@ def ergodic(run: Run) -> float:
     return float(norms[versions < versions[-1]].mean())
 
 
-def means(measured: Measured, kind: Kind, horizon: float) -> dict[int, float]:
-    """The ergodic mean by seed."""
-    return {planned.config.seed: ergodic(run) for planned, run in measured.planned(T=horizon, kind=kind.tag)}
-
-
 def effect(measured: Measured, kind: Kind, against: Kind, horizon: float) -> Spread:
     """By how much one kind of run lies above another, seed by seed."""
     return Spread.of(ours - theirs for ours, theirs in _paired(measured, kind, against, horizon))
@@ -168,10 +163,8 @@ def ratio(measured: Measured, kind: Kind, against: Kind, horizon: float) -> Spre
 
 
 def _paired(measured: Measured, kind: Kind, against: Kind, horizon: float) -> list[tuple[float, float]]:
-    ours, theirs = means(measured, kind, horizon), means(measured, against, horizon)
-    if not (both := sorted(ours.keys() & theirs.keys())):
-        raise Missing(f"{kind.tag} and {against.tag} have no seed in common at T = {horizon:g}")
-    return [(ours[seed], theirs[seed]) for seed in both]
+    ours, theirs = (measured.planned(T=horizon, kind=one.tag) for one in (kind, against))
+    return paired(ergodic, ours, theirs)
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
