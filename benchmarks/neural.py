@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from qafel.tasks.neural_benchmark import neural_benchmark
+from qafel.bench.training import neural_benchmark
 
 
 def main() -> None:

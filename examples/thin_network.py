@@ -1,17 +1,6 @@
 """Who is done first when lines are thin? Three methods, the same clients, the same virtual time."""
 
-from qafel import (
-    AlwaysTraining,
-    Evaluation,
-    HalfNormal,
-    Limits,
-    Mushrooms,
-    Network,
-    Rounds,
-    Timing,
-    simulate,
-    wire,
-)
+from qafel import AlwaysTraining, Evaluation, HalfNormal, Limits, Mushrooms, Network, Rounds, Timing, simulate, wire
 
 TARGET = 0.01
 LOCAL = {"client_lr": 2.0, "local_steps": 10, "buffer_size": 10}

@@ -23,9 +23,9 @@ from typing import Any
 
 from qafel.algorithm import Message
 from qafel.config import load_recipe
-from qafel.deployment.broker_folder import BrokerFolder
-from qafel.deployment.journal import read
-from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.server.journal import read
 from qafel.simulator import run
 
 HERE = Path(__file__).parent

@@ -123,7 +123,7 @@ def test_the_demo_shows_a_table_a_picture_and_a_report(tmp_path):
 
 def test_the_light_core_loads_without_torch_ray_or_a_broker():
     code = (
-        "import sys; from qafel.cli.app import app; "
+        "import sys; from qafel.cli import app; "
         "loaded = {'torch', 'ray', 'nats', 'tensorboard'} & set(sys.modules); assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

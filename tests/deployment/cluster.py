@@ -13,10 +13,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from qafel.deployment.access import Access
-from qafel.deployment.broker_folder import BrokerFolder
-from qafel.deployment.layout import Limits
-from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.keys import Access
+from qafel.deployment.names import Limits
 from qafel.deployment.settings import ServerSettings
 from tests.deployment.live import serving, taking_part, until, update
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from qafel.deployment.access import Access
-from qafel.deployment.local_broker import LocalBroker
+from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.keys import Access
 
 
 @pytest.fixture

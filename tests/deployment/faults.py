@@ -19,9 +19,9 @@ import numpy as np
 
 from qafel.algorithm import Message
 from qafel.config import load_recipe
-from qafel.deployment.journal import read
-from qafel.deployment.local_broker import LocalBroker
-from qafel.deployment.truth import Truth, replay
+from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.server.journal import read
+from qafel.deployment.server.ledger import Truth, replay
 from qafel.rng import Stream
 from tests.deployment.processes import Command, Line, wait_for
 

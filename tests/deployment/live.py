@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from qafel.config import Config
-from qafel.deployment.access import Access
-from qafel.deployment.agreement import Agreement
-from qafel.deployment.client import open_client
-from qafel.deployment.client_state import ClientState
-from qafel.deployment.layout import Names
-from qafel.deployment.participant import DeploymentClient
-from qafel.deployment.server import open_server
-from qafel.deployment.serving import DeploymentServer
+from qafel.deployment.client.client import DeploymentClient, open_client
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.training import TaskTraining
+from qafel.deployment.connection import end
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import Agreement
+from qafel.deployment.names import Names
+from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.deployment.settings import ClientSettings, ServerSettings
-from qafel.deployment.task_training import TaskTraining
-from qafel.deployment.together import end
 
 CONFIG: dict[str, Any] = {
     "name": "live",

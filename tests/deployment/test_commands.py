@@ -15,9 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 from qafel.cli.broker import broker
-from qafel.cli.client import client
-from qafel.cli.server import server
-from qafel.deployment.local_broker import LocalBroker, free_port
+from qafel.cli.deploy import client, server
+from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.errors import ConfigError, UserError
 from qafel.params import Vector
 from qafel.rng import Stream
@@ -163,7 +162,7 @@ def test_a_client_id_that_is_not_the_credentials_is_refused_at_once(
 
 
 def test_the_light_core_does_not_load_the_deployment() -> None:
-    program = "import sys, qafel, qafel.cli.server, qafel.cli.client, qafel.cli.broker, qafel.cli.status; "
+    program = "import sys, qafel, qafel.cli.deploy, qafel.cli.deploy, qafel.cli.broker, qafel.cli.broker; "
     program += "sys.exit(any(name.split('.')[0] in ('nats', 'nkeys', 'prometheus_client') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 

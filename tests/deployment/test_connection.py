@@ -12,11 +12,10 @@ import nats.errors
 import pytest
 
 from qafel.deployment import connection
-from qafel.deployment.access import Access
-from qafel.deployment.broker import Broker, Stored, session
-from qafel.deployment.broker_folder import BrokerFolder
-from qafel.deployment.local_broker import LocalBroker, free_port
-from qafel.deployment.together import end, together
+from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.connection import Broker, Stored, end, session, together
+from qafel.deployment.keys import Access
 from qafel.errors import BrokerLost, BrokerUnreachable
 from tests.deployment.live import serving, taking_part, update
 from tests.deployment.processes import Command, Line, wait_for

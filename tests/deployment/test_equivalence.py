@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from qafel.config import Config
-from qafel.deployment.access import Access
-from qafel.simulator.build import make_timing
-from qafel.simulator.executors import Inline
-from qafel.simulator.jobs import Job, Trainer
+from qafel.deployment.keys import Access
+from qafel.simulator.executors.jobs import Inline, Job, Trainer
+from qafel.simulator.run import make_timing
 from qafel.simulator.simulation import Simulation
 from tests.deployment.live import CONFIG, serving, taking_part, until
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Message
-from qafel.deployment.local_broker import LocalBroker
+from qafel.deployment.broker.local import LocalBroker
 from qafel.params import Vector
 from qafel.rng import Stream
 from tests.deployment.processes import Command, wait_for

@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 
 from qafel.algorithm import HiddenState
 from qafel.config import Config
-from qafel.deployment.access import Access
-from qafel.deployment.agreement import RunState
-from qafel.deployment.broker import Broker, Stored, session
-from qafel.deployment.broker_folder import BrokerFolder
-from qafel.deployment.client_state import ClientState
-from qafel.deployment.layout import Limits, Names
-from qafel.deployment.local_broker import LocalBroker, free_port
-from qafel.deployment.refill import Publisher
-from qafel.deployment.serving import DeploymentServer
+from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.connection import Broker, Stored, session
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import RunState
+from qafel.deployment.names import Limits, Names
+from qafel.deployment.server.announcements import Publisher
+from qafel.deployment.server.server import DeploymentServer
 from qafel.deployment.settings import ServerSettings
 from qafel.deployment.status import read_status
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
@@ -190,7 +190,7 @@ def test_the_server_takes_only_what_the_clients_key_signed(tmp_path: Path) -> No
 
 
 def test_status_and_metrics_tell_how_a_run_fares(tmp_path: Path, access: Access) -> None:
-    from qafel.cli.status import status
+    from qafel.cli.broker import status
 
     async def check() -> None:
         port = free_port()

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from qafel.quantizers.gaussian_levels import LEVELS
-from qafel.quantizers.rotated import blocks
+from qafel.quantizers.rotated import LEVELS, blocks
 
 MASK64 = (1 << 64) - 1
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from qafel.cli.app import app
+from qafel.cli import app
 from qafel.errors import OutputError, SpecError
 
 COLUMNS = {"quantizer", "size", "threads", "encode_s", "decode_s", "add_decoded_s", "memcpy_s", "bytes", "nmse"}

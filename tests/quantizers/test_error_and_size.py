@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qafel.quantizers import measured, parse
-from qafel.quantizers.samples import gaussian, heavy_tailed
+from qafel.quantizers.measure import gaussian, heavy_tailed
 from tests.quantizers import oracle
 from tests.quantizers.specs import CELEBA, stream
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from qafel.errors import MalformedPayload
 from qafel.quantizers import TopK, parse
-from qafel.quantizers.indices import decode_indices, encode_indices, max_index_bytes
 from qafel.quantizers.kernels.sparse import select_random
+from qafel.quantizers.top_k import decode_indices, encode_indices, max_index_bytes
 from tests.quantizers.specs import stream
 
 

@@ -10,8 +10,8 @@ from scipy import optimize, stats
 
 from qafel.params import Layout
 from qafel.quantizers import fitness, measured, parse
-from qafel.quantizers.gaussian_levels import LEVELS, OMEGA
-from qafel.quantizers.samples import gaussian
+from qafel.quantizers.measure import gaussian
+from qafel.quantizers.rotated import LEVELS, OMEGA
 from tests.quantizers.specs import SPECS, stream
 
 

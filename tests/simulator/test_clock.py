@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qafel.simulator.clock import Clock
+from qafel.simulator.simulation import Clock
 
 
 def test_ties_are_settled_by_priority_then_by_serial():

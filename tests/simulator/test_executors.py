@@ -15,8 +15,8 @@ from qafel.algorithm import HiddenState, wire
 from qafel.errors import ConfigError
 from qafel.rng import Stream
 from qafel.simulator import HalfNormal, Limits, Network, Timing, simulate
-from qafel.simulator.jobs import Job
-from qafel.simulator.processes import Processes, WorkerLost
+from qafel.simulator.executors.jobs import Job
+from qafel.simulator.executors.processes import Processes, WorkerLost
 from qafel.tasks import Quadratic
 
 TASK = Quadratic(30, 50)
@@ -54,8 +54,8 @@ def test_ray_gives_the_bits_that_one_thread_gives():
 
 def test_a_killed_worker_changes_nothing():
     with Processes(2, make_task, ALGORITHM, 0, 50) as pool:
-        from qafel.simulator.loop import drive
         from qafel.simulator.measure import Evaluation, Measurements
+        from qafel.simulator.run import drive
         from qafel.simulator.simulation import Simulation
 
         simulation = Simulation(TASK, ALGORITHM, TIMING, 0, pool)

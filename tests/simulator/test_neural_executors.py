@@ -12,16 +12,15 @@ torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 from qafel.algorithm import wire  # noqa: E402
 from qafel.rng import Stream  # noqa: E402
 from qafel.simulator import Evaluation, HalfNormal, Limits, Timing, simulate  # noqa: E402
-from qafel.simulator.executors import shares  # noqa: E402
-from qafel.simulator.loop import drive  # noqa: E402
+from qafel.simulator.executors.jobs import shares  # noqa: E402
+from qafel.simulator.executors.processes import Processes, WorkerLost  # noqa: E402
 from qafel.simulator.measure import Measurements  # noqa: E402
-from qafel.simulator.processes import Processes, WorkerLost  # noqa: E402
+from qafel.simulator.run import drive  # noqa: E402
 from qafel.simulator.simulation import Simulation  # noqa: E402
-from qafel.tasks.cnn import Cnn  # noqa: E402
-from qafel.tasks.images import Normalise  # noqa: E402
-from qafel.tasks.partition import split  # noqa: E402
-from qafel.tasks.samples import ArraySamples  # noqa: E402
-from qafel.tasks.torch_task import TorchTask  # noqa: E402
+from qafel.tasks.datasets.partition import split  # noqa: E402
+from qafel.tasks.datasets.samples import ArraySamples  # noqa: E402
+from qafel.tasks.neural.networks import Cnn, Normalise  # noqa: E402
+from qafel.tasks.neural.task import TorchTask  # noqa: E402
 
 ALGORITHM = wire(
     "qafel",

@@ -9,12 +9,10 @@ import safetensors.numpy
 from qafel.algorithm import wire
 from qafel.config import Config, load_recipe
 from qafel.errors import DataError
-from qafel.results.checkpoint_file import read_checkpoint, write_checkpoint
-from qafel.results.run_directory import RunDirectory
+from qafel.runs.directory import RunDirectory, read_checkpoint, write_checkpoint
 from qafel.simulator import Evaluation, HalfNormal, Limits, Measurements, Simulation, Timing, run
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
-from qafel.simulator.loop import drive
-from qafel.simulator.run import CHECKPOINT
+from qafel.simulator.run import CHECKPOINT, drive
 from qafel.tasks import Mushrooms
 
 

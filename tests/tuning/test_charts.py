@@ -4,9 +4,9 @@ from pathlib import Path
 
 from qafel.config import load_recipe
 from qafel.tuning import Objective, Range, RunOutcome, Tuning
-from qafel.tuning.charts import charts_of
-from qafel.tuning.outcome import combine, failure
-from qafel.tuning.ranking import lead_sentence
+from qafel.tuning.objective import combine, failure
+from qafel.tuning.page import charts_of
+from qafel.tuning.result import lead_sentence
 from qafel.tuning.trial import Trial
 
 CONFIG = load_recipe("mushrooms-qafel-4bit")

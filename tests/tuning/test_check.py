@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from qafel.config import load_recipe
 from qafel.tuning import Choices, tune
-from qafel.tuning.check import CANDIDATES, best_checked, check_best
-from qafel.tuning.outcome import RunOutcome, combine, failure, together
-from qafel.tuning.ranking import lead_sentence, unseen
+from qafel.tuning.objective import RunOutcome, combine, failure, together
+from qafel.tuning.result import CANDIDATES, best_checked, check_best, lead_sentence, unseen
 from qafel.tuning.trial import Trial
 from qafel.tuning.workers import Done, attempt
 

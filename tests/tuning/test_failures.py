@@ -13,9 +13,8 @@ from qafel.errors import ConfigError, OutputError, UserError
 from qafel.simulator.run import CHECKPOINT
 from qafel.tuning import Choices, Objective, Range
 from qafel.tuning import tune as tune_and_check
-from qafel.tuning.files import trials_csv
-from qafel.tuning.page import render_page
-from qafel.tuning.ranking import failures, lead_sentence
+from qafel.tuning.page import render_page, trials_csv
+from qafel.tuning.result import failures, lead_sentence
 from qafel.tuning.trial import Job, run_trial
 
 ROUNDS = load_recipe("mushrooms-fedavg", ["stop.uploads=2000"])

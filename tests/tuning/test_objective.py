@@ -2,8 +2,7 @@
 
 import pytest
 
-from qafel.tuning.objective import Objective
-from qafel.tuning.outcome import RunOutcome, combine, estimate, failure
+from qafel.tuning.objective import Objective, RunOutcome, combine, estimate, failure
 
 
 def outcome(state="reached", cost=100.0, gap=0.0):

@@ -7,7 +7,7 @@ from qafel.config import load_recipe
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
 from qafel.tuning.page import render_page, write_page
-from tests.results import test_report_browser as browser
+from tests.report import test_report_browser as browser
 
 START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=100", 'description="<img src=x onerror=alert(1)>"'])
 tune = partial(tune_and_check, check=0)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from qafel.errors import QafelError
-from qafel.tuning import processes
-from qafel.tuning.processes import Elsewhere
+from qafel.tuning import workers as processes
+from qafel.tuning.workers import Elsewhere
 from tests.tuning.test_failures import job
 
 

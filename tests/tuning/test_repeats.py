@@ -5,7 +5,7 @@ from functools import partial
 from qafel.config import load_recipe
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
-from qafel.tuning.ranking import lead_sentence
+from qafel.tuning.result import lead_sentence
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=30"])
 tune = partial(tune_and_check, CONFIG, target=0.3, check=0)

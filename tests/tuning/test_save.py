@@ -8,7 +8,8 @@ import pytest
 from qafel.cli import tune as command
 from qafel.config import load_recipe
 from qafel.errors import OutputError
-from qafel.tuning import Range, loop
+from qafel.tuning import Range
+from qafel.tuning import tune as loop
 from qafel.tuning import tune as tune_and_check
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=60"])

@@ -4,8 +4,16 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
-from qafel.tuning.budget import uneven
-from qafel.tuning.search import Choices, Range, all_settings, default_search, own_settings, parse_search, with_settings
+from qafel.tuning.search import (
+    Choices,
+    Range,
+    all_settings,
+    default_search,
+    own_settings,
+    parse_search,
+    uneven,
+    with_settings,
+)
 
 CONFIG = load_recipe("mushrooms-qafel-4bit")
 

@@ -12,8 +12,8 @@ from qafel.errors import ConfigError, DataError, OutputError
 from qafel.simulator.run import run as simulate
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
-from qafel.tuning.files import trials_csv, write_files
-from qafel.tuning.folder import SearchFolder
+from qafel.tuning.page import trials_csv, write_files
+from qafel.tuning.study import SearchFolder
 
 BAD_START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=200", "algorithm.server_lr=0.005"])
 tune = partial(tune_and_check, check=0)

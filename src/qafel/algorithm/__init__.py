@@ -15,14 +15,13 @@ In the order in which data flows:
     presets        QAFeL and its relatives, as wiring of the above
 """
 
-from qafel.algorithm.catch_up import BroadcastLog
+from qafel.algorithm.aggregation import PolynomialStaleness, StalenessLaw
 from qafel.algorithm.checkpoint import Checkpoint, restore_server, save_server
 from qafel.algorithm.client import Client, make_upload
-from qafel.algorithm.hidden_state import HiddenState
+from qafel.algorithm.hidden_state import BroadcastLog, HiddenState
 from qafel.algorithm.messages import Kind, Message
-from qafel.algorithm.presets import PRESETS, wire
+from qafel.algorithm.methods import PRESETS, wire
 from qafel.algorithm.server import Server
-from qafel.algorithm.staleness import PolynomialStaleness, StalenessLaw
 from qafel.algorithm.wiring import Algorithm, LocalTraining
 
 __all__ = [

@@ -7,12 +7,10 @@ from typing import final
 
 import numpy as np
 
-from qafel.algorithm.buffer import Buffer
-from qafel.algorithm.catch_up import BroadcastLog
-from qafel.algorithm.hidden_state import HiddenState, advance
+from qafel.algorithm.aggregation import Buffer, ServerStep
+from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance
 from qafel.algorithm.messages import Kind, Message
 from qafel.algorithm.replay import ReplayWindows
-from qafel.algorithm.server_step import ServerStep
 from qafel.algorithm.wiring import Algorithm
 from qafel.errors import FutureUpload, MessageError, RejectedUpload, StaleUpload
 from qafel.params import Vector, require_finite

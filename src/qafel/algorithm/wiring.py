@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final, get_args
 
-from qafel.algorithm.buffer import Aggregation
+from qafel.algorithm.aggregation import Aggregation, PolynomialStaleness, StalenessLaw
 from qafel.algorithm.messages import Kind
-from qafel.algorithm.staleness import PolynomialStaleness, StalenessLaw
 from qafel.errors import ConfigError
 from qafel.quantizers import Identity
 from qafel.quantizers.protocol import Quantizer

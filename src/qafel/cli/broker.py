@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from qafel.errors import ConfigError
+from qafel.text import human_bytes
 
 broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
+
 
 Folder = Annotated[Path, typer.Argument(help="The broker's folder.")]
 
@@ -44,7 +51,7 @@ def init(
     Example: qafel broker init broker --clients 5 --host fl.example.org --address 0.0.0.0
     """
     require_extra()
-    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
+    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
 
     BrokerFolder.init(
         folder, clients, hosts=host or (), address=address, port=port, runs=run or (), mutual_tls=mutual_tls
@@ -61,8 +68,8 @@ def init(
 def start(folder: Folder) -> None:
     """Run nats-server on the folder, in the foreground."""
     require_extra()
-    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
-    from qafel.deployment.local_broker import find_nats_server  # noqa: PLC0415
+    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
+    from qafel.deployment.broker.local import find_nats_server  # noqa: PLC0415
 
     binary = find_nats_server()
     os.chdir(BrokerFolder(folder).path)
@@ -73,7 +80,7 @@ def start(folder: Folder) -> None:
 def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be repeated.", min=0)]) -> None:
     """Make keys for further clients, or new ones for known clients."""
     require_extra()
-    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
+    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
 
     changed = BrokerFolder(folder)
     changed.add(client)
@@ -84,7 +91,7 @@ def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be r
 def revoke(folder: Folder, client: Annotated[int, typer.Option(min=0)]) -> None:
     """Strike a client off: its key is worth nothing from now on."""
     require_extra()
-    from qafel.deployment.broker_folder import BrokerFolder  # noqa: PLC0415
+    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
 
     changed = BrokerFolder(folder)
     changed.revoke(client)
@@ -100,3 +107,63 @@ def _say(reloaded: bool, what: str, until_then: str) -> None:
             f"container or on another machine, {until_then} until it reads this. There: `nats-server --signal reload`, "
             "or restart it"
         )
+
+
+# `qafel status`: the runs of a broker.
+
+
+if TYPE_CHECKING:
+    from qafel.deployment.status import RunStatus
+
+
+def status(
+    run: Annotated[str | None, typer.Argument(help="One run; all by default.")] = None,
+    broker: Annotated[str | None, typer.Option(help="The broker's URL; nats://127.0.0.1:4222 by default.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="The operator's or server's folder that `qafel broker init` wrote.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show runs, their versions, how far behind their clients are, rates and bytes.
+
+    Example: qafel status --credentials broker/operator
+    """
+    require_extra()
+    from qafel.deployment.keys import Access  # noqa: PLC0415
+    from qafel.deployment.status import read_status  # noqa: PLC0415
+
+    found = asyncio.run(read_status(Access.of(broker, credentials), run))
+    if json_output:
+        typer.echo(json.dumps([{**asdict(one), "word": one.word} for one in found], indent=2))
+    elif found:
+        Console().print(_table(found))
+    else:
+        typer.echo("no runs here" if run is None else f"no run {run!r} here", err=True)
+    if run is not None and not found:
+        raise typer.Exit(1)
+
+
+def _table(found: list[RunStatus]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for name in ("run", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("version", "buffer", "updates", "per s", "waiting", "lag", "up", "broadcast", "rejected", "metric"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in found:
+        state = one.state
+        lags = sorted(state.clients.values())
+        table.add_row(
+            one.run,
+            one.word,
+            f"{state.version:,}" + (f"/{state.server_steps:,}" if state.server_steps else ""),
+            state.buffer,
+            f"{state.uploads:,}",
+            f"{state.updates_per_s:,.0f}",
+            f"{one.waiting:,}",
+            f"{lags[len(lags) // 2]}…{lags[-1]} of {len(lags)}" if lags else "–",
+            human_bytes(state.upload_bytes),
+            human_bytes(state.broadcast_bytes),
+            ", ".join(f"{count} {reason}" for reason, count in sorted(state.rejected.items())) or "0",
+            "–" if state.metric is None else f"{state.metric:.4g}",
+        )
+    return table

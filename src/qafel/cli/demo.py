@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from qafel.cli.progress import RunProgress, console
-from qafel.cli.units import human_bytes
+from qafel.cli.console import RunProgress, console
 from qafel.config import load_recipe
-from qafel.results.plots import comparison_figure, save_figure
-from qafel.results.report import write_report
-from qafel.results.runs import Run
+from qafel.report import write_report
+from qafel.report.comparison import comparison_figure, save_figure
+from qafel.runs.reading import Run
 from qafel.simulator.run import run as simulate
 from qafel.simulator.summary import Summary
+from qafel.text import human_bytes
 
 REFERENCE = "mushrooms-fedbuff"
 RECIPES = (

@@ -12,14 +12,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from qafel.cli.progress import console, errors
-from qafel.cli.sweep_progress import SweepProgress
+from qafel.cli.console import SweepProgress, console, errors
 from qafel.errors import ConfigError, DataError, UserError
-from qafel.experiments import ENTRIES, Entry, Planned, Scale, entry_named
-from qafel.experiments.outputs import Outcome, beside_a_fuller_one, read_back, results_folder, write_outputs
-from qafel.experiments.requirements import why_missing
-from qafel.experiments.sweep import sweep, unfinished, unique
-from qafel.simulator.executor_choice import ExecutorName
+from qafel.paper.entry import Entry, Scale, why_missing
+from qafel.paper.outputs import Outcome, beside_a_fuller_one, read_back, results_folder, write_outputs
+from qafel.paper.registry import ENTRIES, entry_named
+from qafel.simulator.executors import ExecutorName
+from qafel.sweeps import sweep, unfinished, unique
+from qafel.sweeps.run import Planned
 
 _COLOURS = {"pass": "green", "fail": "red", "not comparable": "yellow"}
 

@@ -8,19 +8,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from qafel.cli.progress import console, errors
-from qafel.cli.units import human_bytes
+from qafel.cli.console import console, errors
 from qafel.config import Config
+from qafel.config.tasks import TASKS
 from qafel.errors import ConfigError
-from qafel.task_config import TASKS
+from qafel.planning import DurationLaw, Fleet
+from qafel.planning.explain import plan_json, reasons
+from qafel.planning.plan import CLIENT_SPECS, SERVER_SPECS, Choice, Demand, Plan, make_plan
 from qafel.tasks.protocol import Task
-from qafel.theory import Constants, DurationLaw, Fleet, estimate_constants, sampled_clients
-from qafel.theory.candidates import CLIENT_SPECS, SERVER_SPECS
-from qafel.theory.demand import Demand
-from qafel.theory.plan import Choice, Plan, make_plan
-from qafel.theory.plan_json import plan_json
-from qafel.theory.quantities import read_bytes, read_seconds
-from qafel.theory.reasons import reasons
+from qafel.text import human_bytes, read_bytes, read_seconds
+from qafel.theory import Constants, estimate_constants, sampled_clients
 
 
 def plan(

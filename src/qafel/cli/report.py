@@ -10,12 +10,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from qafel.drawing.styles import labels_of
 from qafel.errors import DataError, OutputError
-from qafel.results.plots import comparison_figure, save_figure
-from qafel.results.report import write_report
-from qafel.results.report_styles import labels_of
-from qafel.results.run_files import NothingToShow
-from qafel.results.runs import Run
+from qafel.report import write_report
+from qafel.report.comparison import comparison_figure, save_figure
+from qafel.runs.reading import NothingToShow, Run
 
 
 def report(

@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from qafel.cli.progress import RunProgress, console, errors
-from qafel.cli.units import human_bytes
+from qafel.cli.console import RunProgress, console, errors
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, OutputError
 from qafel.quantizers import fitness
-from qafel.simulator.executor_choice import ExecutorName
+from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import CHECKPOINT
 from qafel.simulator.run import run as simulate
 from qafel.simulator.summary import Summary
+from qafel.text import human_bytes
 
 
 def run(

@@ -11,18 +11,16 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from qafel.cli.progress import console, errors
+from qafel.cli.console import console, errors
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
 from qafel.simulator import Row
-from qafel.simulator.executor_choice import ExecutorName
+from qafel.simulator.executors import ExecutorName
 from qafel.tuning import ObjectiveName, Tuning, parse_search
 from qafel.tuning import tune as search_for
-from qafel.tuning.budget import uneven
-from qafel.tuning.files import trial_json, write_files
-from qafel.tuning.page import write_page
-from qafel.tuning.ranking import failures, figure, lead_sentence, ranked, short, unseen
-from qafel.tuning.result import Moment
+from qafel.tuning.page import trial_json, write_files, write_page
+from qafel.tuning.result import Moment, failures, figure, lead_sentence, ranked, short, unseen
+from qafel.tuning.search import uneven
 from qafel.tuning.tune import require_optuna
 
 SHOWN = 8

@@ -34,10 +34,9 @@ In the order in which data flows:
 The broker carries messages; it is not trusted with the truth, and a broker that lost everything is refilled.
 """
 
-from qafel.deployment.access import Access
-from qafel.deployment.client import run_client
-from qafel.deployment.participant import ClientReport
-from qafel.deployment.server import run_server
+from qafel.deployment.client.client import ClientReport, run_client
+from qafel.deployment.keys import Access
+from qafel.deployment.server.server import run_server
 from qafel.deployment.settings import ClientSettings, ServerSettings
 
 __all__ = ["Access", "ClientReport", "ClientSettings", "ServerSettings", "run_client", "run_server"]

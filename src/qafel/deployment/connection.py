@@ -1,21 +1,78 @@
-"""Opening a connection to the broker, patiently; and closing it with everything that belongs to it."""
+"""One connection to the broker: stored publishes, reads by subject, objects.
+
+A connection is never mended. When it breaks, whoever uses it gets `BrokerLost` and begins a new session from the
+start, so that a cut line, a restarted broker and a killed process all recover in the same few lines.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import json
 import logging
 import random
+import socket
 import ssl
-from collections.abc import Iterator
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 import nats.errors
+import nats.js.errors
 from nats.aio.client import Client as Connection
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, ObjectMeta, ObjectMetaOptions, StorageType
 
-from qafel.deployment.access import Access
-from qafel.deployment.together import end
-from qafel.errors import BrokerUnreachable
+from qafel.deployment.keys import Access
+from qafel.deployment.names import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, Limits, Names, streams
+from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
+
+# Several works until one of them ends.
+
+
+_AGAIN_S: Final = 2.0
+
+
+async def together(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all; when the first ends, cancel the others; raise what it raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end(tasks)
+    for task in done:
+        task.result()
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel until they have ended: before Python 3.12, `asyncio.wait_for` loses a cancellation that comes together
+    with its result, and the broker's library uses it.
+    """
+    all_of_them, interrupted = list(tasks), False
+    for task in all_of_them:
+        task.add_done_callback(_hear)
+    while pending := [task for task in all_of_them if not task.done()]:
+        for task in pending:
+            task.cancel()
+        try:
+            await asyncio.wait(pending, timeout=_AGAIN_S)
+        except asyncio.CancelledError:
+            interrupted = True  # but nobody is left behind
+    if interrupted:
+        raise asyncio.CancelledError
+
+
+def _hear(task: asyncio.Task[Any]) -> None:
+    """Look at what a task raised, or Python prints it in the end."""
+    if not task.cancelled():
+        task.exception()
+
+
+# Opening a connection to the broker, patiently; and closing it with everything that belongs to it.
+
 
 LOST: Final = (
     nats.errors.ConnectionClosedError,
@@ -29,8 +86,13 @@ LOST: Final = (
 )
 """What the library raises when the line is broken or the broker does not answer."""
 
+
 _CLOSE_S: Final = 2.0
+
+
 log = logging.getLogger(__name__)
+
+
 # nats-py upgrades to TLS in a way that asyncio remarks on whenever the other end closes.
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
 
@@ -137,3 +199,231 @@ def _tasks(connection: Connection) -> Iterator[asyncio.Task[Any]]:
     found = [getattr(connection, f"_{work}_task", None) for work in ("reading", "ping_interval", "flusher")]
     found += [getattr(each, "_wait_for_msgs_task", None) for each in getattr(connection, "_subs", {}).values()]
     yield from (task for task in found if isinstance(task, asyncio.Task) and task is not asyncio.current_task())
+
+
+ANSWER_S: Final = 5.0
+
+
+OVERHEAD_BYTES: Final = 4096  # what a message's subject and headers may add to its payload
+
+
+ACK_WAIT_S: Final = 30
+
+
+MAX_ACK_PENDING: Final = 4096
+
+
+_TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
+
+
+_CHUNK_BYTES: Final = 512 << 10
+
+
+_LOOK_S: Final = 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as it was read: live, or from its stream."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+
+
+@final
+class Broker:
+    """A connection, until it breaks."""
+
+    def __init__(self, connection: Connection, gone: asyncio.Event) -> None:
+        self.connection = connection
+        self._js = connection.jetstream(timeout=ANSWER_S)
+        self._gone = gone
+
+    @property
+    def part_bytes(self) -> int:
+        """The largest payload that one message carries."""
+        return max(1024, self.connection.max_payload - OVERHEAD_BYTES)
+
+    def wire_bytes(self) -> tuple[int, int]:
+        """Bytes that went over the connection, sent and received, as TCP counts them; zeros where it does not say."""
+        writer: Any = getattr(getattr(self.connection, "_transport", None), "_io_writer", None)
+        try:
+            line = writer.get_extra_info("socket")
+            info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_BYTES.size)
+            acknowledged, received = _TCP_BYTES.unpack(info)
+        except (AttributeError, OSError, struct.error):  # closed already, or not Linux
+            return 0, 0
+        return acknowledged, received
+
+    async def until_lost(self) -> None:
+        """Return never; raise when the connection breaks. The library does not always say so: we look, too."""
+        while not (self._gone.is_set() or self.connection.is_closed):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._gone.wait()
+        raise BrokerLost(f"the connection to the broker broke: {self.connection.last_error or 'closed'}")
+
+    async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:
+        async def receive(message: Msg) -> None:
+            await handle(Stored(message.subject, message.data, message.headers or {}))
+
+        with _losing():
+            await self.connection.subscribe(subject, cb=receive)
+
+    async def send(self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        """Publish without waiting for anyone."""
+        with _losing():
+            await self.connection.publish(subject, data, reply, headers or None)
+
+    async def acknowledge(self, messages: list[Msg]) -> None:
+        """Let the broker forget these; returns when it has. Acknowledgements are worked off in order, so that the
+        answer to the last one is the answer to all.
+        """
+        for message in messages[:-1]:
+            await self.send(message.reply, b"+ACK")
+        for message in messages[-1:]:
+            with _losing():
+                await self.connection.request(message.reply, b"+ACK", timeout=ANSWER_S)
+
+    async def flush(self) -> None:
+        with _losing():
+            await self.connection.flush(int(ANSWER_S))
+
+    async def store(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish and wait until the broker says that it has it."""
+        with _losing():
+            answer = await self.connection.request(subject, data, timeout=ANSWER_S, headers=headers or None)
+        try:
+            error = json.loads(answer.data).get("error")
+        except ValueError:
+            error = {"description": "an answer that is no JSON"}
+        if error:
+            raise BrokerRefused(f"the broker did not store {subject}: {error.get('description')}")
+
+    async def stored(self, stream: str, subject: str) -> Stored | None:
+        """The last message of a subject, or None where there is none."""
+        return await self._direct(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+
+    async def object(self, name: str) -> tuple[bytes, str | None] | None:
+        """An object's bytes and its description; None where there is none, or it was replaced while we read."""
+        encoded = base64.urlsafe_b64encode(name.encode()).decode()
+        meta = await self.stored(OBJECT_STREAM, f"$O.{BUCKET}.M.{encoded}")
+        try:
+            info = json.loads(meta.data) if meta else {}
+            size, digest, subject = info["size"], info["digest"], f"$O.{BUCKET}.C.{info['nuid']}"
+        except (ValueError, KeyError, TypeError):
+            return None
+        data, sequence = bytearray(), 1
+        while len(data) < size and not info.get("deleted"):
+            request = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
+            chunk = await self._direct(f"$JS.API.DIRECT.GET.{OBJECT_STREAM}", request)
+            if chunk is None:
+                return None
+            data += chunk.data
+            sequence = int(chunk.headers["Nats-Sequence"]) + 1
+        found = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+        return (bytes(data), info.get("description")) if found == digest else None
+
+    async def put_object(self, name: str, data: bytes, description: str | None = None) -> None:
+        meta = ObjectMeta(
+            name, description, options=ObjectMetaOptions(max_chunk_size=min(_CHUNK_BYTES, self.part_bytes))
+        )
+        with _losing():
+            bucket = await self._js.object_store(BUCKET)
+            await bucket.put(name, data, meta)
+
+    async def delete_object(self, name: str) -> None:
+        with _losing(), contextlib.suppress(nats.js.errors.NotFoundError):
+            bucket = await self._js.object_store(BUCKET)
+            await bucket.delete(name)
+
+    async def ensure(self, names: Names, limits: Limits) -> None:
+        """Make the run's streams and the shared buckets where they are missing."""
+        with _losing():
+            for config in streams(names, limits):
+                try:
+                    await self._js.add_stream(config)
+                except nats.js.errors.BadRequestError:
+                    await self._js.update_stream(config)
+            if not await self._exists(KEY_VALUE_STREAM):
+                await self._js.create_key_value(
+                    bucket=BUCKET, history=1, direct=True, storage=StorageType.FILE, replicas=limits.replicas
+                )
+            if not await self._exists(OBJECT_STREAM):
+                await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=limits.replicas)
+
+    async def new_consumer(self, names: Names, parts: int = 1) -> None:
+        """A fresh consumer: what a dead server was given and did not acknowledge is delivered at once."""
+        with _losing():
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await self._js.delete_consumer(names.upload_stream, CONSUMER)
+            await self._js.add_consumer(
+                names.upload_stream,
+                ConsumerConfig(
+                    durable_name=CONSUMER,
+                    ack_policy=AckPolicy.EXPLICIT,
+                    ack_wait=ACK_WAIT_S,
+                    max_ack_pending=MAX_ACK_PENDING * parts,  # parts stay unacknowledged until the whole is in
+                ),
+            )
+
+    async def waiting(self, stream: str) -> int | None:
+        """How many messages a stream holds; None where there is no such stream."""
+        with _losing(), contextlib.suppress(nats.js.errors.NotFoundError):
+            return (await self._js.stream_info(stream)).state.messages
+        return None
+
+    async def purge(self, stream: str) -> None:
+        with _losing():
+            await self._js.purge_stream(stream)
+
+    async def subjects(self, stream: str, pattern: str) -> list[str]:
+        """The subjects that a stream holds messages of."""
+        with _losing():
+            info = await self._js.stream_info(stream, subjects_filter=pattern)
+        return list(info.state.subjects or {})
+
+    async def _exists(self, stream: str) -> bool:
+        return await self.waiting(stream) is not None
+
+    async def _direct(self, subject: str, request: bytes) -> Stored | None:
+        try:
+            with _losing():
+                answer = await self.connection.request(subject, request, timeout=ANSWER_S)
+        except BrokerRefused:  # no one answers for a stream that does not exist
+            return None
+        headers = answer.headers or {}
+        if "Nats-Sequence" not in headers:
+            return None
+        return Stored(headers.get("Nats-Subject", subject), answer.data, headers)
+
+
+@contextlib.asynccontextmanager
+async def session(access: Access, name: str, *, patience_s: float | None = None) -> AsyncIterator[Broker]:
+    """A connection, closed at the end. Waits for a broker that is not there yet, forever or so many seconds."""
+    connection, gone = await connect_patiently(access, name, patience_s)
+    try:
+        yield Broker(connection, gone)
+    finally:
+        await close(connection)
+
+
+@contextlib.contextmanager
+def _losing() -> Any:
+    """Turn the library's errors into ours: lost, or refused."""
+    try:
+        yield
+    except (
+        nats.js.errors.ServiceUnavailableError,
+        nats.errors.NoRespondersError,
+        nats.js.errors.NoStreamResponseError,
+    ):
+        raise BrokerRefused("the broker has no such stream, or JetStream is not ready") from None
+    except nats.js.errors.NotFoundError:
+        raise
+    except nats.js.errors.APIError as error:
+        raise BrokerRefused(f"the broker refused: {error.description or error}") from None
+    except LOST as error:
+        raise BrokerLost(f"the broker did not answer: {str(error) or type(error).__name__}") from None

@@ -9,8 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import secrets
-from typing import final
+import ssl
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, final
 
 import nkeys
 from cryptography.exceptions import InvalidSignature
@@ -80,3 +85,96 @@ def _raw_seed(seed: str) -> bytes:
     except Exception:  # nkeys raises its own and binascii's errors
         raise ConfigError("a seed has 58 characters and starts with SU; this one cannot be read") from None
     return bytes(raw)
+
+
+# Where the broker is and who we are there: a URL, or a folder that `qafel broker init` wrote.
+#
+# connection.toml   servers = ["tls://127.0.0.1:4222"], client = 17
+# user.nk           the seed of our nkey
+# ca.pem            who vouches for the broker
+# cert.pem, key.pem our own certificate, where TLS is mutual
+# server.pub        the key that signs what the server sends
+# signing.nk        (server only) its seed
+# clients.json      (server only) client numbers and their public keys
+
+
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach a broker. Without a folder there is neither TLS nor identity nor signature: for development."""
+
+    servers: tuple[str, ...] = (DEFAULT_URL,)
+    folder: Path | None = None
+    client: int | None = None
+    _texts: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(url: str | None, folder: Path | None) -> Access:
+        """From what the command line was given; a URL overrides the folder's own."""
+        if folder is None:
+            return Access((url or DEFAULT_URL,))
+        try:
+            connection = tomllib.loads((folder / "connection.toml").read_text(encoding="utf-8"))
+            texts = {
+                name: path.read_text(encoding="utf-8").strip()
+                for name in ("user.nk", "server.pub", "signing.nk")
+                if (path := folder / name).exists()
+            }
+            servers = (url,) if url else tuple(connection["servers"])
+        except (OSError, KeyError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{folder} holds no credentials ({error}): give a folder that `qafel broker init` wrote"
+            ) from None
+        return Access(servers, folder, connection.get("client"), texts)
+
+    @property
+    def seed(self) -> str | None:
+        return self._texts.get("user.nk")
+
+    @property
+    def name(self) -> str:
+        """Who we are on the broker: each key may listen to the inbox of its own name only."""
+        if self.client is not None:
+            return str(self.client)
+        return "server" if "signing.nk" in self._texts else "operator"
+
+    def signer(self) -> Signer | None:
+        """Signs what we send: the server with its signing key, a client with its own."""
+        seed = self._texts.get("signing.nk") or self.seed
+        return Signer(seed) if seed else None
+
+    def verifier(self) -> Verifier | None:
+        """Checks what the server sends."""
+        public = self._texts.get("server.pub")
+        return Verifier(public) if public else None
+
+    def registry(self) -> dict[int, str] | None:
+        """Known clients and their public keys; None where any client of the task is welcome.
+
+        A server that signs has a registry: a file that went missing must not open the run to everyone.
+        """
+        if self.folder is None:
+            return None
+        path = self.folder / "clients.json"
+        try:
+            return {int(number): key for number, key in json.loads(path.read_text(encoding="utf-8")).items()}
+        except FileNotFoundError:
+            if "signing.nk" not in self._texts:
+                return None
+            raise ConfigError(
+                f"{path} is missing, and without it no client is known: copy it from the broker's folder"
+            ) from None
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+
+    def tls(self) -> ssl.SSLContext | None:
+        if self.folder is None or not (self.folder / "ca.pem").exists():
+            return None
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if (self.folder / "cert.pem").exists():
+            context.load_cert_chain(self.folder / "cert.pem", self.folder / "key.pem")
+        return context

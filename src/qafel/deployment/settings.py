@@ -1,12 +1,31 @@
-"""How a server and a client work, beside what their run's recipe says."""
+"""Which uploads are taken. The core checks form, version and repetition; this adds who sent it, how often, how large.
+
+Checks come in the order of their price, and an upload that was counted before is told so first: its client only
+missed the receipt. Time is an argument.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal, final
 
-from qafel.deployment.defence import DefenceSettings
-from qafel.deployment.layout import Limits
+from qafel.deployment.names import Limits
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DefenceSettings:
+    """None: no such limit."""
+
+    max_norm_ratio: float | None = 100.0
+    """A weighted update whose norm is beyond this multiple of the running median is rejected. Honest clients with
+    different data differ by more than ten; what this is to stop is larger by orders of magnitude.
+    """
+    max_rate: float | None = None
+    """Uploads a second and client, over bursts of ten seconds' worth."""
+
+
+# How a server and a client work, beside what their run's recipe says.
 
 
 @final

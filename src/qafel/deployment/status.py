@@ -6,11 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import final
 
-from qafel.deployment.access import Access
-from qafel.deployment.agreement import RunState
-from qafel.deployment.broker import Broker, session
-from qafel.deployment.keys import Verifier
-from qafel.deployment.layout import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
+from qafel.deployment.connection import Broker, session
+from qafel.deployment.keys import Access, Verifier
+from qafel.deployment.messages import RunState
+from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
 from qafel.errors import BrokerRefused, DataError, MessageError
 
 _SILENT_S = 10.0

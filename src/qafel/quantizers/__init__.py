@@ -14,19 +14,17 @@ kernels                           compiled loops
 
 from qafel.quantizers.affine import Affine
 from qafel.quantizers.dithered import Dithered
-from qafel.quantizers.entropy_coded import Zstd
-from qafel.quantizers.family import from_codec, parse
-from qafel.quantizers.fitness import fitness
 from qafel.quantizers.identity import Identity
-from qafel.quantizers.measure import Measured, measured
-from qafel.quantizers.parallel import set_threads, threads
+from qafel.quantizers.measure import Measured, fitness, measured
+from qafel.quantizers.payloads import set_threads, threads
 from qafel.quantizers.protocol import CODEC_BYTES, Payload, Quantizer
 from qafel.quantizers.qsgd import Qsgd
 from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
-from qafel.quantizers.scaled import Scaled
 from qafel.quantizers.sign import Sign
+from qafel.quantizers.spec import from_codec, parse
 from qafel.quantizers.top_k import TopK
+from qafel.quantizers.wrappers import Scaled, Zstd
 
 __all__ = [
     "CODEC_BYTES",

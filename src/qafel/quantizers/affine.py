@@ -12,13 +12,10 @@ import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
-from qafel.quantizers.checks import Bytes, as_bytes, as_target, as_vector, check_size, non_finite
-from qafel.quantizers.codec import AFFINE, pack_codec
-from qafel.quantizers.kernels.affine import apply_tensor, encode_tensor
-from qafel.quantizers.kernels.decode import ADD, ASSIGN
-from qafel.quantizers.kernels.numeric import is_finite
-from qafel.quantizers.kernels.packing import packed_bytes
-from qafel.quantizers.protocol import Payload
+from qafel.quantizers.kernels.decode import ADD, ASSIGN, apply_tensor, encode_tensor
+from qafel.quantizers.kernels.numeric import is_finite, packed_bytes
+from qafel.quantizers.payloads import Bytes, as_bytes, as_target, as_vector, check_size, non_finite
+from qafel.quantizers.protocol import AFFINE, Payload, pack_codec
 from qafel.rng import Stream
 
 _HEAD: Final = struct.Struct("<ffI")  # minimum, step, number of weights: the 12 bytes of the paper's size model

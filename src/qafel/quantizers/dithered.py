@@ -9,15 +9,21 @@ import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Vector
-from qafel.quantizers import parallel
-from qafel.quantizers.bucketed import bucket_count, encode_payload, plan
-from qafel.quantizers.checks import as_bytes, as_target, check_size, seed_of, signed
-from qafel.quantizers.codec import DITHERED, pack_codec
-from qafel.quantizers.kernels.decode import ADD, ASSIGN, OK
-from qafel.quantizers.kernels.dither import apply_dithered
+from qafel.quantizers import payloads as parallel
+from qafel.quantizers.kernels.decode import ADD, ASSIGN, OK, apply_dithered
 from qafel.quantizers.kernels.levels import MAX_ABS, encode_spans
-from qafel.quantizers.kernels.packing import packed_bytes
-from qafel.quantizers.protocol import Payload
+from qafel.quantizers.kernels.numeric import packed_bytes
+from qafel.quantizers.payloads import (
+    as_bytes,
+    as_target,
+    bucket_count,
+    check_size,
+    encode_payload,
+    plan,
+    seed_of,
+    signed,
+)
+from qafel.quantizers.protocol import DITHERED, Payload, pack_codec
 from qafel.quantizers.qsgd import DEFAULT_BUCKET, MAX_BUCKET
 from qafel.rng import Stream
 

@@ -9,10 +9,9 @@ import numpy as np
 
 from qafel.errors import MalformedPayload
 from qafel.params import Vector
-from qafel.quantizers.checks import as_bytes, as_target, as_vector, check_size, non_finite
-from qafel.quantizers.codec import NONE, pack_codec
 from qafel.quantizers.kernels.numeric import is_finite
-from qafel.quantizers.protocol import Payload
+from qafel.quantizers.payloads import as_bytes, as_target, as_vector, check_size, non_finite
+from qafel.quantizers.protocol import NONE, Payload, pack_codec
 from qafel.rng import Stream
 
 

@@ -10,12 +10,10 @@ import numpy as np
 
 from qafel.errors import SpecError
 from qafel.params import Vector
-from qafel.quantizers.bucketed import apply_payload, bucket_count, encode_payload
-from qafel.quantizers.checks import check_size
-from qafel.quantizers.codec import QSGD, pack_codec
 from qafel.quantizers.kernels.levels import L2, MAX_ABS, encode_spans
-from qafel.quantizers.kernels.packing import packed_bytes
-from qafel.quantizers.protocol import Payload
+from qafel.quantizers.kernels.numeric import packed_bytes
+from qafel.quantizers.payloads import apply_payload, bucket_count, check_size, encode_payload
+from qafel.quantizers.protocol import QSGD, Payload, pack_codec
 from qafel.rng import Stream
 
 Norm = Literal["max", "l2"]

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.params import Vector
-from qafel.quantizers.checks import as_bytes, as_target, as_vector, check_size, non_finite, seed_of, signed
-from qafel.quantizers.codec import RAND_K, pack_codec
 from qafel.quantizers.kernels.numeric import is_finite
 from qafel.quantizers.kernels.sparse import scatter_add, select_random
-from qafel.quantizers.protocol import FixedLength, Payload
+from qafel.quantizers.payloads import as_bytes, as_target, as_vector, check_size, non_finite, seed_of, signed
+from qafel.quantizers.protocol import RAND_K, FixedLength, Payload, pack_codec
 from qafel.quantizers.top_k import PLAIN, check_share, kept, share_fields, share_text, shortest
 from qafel.rng import Stream
 

@@ -9,12 +9,10 @@ import numpy as np
 
 from qafel.errors import SpecError
 from qafel.params import Vector
-from qafel.quantizers.bucketed import apply_payload, bucket_count, encode_payload
-from qafel.quantizers.checks import check_size
-from qafel.quantizers.codec import SIGN, pack_codec
-from qafel.quantizers.kernels.packing import packed_bytes
-from qafel.quantizers.kernels.signs import encode_signs
-from qafel.quantizers.protocol import Payload
+from qafel.quantizers.kernels.levels import encode_signs
+from qafel.quantizers.kernels.numeric import packed_bytes
+from qafel.quantizers.payloads import apply_payload, bucket_count, check_size, encode_payload
+from qafel.quantizers.protocol import SIGN, Payload, pack_codec
 from qafel.quantizers.qsgd import DEFAULT_BUCKET, MAX_BUCKET
 from qafel.rng import Stream
 

@@ -18,13 +18,12 @@ build, run    a configuration to a run directory
 """
 
 from qafel.simulator.api import Result, simulate
-from qafel.simulator.arrivals import AlwaysTraining, ConstantRate, Poisson, Rounds, Trace
-from qafel.simulator.durations import Constant, Durations, HalfNormal, LogNormal, Uniform
 from qafel.simulator.measure import Evaluation, Limits, Measurements, Row
-from qafel.simulator.network import Network
 from qafel.simulator.run import run
 from qafel.simulator.simulation import Simulation
-from qafel.simulator.timing import Timing
+from qafel.simulator.timing import Network, Timing
+from qafel.simulator.timing.arrivals import AlwaysTraining, ConstantRate, Poisson, Rounds, Trace
+from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform
 
 __all__ = [
     "AlwaysTraining",

@@ -9,10 +9,10 @@ from typing import final
 from qafel.algorithm import Algorithm
 from qafel.errors import NonFiniteVector
 from qafel.params import Vector
-from qafel.results.history import History
-from qafel.simulator.executor_choice import ExecutorName, make_executor
-from qafel.simulator.loop import drive
+from qafel.runs.reading import History
+from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.measure import Evaluation, Limits, Measurements, Row
+from qafel.simulator.run import drive
 from qafel.simulator.simulation import Simulation
 from qafel.simulator.summary import Summary, summarise
 from qafel.simulator.timing import Timing

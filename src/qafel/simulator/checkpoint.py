@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
 from qafel.errors import DataError
-from qafel.simulator.jobs import Job
+from qafel.simulator.executors.jobs import Job
 from qafel.simulator.measure import Measurements
 from qafel.simulator.simulation import Arrive, Deliver, Event, Gone, Simulation, Timeout
 from qafel.simulator.traffic import Traffic

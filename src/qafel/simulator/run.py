@@ -2,26 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from time import perf_counter
+from typing import Any, NamedTuple, TypeAlias, final
 
 from qafel.algorithm import Checkpoint
-from qafel.config import Config
+from qafel.config import Config, TimingConfig
 from qafel.errors import ConfigError, DataError, NonFiniteVector, OutputError
-from qafel.results.checkpoint_file import read_checkpoint, write_checkpoint
-from qafel.results.run_directory import RunDirectory
-from qafel.results.tensorboard import TensorBoard
-from qafel.simulator.build import make_evaluation, make_limits, make_timing
+from qafel.runs.directory import RunDirectory, read_checkpoint, write_checkpoint
+from qafel.runs.listeners import TensorBoard
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
-from qafel.simulator.executor_choice import ExecutorName, make_executor
-from qafel.simulator.loop import Saving, drive
-from qafel.simulator.measure import Measurements, Row
-from qafel.simulator.simulation import Simulation
+from qafel.simulator.executors import ExecutorName, make_executor
+from qafel.simulator.measure import Evaluation, Limits, Measurements, Row
+from qafel.simulator.simulation import Simulation, require_progress
 from qafel.simulator.summary import Summary, environment, summarise
+from qafel.simulator.timing import Network, Timing
+from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate, Poisson, Rounds, Trace
+from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform, client_factors
+
+# The run around the event loop: advance, measure when due, stop in time, save now and then.
+
+
+@final
+class Saving:
+    """Decides when to save: every so many seconds, and never for more than a fiftieth of the time."""
+
+    def __init__(self, save: Callable[[], None], every_s: float) -> None:
+        self._save = save
+        self._every_s = every_s
+        self._due = perf_counter() + every_s
+        self.spent_s = 0.0
+
+    def now_and_then(self) -> None:
+        if (began := perf_counter()) < self._due:
+            return
+        self._save()
+        ended = perf_counter()
+        self.spent_s += ended - began
+        self._due = ended + max(self._every_s, 50 * (ended - began))
+
+
+def drive(
+    simulation: Simulation, measurements: Measurements, limits: Limits, saving: Saving | None = None
+) -> Iterator[Row]:
+    """Run to an end, and yield a row for every evaluation: at the start, when due, and at the end."""
+
+    def at_target() -> bool:
+        return limits.at_target and measurements.uploads_to_target is not None
+
+    if simulation.starts == simulation.arrivals == 0:
+        simulation.begin()
+        yield measurements.measure(simulation)
+        if at_target():
+            return
+    by_uploads = measurements.evaluation.unit == "uploads"
+    while not limits.reached(simulation):
+        if simulation.idle:
+            require_progress(simulation)
+            break
+        stepped = simulation.advance()
+        if (stepped or by_uploads) and measurements.due(simulation):
+            yield measurements.measure(simulation)
+            if at_target():
+                return
+        if stepped and saving is not None:
+            saving.now_and_then()
+    if measurements.stale(simulation):
+        yield measurements.measure(simulation)
+
+
+# From settings to the simulator's objects.
+
+
+def make_timing(config: TimingConfig, seed: int, clients: int) -> Timing:
+    """Arrivals, durations and network as the configuration has them."""
+    network = config.network
+    silent = network.upload_rate is None and network.download_rate is None and not network.latency
+    return Timing(
+        durations=_durations(config, seed),
+        arrivals=_arrivals(config, seed, clients),
+        per_example=config.per_example,
+        speeds=client_factors(seed, "speed", clients, config.speed_spread),
+        dropout=config.dropout,
+        max_concurrency=config.max_concurrency,
+        network=None
+        if silent
+        else Network.of(
+            seed,
+            clients,
+            upload_rate=network.upload_rate,
+            download_rate=network.download_rate,
+            latency=network.latency,
+            spread=network.spread,
+        ),
+    )
+
+
+def make_evaluation(config: Config) -> Evaluation:
+    return Evaluation(config.evaluation.every, config.evaluation.unit, config.evaluation.target)
+
+
+def make_limits(config: Config) -> Limits:
+    return Limits(**config.stop.model_dump())
+
+
+def _durations(config: TimingConfig, seed: int) -> Durations:
+    match config.duration:
+        case "half-normal":
+            return HalfNormal(seed, config.scale)
+        case "log-normal":
+            return LogNormal(seed, config.scale, config.spread)
+        case "uniform":
+            return Uniform(seed, config.scale, config.spread)
+        case "constant":
+            return Constant(config.scale)
+
+
+def _arrivals(config: TimingConfig, seed: int, clients: int) -> Arrivals:
+    match config.arrivals:
+        case "always-training":
+            return AlwaysTraining()
+        case "constant":
+            return ConstantRate(seed, clients, config.rate, config.draw)
+        case "poisson":
+            return Poisson(seed, clients, config.rate, config.draw)
+        case "trace":
+            assert config.trace is not None
+            return Trace(Path(config.trace), clients)
+        case "rounds":
+            return Rounds(config.over_selection, config.round_timeout)
+
 
 Progress: TypeAlias = Callable[[Row], None]
+
 
 CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
 

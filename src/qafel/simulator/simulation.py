@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import NamedTuple, final
+from typing import Generic, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -13,14 +13,50 @@ from qafel.algorithm import Algorithm, HiddenState, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, RejectedUpload
 from qafel.rng import Stream
-from qafel.simulator import draws
-from qafel.simulator.arrivals import AlwaysTraining, Arrival, Rounds
-from qafel.simulator.clock import Clock
-from qafel.simulator.executors import Executor, Inline
-from qafel.simulator.jobs import Job, Trainer
-from qafel.simulator.timing import Timing
+from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
+from qafel.simulator.timing import Timing, draws
+from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
 from qafel.simulator.traffic import Traffic
 from qafel.tasks.protocol import Task
+
+# The clock of virtual time: a heap of (time, priority, serial, event); the serial makes ties deterministic.
+
+
+Scheduled = TypeVar("Scheduled")
+
+
+@final
+class Clock(Generic[Scheduled]):
+    """Events in the order of their time; at equal times by priority, then as they were scheduled."""
+
+    __slots__ = ("_heap", "now", "serial")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.serial = 0
+        self._heap: list[tuple[float, int, int, Scheduled]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def schedule(self, delay: float, event: Scheduled, priority: int = 0) -> None:
+        """Let the event happen `delay` from now."""
+        heappush(self._heap, (self.now + delay, priority, self.serial, event))
+        self.serial += 1
+
+    def advance(self) -> Scheduled:
+        """Move to the next event and return it; an empty clock raises IndexError."""
+        self.now, _, _, event = heappop(self._heap)
+        return event
+
+    def entries(self) -> list[tuple[float, int, int, Scheduled]]:
+        """All that is to happen, as (time, priority, serial, event), in no particular order."""
+        return self._heap.copy()
+
+    def restore(self, now: float, serial: int, entries: list[tuple[float, int, int, Scheduled]]) -> None:
+        """Take up a clock that stood still."""
+        self.now, self.serial, self._heap = now, serial, entries
+        heapify(self._heap)
 
 
 class Arrive(NamedTuple):
@@ -51,6 +87,8 @@ class Timeout(NamedTuple):
 
 Event = Job | Arrive | Deliver | Gone | Timeout
 """A job on the clock is due when its client has finished training; then its upload sets out."""
+
+
 _AFTER_ALL_ELSE = 1
 
 

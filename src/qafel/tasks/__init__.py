@@ -6,10 +6,9 @@ synthetic    quadratic and logistic problems of any size with known optimum and 
 libsvm       LIBSVM's text format
 """
 
-from qafel.tasks.libsvm import LabelledRows, read_libsvm, write_libsvm
-from qafel.tasks.mushrooms import Mushrooms, load_mushrooms
+from qafel.tasks.convex.mushrooms import LabelledRows, Mushrooms, load_mushrooms, read_libsvm, write_libsvm
+from qafel.tasks.convex.synthetic import Quadratic, SyntheticLogistic
 from qafel.tasks.protocol import Goal, Task
-from qafel.tasks.synthetic import Quadratic, SyntheticLogistic
 
 __all__ = [
     "Goal",

@@ -16,10 +16,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from qafel.tasks.synthetic import Constants
-from qafel.theory.conditions import admissible
-from qafel.theory.setting import Setting, check_constants, check_step_sizes
-from qafel.theory.theorem import Bound
+from qafel.errors import ConfigError
+from qafel.tasks.convex.synthetic import Constants
+from qafel.theory.theorem import (
+    Bound,
+    Setting,
+    admissible,
+    bound,
+    check_constants,
+    check_step_sizes,
+    largest_client_lr,
+    largest_server_lr,
+)
 
 
 @final
@@ -83,3 +91,97 @@ def large_enough_horizon(
         middle = (low + high) // 2
         low, high = (low, middle) if suits(middle) else (middle, high)
     return high
+
+
+# The step sizes with the least bound, and how many steps a bound takes.
+#
+# In log η_ℓ and log η_g the bound is a sum of exponentials of linear functions, and so is every condition: both are
+# convex, the best is unique, and a one-dimensional search over η_ℓ with the best η_g for each finds it.
+
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+_DECADES = 12.0
+
+
+_ACCURACY = 1e-5
+
+
+_MOST_STEPS = 2**60
+
+
+def best_step_sizes(constants: Constants, setting: Setting) -> StepSizes:
+    """The admissible η_ℓ and η_g that make Theorem 3.1's bound smallest."""
+    check_constants(constants)
+    if constants.initial_gap == 0:
+        raise ConfigError("x⁰ is optimal, f(x⁰) − f* = 0: there is nothing to step towards")
+    most = math.log(largest_client_lr(constants, setting))
+    low, high = most - _DECADES * math.log(10), most
+
+    def value(log_lr: float) -> float:
+        client_lr = math.exp(log_lr)
+        return bound(constants, setting, client_lr, _best_server_lr(constants, setting, client_lr)).total
+
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = value(left), value(right)
+    while high - low > _ACCURACY:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = value(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = value(right)
+    client_lr = math.exp(high if value(high) <= value(low) else low)
+    return StepSizes(client_lr, _best_server_lr(constants, setting, client_lr))
+
+
+def best_bound(constants: Constants, setting: Setting) -> Bound:
+    """Theorem 3.1's bound at its best step sizes."""
+    sizes = best_step_sizes(constants, setting)
+    return bound(constants, setting, sizes.client_lr, sizes.server_lr)
+
+
+def steps_to_reach(constants: Constants, setting: Setting, target: float) -> int:
+    """The fewest server steps T whose best bound is at most `target`; the setting's own T plays no part.
+
+    A run of T steps is at most T − 1 stale, so that the bound need not fall with T at first: T is doubled from one.
+    """
+    if target <= 0:
+        raise ConfigError(f"the bound is positive for every T: no number of steps brings it to {target:g}")
+
+    def reached(steps: int) -> bool:
+        return best_bound(constants, setting.of_length(steps)).total <= target
+
+    high = 1
+    while not reached(high):
+        high *= 2
+        if high > _MOST_STEPS:
+            raise ConfigError(f"more than 2^60 server steps would be needed for a bound of {target:g}")
+    low = high // 2
+    while high - low > max(1, high >> 20):
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def _best_server_lr(constants: Constants, setting: Setting, client_lr: float) -> float:
+    """The minimum of s/η + nη + qη² over admissible η: the root of 2qη³ + nη² = s, or the largest there is."""
+    unit = bound(constants, setting, client_lr, 1.0)
+    most = largest_server_lr(constants, setting, client_lr)
+
+    def slope(server_lr: float) -> float:
+        return (2 * unit.staleness * server_lr + unit.noise) * server_lr**2 - unit.start
+
+    if slope(most) <= 0:
+        return most
+    # Newton's steps from above on a convex increasing function fall to the root and never pass it.
+    server_lr = most
+    for _ in range(100):
+        step = slope(server_lr) / ((6 * unit.staleness * server_lr + 2 * unit.noise) * server_lr)
+        server_lr -= step
+        if step <= 1e-13 * server_lr:
+            break
+    return server_lr

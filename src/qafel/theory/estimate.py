@@ -16,8 +16,8 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.rng import Stream
+from qafel.tasks.convex.synthetic import Constants
 from qafel.tasks.protocol import Task
-from qafel.tasks.synthetic import Constants
 
 Wide: TypeAlias = NDArray[np.float64]
 SUBOPTIMALITY = "f(x) − f*"

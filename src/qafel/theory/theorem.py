@@ -10,11 +10,112 @@ with f(x⁰) − f* where the paper prints f(0) − f(xᵀ).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, final
 
-from qafel.tasks.synthetic import Constants
-from qafel.theory.setting import Setting, check_constants, check_step_sizes
+from qafel.errors import ConfigError
+from qafel.tasks.convex.synthetic import Constants
+
+# What a number may be: of a magnitude whose squares and products are numbers still.
+
+
+SMALLEST, LARGEST = 1e-60, 1e60
+
+
+def require(holds: bool, rule: str, found: object) -> None:
+    """Raise, with the rule and what was found, unless it holds."""
+    if not holds:
+        raise ConfigError(f"{rule}; got {found}")
+
+
+def require_positive(name: str, value: float) -> None:
+    """Raise unless it is above zero, and neither too small nor too large to reckon with."""
+    if not SMALLEST <= value <= LARGEST:
+        raise ConfigError(f"the {name} is positive, from {SMALLEST:g} to {LARGEST:g}; got {value}")
+
+
+def require_not_negative(name: str, value: float) -> None:
+    """Raise unless it is zero or more, and not too large to reckon with."""
+    if not 0 <= value <= LARGEST:
+        raise ConfigError(f"the {name} is zero or more, and at most {LARGEST:g}; got {value}")
+
+
+# What is chosen or given apart from the problem: P, K, T, the quantizers' δ and the staleness.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A run as the theory sees it. The defaults of both δ are FedBuff's: nothing is quantized."""
+
+    local_steps: int
+    """P"""
+    buffer_size: int
+    """K"""
+    server_steps: int
+    """T"""
+    max_staleness: int = 0
+    """τ_max,K, counted in server steps of K updates."""
+    client_delta: float = 1.0
+    """δ_c = 1 − ω_c of the unbiased Q_c. The proof uses its variance alone, so that ω_c > 1 (δ_c < 0) is allowed."""
+    server_delta: float = 1.0
+    """δ_s in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("local steps", self.local_steps),
+            ("buffer size", self.buffer_size),
+            ("server steps", self.server_steps),
+        ):
+            require(1 <= value <= LARGEST, f"the number of {name} is at least one, and at most {LARGEST:g}", value)
+        require_not_negative("maximum staleness", self.max_staleness)
+        require(
+            math.isfinite(self.client_delta) and self.client_delta <= 1,
+            "δ_c is at most one, and finite",
+            self.client_delta,
+        )
+        require(
+            0 < self.server_delta <= 1,
+            "the server's quantizer needs δ_s in (0, 1], or the hidden state may run away from the model",
+            self.server_delta,
+        )
+
+    def of_length(self, server_steps: int) -> Setting:
+        """The same run, so many steps long: no update can be staler than the steps before it, τ ≤ T − 1."""
+        return replace(self, server_steps=server_steps, max_staleness=min(self.max_staleness, server_steps - 1))
+
+    def unquantized(self) -> Setting:
+        """The same run of FedBuff: δ_c = δ_s = 1."""
+        return replace(self, client_delta=1.0, server_delta=1.0)
+
+    @property
+    def staleness_factor(self) -> float:
+        """τ²_max,K + 8/δ_s²: how staleness and the server's quantizer enter, always together."""
+        return self.max_staleness**2 + 8 / self.server_delta**2
+
+
+def max_staleness(updates: int, buffer_size: int) -> int:
+    """The staleness in server steps, τ_max,K ≤ ⌈τ_max,1/K⌉, where `updates` is τ_max,1. Section III-A."""
+    require_not_negative("maximum staleness", updates)
+    require(buffer_size >= 1, "the buffer holds at least one update", buffer_size)
+    return -(-updates // buffer_size)
+
+
+def check_constants(constants: Constants) -> None:
+    """Raise unless they are constants of some problem: finite, not negative, and L > 0."""
+    require_positive("smoothness L", constants.smoothness)
+    for name, value in (
+        ("gradient noise σ_ℓ", constants.gradient_noise),
+        ("heterogeneity B", constants.heterogeneity),
+        ("gap f(x⁰) − f*", constants.initial_gap),
+    ):
+        require_not_negative(name, value)
+
+
+def check_step_sizes(client_lr: float, server_lr: float) -> None:
+    require(0 < client_lr < math.inf, "the client learning rate is positive", client_lr)
+    require(0 < server_lr < math.inf, "the server learning rate is positive", server_lr)
 
 
 @final
@@ -54,3 +155,109 @@ def bound(constants: Constants, setting: Setting, client_lr: float, server_lr: f
 def trivial_bound(constants: Constants) -> float:
     """‖∇f(x⁰)‖² ≤ 2L(f(x⁰) − f*), which smoothness alone gives: a bound above it says nothing."""
     return 2 * constants.smoothness * constants.initial_gap
+
+
+# For which step sizes Theorem 3.1 holds.
+#
+#     η_g²(τ² + 8/δ_s²) + (1 + (1 − δ)/K) η_ℓ η_g L ≤ 1/P         server
+#     η_ℓ² ≤ 1 / (80 L² P² τ)                                     staleness
+#     η_ℓ ≤ 1 / (4L(P + 1))                                       local
+#
+# The theorem prints δ_s for the δ of the first line; its own Corollary (appendix) has δ_c there. We take the smaller of
+# the two, which is right whichever was meant. With τ = 0 the second is no condition.
+
+
+ROUNDING = 1e-12
+"""What floating-point arithmetic may add to a left-hand side: the largest step sizes are admissible themselves."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition: left ≤ right."""
+
+    name: Literal["server", "staleness", "local"]
+    left: float
+    right: float
+
+    @property
+    def holds(self) -> bool:
+        return self.left <= self.right * (1 + ROUNDING)
+
+    @property
+    def excess(self) -> float:
+        """left/right: above one, by how much it fails."""
+        return self.left / self.right
+
+    def __str__(self) -> str:
+        return f"{_STATEMENTS[self.name]}: {self.left:.4g} ≤ {self.right:.4g}"
+
+
+_STATEMENTS = {
+    "server": "η_g²(τ² + 8/δ_s²) + (1 + (1 − δ)/K) η_ℓ η_g L ≤ 1/P",
+    "staleness": "η_ℓ² ≤ 1/(80 L² P² τ)",
+    "local": "η_ℓ ≤ 1/(4L(P + 1))",
+}
+
+
+def conditions(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> tuple[Condition, ...]:
+    """The three conditions of Theorem 3.1 with both sides worked out."""
+    check_constants(constants)
+    check_step_sizes(client_lr, server_lr)
+    smoothness, steps = constants.smoothness, setting.local_steps
+    return (
+        Condition(
+            "server",
+            server_lr**2 * setting.staleness_factor + _cross(constants, setting) * client_lr * server_lr,
+            1 / steps,
+        ),
+        Condition("staleness", client_lr**2, _divided(1, 80 * (smoothness * steps) ** 2 * setting.max_staleness)),
+        Condition("local", client_lr, 1 / (4 * smoothness * (steps + 1))),
+    )
+
+
+def admissible(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> bool:
+    return all(condition.holds for condition in conditions(constants, setting, client_lr, server_lr))
+
+
+def require_admissible(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> None:
+    """Raise, naming each condition that fails and by what factor, unless Theorem 3.1 holds for these step sizes."""
+    failing = [it for it in conditions(constants, setting, client_lr, server_lr) if not it.holds]
+    if failing:
+        listed = "; ".join(f"{it} fails by a factor of {it.excess:.3g}" for it in failing)
+        raise ConfigError(
+            f"Theorem 3.1 says nothing for η_ℓ = {client_lr:g}, η_g = {server_lr:g}: {listed}. "
+            f"The largest η_ℓ is {largest_client_lr(constants, setting):.4g}"
+        )
+
+
+def largest_client_lr(constants: Constants, setting: Setting, server_lr: float | None = None) -> float:
+    """The largest admissible η_ℓ; without η_g, what the two conditions on η_ℓ alone allow. Zero: η_g is too large."""
+    check_constants(constants)
+    smoothness, steps = constants.smoothness, setting.local_steps
+    local = 1 / (4 * smoothness * (steps + 1))
+    stale = _divided(1, math.sqrt(80 * setting.max_staleness) * smoothness * steps)
+    if server_lr is None:
+        return min(local, stale)
+    check_step_sizes(local, server_lr)
+    room = 1 / steps - server_lr**2 * setting.staleness_factor
+    return min(local, stale, max(0.0, room) / (_cross(constants, setting) * server_lr))
+
+
+def largest_server_lr(constants: Constants, setting: Setting, client_lr: float) -> float:
+    """The largest η_g that is admissible with this η_ℓ: the positive root of aη² + bη = 1/P."""
+    check_constants(constants)
+    check_step_sizes(client_lr, 1.0)
+    b = _cross(constants, setting) * client_lr
+    c = 1 / setting.local_steps
+    return 2 * c / (b + math.sqrt(b * b + 4 * setting.staleness_factor * c))
+
+
+def _cross(constants: Constants, setting: Setting) -> float:
+    """(1 + (1 − δ)/K) L."""
+    delta = min(setting.client_delta, setting.server_delta)
+    return (1 + (1 - delta) / setting.buffer_size) * constants.smoothness
+
+
+def _divided(one: float, by: float) -> float:
+    return one / by if by else math.inf

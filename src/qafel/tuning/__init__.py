@@ -20,8 +20,7 @@ charts      pictures of the search
 page        index.html
 """
 
-from qafel.tuning.objective import OBJECTIVES, Objective, ObjectiveName
-from qafel.tuning.outcome import Outcome, RunOutcome
+from qafel.tuning.objective import OBJECTIVES, Objective, ObjectiveName, Outcome, RunOutcome
 from qafel.tuning.result import Tuning
 from qafel.tuning.search import Choices, Range, Search, default_search, parse_search
 from qafel.tuning.tune import tune

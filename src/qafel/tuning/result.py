@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
 
 from qafel.config import Config
-from qafel.tuning.check import best_checked
-from qafel.tuning.objective import Objective
-from qafel.tuning.outcome import Outcome
-from qafel.tuning.search import Search, Settings, own_settings, with_settings
+from qafel.tuning.objective import Objective, Outcome
+from qafel.tuning.search import SECTION, Search, Settings, own_settings, with_settings
 from qafel.tuning.trial import Trial
+
+# Whether a find holds: the best trials again, with seeds that the search has not seen.
+#
+# The least of many noisy figures is lucky, and step sizes at the edge of stability reach a target by chance. So the
+# best
+# trials are run again in order, each setting once, until none is left whose score in the search is below the best
+# mean on
+# unseen seeds.
+
+
+CANDIDATES = 8
+"""So many trials are checked at most."""
+
+
+def check_best(trials: Iterable[Trial], run: Callable[[Trial, float], Outcome]) -> dict[int, Outcome]:
+    """Outcomes on unseen seeds by trial number; `run` takes a trial and what a seed may cost on average."""
+    found: dict[int, Outcome] = {}
+    for trial in _distinct(sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score))[
+        :CANDIDATES
+    ]:
+        best = least(found)
+        if trial.score >= best:
+            break
+        found[trial.number] = run(trial, best)
+    return found
+
+
+def _distinct(trials: Iterable[Trial]) -> list[Trial]:
+    """The first trial of each setting."""
+    first: dict[tuple[object, ...], Trial] = {}
+    for trial in trials:
+        first.setdefault(tuple(trial.settings.items()), trial)
+    return list(first.values())
+
+
+def least(checks: Mapping[int, Outcome]) -> float:
+    """The best mean on unseen seeds that was measured, so far."""
+    held = (check.score for check in checks.values() if check.good)
+    return min(held, default=float("inf"))
+
+
+def best_checked(trials: Iterable[Trial], checks: Mapping[int, Outcome]) -> Trial | None:
+    """The trial that did best on unseen seeds; where none was checked, the one that did best in the search."""
+    good = [trial for trial in trials if trial.good]
+    if checked := [trial for trial in good if trial.number in checks]:
+        return min(checked, key=lambda trial: (checks[trial.number].score, trial.score))
+    return min(good, key=lambda trial: trial.score, default=None)
 
 
 @final
@@ -65,3 +110,93 @@ class Tuning:
 
 
 Save: TypeAlias = Callable[[Tuning], object]
+
+
+# A search's trials in order, and how the best compares with the recipe as it was.
+
+
+def short(path: str) -> str:
+    """algorithm.client_lr → client_lr"""
+    return path.removeprefix(SECTION)
+
+
+def ranked(tuning: Tuning) -> list[Trial]:
+    """The best, then measured trials, then estimates, then the lost; each kind by its score."""
+    best = tuning.best
+    return sorted(tuning.trials, key=lambda trial: (trial is not best, not trial.good, trial.score, trial.number))
+
+
+def figure(tuning: Tuning, trial: Trial) -> str:
+    """A trial's score for people, with ≈ before an estimate."""
+    if trial.lost:
+        return "–"
+    return f"{'' if trial.good else '≈ '}{tuning.objective.text(trial.score)}"
+
+
+def unseen(tuning: Tuning, trial: Trial) -> str:
+    """What the trial did on unseen seeds; nothing where it was not run with any."""
+    check = tuning.checks.get(trial.number)
+    if check is None:
+        return ""
+    return tuning.objective.text(check.score) if check.good else check.state
+
+
+def unseen_value(tuning: Tuning, trial: Trial) -> float | None:
+    check = tuning.checks.get(trial.number)
+    if check is None or not check.good:
+        return None
+    return tuning.objective.shown(check.score)
+
+
+def lead_sentence(tuning: Tuning) -> str:
+    """What was found, in a sentence."""
+    objective, best = tuning.objective, tuning.best
+    label = objective.label[0].upper() + objective.label[1:]
+    count = f"{len(tuning.trials)} trial{'' if len(tuning.trials) == 1 else 's'}{_remarks(tuning)}"
+    seeds = "" if tuning.seeds == 1 else f" of {tuning.seeds} seeds each"
+    if best is None:
+        return f"{label}: none of {count}{seeds} came that far."
+    settings = ", ".join(f"{short(path)} = {value}" for path, value in best.settings.items())
+    found = f"{label}: {objective.text(best.score)} with {settings}; found in {count}{seeds}"
+    return f"{found}{_comparison(tuning, best)}{_on_unseen_seeds(tuning, best)}."
+
+
+def failures(tuning: Tuning) -> list[str]:
+    """Why trials failed: each reason once, with the trials it ended."""
+    numbers: dict[str, list[str]] = {}
+    for trial in tuning.trials:
+        if trial.outcome is not None and trial.state == "failed":
+            numbers.setdefault(trial.outcome.error, []).append(str(trial.number))
+    return [
+        f"trial{'' if len(those) == 1 else 's'} {', '.join(those)} failed: {error}" for error, those in numbers.items()
+    ]
+
+
+def _remarks(tuning: Tuning) -> str:
+    """What else there is to say of how many trials there were."""
+    failed = sum(trial.state == "failed" for trial in tuning.trials)
+    remarks = [f"{failed} failed"] if failed else []
+    remarks += ["there is nothing else to try"] if tuning.exhausted else []
+    return f" ({'; '.join(remarks)})" if remarks else ""
+
+
+def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
+    check = tuning.checks.get(best.number)
+    if check is None:
+        return ""
+    if check.good:
+        return f"; on {len(check.runs)} unseen seeds {tuning.objective.text(check.score)}"
+    return f"; but on unseen seeds it {check.state}, like all that were tried: search with more --seeds"
+
+
+def _comparison(tuning: Tuning, best: Trial) -> str:
+    """How much less the best needs than the recipe's own settings; nothing where that cannot be said."""
+    own = next((trial for trial in tuning.trials if trial.number == 0), None)
+    if own is None or not tuning.starts_with_own or best.number == 0:
+        return ""
+    text = tuning.objective.text
+    if not own.good:
+        return f" (with the recipe's own settings it {own.state})"
+    if tuning.objective.name == "metric":
+        return f" (the recipe's own settings give {text(own.score)})"
+    return f", {best.score / own.score:.3g} times what the recipe's own settings take ({text(own.score)})"

@@ -20,16 +20,30 @@ from qafel.config import Config
 from qafel.errors import ConfigError
 
 Value: TypeAlias = bool | int | float | str
+
+
 Settings: TypeAlias = Mapping[str, Value]
 
+
 SECTION = "algorithm."
+
+
 LEARNING_RATES = ("algorithm.client_lr", "algorithm.server_lr")
+
+
 COUNTABLE = 10_000
+
+
 DECADES = 2
 """How far the default search goes to either side of a recipe's own learning rate."""
 
+
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+
+
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|linear))?")
+
+
 _CONTINUED = re.compile(r"[a-z_]+=")
 
 
@@ -193,3 +207,26 @@ def _value(text: str) -> Value:
     except tomllib.TOMLDecodeError:
         return text
     return value if isinstance(value, bool | int | float | str) else text
+
+
+# Whether the trials of a search get the same budget.
+
+
+BUFFER_SIZE = "algorithm.buffer_size"
+
+
+def uneven(config: Config, search: Search) -> str | None:
+    """A warning where a search of K gives its trials unequal budgets, or counts their costs unequally finely."""
+    if (sizes := search.get(BUFFER_SIZE)) is None:
+        return None
+    steps, uploads = config.stop.server_steps, config.stop.uploads
+    cures = []
+    if steps is not None and (uploads or math.inf) > (least := steps * int(min(sizes.corners))):
+        cures.append(f"stop.uploads={least}")
+    if config.evaluation.unit == "server_steps":
+        cures.append("evaluation.unit=uploads")
+    if not cures:
+        return None
+    return "a server step is buffer_size uploads, so what is counted in steps is uneven between trials: " + " ".join(
+        f"--set {cure}" for cure in cures
+    )

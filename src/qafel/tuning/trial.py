@@ -14,13 +14,12 @@ import numpy as np
 
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError
-from qafel.results.runs import Run
+from qafel.runs.reading import Run
 from qafel.simulator import Row
-from qafel.simulator.executor_choice import ExecutorName
+from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import CHECKPOINT
 from qafel.simulator.run import run as simulate
-from qafel.tuning.objective import Objective
-from qafel.tuning.outcome import GOOD, Outcome, RunOutcome, State, combine
+from qafel.tuning.objective import GOOD, Objective, Outcome, RunOutcome, State, combine
 from qafel.tuning.search import Settings, with_settings
 
 

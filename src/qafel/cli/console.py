@@ -1,0 +1,194 @@
+"""Live progress of a run on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+from typing import Self, final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from qafel.config import StopConfig
+from qafel.simulator import Row
+from qafel.sweeps.run import Planned
+from qafel.text import human_bytes, human_seconds
+
+console = Console()
+
+
+errors = Console(stderr=True)
+
+
+@final
+class RunProgress:
+    """One bar per run: steps, rate, metric and bytes so far."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[amount]}"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=errors,
+            disable=quiet,
+        )
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def bar(self, description: str, stop: StopConfig, metric_name: str) -> _Bar:
+        return _Bar(self._bars, description, stop, metric_name)
+
+
+@final
+class _Bar:
+    """What a run calls at every evaluation; the screen is touched at most some twenty times a second."""
+
+    def __init__(self, bars: Progress, description: str, stop: StopConfig, metric_name: str) -> None:
+        self._bars = bars
+        self._stop = stop
+        self._bar = bars.add_task(description, total=1000, note="", amount="")
+        self._metric_name = metric_name
+        self._shown = -1.0
+
+    def __call__(self, row: Row) -> None:
+        if row.wall_s - self._shown < 0.05 and row.version:
+            return
+        self._shown = row.wall_s
+        sent = human_bytes(row.upload_bytes_total + row.broadcast_bytes_total)
+        rate = row.uploads / row.wall_s if row.wall_s else 0.0
+        note = f"{self._metric_name} {row.metric:.3g} · {sent} · {rate:,.0f} updates/s"
+        self._bars.update(
+            self._bar, completed=1000 * share_done(row, self._stop), note=note, amount=f"{row.version:,} steps"
+        )
+
+    def done(self, note: str) -> None:
+        self._bars.update(self._bar, completed=1000, note=note)
+
+
+def share_done(row: Row, stop: StopConfig) -> float:
+    """How far a run is towards the nearest of its limits."""
+    traffic = row.upload_bytes_total + row.broadcast_bytes_total
+    reached = (row.version, row.uploads, row.virtual_time, traffic)
+    limits = (stop.server_steps, stop.uploads, stop.virtual_time, stop.traffic_bytes)
+    return max(now / limit for now, limit in zip(reached, limits, strict=True) if limit is not None)
+
+
+# Live progress of a sweep: all runs in one bar, and a line for each that goes on.
+
+
+@final
+@dataclass(slots=True)
+class _Line:
+    """A run that goes on: how far it is, and how far it was when this sweep took it up."""
+
+    run: Planned
+    task: TaskID
+    began: float | None = None
+    share: float = 0.0
+
+    @property
+    def done(self) -> float:
+        """The work that this sweep did in it."""
+        return (self.share - (self.began or 0.0)) * self.run.work
+
+
+@final
+class SweepProgress:
+    """Told by the sweep how it goes.
+
+    The bar counts work, not runs, and only what this sweep has to do: so the time left is a fair guess even where
+    runs differ a hundredfold, and where some go on from a checkpoint. Without a terminal each run's end is a line.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Planned],
+        todo: Sequence[Planned],
+        quiet: bool = False,
+        console: Console = errors,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._total, self._finished = len(runs), len(runs) - len(todo)
+        self._work, self._done = sum(run.work for run in todo), 0.0
+        self._lines: dict[str, _Line] = {}
+        self._clock, self._start = clock, clock()
+        self._word = "at most" if any(run.config.stop.at_target for run in todo) else "about"
+        self._every_end = not quiet and not console.is_terminal
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=quiet,
+        )
+        self._all = self._bars.add_task("all runs", note="")
+
+    def __enter__(self) -> Self:
+        self._start = self._clock()
+        self._bars.start()
+        self._advance()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def started(self, run: Planned) -> None:
+        self._lines[run.folder] = _Line(run, self._bars.add_task(run.folder, total=1.0, note=""))
+
+    def progressed(self, run: Planned, row: Row) -> None:
+        line = self._lines[run.folder]
+        line.share = min(1.0, share_done(row, run.config.stop))
+        if line.began is None:  # what a resumed run brings with it is nobody's work now
+            line.began = line.share
+            self._work -= line.began * run.work
+        self._bars.update(line.task, completed=line.share, note=f"{row.metric:.3g} after {row.uploads:,} uploads")
+        self._advance()
+
+    def noted(self, run: Planned, text: str) -> None:
+        self._print(f"{run.folder}: {text}")
+
+    def ended(self, run: Planned, status: str) -> None:
+        line = self._lines.pop(run.folder)
+        self._bars.remove_task(line.task)
+        self._finished += 1
+        if status == "finished" and line.began is not None and not run.config.stop.at_target:
+            line.share = 1.0  # its last row may not have been told
+        self._done += line.done
+        self._work -= (1.0 - line.share) * run.work  # not done, and not to be done
+        if status != "finished" or self._every_end:
+            self._print(f"{run.folder}: {status} ({self._finished} of {self._total})")
+        self._advance()
+
+    def seconds_left(self) -> float | None:
+        """As long as the rest takes at the pace so far; None before there is one."""
+        done = self._done_by_now()
+        return (self._clock() - self._start) * (self._work - done) / done if done > 0 else None
+
+    def _done_by_now(self) -> float:
+        return self._done + sum(line.done for line in self._lines.values())
+
+    def _advance(self) -> None:
+        left = self.seconds_left()
+        note = f"{self._finished} of {self._total} done"
+        if left is not None and self._finished < self._total:
+            note += f", {self._word} {human_seconds(left)} left"
+        self._bars.update(self._all, total=max(self._work, 1e-9), completed=self._done_by_now(), note=note)
+
+    def _print(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)

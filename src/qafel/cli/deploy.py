@@ -1,0 +1,219 @@
+"""`qafel server`: serve a run to real clients over a broker."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from qafel.cli.broker import require_extra
+from qafel.config import load_recipe
+from qafel.errors import ConfigError
+from qafel.text import human_bytes
+
+if TYPE_CHECKING:
+    from qafel.deployment.messages import RunState
+
+
+def server(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
+    run: Annotated[str | None, typer.Option(help="The run's name on the broker; the recipe's by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the run's state and results are; runs/NAME-server.")] = None,
+    broker: Annotated[str | None, typer.Option(help="The broker's URL; nats://127.0.0.1:4222 by default.")] = None,
+    credentials: Annotated[Path | None, typer.Option(help="A folder that `qafel broker init` wrote.")] = None,
+    local_broker: Annotated[
+        bool, typer.Option("--local-broker", help="Start a nats-server of our own; for development.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="The local broker's port.", min=1, max=65535)] = 4222,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics here.", min=1, max=65535)] = None,
+    metrics_address: Annotated[str, typer.Option(help="And at this address.")] = "127.0.0.1",
+    snapshot_every: Annotated[int, typer.Option(help="Server steps between snapshots.", min=1)] = 100,
+    checkpoint_every: Annotated[int, typer.Option(help="Uploads between checkpoints.", min=1)] = 5000,
+    keep_journal: Annotated[bool, typer.Option("--keep-journal", help="Keep every accepted upload.")] = False,
+    max_norm_ratio: Annotated[
+        float, typer.Option(help="Reject updates whose norm exceeds this multiple of the clients' median; 0: none.")
+    ] = 100.0,
+    max_rate: Annotated[float, typer.Option(help="Uploads a second that one client may send; 0: any.")] = 0.0,
+    replicas: Annotated[int, typer.Option(help="Copies that a clustered broker keeps.", min=1, max=5)] = 1,
+    patience: Annotated[float | None, typer.Option(help="Seconds to wait for the broker at the start.")] = 10.0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No status line.")] = False,
+) -> None:
+    """Serve a run: take updates from clients, step, broadcast. Goes on where it was if it was killed.
+
+    Example: qafel server mushrooms-qafel-4bit --local-broker --set stop.server_steps=1000
+    """
+    require_extra()
+    from qafel.deployment import Access, ServerSettings, run_server  # noqa: PLC0415
+    from qafel.deployment.broker.local import LocalBroker  # noqa: PLC0415
+    from qafel.deployment.names import Limits  # noqa: PLC0415
+    from qafel.deployment.settings import DefenceSettings  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    config = load_recipe(recipe, settings or (), seed)
+    name = run or config.name
+    out = out or Path("runs") / f"{name}-server"
+    if local_broker and (broker or credentials):
+        raise ConfigError("--local-broker is a broker without keys: leave out --broker and --credentials")
+    with ExitStack() as stack:
+        if local_broker:
+            broker = stack.enter_context(LocalBroker((out / "broker").absolute(), port=port)).url
+            if not quiet:
+                typer.echo(f"broker at {broker}; clients: qafel client --run {name} --client-id N", err=True)
+        summary = run_server(
+            config,
+            out,
+            access=Access.of(broker, credentials),
+            settings=ServerSettings(
+                run=name,
+                snapshot_every=snapshot_every,
+                checkpoint_every=checkpoint_every,
+                keep_journal=keep_journal,
+                metrics_port=metrics_port,
+                metrics_address=metrics_address,
+                limits=Limits(replicas=replicas),
+                defence=DefenceSettings(max_norm_ratio or None, max_rate or None),
+                patience_s=patience,
+            ),
+            progress=None if quiet else _show,
+        )
+    if json_output:
+        typer.echo(json.dumps(summary, indent=2))
+    elif not quiet:
+        typer.echo(f"{summary['status']} at version {summary['server_steps']:,}; results in {out}", err=True)
+
+
+def _show(state: RunState) -> None:
+    steps = f"/{state.server_steps:,}" if state.server_steps else ""
+    metric = "" if state.metric is None else f" · {state.metric_name} {state.metric:.4g}"
+    rejected = sum(state.rejected.values())
+    traffic = human_bytes(state.upload_bytes + state.broadcast_bytes)
+    typer.echo(
+        f"{state.state} · version {state.version:,}{steps} · buffer {state.buffer} · {state.uploads:,} updates, "
+        f"{state.updates_per_s:,.0f}/s · {traffic} · {len(state.clients)} clients · {rejected} rejected{metric}",
+        err=True,
+    )
+
+
+# `qafel client`: take part in a run.
+
+
+if TYPE_CHECKING:
+    from qafel.algorithm.client import Train
+    from qafel.deployment.messages import Agreement
+
+
+def client(
+    run: Annotated[str, typer.Option(help="The run's name on the broker.")],
+    client_id: Annotated[
+        int | None, typer.Option(help="This client's number; the credentials' own by default.", min=0)
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="The broker's URL; nats://127.0.0.1:4222 by default.")] = None,
+    credentials: Annotated[Path | None, typer.Option(help="A client's folder that `qafel broker init` wrote.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="The task to train, which must be the run's; the run's by default.")
+    ] = None,
+    train: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own training function, by import path.")
+    ] = None,
+    state: Annotated[Path | None, typer.Option(help="Where to keep x̂ and the count; clients/RUN/ID.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Make one update and end.")] = False,
+    max_updates: Annotated[int | None, typer.Option(help="End after so many updates.", min=1)] = None,
+    min_interval: Annotated[float, typer.Option(help="Least seconds between two starts.", min=0)] = 0.0,
+    window: Annotated[int, typer.Option(help="Uploads on their way before training waits.", min=1, max=32)] = 8,
+    worker: Annotated[str, typer.Option(help="Where training runs: thread or process.")] = "thread",
+    patience: Annotated[float | None, typer.Option(help="Seconds to wait for broker and run at the start.")] = 60.0,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print every event and the report as JSON lines.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+) -> None:
+    """Train on what this machine holds and upload, while following the broadcasts; until the run ends.
+
+    Example: qafel client --run mushrooms-qafel-4bit --client-id 3 --min-interval 0.1
+    """
+    require_extra()
+    from qafel.deployment import Access, ClientSettings, run_client  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="%(message)s")
+    access = Access.of(broker, credentials)
+    number = access.client if client_id is None else client_id
+    if access.client is not None and number != access.client:
+        raise ConfigError(f"{credentials} are client {access.client}'s, not client {number}'s: leave out --client-id")
+    if number is None:
+        raise ConfigError("say which client this is: --client-id N, or a client's --credentials")
+    if worker not in ("thread", "process"):
+        raise ConfigError(f"--worker is thread or process, got {worker!r}")
+    place: Literal["thread", "process"] = "process" if worker == "process" else "thread"
+    report = run_client(
+        run=run,
+        client=number,
+        state=state or Path("clients") / run / str(number),
+        access=access,
+        make_train=TrainFrom(task, train),
+        settings=ClientSettings(
+            max_updates=1 if once else max_updates,
+            min_interval_s=min_interval,
+            window=window,
+            worker=place,
+            patience_s=patience,
+        ),
+        on_event=_print_event if json_output else None,
+    )
+    if json_output:
+        _print_event({"event": "report", **{name: getattr(report, name) for name in report.__slots__}})
+    elif not quiet:
+        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(report.outcomes.items())) or "none"
+        typer.echo(
+            f"client {number}: {report.updates:,} updates ({outcomes}), version {report.version:,}, "
+            f"{human_bytes(report.sent_bytes)} up, {human_bytes(report.received_bytes)} down; "
+            f"run {report.run_state or 'unknown'}",
+            err=True,
+        )
+
+
+class TrainFrom:
+    """Makes the training function once the run's configuration is known."""
+
+    def __init__(self, task: str | None, path: str | None) -> None:
+        self._task = task
+        self._function = _imported(path) if path else None
+
+    def __call__(self, agreement: Agreement, number: int) -> tuple[Train, float]:
+        if self._function is not None:
+            return self._function, 1.0
+        from qafel.deployment.client.training import TaskTraining  # noqa: PLC0415
+
+        found = agreement.config.task.name
+        if self._task is not None and self._task != found:
+            raise ConfigError(f"the run learns {found}, not {self._task}: leave out --task, or choose another --run")
+        training = TaskTraining(agreement, number)
+        return training, training.weight
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"--train takes MODULE:FUNCTION, got {path!r}")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--train {path}: {error}") from None
+    if not callable(function):
+        raise ConfigError(f"--train {path} is no function")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _print_event(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)

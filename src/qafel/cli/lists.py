@@ -1,0 +1,172 @@
+"""`qafel recipes`: what there is to run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from qafel import config
+from qafel.cli.console import console
+from qafel.config import Config
+from qafel.config.tasks import TASKS
+from qafel.errors import ConfigError, UserError
+from qafel.quantizers import measured, parse
+from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
+from qafel.report.comparison import save_figure
+from qafel.rng import Stream
+
+_WIDE = 120  # columns of a terminal; a narrower one shows no quantizers, which the descriptions name too
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def recipes(json_output: Json = False) -> None:
+    """List the recipes that ship with the package.
+
+    Example: qafel recipes
+    """
+    loaded = [config.load_recipe(name) for name in config.recipes()]
+    if json_output:
+        print(json.dumps([recipe.model_dump() for recipe in loaded], indent=2))
+        return
+    wide = console.width >= _WIDE
+    table = Table(box=None, header_style="bold")
+    table.add_column("recipe", min_width=max(len(recipe.name) for recipe in loaded))  # to be copied, so never cut
+    for heading in ("what it is", "clients send", "server sends") if wide else ("what it is",):
+        table.add_column(heading)
+    for recipe in loaded:
+        quantizers = (recipe.algorithm.client_quantizer, recipe.algorithm.server_quantizer) if wide else ()
+        table.add_row(recipe.name, recipe.description, *quantizers)
+    console.print(table)
+
+
+# `qafel tasks`: what there is to learn, and how a dataset is divided.
+
+
+tasks = typer.Typer(help="List the tasks, or show how one's data is divided among clients.")
+
+
+@tasks.callback(invoke_without_command=True)
+def list_tasks(
+    context: typer.Context,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the tasks: problems to learn.
+
+    Example: qafel tasks
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if json_output:
+        print(json.dumps({name: section.__doc__ for name, section in TASKS.items()}, indent=2))
+        return
+    table = Table("task", "what it is", box=None, header_style="bold")
+    for name, section in TASKS.items():
+        table.add_row(name, section.__doc__)
+    console.print(table)
+
+
+@tasks.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A task whose data is divided: cifar10, celeba or shakespeare.")],
+    partition: Annotated[str | None, typer.Option(help="iid, dirichlet:0.1, power:0.1, shards:2, user, …")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="The number of clients.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides the division.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The picture; NAME-partition.png by default.")] = None,
+) -> None:
+    """Draw how a task's data is divided among clients.
+
+    Example: qafel tasks show cifar10 --partition dirichlet:0.1
+    """
+    if name in ("mushrooms", "quadratic", "logistic"):
+        raise ConfigError(f"{name} is divided evenly: there is no partition to show")
+    given = {"name": name, "data_seed": seed, "partition": partition, "clients": clients}
+    settings = {key: value for key, value in given.items() if value is not None}
+    task: Any = Config.from_dict({"task": settings}, "qafel tasks show").task.make()
+    figures = importlib.import_module("qafel.tasks.datasets.partition_figure")
+    title = f"{name}, {partition or 'default partition'}: {task.clients:,} clients"
+    path = out or Path(f"{name}-partition.png")
+    save_figure(figures.partition_figure(task.partition, task.train_samples.labels, title=title), path)
+    sizes = task.partition.sizes
+    console.print(
+        f"{task.clients:,} clients, {int(sizes.sum()):,} samples; {int(sizes.min())} to {int(sizes.max()):,} each, "
+        f"mean {sizes.mean():.1f}\npicture: {path}",
+        highlight=False,
+    )
+
+
+# The quantizers, each with its theory and what it does to two kinds of data.
+
+
+def quantizers(
+    specs: Annotated[list[str] | None, typer.Argument(help="Specs to show instead of the usual ones.")] = None,
+    size: Annotated[int, typer.Option("--size", "-d", help="Coordinates of the vector.", min=1)] = 29282,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the quantizers with δ, ω, bytes, and the error on Gaussian and heavy-tailed (Student t, 3) data.
+
+    Example: qafel quantizers --size 29282
+    """
+    if size > 10_000_000:
+        raise UserError(
+            f"--size {size} is too much for a table: at most 10000000; `qafel bench quantizers` goes further"
+        )
+    rows = [quantizer_row(spec, size) for spec in specs or SHOWN]
+    if json_output:
+        print(json.dumps(rows, indent=2))
+        return
+    console.print(_table(rows, size))
+    console.print(
+        "mean = x: unbiased, fit for clients. ω, δ: worst case over all vectors; no δ > 0: unfit for the server. "
+        "NMSE, t(3): error measured on Gaussian and on Student-t(3) data. bound: 2^(−2R), the least at R bits.",
+        style="dim",
+    )
+
+
+def quantizer_row(spec: str, size: int) -> dict[str, Any]:
+    """One row: theory, bytes, measured error."""
+    quantizer = parse(spec)
+    stream = Stream.named(0, "quantizer table")
+    normal = measured(quantizer, [gaussian(size)], 3, stream)
+    heavy = measured(quantizer, [heavy_tailed(size)], 3, stream)
+    return {
+        "quantizer": quantizer.spec,
+        "size": size,
+        "unbiased": quantizer.unbiased,
+        "omega": quantizer.omega(size),
+        "delta": quantizer.delta(size),
+        "bits_per_coordinate": normal.bits_per_coordinate,
+        "bytes": round(normal.payload_bytes),
+        "nmse_gaussian": normal.nmse,
+        "nmse_heavy_tailed": heavy.nmse,
+        "rate_distortion_bound": 2.0 ** (-2 * normal.bits_per_coordinate),
+    }
+
+
+def _table(rows: list[dict[str, Any]], size: int) -> Table:
+    table = Table(
+        title=f"{size:,} coordinates", box=None, header_style="bold", title_justify="left", padding=(0, 1, 0, 0)
+    )
+    table.add_column("quantizer", no_wrap=True)
+    table.add_column("mean", no_wrap=True)
+    for name in ("ω", "δ", "bits", "bytes", "NMSE", "t(3)", "bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["quantizer"],
+            "= x" if row["unbiased"] else "",
+            f"{row['omega']:.2g}",
+            f"{row['delta']:.2g}" if row["delta"] > 0 else "[red]–[/red]",
+            f"{row['bits_per_coordinate']:.2f}",
+            f"{row['bytes']:,}",
+            f"{row['nmse_gaussian']:.2g}",
+            f"{row['nmse_heavy_tailed']:.2g}",
+            f"{row['rate_distortion_bound']:.0e}",
+        )
+    return table

@@ -1,0 +1,295 @@
+"""Every setting of a run, frozen and validated; TOML in and out; an unknown key is an error that names the nearest one.
+
+[task]        what is learnt
+[algorithm]   how: preset, quantizers, buffer, learning rates, staleness
+[timing]      when clients train and for how long
+[evaluation]  how often, and what counts as reached
+[stop]        when it ends
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import Field, ValidationError, model_validator
+
+from qafel.algorithm import PRESETS, Algorithm, wire
+from qafel.algorithm.aggregation import Aggregation
+from qafel.algorithm.wiring import Broadcast, ClientWeights, Upload
+from qafel.config.tasks import TASKS, MushroomsConfig, Section, Seed, TaskConfig
+from qafel.errors import ConfigError
+from qafel.params import Layout
+from qafel.quantizers import parse
+
+_WIDEST = 50.0
+"""The largest spread: e^(spread·N(0, 1)) stays a finite number, and far beyond any fleet."""
+
+
+class AlgorithmConfig(Section):
+    """A preset and what it leaves open."""
+
+    preset: str = "qafel"
+    client_quantizer: str = "none"
+    server_quantizer: str = "none"
+    buffer_size: int = Field(10, ge=1)
+    server_lr: float = Field(0.1, gt=0)
+    server_momentum: float = Field(0.0, ge=0, lt=1)
+    client_lr: float = Field(2.0, gt=0)
+    local_steps: int | None = Field(None, ge=1)
+    local_epochs: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(None, gt=0)
+    proximal: float = Field(0.0, ge=0)
+    partial_work: bool = False
+    aggregation: Aggregation = "mean"
+    client_weights: ClientWeights = "equal"
+    broadcast: Broadcast = "difference"
+    memory_rate: float = Field(1.0, gt=0, le=1)
+    upload: Upload = "update"
+    staleness_exponent: float = Field(0.0, ge=0)
+    staleness_cutoff: int = Field(0, ge=0)
+    max_staleness: int | None = Field(None, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(name := data.get("preset", "qafel"), str):
+            return data
+        if name not in PRESETS:
+            raise ValueError(f"unknown preset {name!r}{_nearest(name, PRESETS)}")
+        resolved = PRESETS[name].resolve(name, data)
+        if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
+            resolved["local_steps"] = 10
+        return resolved
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("local training lasts local_steps or local_epochs, not both")
+        return self
+
+    def wire(self, layout: Layout | None = None) -> Algorithm:
+        """The pure core's algorithm."""
+        return wire(layout=layout, **self.model_dump())
+
+
+class NetworkConfig(Section):
+    """How fast messages travel: bytes per unit of virtual time, and a factor e^(spread·N(0,1)) for each client."""
+
+    upload_rate: float | None = Field(None, gt=0)
+    download_rate: float | None = Field(None, gt=0)
+    latency: float = Field(0.0, ge=0)
+    spread: float = Field(0.0, ge=0, le=_WIDEST)
+
+
+class TimingConfig(Section):
+    """When clients train and how long, in virtual time."""
+
+    arrivals: Literal["always-training", "constant", "poisson", "trace", "rounds"] = "always-training"
+    rate: float = Field(100.0, gt=0)
+    """Arrivals per unit of time, of constant and Poisson arrivals."""
+    trace: str | None = None
+    """A CSV file of time, client and, if wanted, duration."""
+    draw: Literal["with-replacement", "without-replacement"] = "with-replacement"
+    max_concurrency: int | None = Field(None, ge=1)
+    """Clients that may train at once; who comes beyond that is turned away."""
+    duration: Literal["half-normal", "log-normal", "uniform", "constant"] = "half-normal"
+    scale: float = Field(1.0, gt=0)
+    spread: float = Field(0.5, ge=0, le=_WIDEST)
+    """Log-normal: scale·e^(spread·N); uniform: scale·(1 ± spread)."""
+    per_example: float = Field(0.0, ge=0)
+    """Time per sample that a client holds, on top."""
+    speed_spread: float = Field(0.0, ge=0, le=_WIDEST)
+    """Clients are slower or faster by a factor e^(spread·N(0,1)), each always the same."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """The share of trainings that never report."""
+    over_selection: float = Field(0.0, ge=0)
+    """Rounds: how many more clients start than are waited for, as a share."""
+    round_timeout: float | None = Field(None, gt=0)
+    """Rounds: the server steps after this time with what it has."""
+    network: NetworkConfig = NetworkConfig()
+
+    @model_validator(mode="after")
+    def _trace_has_a_file(self) -> Self:
+        if (self.arrivals == "trace") != (self.trace is not None):
+            raise ValueError('arrivals = "trace" and the trace file go together')
+        return self
+
+
+class EvaluationConfig(Section):
+    """How often the server model is measured, and the value that counts as reached."""
+
+    every: int = Field(1, ge=1)
+    unit: Literal["server_steps", "uploads"] = "server_steps"
+    target: float | None = None
+
+
+class StopConfig(Section):
+    """When a run ends: at whichever comes first."""
+
+    server_steps: int | None = Field(None, ge=1)
+    uploads: int | None = Field(None, ge=1)
+    virtual_time: float | None = Field(None, gt=0)
+    traffic_bytes: int | None = Field(None, ge=1)
+    """Bytes uploaded plus bytes broadcast, each broadcast counted once."""
+    at_target: bool = False
+
+    @model_validator(mode="after")
+    def _some_end(self) -> Self:
+        limits = (self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes)
+        if all(limit is None for limit in limits):
+            raise ValueError("set at least one of server_steps, uploads, virtual_time and traffic_bytes")
+        return self
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: str = "run"
+    description: str = ""
+    seed: Seed = 0
+    task: TaskConfig = MushroomsConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    timing: TimingConfig = TimingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    stop: StopConfig = StopConfig(server_steps=10_000)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        for spec in (self.algorithm.client_quantizer, self.algorithm.server_quantizer):
+            parse(spec)
+        if PRESETS[self.algorithm.preset].synchronous and self.timing.arrivals != "rounds":
+            raise ValueError(f'{self.algorithm.preset} is synchronous: it needs timing.arrivals = "rounds"')
+        if self.stop.at_target and self.evaluation.target is None:
+            raise ValueError("stop.at_target needs evaluation.target")
+        return self
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], source: str = "the configuration") -> Config:
+        try:
+            return Config.model_validate(data)
+        except ValidationError as error:
+            raise ConfigError(f"{source}: {_explain(error)}") from None
+
+    @staticmethod
+    def from_toml(text: str, source: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
+        """Read TOML, then apply `a.b=c` overrides (c as TOML, or as text), then the seed.
+
+        A file may say `extends = "RECIPE"`: it then holds only what differs from that recipe.
+        """
+        data = _read(text, source)
+        for override in overrides:
+            _override(data, override)
+        if seed is not None:
+            data["seed"] = seed
+        return Config.from_dict(data, source)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def recipes() -> dict[str, str]:
+    """The recipes that ship with the package: name to TOML text."""
+    folder = files("qafel").joinpath("recipes")
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".toml")
+    }
+
+
+def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
+    """A recipe by its name, or any TOML file by its path."""
+    known = recipes()
+    if name in known:
+        return Config.from_toml(known[name], f"recipe {name}", overrides, seed)
+    path = Path(name)
+    if path.suffix != ".toml":
+        raise ConfigError(f"unknown recipe {name!r}{_nearest(name, known)}; `qafel recipes` lists them")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe file {name} cannot be read: {error}") from None
+    return Config.from_toml(text, name, overrides, seed)
+
+
+def _read(text: str, source: str) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    if (base := data.pop("extends", None)) is None:
+        return data
+    known = recipes()
+    if base not in known:
+        raise ConfigError(f"{source} extends the unknown recipe {base!r}{_nearest(str(base), known)}")
+    return _merged(_read(known[base], f"recipe {base}"), data)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    path, equals, value = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set takes section.key=value, got {override!r}")
+    table = data
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override}: {key} is a value, not a section")
+    try:
+        table[keys[-1]] = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        table[keys[-1]] = value.strip()
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors()[0]
+    # A task's settings are found under its name, which the user does not write.
+    path = [str(part) for part in first["loc"]]
+    if path[:1] == ["task"] and path[1:2] and path[1] in TASKS:
+        del path[1]
+    where = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {where!r}{_nearest(path[-1], _keys_beside(first['loc']))}"
+    if first["type"] == "union_tag_invalid":
+        return f"unknown task {first['ctx']['tag']!r}{_nearest(str(first['ctx']['tag']), TASKS)}"
+    message = first["msg"].removeprefix("Value error, ")
+    found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
+    return f"{where + ': ' if where else ''}{message[0].lower()}{message[1:]}{found}"
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> Iterable[str]:
+    """The keys that would have been known where an unknown one was found."""
+    section: type[Section] = Config
+    for part in location[:-1]:
+        if part == "task":
+            continue
+        if part in TASKS:
+            section = TASKS[str(part)]
+        else:
+            annotation = section.model_fields[str(part)].annotation
+            assert isinstance(annotation, type)
+            section = annotation
+    return section.model_fields
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"

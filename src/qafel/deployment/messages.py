@@ -1,0 +1,235 @@
+"""What server and clients must agree on, as the server writes it to the broker; and the state it renews there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NamedTuple, final
+
+from nats.aio.msg import Msg
+
+from qafel.algorithm import Algorithm
+from qafel.config import Config
+from qafel.errors import DataError, MalformedPayload, OversizedMessage
+from qafel.params import Layout
+
+FORMAT: Final = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The run's configuration and its model's layout."""
+
+    run_id: str
+    config: Config
+    layout: Layout
+
+    def algorithm(self) -> Algorithm:
+        return self.config.algorithm.wire(self.layout)
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "run_id": self.run_id,
+                "config": self.config.to_toml(),
+                "layout": [[name, list(shape)] for name, shape in self.layout.tensors],
+            }
+        ).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Agreement:
+        try:
+            read = json.loads(data)
+            if read["format"] != FORMAT:
+                raise DataError(
+                    f"the server speaks format {read['format']}, this client {FORMAT}: upgrade the older one"
+                )
+            layout = Layout(tuple((str(name), tuple(map(int, shape))) for name, shape in read["layout"]))
+            config = Config.from_toml(read["config"], "the server's configuration")
+            return Agreement(str(read["run_id"]), config, layout)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"what the broker holds is no run's configuration: {error}") from None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """How a run fares. `version` and `digest` are of the last broadcast that went out."""
+
+    state: str
+    version: int
+    digest: int
+    server_steps: int = 0
+    uploads: int = 0
+    updates_per_s: float = 0.0
+    upload_bytes: int = 0
+    broadcast_bytes: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    clients: dict[str, int] = field(default_factory=dict)
+    """For the clients heard of last: how many versions behind their latest accepted update was."""
+    buffer: str = ""
+    metric: float | None = None
+    metric_name: str = ""
+    renewed_at: float = 0.0
+    session: str = ""
+    """Changes when the server had to connect anew: what was on its way then may be lost."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in ("running", "stopped")
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> RunState:
+        try:
+            read: dict[str, Any] = json.loads(data)
+            return RunState(**{key: value for key, value in read.items() if key in RunState.__dataclass_fields__})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"what the broker holds is no run's state: {error}") from None
+
+
+# What became of a client's uploads: how it learns that one counts, or why not.
+
+
+@final
+@dataclass(slots=True)
+class Receipt:
+    """For one client, of one group of uploads that became safe together."""
+
+    accepted: list[tuple[int, int]] = field(default_factory=list)
+    """(sequence, the version whose buffer took it)"""
+    duplicate: list[int] = field(default_factory=list)
+    """Sequences that were counted before, or are too old to tell."""
+    highest: int = -1
+    """With duplicates: the highest sequence that the server knows of this client, should it have lost its own count."""
+    rejected: list[tuple[int | None, str, str]] = field(default_factory=list)
+    """(sequence where it could be read, reason, explanation)"""
+
+    def extend(self, other: Receipt) -> None:
+        self.accepted += other.accepted
+        self.duplicate += other.duplicate
+        self.highest = max(self.highest, other.highest)
+        self.rejected += other.rejected
+
+    def to_bytes(self) -> bytes:
+        return json.dumps([self.accepted, self.duplicate, self.highest, self.rejected]).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Receipt:
+        try:
+            accepted, duplicate, highest, rejected = json.loads(data)
+            return Receipt(
+                [(int(sequence), int(version)) for sequence, version in accepted],
+                [int(sequence) for sequence in duplicate],
+                int(highest),
+                [(None if s is None else int(s), str(reason), str(text)) for s, reason, text in rejected],
+            )
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DataError(f"this is no receipt: {error}") from None
+
+
+# Uploads that came in parts, because the broker takes no message of their size.
+#
+# A part's header says which upload it belongs to, which part it is, and of how many: "17/2/8". Parts stay
+# unacknowledged until the whole is safe; what does not fit the bound is forgotten and delivered again. What no
+# whole will
+# need, because a newer copy came or its client went on, is acknowledged: it would be delivered for ever, and fill the
+# client's queue.
+
+
+_PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
+
+
+class Part(NamedTuple):
+    """Which part of which upload."""
+
+    upload: int
+    number: int
+    parts: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.parts - 1
+
+    @staticmethod
+    def from_header(header: str) -> Part:
+        match = _PART.fullmatch(header)
+        if match is None:
+            raise MalformedPayload(f"a part is named upload/part/parts, this one {header[:40]!r}")
+        return Part(*map(int, match.groups()))
+
+
+def split(data: bytes, part_bytes: int) -> list[bytes]:
+    return [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
+
+
+@final
+@dataclass(slots=True)
+class _Partial:
+    upload: int
+    parts: int
+    messages: dict[int, Msg] = field(default_factory=dict)
+    size: int = 0
+
+
+@final
+class Assembly:
+    """At most one unfinished upload per client, and a bound on all of them together."""
+
+    def __init__(self, max_upload_bytes: int, max_total_bytes: int) -> None:
+        self._max_upload_bytes = max_upload_bytes
+        self._max_total_bytes = max(max_total_bytes, 2 * max_upload_bytes)
+        self._partial: OrderedDict[int, _Partial] = OrderedDict()
+        self._total = 0
+
+    def check(self, part: Part) -> None:
+        """Refuse a part of more parts than any upload has."""
+        if not 0 <= part.number < part.parts <= 1 + self._max_upload_bytes // 1024:
+            raise MalformedPayload(f"part {part.number} of {part.parts} cannot be")
+
+    def add(self, client: int, part: Part, message: Msg, spent: list[Msg]) -> bytes | None:
+        """The whole upload once its last part is in. `spent` gets the messages that are to be acknowledged with it, or
+        that nobody needs any more; a message that raises is not among them.
+        """
+        self.check(part)
+        partial = self._partial.get(client)
+        if partial is None or (partial.upload, partial.parts) != (part.upload, part.parts):
+            # A client sends one upload after the other. If it still wants the unfinished one, it sends it all again.
+            spent += self._forget(client)
+            partial = self._partial[client] = _Partial(part.upload, part.parts)
+        before = partial.messages.get(part.number)
+        grown = len(message.data) - (len(before.data) if before else 0)
+        if partial.size + grown > self._max_upload_bytes:
+            spent += self._forget(client)
+            raise OversizedMessage(f"an upload has at most {self._max_upload_bytes} bytes here, its parts have more")
+        if before is not None and not _is_same(before, message):
+            spent.append(before)
+        partial.size += grown
+        self._total += grown
+        partial.messages[part.number] = message
+        while self._total > self._max_total_bytes:
+            self._forget(next(iter(self._partial)))
+        if len(partial.messages) < part.parts:
+            return None
+        self._forget(client)
+        whole = [partial.messages[number] for number in range(part.parts)]
+        spent += whole
+        return b"".join(message.data for message in whole)
+
+    def _forget(self, client: int) -> list[Msg]:
+        partial = self._partial.pop(client, None)
+        if partial is None:
+            return []
+        self._total -= partial.size
+        return list(partial.messages.values())
+
+
+def _is_same(one: Msg, other: Msg) -> bool:
+    """One stored message that was delivered twice: to acknowledge either of them is to acknowledge both."""
+    return one.metadata.sequence.stream == other.metadata.sequence.stream

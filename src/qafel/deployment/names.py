@@ -1,0 +1,154 @@
+"""Where everything lies on the broker: pure names, and the limits that streams are made with.
+
+    qafel.RUN.upload.CLIENT       a client's updates; a work queue, gone once the server has them
+    qafel.RUN.broadcast.VERSION   the step from VERSION to VERSION + 1; a bounded history, one subject each
+    qafel.RUN.receipt.CLIENT      what became of a client's updates; not stored
+    $KV.qafel.RUN.config          what server and clients must agree on
+    $KV.qafel.RUN.state           running, finished or stopped; version and digest; renewed every few seconds
+    object RUN/snapshot           x̂ every so many steps
+    object RUN/broadcast-VERSION  a broadcast larger than the broker takes
+    object RUN/model.safetensors  the final model
+
+A broadcast's place is its version, not the stream's own count: a client asks for what it misses by name, and a broker
+that was wiped and refilled answers the same. Reading by subject needs no consumer, so ten thousand idle clients
+cost the broker no state, and the right to read broadcasts is a right to nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from qafel.errors import ConfigError
+
+BUCKET: Final = "qafel"
+
+
+KEY_VALUE_STREAM: Final = f"KV_{BUCKET}"
+
+
+OBJECT_STREAM: Final = f"OBJ_{BUCKET}"
+
+
+CONSUMER: Final = "server"
+
+
+SIGNATURE: Final = "Qafel-Signature"
+
+
+PART: Final = "Qafel-Part"
+
+
+OBJECT: Final = "Qafel-Object"
+
+
+MESSAGE_ID: Final = "Nats-Msg-Id"
+
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The subjects, streams and objects of one run."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        if not _RUN_NAME.fullmatch(self.run):
+            raise ConfigError(
+                f"a run's name has 1 to 64 letters, digits, - or _; got {self.run!r}: choose another --run"
+            )
+
+    @property
+    def upload_stream(self) -> str:
+        return f"qafel-{self.run}-upload"
+
+    @property
+    def broadcast_stream(self) -> str:
+        return f"qafel-{self.run}-broadcast"
+
+    @property
+    def uploads(self) -> str:
+        return f"qafel.{self.run}.upload.*"
+
+    @property
+    def broadcasts(self) -> str:
+        return f"qafel.{self.run}.broadcast.*"
+
+    @property
+    def config(self) -> str:
+        return f"$KV.{BUCKET}.{self.run}.config"
+
+    @property
+    def state(self) -> str:
+        return f"$KV.{BUCKET}.{self.run}.state"
+
+    @property
+    def snapshot(self) -> str:
+        return f"{self.run}/snapshot"
+
+    @property
+    def model(self) -> str:
+        return f"{self.run}/model.safetensors"
+
+    def upload(self, client: int) -> str:
+        return f"qafel.{self.run}.upload.{client}"
+
+    def receipt(self, client: int) -> str:
+        return f"qafel.{self.run}.receipt.{client}"
+
+    def broadcast(self, version: int) -> str:
+        return f"qafel.{self.run}.broadcast.{version}"
+
+    def broadcast_object(self, version: int) -> str:
+        return f"{self.run}/broadcast-{version}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the broker keeps. `history` broadcasts; so many bytes and so many messages per client that wait."""
+
+    history: int = 1000
+    queue_bytes: int = 4 << 30
+    queue_per_client: int = 128
+    replicas: int = 1
+
+    def for_parts(self, parts: int) -> Limits:
+        """Room for a few uploads a client, where each comes in so many messages."""
+        return replace(self, queue_per_client=max(self.queue_per_client, 4 * parts))
+
+
+def streams(names: Names, limits: Limits) -> list[StreamConfig]:
+    """The run's two streams."""
+    return [
+        StreamConfig(
+            name=names.broadcast_stream,
+            subjects=[names.broadcasts],
+            storage=StorageType.FILE,
+            num_replicas=limits.replicas,
+            max_msgs=limits.history,
+            discard=DiscardPolicy.OLD,
+            duplicate_window=120,
+            allow_direct=True,
+        ),
+        StreamConfig(
+            name=names.upload_stream,
+            subjects=[names.uploads],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.FILE,
+            num_replicas=limits.replicas,
+            max_bytes=limits.queue_bytes,
+            # One client that floods fills its own queue, not everyone's.
+            max_msgs_per_subject=limits.queue_per_client,
+            discard=DiscardPolicy.NEW,
+            discard_new_per_subject=True,
+            # Uploads are read by the server's consumer and by no one else.
+            allow_direct=False,
+        ),
+    ]

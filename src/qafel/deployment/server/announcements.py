@@ -1,0 +1,176 @@
+"""Put on the broker what it lacks: at the start of every session, whether it is new, was restarted, or was wiped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, TypeAlias, final
+
+from qafel.algorithm import HiddenState, Message
+from qafel.deployment.connection import Broker
+from qafel.deployment.keys import Access, Signer
+from qafel.deployment.messages import RunState
+from qafel.deployment.names import KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names
+from qafel.deployment.server.evaluation import Course, Evaluator, Rate
+from qafel.deployment.server.intake import Intake
+from qafel.deployment.server.ledger import Truth
+from qafel.errors import ConfigError
+
+_AT_ONCE: Final = 64
+
+
+log = logging.getLogger(__name__)
+
+
+@final
+class Publisher:
+    """Everything the server says, signed."""
+
+    def __init__(self, names: Names, signer: Signer | None, out: HiddenState) -> None:
+        self.names = names
+        self.out = out
+        """x̂ as the clients know it: the last one that went out."""
+        self._signer = signer
+
+    def _signature(self, context: str, data: bytes) -> dict[str, str]:
+        return {SIGNATURE: self._signer.sign(context, data)} if self._signer else {}
+
+    async def value(self, broker: Broker, subject: str, data: bytes) -> None:
+        """A key's value: configuration or state."""
+        await broker.store(subject, data, self._signature(subject, data))
+
+    async def put(self, broker: Broker, name: str, data: bytes) -> None:
+        """An object: a snapshot, a large broadcast, the final model."""
+        await broker.put_object(name, data, self._signature(name, data).get(SIGNATURE))
+
+    async def broadcasts(self, broker: Broker, broadcasts: Iterable[tuple[int, bytes]]) -> None:
+        """Steps in version order; returns when the broker has them all."""
+        waiting = list(broadcasts)
+        for start in range(0, len(waiting), _AT_ONCE):
+            await asyncio.gather(*(self._broadcast(broker, *step) for step in waiting[start : start + _AT_ONCE]))
+
+    async def _broadcast(self, broker: Broker, version: int, frame: bytes) -> None:
+        subject = self.names.broadcast(version)
+        # The digest in the name lets a version be made again by a server that lost its disk.
+        headers = {MESSAGE_ID: f"{version}-{Message.from_bytes(frame).digest:x}", **self._signature(subject, frame)}
+        if len(frame) > broker.part_bytes:
+            name = self.names.broadcast_object(version)
+            await self.put(broker, name, frame)
+            headers[OBJECT], frame = name, b""
+        await broker.store(subject, frame, headers)
+
+    async def snapshot(self, broker: Broker) -> None:
+        await self.put(broker, self.names.snapshot, await asyncio.to_thread(self.out.to_snapshot))
+
+
+async def refill(broker: Broker, publisher: Publisher, truth: Truth, agreement: bytes) -> None:
+    """Configuration, broadcasts and a snapshot, as far as they are missing or belong to another history."""
+    names, version = publisher.names, truth.server.version
+    config = await broker.stored(KEY_VALUE_STREAM, names.config)
+    held = await _held(broker, names)
+    another_run = config is not None and config.data != agreement
+    if another_run:
+        await broker.purge(names.upload_stream)
+    if another_run or any(number >= version for number in held):
+        log.warning("the broker holds broadcasts of another history: they are replaced")
+        await broker.purge(names.broadcast_stream)
+        held = set()
+    missing = [step for step in truth.broadcasts if step[0] not in held]
+    await publisher.broadcasts(broker, missing)
+    if missing:
+        log.info("gave the broker %d broadcasts that it lacked", len(missing))
+    publisher.out = truth.server.hidden_state
+    await publisher.snapshot(broker)
+    if config is None or another_run:  # last: a client that finds it finds all the rest
+        await publisher.value(broker, names.config, agreement)
+
+
+async def _held(broker: Broker, names: Names) -> set[int]:
+    ends = (subject.rsplit(".", 1)[-1] for subject in await broker.subjects(names.broadcast_stream, names.broadcasts))
+    return {int(end) for end in ends if end.isdigit()}
+
+
+# The state that a server renews on the broker: clients notice by it that they are behind, operators how it goes.
+
+
+Progress: TypeAlias = Callable[[RunState], None]
+
+
+@final
+class Heartbeat:
+    """Tells of the run every few seconds, and reads the registry of clients anew."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        course: Course,
+        evaluator: Evaluator,
+        publisher: Publisher,
+        server_steps: int | None,
+        metric_name: str,
+        progress: Progress | None,
+    ) -> None:
+        self.session = ""
+        """Changes with every connection: clients that see a new one send again what may be lost."""
+        self._intake = intake
+        self._course = course
+        self._evaluator = evaluator
+        self._publisher = publisher
+        self._server_steps = server_steps or 0
+        self._metric_name = metric_name
+        self._progress = progress
+        self._rate = Rate(intake.truth.totals.uploads)
+        self._registry_problem: str | None = None
+
+    async def run(self, broker: Broker, every_s: float, access: Access) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            await self.renew_keys(access)
+            await self.beat(broker)
+
+    async def renew_keys(self, access: Access) -> None:
+        """Read the registry; where that fails, keep the last one. A file that is being replaced is gone or half there
+        for a moment, which must neither end the run nor let in uploads that nobody signed.
+        """
+        guard, problem = self._intake.guard, None
+        try:
+            keys = await asyncio.to_thread(access.registry)
+        except ConfigError as error:
+            keys, problem = None, str(error)
+        if keys is not None:
+            guard.renew_keys(keys)
+        elif problem is None and guard.has_keys:
+            problem = "the registry of clients is gone"
+        if problem is not None and problem != self._registry_problem:
+            log.warning("%s; the clients known before stay", problem)
+        self._registry_problem = problem
+
+    async def beat(self, broker: Broker, *, concluded: bool = False) -> None:
+        """A run that has ended says so once its last broadcast is out: clients leave when they hear it."""
+        state = self._run_state(self._course.state if concluded else "running")
+        await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
+        if self._progress is not None:
+            self._progress(state)
+
+    def _run_state(self, word: str) -> RunState:
+        truth, out, last = self._intake.truth, self._publisher.out, self._evaluator.last
+        totals, server = truth.totals, truth.server
+        return RunState(
+            state=word,
+            version=out.version,
+            digest=out.digest,
+            server_steps=self._server_steps,
+            uploads=totals.uploads,
+            updates_per_s=round(self._rate.mark(totals.uploads), 1),
+            upload_bytes=totals.upload_bytes,
+            broadcast_bytes=totals.broadcast_bytes,
+            rejected=dict(server.rejected),
+            clients={str(client): lag for client, lag in list(self._intake.lags.items())[-100:]},
+            buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
+            metric=last["metric"] if last else None,
+            metric_name=self._metric_name,
+            renewed_at=time.time(),
+            session=self.session,
+        )

@@ -1,0 +1,246 @@
+"""A server's life: session after session with the broker, until its run ends.
+
+A session that breaks loses nothing: what was received is in the journal, and the next session begins, as a restarted
+process does, by giving the broker what it lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TextIO, final
+
+from qafel.algorithm import PRESETS
+from qafel.config import Config
+from qafel.deployment.connection import Broker, end, session, together
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import Agreement
+from qafel.deployment.names import Names
+from qafel.deployment.server.announcements import Heartbeat, Progress, Publisher, refill
+from qafel.deployment.server.defence import Guard
+from qafel.deployment.server.evaluation import Course, Evaluator, Metrics, Summary, model_file, open_rows, write_results
+from qafel.deployment.server.intake import Intake
+from qafel.deployment.server.ledger import Truth
+from qafel.deployment.server.pipeline import Pipeline, Pull
+from qafel.deployment.server.upkeep import Upkeep
+from qafel.deployment.settings import ServerSettings
+from qafel.errors import BrokerError, ConfigError
+from qafel.files import write_atomically
+from qafel.rng import Stream
+from qafel.tasks import Task
+
+log = logging.getLogger(__name__)
+
+
+@final
+class DeploymentServer:
+    """Drives the truth from the broker. `run` returns when the run has ended or was stopped."""
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        truth: Truth,
+        access: Access,
+        settings: ServerSettings,
+        history: int,
+        rows: TextIO,
+        progress: Progress | None,
+    ) -> None:
+        run = settings.run or config.name
+        self.truth = truth
+        self.rows = rows
+        self.wire = (0, 0)
+        """Bytes sent and received, with all that NATS and TLS add."""
+        self.metrics = Metrics(run)
+        self._task = task
+        self._access = access
+        self._settings = settings
+        self._limits = replace(settings.limits, history=history)
+        self._agreement = Agreement(truth.run_id, config, task.layout).to_bytes()
+        norms = {int(client): norm for client, norm in truth.totals.norms.items()}
+        algorithm, keys = truth.server.algorithm, access.registry()
+        guard = Guard(algorithm, settings.defence, task.clients, keys, norms, time.monotonic())
+        self.intake = Intake(truth, guard, self.metrics)
+        self.evaluator = Evaluator(task, config.evaluation, rows, self.metrics, truth.totals.uploads)
+        self._course = Course(config, truth, self.evaluator)
+        self._publisher = Publisher(Names(run), access.signer(), truth.server.hidden_state)
+        self._heartbeat = Heartbeat(
+            self.intake,
+            self._course,
+            self.evaluator,
+            self._publisher,
+            config.stop.server_steps,
+            task.metric_name,
+            progress,
+        )
+        self._upkeep = Upkeep(
+            truth,
+            self._publisher,
+            snapshot_every=settings.snapshot_every,
+            history=history,
+            keep_journal=settings.keep_journal,
+        )
+        self._pull: Pull | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> str:
+        return self._course.state
+
+    def end(self, state: str) -> None:
+        """Take no more uploads; finish what was taken."""
+        self._course.end(state)
+        if self._pull is not None:
+            self._pull.stop()
+        elif self._work is not None:
+            self._work.cancel()  # no session to conclude
+
+    async def run(self) -> None:
+        if self._settings.metrics_port is not None:
+            self.metrics.serve(self._settings.metrics_address, self._settings.metrics_port)
+        evaluations = asyncio.create_task(self.evaluator.run())
+        self._work = asyncio.create_task(self._sessions())
+        try:
+            # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
+            done, _ = await asyncio.wait([self._work, evaluations], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled():
+                    task.result()
+        finally:
+            await end([self._work, evaluations])
+        server = self.truth.server
+        await self.evaluator.last_model(server.version, server.model, self.truth.totals, server.hidden_state.vector)
+
+    async def _sessions(self) -> None:
+        patience_s = self._settings.patience_s
+        while True:
+            try:
+                async with session(self._access, "server", patience_s=patience_s) as broker:
+                    self.metrics.sessions.inc()
+                    await self._session(broker)
+                    return
+            except BrokerError as error:
+                log.warning("%s; trying again", error)
+                self._pull, patience_s = None, None
+                await asyncio.sleep(0.2)
+
+    async def _session(self, broker: Broker) -> None:
+        await self._begin(broker)
+        pull = self._pull = Pull(broker, self._publisher.names)
+        await pull.start()
+        self._heartbeat.session = uuid.uuid4().hex[:12]
+        await self._heartbeat.beat(broker)
+        self._course.look()
+        pipeline = Pipeline(self.intake, self._course, self._publisher, self._upkeep, self.metrics, self._settings)
+        try:
+            await together(
+                broker.until_lost(),
+                pipeline.take(pull),
+                pipeline.make_safe(broker),
+                pipeline.acknowledge(broker),
+                self._heartbeat.run(broker, self._settings.heartbeat_s, self._access),
+            )
+        finally:
+            await self._upkeep.end()
+            sent, received = broker.wire_bytes()
+            self.wire = (self.wire[0] + sent, self.wire[1] + received)
+        await self._conclude(broker)
+
+    async def _begin(self, broker: Broker) -> None:
+        """Give the broker what it lacks, and ask for all that is not acknowledged."""
+        names, parts = self._publisher.names, self.intake.parts(broker.part_bytes)
+        await asyncio.to_thread(self.truth.journal.sync)
+        await broker.ensure(names, self._limits.for_parts(parts))
+        await refill(broker, self._publisher, self.truth, self._agreement)
+        self.intake.begin_session()
+        await broker.new_consumer(names, parts)
+
+    async def _conclude(self, broker: Broker) -> None:
+        """The last state, and with a run that has ended its model."""
+        checkpoint = self.truth.begin_checkpoint(1, self.intake.guard.median.norms())
+        if checkpoint is not None:
+            await self._upkeep.checkpoint(checkpoint)
+        await self._publisher.snapshot(broker)
+        if self.state != "stopped":
+            names, model = self._publisher.names, self.truth.server.model
+            await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
+            await broker.purge(names.upload_stream)
+        await self._heartbeat.beat(broker, concluded=True)
+        await broker.flush()
+
+
+# The server: takes uploads, makes them safe, broadcasts, acknowledges; in this order, many at a time.
+#
+# `pipeline` is that order, `serving` its sessions with the broker; here a configuration and a folder become a server.
+
+
+_HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
+
+
+_KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets beside a snapshot
+
+
+def run_server(
+    config: Config,
+    out: Path,
+    *,
+    access: Access | None = None,
+    settings: ServerSettings | None = None,
+    task: Task | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Serve a run until its last step, its target, or a signal; go on with it if its folder holds it already."""
+    return asyncio.run(_serve(config, out, access or Access(), settings or ServerSettings(), task, progress))
+
+
+async def _serve(
+    config: Config, out: Path, access: Access, settings: ServerSettings, task: Task | None, progress: Progress | None
+) -> Summary:
+    made: Task = await asyncio.to_thread(config.task.make) if task is None else task
+    server = open_server(config, out, access, settings, made, progress)
+    with server.truth, server.rows:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.end, "stopped")
+        await server.run()
+        summary = write_results(out, server.state, config, made, server.truth, server.evaluator)
+        return {**summary, "wire_sent_bytes": server.wire[0], "wire_received_bytes": server.wire[1]}
+
+
+def open_server(
+    config: Config,
+    out: Path,
+    access: Access,
+    settings: ServerSettings,
+    task: Task,
+    progress: Progress | None = None,
+) -> DeploymentServer:
+    """The server with its state from disk, not yet connected."""
+    if PRESETS[config.algorithm.preset].synchronous:
+        raise ConfigError(f"{config.algorithm.preset} goes in rounds, a deployment does not: take fedbuff or qafel")
+    algorithm = config.algorithm.wire(task.layout)
+    folder = out / "state"
+    _require_same_run(out, config)
+    broadcast_bytes = algorithm.server_quantizer.max_payload_bytes(task.layout.size)
+    history = max(2, min(settings.limits.history, _HISTORY_BYTES // max(1, broadcast_bytes)))
+    truth = Truth.open(
+        folder,
+        lambda: task.initial_model(Stream.named(config.seed, "initial-model")),
+        algorithm,
+        config.seed,
+        history=max(2, min(history, _KEPT_BYTES // max(1, broadcast_bytes))),
+    )
+    write_atomically(out / "config.toml", config.to_toml().encode())
+    return DeploymentServer(config, task, truth, access, settings, history, open_rows(out), progress)
+
+
+def _require_same_run(out: Path, config: Config) -> None:
+    path = out / "config.toml"
+    if (out / "state").exists() and path.exists() and path.read_text(encoding="utf-8") != config.to_toml():
+        raise ConfigError(f"{out} holds a run of another configuration: choose another --out")

@@ -1,0 +1,233 @@
+"""The paper's logistic regression on mushrooms: direct quantization, the hidden state, and local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from qafel.paper.entry import Change, Claim, Entry, Scale, Verdict, mushrooms
+from qafel.paper.measured import SETTLED, Measured, Spread, diverged, first_below, settled
+from qafel.paper.tables import Table, count_heading
+from qafel.paper.targets import curve_panels, end_table, ratios
+from qafel.runs.reading import Run
+from qafel.sweeps.run import Planned
+from qafel.text import human_metric
+
+UNQUANTIZED = "FedBuff, unquantized"
+
+
+DIRECT_QSGD, HIDDEN_QSGD = "direct, server 3 bits", "QAFeL, server 3 bits"
+
+
+DIRECT_TOP, HIDDEN_TOP = "direct, server top 50 %", "QAFeL, server top 1 %"
+
+
+CLOSE, FAR = 1.25, 2.0
+"""Up to a quarter more suboptimality counts as close to another; twice as much and more is far from it."""
+
+
+STILL = 0.1
+"""A run has settled if it fell by less than a tenth over its second half."""
+
+
+LOCAL_STEPS = (1, 2, 4, 8, 16, 32)
+
+
+EARLY = 0.05
+"""The suboptimality at which "faster at first" is judged."""
+
+
+_RECIPES: Mapping[str, str] = {
+    UNQUANTIZED: "mushrooms-fedbuff",
+    DIRECT_QSGD: "mushrooms-direct-qsgd",
+    HIDDEN_QSGD: "mushrooms-qafel-qsgd",
+    DIRECT_TOP: "mushrooms-direct-topk",
+    HIDDEN_TOP: "mushrooms-qafel-topk",
+}
+
+
+def _plan(methods: Sequence[str], scale: Scale) -> list[Planned]:
+    return mushrooms(scale, {method: (_RECIPES[method], ()) for method in methods})
+
+
+def is_close(measured: Measured, method: str, reference: str = UNQUANTIZED) -> Verdict:
+    found = ratios(measured, method, reference)
+    return Verdict.of(max(found) <= CLOSE, f"{_end(measured, method)}: {_times(found)} the unquantized run's")
+
+
+def does_not_converge(measured: Measured, method: str, reference: str = UNQUANTIZED) -> Verdict:
+    """Far from the unquantized run with every seed, and no longer getting better."""
+    found = ratios(measured, method, reference)
+    still = [_late_progress(run) for run in measured.runs(method)]
+    return Verdict.of(
+        min(found) >= FAR and max(still) < STILL,
+        f"{_end(measured, method)}: {_times(found)} the unquantized run's; over the second half it changed by "
+        f"{-100 * max(still):+.0f} to {-100 * min(still):+.0f} %",
+    )
+
+
+def diverges(measured: Measured, method: str) -> Verdict:
+    """Not finite in the end, or at twice its lowest level and more: it moves away."""
+    runs = measured.runs(method)
+    away = [diverged(run) or settled(run) >= FAR * lowest_level(run) for run in runs]
+    lowest = Spread.of(map(lowest_level, runs))
+    return Verdict.of(
+        all(away), f"{_end(measured, method)}, after a lowest level of {human_metric(lowest.mean)} on the way"
+    )
+
+
+def lowest_level(run: Run) -> float:
+    """The lowest mean over any tenth of the run: like against like with where it settled, however noisy it is."""
+    metric = run.column("metric")
+    rows = max(1, round(SETTLED * len(metric)))
+    metric = metric[np.isfinite(metric)]
+    return float(sliding_window_view(metric, min(rows, len(metric))).mean(axis=1).min())
+
+
+def _late_progress(run: Run) -> float:
+    """By what share the suboptimality fell from the middle of the run to its end."""
+    if diverged(run):
+        return 0.0
+    metric = run.column("metric")
+    middle = float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
+    return 1 - settled(run) / middle
+
+
+def _end(measured: Measured, method: str) -> str:
+    ends = measured.spread(settled, method)
+    if not np.isfinite(ends.mean):
+        return f"f(x) − f* stopped being finite in {sum(map(diverged, measured.runs(method)))} of {ends.count} runs"
+    return f"f(x) − f* ends at {human_metric(ends.mean)}"
+
+
+def _times(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return f"{low} times" if low == high else f"{low} to {high} times"
+
+
+def _local_steps_plan(scale: Scale) -> list[Planned]:
+    runs = []
+    for steps in LOCAL_STEPS:
+        change = Change(f"p{steps}", (f"algorithm.local_steps={steps}",))
+        planned = mushrooms(scale, {f"P = {steps}": ("mushrooms-fedbuff", (change,))})
+        runs += [Planned(run.method, run.config, {"P": steps}) for run in planned]
+    return runs
+
+
+def _early(run: Run) -> float:
+    return first_below(run, EARLY, "version")
+
+
+def _local_steps_table(measured: Measured) -> Table:
+    table = end_table(measured)
+    return Table(
+        (*table.headings, count_heading(f"server steps to {EARLY:g}")),
+        tuple(
+            (*row, measured.spread(_early, method)) for row, method in zip(table.rows, measured.methods, strict=True)
+        ),
+    )
+
+
+def _common_seeds(measured: Measured) -> Measured:
+    return measured.fair(*(measured.planned(P=steps) for steps in LOCAL_STEPS))
+
+
+def _faster_at_first(measured: Measured) -> Verdict:
+    fair = _common_seeds(measured)
+    needed = [fair.spread(_early, P=steps).mean for steps in LOCAL_STEPS]
+    falls = all(after < before for before, after in pairwise(needed))
+    listed = ", ".join(f"{steps:.0f}" for steps in needed)
+    return Verdict.of(falls, f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {listed}")
+
+
+def _worse_in_the_end(measured: Measured) -> Verdict:
+    """Among runs that have settled, more local steps end higher."""
+    fair = _common_seeds(measured)
+    levels = {
+        steps: fair.spread(settled, P=steps).mean
+        for steps in LOCAL_STEPS
+        if max(_late_progress(run) for run in fair.runs(P=steps)) < STILL
+    }
+    listed = ", ".join(f"{human_metric(level)} (P = {steps})" for steps, level in levels.items())
+    if len(levels) < 2:
+        return Verdict.none("too few of the runs had settled by their end to compare where they settle")
+    values = list(levels.values())
+    rises = all(after > before for before, after in pairwise(values))
+    falling = ", ".join(str(steps) for steps in LOCAL_STEPS if steps not in levels)
+    still = f"; still falling for P = {falling}" if falling else ""
+    return Verdict.of(rises, f"where f(x) − f* has settled, it is at {listed}{still}")
+
+
+def _entry(name: str, title: str, paper: str, methods: Sequence[str], claims: tuple[Claim, ...]) -> Entry:
+    return Entry(name, title, paper, "1 min", partial(_plan, methods), end_table, curve_panels, claims)
+
+
+DIRECT_VS_UNQUANTIZED = _entry(
+    "direct-vs-unquantized",
+    "Direct quantization against the unquantized counterpart",
+    "Fig. 2",
+    (UNQUANTIZED, DIRECT_QSGD, DIRECT_TOP),
+    (
+        Claim(
+            "Section I-A",
+            "A naive use of quantization results in suboptimal loss",
+            partial(does_not_converge, method=DIRECT_QSGD),
+        ),
+        Claim(
+            "Section I-A",
+            "FedBuff diverges when the server sends the top 50 % of coordinates",
+            partial(diverges, method=DIRECT_TOP),
+        ),
+    ),
+)
+
+
+QAFEL_VS_DIRECT_QSGD = _entry(
+    "qafel-vs-direct-qsgd",
+    "QAFeL against direct quantization: QSGD",
+    "Fig. 5 (a)",
+    (UNQUANTIZED, HIDDEN_QSGD, DIRECT_QSGD),
+    (
+        Claim("Section IV-A", "QAFeL is very close to the unquantized case", partial(is_close, method=HIDDEN_QSGD)),
+        Claim("Section IV-A", "Direct quantization does not converge", partial(does_not_converge, method=DIRECT_QSGD)),
+    ),
+)
+
+
+QAFEL_VS_DIRECT_TOPK = _entry(
+    "qafel-vs-direct-topk",
+    "QAFeL against direct quantization: top-k",
+    "Fig. 5 (b)",
+    (UNQUANTIZED, HIDDEN_TOP, DIRECT_TOP),
+    (
+        Claim(
+            "Section IV-A",
+            "QAFeL converges when the server sends the top 1 % of coordinates",
+            partial(is_close, method=HIDDEN_TOP),
+        ),
+        Claim(
+            "Section IV-A",
+            "Direct quantization diverges when the server sends the top 50 %",
+            partial(diverges, method=DIRECT_TOP),
+        ),
+    ),
+)
+
+
+LOCAL_STEPS_ENTRY = Entry(
+    "local-steps",
+    "The number of local steps P",
+    "Fig. 6",
+    "2 min",
+    _local_steps_plan,
+    _local_steps_table,
+    curve_panels,
+    (
+        Claim("Fig. 6", "More local steps are faster at first", _faster_at_first),
+        Claim("Fig. 6", "More local steps end at a higher suboptimality", _worse_in_the_end),
+    ),
+)

@@ -1,0 +1,150 @@
+"""Lossless coding on top: zstandard over the packed codes, used only where it shortens the message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from qafel.errors import MalformedPayload, SpecError
+from qafel.params import Vector
+from qafel.quantizers.protocol import SCALED, ZSTD_FLAG, FixedLength, Payload, Scalable, pack_codec, with_flag
+from qafel.rng import Stream
+
+_LEVEL = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Zstd:
+    """Send the scales as they are and the codes as one zstandard frame; or all as it was, if that is not shorter.
+
+    The length says which: a payload as long as the plain one is the plain one, a shorter one holds a frame. Two 4-bit
+    codes share a byte, so zstandard's Huffman code over bytes comes close to the entropy of the levels.
+    """
+
+    inner: FixedLength
+
+    @property
+    def spec(self) -> str:
+        return f"{self.inner.spec}+zstd"
+
+    @property
+    def codec(self) -> bytes:
+        return with_flag(self.inner.codec, ZSTD_FLAG)
+
+    @property
+    def unbiased(self) -> bool:
+        return self.inner.unbiased
+
+    def encode(self, vector: Vector, stream: Stream) -> bytes:
+        import zstandard  # noqa: PLC0415 — only who compresses pays for loading it
+
+        plain = self.inner.encode(vector, stream)
+        head = self.inner.head_bytes(vector.size)
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=False, write_checksum=False)
+        frame = compressor.compress(memoryview(plain)[head:])
+        return plain[:head] + frame if head + len(frame) < len(plain) else plain
+
+    def decode(self, payload: Payload, size: int) -> Vector:
+        return self.inner.decode(self._plain(payload, size), size)
+
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        self.inner.add_decoded_(target, self._plain(payload, target.size), weight)
+
+    def max_payload_bytes(self, size: int) -> int:
+        return self.inner.payload_bytes(size)
+
+    def omega(self, size: int) -> float:
+        return self.inner.omega(size)
+
+    def delta(self, size: int) -> float:
+        return self.inner.delta(size)
+
+    def bits_per_coordinate(self, size: int) -> float:
+        return self.inner.bits_per_coordinate(size)
+
+    def _plain(self, payload: Payload, size: int) -> Payload:
+        """The inner payload. Never makes more than its exact length, whatever the frame claims."""
+        expected, head = self.inner.payload_bytes(size), self.inner.head_bytes(size)
+        if len(payload) == expected:
+            return payload
+        if not head < len(payload) < expected:
+            raise MalformedPayload(
+                f"expected {head + 1} to {expected} bytes for {size} coordinates, found {len(payload)}"
+            )
+        view = memoryview(payload)
+        return bytes(view[:head]) + _decompressed(view[head:], expected - head)
+
+
+def _decompressed(frame: memoryview, expected: int) -> bytes:
+    import zstandard  # noqa: PLC0415 — only who decompresses pays for loading it
+
+    try:
+        parameters = zstandard.get_frame_parameters(frame)
+        if parameters.content_size not in {expected, zstandard.CONTENTSIZE_UNKNOWN} or parameters.dict_id:
+            raise MalformedPayload(
+                f"expected a frame of {expected} bytes, found one that claims {parameters.content_size}"
+            )
+        plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=expected, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise MalformedPayload(f"expected a zstandard frame of {expected} bytes: {error}") from error
+    if len(plain) != expected:
+        raise MalformedPayload(f"expected a frame of {expected} bytes, found {len(plain)}")
+    return plain
+
+
+# Scaled: any unbiased quantizer divided by 1 + ω becomes a contraction, fit for the server.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Send Q(x) / (1 + ω): what unbiasedness is lost for, δ = 1/(1 + ω) > 0.
+
+    E‖x − Q(x)/(1+ω)‖² ≤ (1 − 1/(1+ω))‖x‖². The division happens to the scales, which are sent anyway.
+    """
+
+    inner: Scalable
+
+    def __post_init__(self) -> None:
+        if not self.inner.unbiased:
+            raise SpecError(f"scaled takes an unbiased quantizer, and {self.inner.spec!r} is biased: use it as it is")
+
+    @property
+    def spec(self) -> str:
+        return f"scaled:{self.inner.spec}"
+
+    @property
+    def codec(self) -> bytes:
+        return pack_codec(SCALED, b"", self.inner.codec)
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def encode(self, vector: Vector, stream: Stream) -> bytes:
+        return self.inner.encode_scaled(vector, stream, 1.0 / (1.0 + self.inner.omega(vector.size)))
+
+    def decode(self, payload: Payload, size: int) -> Vector:
+        return self.inner.decode(payload, size)
+
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        self.inner.add_decoded_(target, payload, weight)
+
+    def payload_bytes(self, size: int) -> int:
+        return self.inner.payload_bytes(size)
+
+    def head_bytes(self, size: int) -> int:
+        return self.inner.head_bytes(size)
+
+    def max_payload_bytes(self, size: int) -> int:
+        return self.inner.max_payload_bytes(size)
+
+    def omega(self, size: int) -> float:
+        return 1.0 - self.delta(size)
+
+    def delta(self, size: int) -> float:
+        return 1.0 / (1.0 + self.inner.omega(size))
+
+    def bits_per_coordinate(self, size: int) -> float:
+        return self.inner.bits_per_coordinate(size)

@@ -1,0 +1,205 @@
+"""Which runs may be compared: those of one task, measured by one metric with one goal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from qafel.drawing.styles import Style, styles_of
+from qafel.runs.reading import Column, Run
+from qafel.text import human_count, human_metric
+
+_BETTER = {"min": "lower is better", "max": "higher is better"}
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """Runs of one kind with their styles; `goal` is "min" or "max"."""
+
+    task: str
+    metric: str
+    goal: str
+    runs: tuple[Run, ...]
+    styles: tuple[Style, ...]
+
+    @property
+    def title(self) -> str:
+        return ", ".join(filter(None, (self.task, self.metric, _BETTER[self.goal])))
+
+    @property
+    def reference(self) -> int:
+        """The run to compare traffic with: the first FedBuff, else the first; one that came to its end, if any did."""
+        sound = [index for index, run in enumerate(self.runs) if run.finished and not run.diverged]
+        candidates = sound or range(len(self.runs))
+        return next((index for index in candidates if _is_fedbuff(self.runs[index])), candidates[0])
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """The metric's values that the runs are to reach, each once."""
+        stated = (run.number("target") for run in self.runs)
+        return tuple(sorted({target for target in stated if np.isfinite(target)}))
+
+    @property
+    def shared_target(self) -> float | None:
+        """The target, if all runs have the same one."""
+        stated = {run.number("target") for run in self.runs}
+        return self.targets[0] if len(stated) == len(self.targets) == 1 else None
+
+
+def groups_of(runs: Sequence[Run]) -> tuple[Group, ...]:
+    """The groups in the order of their first runs; every run keeps the style that it has among all."""
+    members: dict[tuple[str, str, str], list[int]] = {}
+    for index, run in enumerate(runs):
+        members.setdefault(_kind(run, runs), []).append(index)
+    styles = styles_of(runs)
+    return tuple(
+        Group(*kind, tuple(runs[index] for index in chosen), tuple(styles[index] for index in chosen))
+        for kind, chosen in members.items()
+    )
+
+
+def _kind(run: Run, runs: Sequence[Run]) -> tuple[str, str, str]:
+    """Task, metric and goal; what a run that was killed does not state, it has from another run of its task."""
+    alike = (run, *(other for other in runs if other.task == run.task))
+    metric = next((str(name) for other in alike if (name := other.summary.get("metric_name"))), "metric")
+    goal = next((goal for other in alike if (goal := other.summary.get("metric_goal")) in ("min", "max")), "min")
+    return run.task, metric, str(goal)
+
+
+def _is_fedbuff(run: Run) -> bool:
+    return "fedbuff" in run.name.casefold() or str(run.summary.get("algorithm", "")).casefold() == "fedbuff"
+
+
+# Which part of the metric to show: scale and limits that one diverging run cannot ruin.
+
+
+_DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
+
+
+@final
+@dataclass(frozen=True)
+class Exit:
+    """Where a run's metric leaves the view: the first row beyond it, or the first that is not finite. `run` is the
+    run's place in its group.
+    """
+
+    run: int
+    row: int
+
+
+@final
+@dataclass(frozen=True)
+class MetricView:
+    """The metric's axis: name, goal, scale, limits, targets in sight, and a sentence for everything not drawn."""
+
+    name: str
+    goal: str
+    log: bool
+    low: float
+    high: float
+    exits: tuple[Exit, ...]
+    notes: tuple[str, ...]
+    targets: tuple[float, ...] = ()
+
+    @property
+    def edge(self) -> float:
+        """The limit through which a run gets worse out of the view."""
+        return self.high if self.goal == "min" else self.low
+
+    def within_reach(self, values: Column) -> Column:
+        """The values, moved to just outside the view where they are far outside, for renderers that would overflow."""
+        reach = 10.0 * (self.high - self.low)
+        lowest = self.low / 10 if self.log else self.low - reach
+        return np.where(np.isfinite(values), np.clip(values, lowest, self.high + reach), np.nan)
+
+
+def metric_view(group: Group) -> MetricView:
+    """Choose scale and limits from the runs that did not get worse than they started, and a target still to reach."""
+    goal = group.goal
+    sign = 1.0 if goal == "min" else -1.0
+    # From here on smaller is better, whatever the goal.
+    curves = [sign * run.column("metric") for run in group.runs]
+    finite = [curve[np.isfinite(curve)] for curve in curves]
+    everything = np.concatenate(finite)
+    if not everything.size:
+        nothing = "No run has a finite metric: nothing to draw."
+        return MetricView(group.metric, goal, log=False, low=0.0, high=1.0, exits=(), notes=(nothing,))
+    starts = [curve[0] for curve in finite if curve.size and _stays(curve)]
+    ceiling = max(starts) if starts else _ceiling_of_the_diverged(everything)
+    log = goal == "min" and is_wide(everything[everything <= ceiling])
+    targets = tuple(target for target in group.targets if target > 0 or not log)
+    everything = np.concatenate((everything, sign * np.array(targets)))
+    low, high = _limits(everything, ceiling, log)
+    exits = tuple(Exit(index, row) for index, curve in enumerate(curves) if (row := _first_outside(curve, high)) >= 0)
+    notes = _notes(group, exits, log, curves)
+    low, high = (low, high) if goal == "min" else (-high, -low)
+    return MetricView(group.metric, goal, log, low, high, exits, notes, targets)
+
+
+def is_wide(values: Column) -> bool:
+    """Whether a logarithmic axis suits: positive but for rounding, and over more than a decade and a half."""
+    positive = values[values > 0]
+    return bool(positive.size >= 0.99 * values.size > 0 and positive.max() > _DECADES * positive.min())
+
+
+def log_start(columns: Sequence[Column]) -> float:
+    """Where a logarithmic x axis begins: with the first positive value, yet no earlier than the curves differ.
+
+    That is two decades or so before the shortest curve ends; what lies further left is flat.
+    """
+    positive = [column[np.isfinite(column) & (column > 0)] for column in columns]
+    ends = [float(column.max()) for column in positive if column.size]
+    starts = [float(column.min()) for column in positive if column.size]
+    return max(min(ends) / 200, min(starts) / 1.3) if ends else 1.0
+
+
+def _stays(curve: Column) -> bool:
+    """Whether a run ends no worse than it began, up to a quarter; one that does not has no say in the limits."""
+    return bool(curve[-1] <= curve[0] + 0.25 * abs(curve[0]))
+
+
+def _ceiling_of_the_diverged(values: Column) -> float:
+    """Where to cut when every run diverges: six decades are enough to see it."""
+    return float(min(values.max(), values[0] + 1e6 * max(abs(values[0]), 1e-6)))
+
+
+def _limits(values: Column, ceiling: float, log: bool) -> tuple[float, float]:
+    floor = float(values.min())
+    if log:
+        top = min(3.0 * ceiling, 1.3 * float(values.max()))
+        return float(values[values > 0].min()) / 1.5, top
+    spread = ceiling - floor or abs(ceiling) or 1.0
+    return floor - 0.04 * spread, min(ceiling + 0.5 * spread, float(values.max()) + 0.04 * spread)
+
+
+def _first_outside(curve: Column, high: float) -> int:
+    outside = np.flatnonzero(~(curve <= high) | np.isneginf(curve))
+    return int(outside[0]) if outside.size else -1
+
+
+def _notes(group: Group, exits: Sequence[Exit], log: bool, curves: Sequence[Column]) -> tuple[str, ...]:
+    notes = []
+    for leaving in exits:
+        label, curve = group.styles[leaving.run].label, curves[leaving.run]
+        where = _where(group.runs[leaving.run], leaving.row)
+        worst = float(np.max(curve[np.isfinite(curve)], initial=-np.inf)) * (1.0 if group.goal == "min" else -1.0)
+        if np.isfinite(curve[leaving.row]):
+            notes.append(f"{label} leaves the view {where} and reaches {human_metric(worst)}.")
+        else:
+            notes.append(f"{label} stops being finite {where}.")
+    left = {leaving.run for leaving in exits}
+    for index, (run, style) in enumerate(zip(group.runs, group.styles, strict=True)):
+        if run.diverged and index not in left:
+            notes.append(f"{style.label} diverges after its last evaluation, {_where(run, len(curves[index]) - 1)}.")
+    if log and any((curve <= 0).any() for curve in curves):
+        notes.append("Values of zero or below are not drawn on the logarithmic axis.")
+    return tuple(notes)
+
+
+def _where(run: Run, row: int) -> str:
+    uploads = float(run.column("uploads")[row])
+    return f"at {human_count(uploads)} uploads" if np.isfinite(uploads) else f"at evaluation {row + 1}"

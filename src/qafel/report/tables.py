@@ -1,0 +1,232 @@
+"""The report's first table, one for each group: a row per run, with what it learned, sent and took."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from qafel.drawing.page import scrolling
+from qafel.drawing.styles import Style
+from qafel.report.groups import Group
+from qafel.runs.reading import Run
+from qafel.text import UNKNOWN, human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
+
+_SENT = ("uploads", "up", "broadcast", "received", "traffic ratio", "staleness mean", "max", "wall time", "uploads/s")
+
+
+def headline_table(group: Group) -> str:
+    """How well each run learned, what it took to the target, what it sent, how stale its uploads were."""
+    name = f'<span class="{"short" if len(group.metric) <= 12 else "long"}">{escape(group.metric)}</span>'
+    to_target = ("uploads to target", "bytes to target") if group.targets else ()
+    columns = ("run", f"final {name}", f"best {name}", *to_target, *_SENT)
+    head = "".join(f'<th scope="col">{title}</th>' for title in columns)
+    rows = "".join(_row(group, index) for index in range(len(group.runs)))
+    return scrolling(f'<table class="figures"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+
+
+def _row(group: Group, index: int) -> str:
+    run, reference = group.runs[index], group.runs[group.reference]
+    cells = [human_metric(final_of(run)), human_metric(best_of(run, group.goal))]
+    if group.targets:
+        cells.append(_or_not(uploads_to_target(group, index), human_count(uploads_to_target(group, index))))
+        cells.append(_or_not(bytes_to_target(group, index), human_bytes(bytes_to_target(group, index))))
+    cells += [
+        human_count(run.number("uploads")),
+        human_bytes(run.number("upload_bytes_total")),
+        human_bytes(run.number("broadcast_bytes_total")),
+        human_bytes(run.number("received_bytes_total")),
+        human_ratio(ratio(run.traffic_total, reference.traffic_total)),
+        human_count(run.number("staleness_mean")),
+        human_count(run.number("staleness_max")),
+        human_seconds(run.number("wall_s")),
+        human_rate(run.number("updates_per_s")),
+    ]
+    figures = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr><th scope="row">{_name(run, group.styles[index])}</th>{figures}</tr>'
+
+
+def _name(run: Run, style: Style) -> str:
+    word = "diverged" if run.diverged else "" if run.finished else "unfinished"
+    tag = f' <span class="tag">{word}</span>' if word else ""
+    return f'<span class="dot" style="background:{style.colour}"></span>{escape(style.label)}{tag}'
+
+
+def _or_not(value: float, written: str) -> str:
+    return "not reached" if math.isinf(value) else UNKNOWN if math.isnan(value) else written
+
+
+def uploads_to_target(group: Group, index: int) -> float:
+    """Uploads at the first evaluation that meets the run's target; infinite if none does, NaN without a target."""
+    run = group.runs[index]
+    return run.at_target(run.column("uploads"), group.goal)
+
+
+def bytes_to_target(group: Group, index: int) -> float:
+    """Bytes uploaded and broadcast until then."""
+    run = group.runs[index]
+    return run.at_target(run.traffic, group.goal)
+
+
+def final_of(run: Run) -> float:
+    """The final metric: as the summary says, else that of the last row."""
+    stated = run.number("metric_final")
+    return float(run.column("metric")[-1]) if math.isnan(stated) else stated
+
+
+def best_of(run: Run, goal: str) -> float:
+    """The best metric: as the summary says, else the best of all rows."""
+    stated = run.number("metric_best")
+    metric = run.column("metric")
+    metric = metric[np.isfinite(metric)]
+    if not math.isnan(stated) or not metric.size:
+        return stated
+    return float(metric.min() if goal == "min" else metric.max())
+
+
+def ratio(value: float, reference: float) -> float:
+    """One amount relative to another, NaN where that is not known."""
+    return value / reference if 0 < reference < math.inf else math.nan
+
+
+# What the report says first: which run reached the target with least, which ended best, which sent least.
+#
+# A run that diverged is never praised, nor one that broke off for having sent little.
+
+
+def lead_sentence(group: Group) -> str:
+    """Say it in a few sentences of HTML; nothing of a single run."""
+    if len(group.runs) < 2:
+        return ""
+    reached = _reached(group)
+    return " ".join(filter(None, (reached, _ends_best(group), "" if reached else _sends_least(group))))
+
+
+def _reached(group: Group) -> str:
+    """The fewest uploads and bytes to the target that all runs share; empty if there is none, or none reached it."""
+    target = group.shared_target
+    if target is None:
+        return ""
+    uploads = [uploads_to_target(group, index) for index in range(len(group.runs))]
+    traffic = [bytes_to_target(group, index) for index in range(len(group.runs))]
+    first, least = (_smallest(figures, _sound(group)) for figures in (uploads, traffic))
+    if first is None:
+        return ""
+    sign = "≤" if group.goal == "min" else "≥"
+    goal = f"{escape(group.metric)} {sign} {target:g}"
+    text = f"Fewest uploads to {goal}: {_strong(group, first)} with {human_count(uploads[first])}."
+    if least is None:
+        return text
+    return f"{text} Fewest bytes: {_strong(group, least)} with {_bytes(group, traffic, least)}."
+
+
+def _ends_best(group: Group) -> str:
+    sign = 1.0 if group.goal == "min" else -1.0
+    best = _smallest([sign * final_of(run) for run in group.runs], _sound(group))
+    if best is None:
+        return ""
+    adjective = "Lowest" if group.goal == "min" else "Highest"
+    figure = human_metric(final_of(group.runs[best]))
+    return f"{adjective} final {escape(group.metric)}: {_strong(group, best)} with {figure}."
+
+
+def _sends_least(group: Group) -> str:
+    totals = [run.traffic_total for run in group.runs]
+    merits = [
+        sound and run.finished and math.isfinite(final_of(run))
+        for sound, run in zip(_sound(group), group.runs, strict=True)
+    ]
+    least = _smallest(totals, merits)
+    return "" if least is None else f"Least traffic: {_strong(group, least)} with {_bytes(group, totals, least)}."
+
+
+def _bytes(group: Group, figures: Sequence[float], index: int) -> str:
+    """Bytes, and what they are of the reference's."""
+    reference = group.reference
+    times = ratio(figures[index], figures[reference])
+    if index == reference or not times > 0:
+        return human_bytes(figures[index])
+    return f"{human_bytes(figures[index])}, {human_ratio(times)} the traffic of {_strong(group, reference)}"
+
+
+def _sound(group: Group) -> list[bool]:
+    return [not run.diverged for run in group.runs]
+
+
+def _smallest(figures: Sequence[float], eligible: Sequence[bool]) -> int | None:
+    """Where the smallest finite figure of those is; the first, if there are several."""
+    fair = np.where(np.array(eligible) & np.isfinite(figures), figures, np.inf)
+    return int(np.argmin(fair)) if np.isfinite(fair).any() else None
+
+
+def _strong(group: Group, index: int) -> str:
+    return f"<strong>{escape(group.styles[index].label)}</strong>"
+
+
+# The report's tables of configurations and provenance, as HTML. All text from files is escaped.
+
+
+_PROVENANCE = ("task", "algorithm", "seed", "model_sha256", "hidden_state_sha256")
+
+
+def differences_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
+    """The settings in which the runs differ, one row each."""
+    configs = [flatten(run.config) for run in runs]
+    keys = [key for key in _keys(configs) if len({config.get(key, UNKNOWN) for config in configs}) > 1]
+    if not keys:
+        return "<p>The runs have one and the same configuration.</p>"
+    return _by_run(keys, configs, styles)
+
+
+def provenance_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
+    """What it takes to repeat a run and to recognise its result: seed, versions, digests."""
+    facts = []
+    for run in runs:
+        summary = flatten(run.summary)
+        chosen = {key: summary[key] for key in _PROVENANCE if key in summary}
+        chosen |= {key: value for key, value in summary.items() if "version" in key.split(".")[0]}
+        facts.append({"directory": run.path.resolve().name} | chosen)
+    return _by_run(_keys(facts), facts, styles)
+
+
+def full_configurations(runs: Sequence[Run], styles: Sequence[Style]) -> str:
+    """Every setting of every run, folded away."""
+    folded = []
+    for run, style in zip(runs, styles, strict=True):
+        rows = "".join(
+            f'<tr><th scope="row">{escape(key)}</th><td class="text">{escape(value)}</td></tr>'
+            for key, value in flatten(run.config).items()
+        )
+        table = scrolling(f"<table><tbody>{rows}</tbody></table>")
+        folded.append(f"<details><summary>{escape(style.label)}</summary>{table}</details>")
+    return "".join(folded)
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted keys and printable values of nested tables."""
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return flat
+
+
+def _by_run(keys: Sequence[str], facts: Sequence[Mapping[str, str]], styles: Sequence[Style]) -> str:
+    head = "".join(f'<th scope="col">{escape(style.label)}</th>' for style in styles)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(key)}</th>'
+        + "".join(f'<td class="text">{escape(fact.get(key, UNKNOWN))}</td>' for fact in facts)
+        + "</tr>"
+        for key in keys
+    )
+    return scrolling(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>")
+
+
+def _keys(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(key for fact in facts for key in fact))

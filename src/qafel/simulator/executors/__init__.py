@@ -1,0 +1,40 @@
+"""An executor by its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from qafel.algorithm import Algorithm, PolynomialStaleness
+from qafel.errors import ConfigError
+from qafel.simulator.executors.jobs import Executor, Inline, Trainer
+from qafel.simulator.executors.processes import Processes
+from qafel.simulator.executors.ray_cluster import RayCluster
+from qafel.tasks.protocol import Task
+
+ExecutorName: TypeAlias = Literal["inline", "processes", "ray"]
+
+
+def make_executor(
+    name: ExecutorName,
+    workers: int | None,
+    task: Task,
+    make_task: Callable[[], Task],
+    algorithm: Algorithm,
+    seed: int,
+) -> Executor:
+    """`make_task` makes the task again in another process; it and what it needs must travel there."""
+    if name == "inline":
+        return Inline(Trainer(task, algorithm, seed))
+    count = workers or os.cpu_count() or 1
+    # The staleness law is the server's business; a user's own may not travel to another process.
+    travelling = replace(algorithm, staleness=PolynomialStaleness())
+    match name:
+        case "processes":
+            return Processes(count, make_task, travelling, seed, task.layout.size)
+        case "ray":
+            return RayCluster(count, make_task, travelling, seed)
+        case _:
+            raise ConfigError(f"unknown executor {name!r}; choose from inline, processes, ray")

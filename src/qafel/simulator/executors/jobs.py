@@ -1,0 +1,141 @@
+"""Where jobs run. Results do not depend on it: same seed, same bits, on any executor with any number of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self, final
+
+from qafel.algorithm import Algorithm, HiddenState, LocalTraining, PolynomialStaleness, make_upload
+from qafel.params import Vector
+from qafel.rng import Stream
+from qafel.tasks.protocol import Task
+
+# What a client will report follows from what it copied, its data and its random streams: all known when it starts.
+#
+# So a job is a value, and `Trainer.perform` gives the same bytes in any process, at any time.
+
+
+@final
+class Job(NamedTuple):
+    """A client in flight."""
+
+    number: int
+    """Counts the run's starts."""
+    client: int
+    sequence: int
+    """Counts the client's own starts."""
+    hidden_state: HiddenState
+    weight: float
+    work: float = 1.0
+    """The share of its local steps that the client gets done."""
+
+
+@final
+class Trainer:
+    """Trains and encodes: the part of a run that costs time, without the clock."""
+
+    def __init__(self, task: Task, algorithm: Algorithm, seed: int) -> None:
+        self.task = task
+        # The staleness law is the server's business; a user's own may not travel to another process.
+        self.algorithm = replace(algorithm, staleness=PolynomialStaleness())
+        self.seed = seed
+        self.training_s = 0.0
+
+    def perform(self, job: Job) -> bytes:
+        """The upload that the job's client will send. Algorithm 2."""
+        _, client, sequence, start, weight, work = job
+        local = self.algorithm.local if work == 1 else _part_of(self.algorithm.local, work)
+        began = perf_counter()
+        trained = self.task.train(client, start.vector, local, Stream.named(self.seed, "train", client, sequence))
+        self.training_s += perf_counter() - began
+        stream = Stream.named(self.seed, "client-quantizer", client, sequence)
+        return make_upload(start, trained, self.algorithm, stream, client=client, sequence=sequence, weight=weight)
+
+
+def _part_of(local: LocalTraining, work: float) -> LocalTraining:
+    """The whole steps or epochs that the share of work allows, at least one."""
+    if local.steps is not None:
+        return replace(local, steps=max(1, int(local.steps * work)))
+    assert local.epochs is not None
+    return replace(local, epochs=max(1, int(local.epochs * work)))
+
+
+class Executor(Protocol):
+    """Takes jobs, gives uploads. A context manager, as it may hold processes."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it ever begins jobs ahead of the clock."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """How many more jobs it would begin now, ahead of the clock."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """How many train at once."""
+        ...
+
+    @property
+    def training_s(self) -> float:
+        """Time spent in training, summed over workers."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Begin a job whose result will be wanted later."""
+        ...
+
+    def result(self, job: Job) -> bytes:
+        """The job's upload; waits for it, and begins it first if it was not submitted."""
+        ...
+
+    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        """What `task.evaluate` returns; workers share the work where the task can be divided."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@final
+class Inline:
+    """Runs a job when its result is wanted, in this thread."""
+
+    looks_ahead = False
+    room = 0
+    workers = 1
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.result = trainer.perform
+
+    @property
+    def training_s(self) -> float:
+        return self._trainer.training_s
+
+    def submit(self, job: Job) -> None:
+        """Nothing begins ahead of time here."""
+
+    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        return task.evaluate(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to release."""
+
+
+def shares(parts: int, workers: int) -> list[tuple[int, int]]:
+    """The parts 0 … parts−1 cut into one span (first, behind the last) per worker, none of them empty."""
+    count = min(parts, workers)
+    return [(parts * i // count, parts * (i + 1) // count) for i in range(count)]

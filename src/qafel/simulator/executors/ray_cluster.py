@@ -1,0 +1,127 @@
+"""Workers on a Ray cluster: a running one, or a local one started for the run.
+
+Needs the extra `ray`. An actor that is lost with its machine is restarted by Ray, and its jobs run again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, final
+
+from qafel.algorithm import Algorithm, HiddenState
+from qafel.errors import ConfigError, QafelError
+from qafel.params import Vector
+from qafel.simulator.executors.jobs import Job, Trainer, shares
+from qafel.simulator.executors.processes import JOBS_PER_WORKER
+from qafel.tasks.protocol import Divisible, Task
+
+
+class _Actor:
+    """A worker: makes the task once, then trains what comes."""
+
+    def __init__(self, make_task: Callable[[], Task], algorithm: Algorithm, seed: int) -> None:
+        self._trainer = Trainer(make_task(), algorithm, seed)
+
+    def perform(
+        self, vector: Vector, version: int, job: tuple[int, int, int, float, float]
+    ) -> tuple[bytes | QafelError, float]:
+        number, client, sequence, weight, work = job
+        before = self._trainer.training_s
+        start = HiddenState.of(vector.copy(), version)
+        result: bytes | QafelError
+        try:
+            result = self._trainer.perform(Job(number, client, sequence, start, weight, work))
+        except QafelError as error:
+            result = error
+        return result, self._trainer.training_s - before
+
+    def examine(self, model: Vector, first: int, last: int) -> list[tuple[float, ...]]:
+        task = self._trainer.task
+        assert isinstance(task, Divisible)
+        return [task.evaluate_part(model.copy(), part) for part in range(first, last)]
+
+
+@final
+class RayCluster:
+    """An executor of Ray actors. The address is Ray's own (`RAY_ADDRESS`); without one a local cluster starts."""
+
+    looks_ahead = True
+
+    def __init__(
+        self,
+        workers: int,
+        make_task: Callable[[], Task],
+        algorithm: Algorithm,
+        seed: int,
+        address: str | None = None,
+    ) -> None:
+        try:
+            ray: Any = importlib.import_module("ray")
+        except ImportError:
+            raise ConfigError("the ray executor needs Ray: pip install 'qafel[ray]'") from None
+        if workers < 1:
+            raise ConfigError(f"there is at least one worker, got {workers}")
+        self._ray = ray
+        self.workers = workers
+        self.training_s = 0.0
+        self._started = not ray.is_initialized()
+        if self._started:
+            address = address or os.environ.get("RAY_ADDRESS")
+            local = {} if address else {"num_cpus": workers, "include_dashboard": False}
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Actor)
+        self._actors = [actor.remote(make_task, algorithm, seed) for _ in range(workers)]
+        self._load = [0] * workers
+        self._vectors: dict[int, tuple[Any, int]] = {}  # version: (reference, how many jobs use it)
+        self._pending: dict[int, tuple[Any, int, int]] = {}  # job: (reference, worker, version)
+
+    @property
+    def room(self) -> int:
+        return JOBS_PER_WORKER * len(self._actors) - len(self._pending)
+
+    def submit(self, job: Job) -> None:
+        version = job.hidden_state.version
+        vector, users = self._vectors.get(version) or (self._ray.put(job.hidden_state.vector), 0)
+        self._vectors[version] = (vector, users + 1)
+        worker = min(range(len(self._actors)), key=self._load.__getitem__)
+        self._load[worker] += 1
+        plain = (job.number, job.client, job.sequence, job.weight, job.work)
+        self._pending[job.number] = (self._actors[worker].perform.remote(vector, version, plain), worker, version)
+
+    def result(self, job: Job) -> bytes:
+        if job.number not in self._pending:
+            self.submit(job)
+        reference, worker, version = self._pending.pop(job.number)
+        result, training_s = self._ray.get(reference)
+        self._load[worker] -= 1
+        self.training_s += training_s
+        vector, users = self._vectors.pop(version)
+        if users > 1:
+            self._vectors[version] = (vector, users - 1)
+        if isinstance(result, QafelError):
+            raise result
+        upload: bytes = result
+        return upload
+
+    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        if not isinstance(task, Divisible):
+            return task.evaluate(model)
+        reference = self._ray.put(model)
+        spans = shares(task.evaluation_parts, len(self._actors))
+        exams = [actor.examine.remote(reference, *span) for actor, span in zip(self._actors, spans, strict=False)]
+        return task.combine([sums for marks in self._ray.get(exams) for sums in marks])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for actor in self._actors:
+            self._ray.kill(actor)
+        if self._started:
+            self._ray.shutdown()

@@ -1,0 +1,73 @@
+"""When things happen in a run: arrivals, durations, network, dropouts, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import final
+
+from qafel.errors import ConfigError
+from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, Rounds
+from qafel.simulator.timing.durations import Constant, Durations, client_factors
+
+# How long messages travel: real bytes over a client's bandwidth, so that quantization shortens virtual time.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Bytes per unit of virtual time each way (None: at once), a latency, and a factor for each client."""
+
+    upload_rate: float | None = None
+    download_rate: float | None = None
+    latency: float = 0.0
+    factors: list[float] | None = None
+
+    @staticmethod
+    def of(
+        seed: int,
+        clients: int,
+        *,
+        upload_rate: float | None,
+        download_rate: float | None,
+        latency: float,
+        spread: float,
+    ) -> Network:
+        for rate in (upload_rate, download_rate):
+            if rate is not None and rate <= 0:
+                raise ConfigError(f"a network rate is positive, got {rate}")
+        return Network(upload_rate, download_rate, latency, client_factors(seed, "bandwidth", clients, spread))
+
+    def upload_time(self, client: int, size_bytes: int) -> float:
+        return self.latency + self._time(client, size_bytes, self.upload_rate)
+
+    def download_time(self, client: int, size_bytes: int) -> float:
+        return self.latency + self._time(client, size_bytes, self.download_rate)
+
+    def _time(self, client: int, size_bytes: int, rate: float | None) -> float:
+        if rate is None:
+            return 0.0
+        return size_bytes / (rate if self.factors is None else rate * self.factors[client])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All that decides on time. Durations alone are needed; the rest has the plainest default."""
+
+    durations: Durations = field(default_factory=Constant)
+    arrivals: Arrivals = field(default_factory=AlwaysTraining)
+    per_example: float = 0.0
+    """Time per sample that the client holds, on top of the drawn duration."""
+    speeds: list[float] | None = None
+    """A factor on each client's duration."""
+    dropout: float = 0.0
+    """The share of trainings that never report."""
+    max_concurrency: int | None = None
+    network: Network | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"the dropout share lies in [0, 1), got {self.dropout}")
+        if not isinstance(self.arrivals, AlwaysTraining | Rounds | Iterable):
+            raise ConfigError(f"arrivals are AlwaysTraining, Rounds or (time, client) pairs, got {self.arrivals!r}")

@@ -1,0 +1,160 @@
+"""Compiled loops of gradient descent on logistic and quadratic losses.
+
+The loops over the data run along contiguous memory without a reduction, so that they vectorise in plain IEEE
+arithmetic: the result does not depend on the width of the machine's vectors.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from qafel.algorithm import LocalTraining
+from qafel.errors import ConfigError
+from qafel.params import Vector
+from qafel.rng import Stream
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def descend(y, start, gradient, lr, proximal, clip_norm):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """One step y ← y − η(g + μ(y − y₀)), the gradient first scaled down to the clipping norm (0: not at all)."""
+    if proximal:
+        for j in range(y.size):
+            gradient[j] += proximal * (y[j] - start[j])
+    if clip_norm:
+        square = 0.0
+        for j in range(y.size):
+            square += np.float64(gradient[j]) ** 2
+        if square > clip_norm**2:
+            lr = np.float32(lr * (clip_norm / math.sqrt(square)))
+    for j in range(y.size):
+        y[j] -= lr * gradient[j]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def train_logistic(  # type: ignore[no-untyped-def]  # pragma: no cover
+    rows, columns, targets, start, linear, noise, lr, steps, l2, proximal, clip_norm
+):
+    """P full-batch steps on mean logistic loss + λ/2‖y‖² + ⟨linear, y⟩, with `noise[p]` added to gradient p.
+
+    `columns` is `rows` transposed, both contiguous; an empty `linear` or `noise` adds nothing.
+    """
+    n, d = rows.shape
+    y = start.copy()
+    residual = np.empty(n, np.float32)
+    gradient = np.empty(d, np.float32)
+    scale = np.float32(1.0 / n)
+    one = np.float32(1.0)
+    for p in range(steps):
+        residual[:] = 0
+        for j in range(d):
+            weight = y[j]
+            column = columns[j]
+            for i in range(n):
+                residual[i] += column[i] * weight
+        for i in range(n):
+            residual[i] = (one / (one + math.exp(-residual[i])) - targets[i]) * scale
+        for j in range(d):
+            gradient[j] = l2 * y[j]
+        if linear.size:
+            for j in range(d):
+                gradient[j] += linear[j]
+        if noise.size:
+            for j in range(d):
+                gradient[j] += noise[p, j]
+        for i in range(n):
+            r = residual[i]
+            row = rows[i]
+            for j in range(d):
+                gradient[j] += row[j] * r
+        descend(y, start, gradient, lr, proximal, clip_norm)
+    return y
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def train_quadratic(  # type: ignore[no-untyped-def]  # pragma: no cover
+    eigenvalues, shift, start, noise, lr, steps, weight_decay, proximal, clip_norm
+):
+    """P steps with the gradient Ay − shift + λy + noise[p], A diagonal; an empty `noise` adds nothing."""
+    d = start.size
+    y = start.copy()
+    gradient = np.empty(d, np.float32)
+    for p in range(steps):
+        for j in range(d):
+            gradient[j] = eigenvalues[j] * y[j] - shift[j] + weight_decay * y[j]
+        if noise.size:
+            for j in range(d):
+                gradient[j] += noise[p, j]
+        descend(y, start, gradient, lr, proximal, clip_norm)
+    return y
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def mean_loss(columns, targets, model, l2):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Mean logistic loss + λ/2 ‖x‖², in float64."""
+    d, n = columns.shape
+    margin = np.zeros(n, np.float64)
+    for j in range(d):
+        weight = np.float64(model[j])
+        column = columns[j]
+        for i in range(n):
+            margin[i] += column[i] * weight
+    total = 0.0
+    for i in range(n):
+        z = margin[i]
+        # log(1 + eᶻ) − yz, without overflow for large |z|.
+        total += max(z, 0.0) + math.log1p(math.exp(-abs(z))) - targets[i] * z
+    square = 0.0
+    for j in range(d):
+        square += np.float64(model[j]) ** 2
+    return total / n + 0.5 * l2 * square
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def mean_loss_of_ones(ones, targets, model, l2):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """`mean_loss` for rows that are zeros and ones, given as the columns of the ones, with an intercept behind them."""
+    n, count = ones.shape
+    weights = model.astype(np.float64)
+    total = 0.0
+    for i in range(n):
+        z = weights[weights.size - 1]
+        for k in range(count):
+            z += weights[ones[i, k]]
+        total += max(z, 0.0) + math.log1p(math.exp(-abs(z))) - targets[i] * z
+    return total / n + 0.5 * l2 * (weights * weights).sum()
+
+
+# What the convex tasks share: full-batch steps, and nothing where a term is left out.
+
+
+NOTHING = np.empty(0, np.float32)
+
+
+NO_NOISE = np.empty((0, 0), np.float32)
+
+
+def steps_of(local: LocalTraining, task: str) -> int:
+    """How many full-batch steps: an epoch is one."""
+    if local.batch_size is not None:
+        raise ConfigError(f"{task} trains on all of a client's data at once: leave algorithm.batch_size out")
+    return local.steps or local.epochs or 1
+
+
+def gradient_noise(
+    steps: int, size: int, sigma: float, stream: Stream
+) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """Gaussian noise for each step's gradient with E‖noise‖² = σ²; empty where σ is zero."""
+    if not sigma:
+        return NO_NOISE
+    noise = stream.generator().standard_normal((steps, size), dtype=np.float32)
+    noise *= np.float32(sigma / np.sqrt(size))
+    return noise
+
+
+def unit_vector(size: int, stream: Stream) -> Vector:
+    """A direction drawn uniformly."""
+    direction = stream.generator().standard_normal(size)
+    length = math.sqrt(np.add.reduce(direction * direction))  # not BLAS's, whose sum depends on the number of threads
+    return (direction / length).astype(np.float32)

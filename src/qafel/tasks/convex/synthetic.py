@@ -1,0 +1,218 @@
+"""Problems whose optimum and constants are known, for any number of clients and parameters.
+
+A client's data is made from its number when it trains: nothing grows with the number of clients. Clients come in
+pairs whose gradients deviate from the mean in opposite directions, so that the optimum is exact for any even number
+of them (of an odd number, the last one does not deviate).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from qafel.algorithm import LocalTraining
+from qafel.errors import ConfigError
+from qafel.params import Layout, Vector
+from qafel.rng import Stream
+from qafel.tasks.convex import kernels
+from qafel.tasks.convex.kernels import NOTHING, gradient_noise, steps_of, unit_vector
+from qafel.tasks.protocol import Goal
+
+EVALUATED_CLIENTS = 256
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What the paper's theorem asks for. Exact for the quadratic, upper bounds for logistic regression."""
+
+    smoothness: float
+    """L"""
+    gradient_noise: float
+    """σ_ℓ"""
+    heterogeneity: float
+    """B, the squared distance of a client's gradient from the mean"""
+    initial_gap: float
+    """f(x⁰) − f*"""
+
+
+@final
+class Quadratic:
+    """Fₙ(x) = ½xᵀAx − ⟨sₙ, x⟩ with A diagonal, eigenvalues from μ to L, ‖sₙ‖² = B, Σsₙ = 0: so x* = 0.
+
+    Gradients carry Gaussian noise with E‖noise‖² = σ². The metric is f(x) − f* = ½xᵀAx.
+    """
+
+    name = "quadratic"
+    metric_name = "f(x) − f*"
+    metric_goal: Goal = "min"
+
+    def __init__(
+        self,
+        clients: int = 100,
+        dimension: int = 100,
+        *,
+        heterogeneity: float = 1.0,
+        noise: float = 1.0,
+        smoothness: float = 1.0,
+        strong_convexity: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        _check(clients, dimension, heterogeneity, noise)
+        if not 0 < strong_convexity <= smoothness:
+            raise ConfigError(f"0 < strong convexity ≤ smoothness, got {strong_convexity} and {smoothness}")
+        self.clients, self.seed = clients, seed
+        self.layout = Layout.flat(dimension)
+        self._deviation, self._noise = np.float32(np.sqrt(heterogeneity)), noise
+        self._eigenvalues = np.geomspace(strong_convexity, smoothness, dimension).astype(np.float32)
+        self.optimum: Vector = np.zeros(dimension, np.float32)
+        start = self.initial_model(Stream.named(seed, "unused"))
+        self.constants = Constants(smoothness, noise, heterogeneity, self.evaluate(start)["metric"])
+
+    def samples(self, client: int) -> int:
+        return 1
+
+    def initial_model(self, stream: Stream) -> Vector:
+        """At distance one from the optimum, the same for every seed."""
+        size = self.layout.size
+        return np.full(size, 1 / np.sqrt(size), np.float32)
+
+    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
+        steps, size = steps_of(local, self.name), self.layout.size
+        trained: Vector = kernels.train_quadratic(
+            self._eigenvalues,
+            _paired(client, self.clients, size, self.seed) * self._deviation,
+            start,
+            gradient_noise(steps, size, self._noise, stream),
+            np.float32(local.lr),
+            steps,
+            np.float32(local.weight_decay),
+            np.float32(local.proximal),
+            local.clip_norm or 0.0,
+        )
+        return trained
+
+    def evaluate(self, model: Vector) -> dict[str, float]:
+        wide = model.astype(np.float64)
+        gradient = self._eigenvalues * wide
+        return {"metric": float(0.5 * wide @ gradient), "gradient_norm_squared": float(gradient @ gradient)}
+
+
+@final
+class SyntheticLogistic:
+    """Fₙ(x) = mean logistic loss over rows of norm one + λ/2‖x‖² + ⟨lₙ, x⟩, lₙ chosen so that x* is known.
+
+    lₙ cancels the gradient of the rest at x* but for a deviation of squared norm B₀, opposite in pairs. The metric is
+    f(x) − f* over the first 256 clients, whose problem has the same optimum.
+    """
+
+    name = "logistic"
+    metric_name = "f(x) − f*"
+    metric_goal: Goal = "min"
+
+    def __init__(
+        self,
+        clients: int = 100,
+        dimension: int = 100,
+        *,
+        rows: int = 20,
+        heterogeneity: float = 0.01,
+        noise: float = 0.0,
+        l2: float = 0.01,
+        seed: int = 0,
+    ) -> None:
+        _check(clients, dimension, heterogeneity, noise)
+        if rows < 1 or l2 <= 0:
+            raise ConfigError(f"a client has at least one row and l2 is positive, got {rows} and {l2}")
+        self.clients, self.seed = clients, seed
+        self.layout = Layout.flat(dimension)
+        self._rows, self._deviation, self._noise, self._l2 = rows, np.float32(np.sqrt(heterogeneity)), noise, l2
+        self.optimum: Vector = 3 * unit_vector(dimension, Stream.named(seed, "optimum"))
+        few = min(clients, EVALUATED_CLIENTS) // 2 * 2 or 1
+        parts = [self._data(client) for client in range(few)]
+        self._columns = np.ascontiguousarray(np.vstack([part for part, _ in parts]).T)
+        self._targets = np.concatenate([targets for _, targets in parts])
+        self._linear = np.mean([self._linear_term(client) for client in range(few)], axis=0, dtype=np.float64)
+        self._lowest = self._loss(self.optimum)
+        gap = self.evaluate(self.initial_model(Stream.named(seed, "unused")))["metric"]
+        # A client's data gradient lies in the unit ball: it is at most 2 away from the mean, at x and at x*, each.
+        self.constants = Constants(0.25 + l2, noise, float((4 + 2 * self._deviation) ** 2), gap)
+
+    def samples(self, client: int) -> int:
+        return self._rows
+
+    def initial_model(self, stream: Stream) -> Vector:
+        return np.zeros(self.layout.size, np.float32)
+
+    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
+        steps = steps_of(local, self.name)
+        rows, targets = self._data(client)
+        trained: Vector = kernels.train_logistic(
+            rows,
+            np.ascontiguousarray(rows.T),
+            targets,
+            start,
+            self._linear_term(client, rows, targets),
+            gradient_noise(steps, self.layout.size, self._noise, stream),
+            np.float32(local.lr),
+            steps,
+            np.float32(self._l2 + local.weight_decay),
+            np.float32(local.proximal),
+            local.clip_norm or 0.0,
+        )
+        return trained
+
+    def evaluate(self, model: Vector) -> dict[str, float]:
+        return {"metric": self._loss(model) - self._lowest}
+
+    def _loss(self, model: Vector) -> float:
+        loss = kernels.mean_loss(self._columns, self._targets, model, self._l2)
+        return float(loss + self._linear @ model.astype(np.float64))
+
+    def _data(self, client: int) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32]], Vector]:
+        generator = Stream.named(self.seed, "data", client).generator()
+        rows = generator.standard_normal((self._rows, self.layout.size), dtype=np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows, generator.integers(2, size=self._rows).astype(np.float32)
+
+    def _linear_term(
+        self,
+        client: int,
+        rows: np.ndarray[tuple[int, int], np.dtype[np.float32]] | None = None,
+        targets: Vector | None = None,
+    ) -> Vector:
+        """What makes the client's gradient at x* equal to its deviation."""
+        if rows is None or targets is None:
+            rows, targets = self._data(client)
+        step: Vector = kernels.train_logistic(
+            rows,
+            np.ascontiguousarray(rows.T),
+            targets,
+            self.optimum,
+            NOTHING,
+            np.empty((0, 0), np.float32),
+            np.float32(1.0),
+            1,
+            np.float32(self._l2),
+            np.float32(0.0),
+            0.0,
+        )
+        deviation = _paired(client, self.clients, self.layout.size, self.seed) * self._deviation
+        return np.asarray(deviation - (self.optimum - step))
+
+
+def _paired(client: int, clients: int, size: int, seed: int) -> Vector:
+    """A unit vector, its opposite for the other client of the pair; zero for one that is left over."""
+    if client == clients - 1 and clients % 2:
+        return np.zeros(size, np.float32)
+    direction = unit_vector(size, Stream.named(seed, "deviation", client // 2))
+    return direction if client % 2 == 0 else -direction
+
+
+def _check(clients: int, dimension: int, heterogeneity: float, noise: float) -> None:
+    if clients < 1 or dimension < 1:
+        raise ConfigError(f"there is at least one client and one parameter, got {clients} and {dimension}")
+    if heterogeneity < 0 or noise < 0:
+        raise ConfigError(f"heterogeneity and noise are zero or more, got {heterogeneity} and {noise}")

@@ -1,0 +1,197 @@
+"""CelebA: does the person smile? A client is a person.
+
+    <data>/celeba/img_align_celeba/        000001.jpg …; png will do, and so will some of the images
+    <data>/celeba/list_attr_celeba.txt     40 attributes of each image, −1 or 1
+    <data>/celeba/identity_CelebA.txt      the person in each image
+
+or LEAF's own files, <data>/celeba/data/train/*.json and …/test/, with the same images. People with at least 5 images
+that are there count; a tenth of them is held out for testing. Liu, Luo, Wang and Tang, Deep Learning Face Attributes in
+the Wild, 2015; for non-commercial research.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.errors import ConfigError, DataError
+from qafel.rng import Stream
+from qafel.tasks.datasets.files import cache_folder, cached, require_file
+from qafel.tasks.datasets.samples import ArraySamples, FederatedData, Subset, leaf_files, read_leaf
+from qafel.tasks.datasets.shakespeare import Source
+
+# Portraits of any size, brought to 32×32.
+
+
+SIDE = 32
+
+
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+def require_folder(folder: Path) -> Path:
+    """The folder itself, if it is there."""
+    if not folder.is_dir():
+        raise DataError(
+            f"CelebA: {folder} is missing; put the images there, or set QAFEL_DATA to the folder that holds celeba"
+        )
+    return folder
+
+
+def find_images(folder: Path) -> dict[str, Path]:
+    """The images of a folder by their names without suffix."""
+    return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in _SUFFIXES}
+
+
+def read_images(paths: Sequence[Path]) -> NDArray[np.uint8]:
+    """All images as (number, 3, 32, 32)."""
+    images = np.empty((len(paths), 3, SIDE, SIDE), np.uint8)
+    for row, path in zip(images, paths, strict=True):
+        row[...] = _read(path).transpose(2, 0, 1)
+    return images
+
+
+def _read(path: Path) -> NDArray[np.uint8]:
+    """Resize so that the shorter side is 32, then keep the middle."""
+    from PIL import Image  # noqa: PLC0415 — only those who build the cache need it
+
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"CelebA: {path} is damaged ({error}): delete it, or put it there again") from None
+    scale = SIDE / min(image.size)
+    width, height = (max(SIDE, round(side * scale)) for side in image.size)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - SIDE) // 2, (height - SIDE) // 2
+    return np.asarray(image.crop((left, top, left + SIDE, top + SIDE)), np.uint8)
+
+
+LEAST_IMAGES = 5
+
+
+MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+
+def load_celeba(
+    data: Path, source: Source = "auto", attribute: str = "Smiling", held_out: float = 0.1, seed: int = 0
+) -> FederatedData:
+    """Images of 3×32×32 bytes, label 1 where the attribute is there, by person."""
+    official = (data / "celeba/identity_CelebA.txt").is_file() or not (data / "celeba/data/train").is_dir()
+    if source == "leaf" or (source == "auto" and not official):
+        return _load_leaf(data)
+    return _load_official(data, attribute, held_out, seed)
+
+
+def _load_official(data: Path, attribute: str, held_out: float, seed: int) -> FederatedData:
+    if not 0 < held_out < 1:
+        raise ConfigError(f"the share of people held out for testing lies between 0 and 1; got {held_out}")
+    folder = data / "celeba"
+    labels = require_file(folder / "list_attr_celeba.txt", "CelebA")
+    people = require_file(folder / "identity_CelebA.txt", "CelebA")
+    pictures = require_folder(folder / "img_align_celeba")
+    header = _attribute_names(labels)
+    if attribute not in header:
+        raise ConfigError(f"CelebA has no attribute {attribute!r}; choose from {', '.join(header)}")
+
+    def build() -> dict[str, NDArray[Any]]:
+        images = find_images(pictures)
+        chosen, users = _people_with_enough(people, images)
+        attributes = _read_attributes(labels, len(header))
+        missing = [name for name in chosen if name not in attributes]
+        if missing:
+            raise DataError(f"CelebA: {labels} is damaged: it has no row for image {missing[0]}")
+        return {
+            "images": read_images([images[name] for name in chosen]),
+            "attributes": np.array([attributes[name] for name in chosen], np.uint8),
+            "users": users,
+        }
+
+    arrays = cached(cache_folder(data), "celeba", [labels, people, pictures], build)
+    samples = ArraySamples(arrays["images"], arrays["attributes"][:, header.index(attribute)].astype(np.uint8))
+    return _hold_out(samples, arrays["users"], held_out, seed)
+
+
+def _hold_out(samples: ArraySamples, users: NDArray[Any], share: float, seed: int) -> FederatedData:
+    """Set a share of the users aside for testing; the others are numbered anew."""
+    count = int(users.max()) + 1
+    order = Stream.named(seed, "held-out users").generator().permutation(count)
+    training = np.zeros(count, np.bool_)
+    training[order[: int((1 - share) * count)]] = True
+    rows = np.flatnonzero(training[users])
+    numbers = np.cumsum(training) - 1
+    return FederatedData(
+        Subset(samples, rows), Subset(samples, np.flatnonzero(~training[users])), numbers[users[rows]].astype(np.int32)
+    )
+
+
+def _people_with_enough(path: Path, images: dict[str, Path]) -> tuple[list[str], NDArray[np.int32]]:
+    """The images of people with at least 5 of them, person after person, and the number of each image's person."""
+    by_person: dict[int, list[str]] = {}
+    for number, fields in enumerate(_rows(path), 1):
+        if len(fields) != 2 or not fields[1].isdigit():
+            raise DataError(f"CelebA: {path}, line {number}: expected an image and a person's number")
+        if (name := Path(fields[0]).stem) in images:
+            by_person.setdefault(int(fields[1]), []).append(name)
+    enough = [names for _, names in sorted(by_person.items()) if len(names) >= LEAST_IMAGES]
+    if not enough:
+        raise DataError(f"CelebA: no person has {LEAST_IMAGES} images in {path.parent / 'img_align_celeba'}")
+    users = np.repeat(np.arange(len(enough), dtype=np.int32), [len(names) for names in enough])
+    return [name for names in enough for name in names], users
+
+
+def _attribute_names(path: Path) -> list[str]:
+    with path.open(encoding="ascii", errors="replace") as file:
+        file.readline()
+        return file.readline().split()
+
+
+def _read_attributes(path: Path, count: int) -> dict[str, list[bool]]:
+    found = {}
+    for number, (name, *values) in enumerate(_rows(path, skip=2), 3):
+        if len(values) != count or not set(values) <= {"1", "-1"}:
+            raise DataError(f"CelebA: {path}, line {number}: expected an image and {count} values −1 or 1")
+        found[Path(name).stem] = [value == "1" for value in values]
+    return found
+
+
+def _rows(path: Path, skip: int = 0) -> list[list[str]]:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()[skip:]
+    except UnicodeDecodeError:
+        raise DataError(f"CelebA: {path} is damaged: it is no plain text") from None
+    return [line.split() for line in lines if line.strip()]
+
+
+def _load_leaf(data: Path) -> FederatedData:
+    folder = data / "celeba" / "data"
+    train, test = (leaf_files(folder / part, "CelebA") for part in ("train", "test"))
+    places = [data / "celeba/img_align_celeba", folder / "raw/img_align_celeba"]
+    pictures = require_folder(next((place for place in places if place.is_dir()), places[0]))
+
+    def build() -> dict[str, NDArray[Any]]:
+        images = find_images(pictures)
+        parts = {"train": read_leaf(train, "CelebA"), "test": read_leaf(test, "CelebA")}
+        arrays: dict[str, NDArray[Any]] = {"users": np.array(parts["train"].users, np.int32)}
+        for name, part in parts.items():
+            missing = [x for x in part.x if Path(str(x)).stem not in images]
+            if missing or not set(part.y) <= {0, 1}:
+                raise DataError(
+                    f"CelebA: the LEAF files in {folder / name} should name images in {pictures} and have "
+                    f"labels 0 or 1; {len(missing)} of {len(part.x)} images are not there"
+                )
+            arrays[name] = read_images([images[Path(x).stem] for x in part.x])
+            arrays[f"{name}_labels"] = np.array(part.y, np.uint8)
+        return arrays
+
+    arrays = cached(cache_folder(data), "celeba-leaf", [*train, *test, pictures], build)
+    return FederatedData(
+        ArraySamples(arrays["train"], arrays["train_labels"]),
+        ArraySamples(arrays["test"], arrays["test_labels"]),
+        arrays["users"],
+    )

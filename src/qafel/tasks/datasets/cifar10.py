@@ -1,0 +1,121 @@
+"""CIFAR-10 from its official files: 50,000 training and 10,000 test images of 3×32×32 bytes in 10 classes.
+
+    <data>/cifar-10-batches-bin/    data_batch_1.bin … data_batch_5.bin, test_batch.bin
+    <data>/cifar-10-batches-py/     data_batch_1 … data_batch_5, test_batch: pickled dictionaries
+
+Either folder will do. A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.errors import DataError
+from qafel.tasks.datasets.files import cache_folder, cached, require_file, require_md5
+from qafel.tasks.datasets.samples import ArraySamples, FederatedData
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+"""Of each channel, on a scale from 0 to 1, as in the published runs."""
+
+
+BINARY_MD5 = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+
+
+PYTHON_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+
+
+BINARY_FOLDER, PYTHON_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
+
+
+_PIXELS = 3 * 32 * 32
+
+
+def load_cifar10(data: Path, verify: bool = True) -> FederatedData:
+    """The two official parts, memory-mapped: inputs are bytes, labels 0 … 9.
+
+    The first call reads the official files and, unless told not to, checks their MD5 sums.
+    """
+    binary = (data / BINARY_FOLDER).is_dir() or not (data / PYTHON_FOLDER).is_dir()
+    folder, sums = (data / BINARY_FOLDER, BINARY_MD5) if binary else (data / PYTHON_FOLDER, PYTHON_MD5)
+    paths = [require_file(folder / name, "CIFAR-10") for name in sums]
+
+    def build() -> dict[str, NDArray[Any]]:
+        if verify:
+            for path in paths:
+                require_md5(path, "CIFAR-10", sums[path.name])
+        batches = [(_read_binary if binary else _read_python)(path) for path in paths]
+        images, labels = (np.concatenate(part) for part in zip(*batches[:-1], strict=True))
+        return {"train": images, "train_labels": labels, "test": batches[-1][0], "test_labels": batches[-1][1]}
+
+    arrays = cached(cache_folder(data), "cifar10", paths, build, f"verify={verify}")
+    return FederatedData(
+        ArraySamples(arrays["train"], arrays["train_labels"]), ArraySamples(arrays["test"], arrays["test_labels"])
+    )
+
+
+def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A label and 3,072 bytes, red, green, blue, row by row, for each image."""
+    content = np.fromfile(path, np.uint8)
+    if content.size == 0 or content.size % (1 + _PIXELS):
+        raise DataError(
+            f"CIFAR-10: {path} is damaged: {content.size} bytes are no whole number of records of {1 + _PIXELS}"
+        )
+    rows = content.reshape(-1, 1 + _PIXELS)
+    return _checked(path, rows[:, 1:], rows[:, 0])
+
+
+def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A pickled dictionary with `data` and `labels`."""
+    try:
+        batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.int64)
+        return _checked(path, images.reshape(-1, _PIXELS), labels)
+    except DataError:
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        raise DataError(f"CIFAR-10: {path} is damaged: {error}; delete it and download it again") from None
+
+
+def _checked(
+    path: Path, images: NDArray[np.uint8], labels: NDArray[Any]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    if len(images) != len(labels) or not ((labels >= 0) & (labels < len(CLASSES))).all():
+        raise DataError(f"CIFAR-10: {path} is damaged: expected a label from 0 to 9 for each of {len(images)} images")
+    return images.reshape(-1, 3, 32, 32), labels.astype(np.uint8)
+
+
+@final
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads pickles of plain values and NumPy arrays; a pickle that names anything else is refused, not run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        # NumPy moved its core; the official files, of 2009, name the old place.
+        place = module.replace("numpy.core.", "numpy._core.")
+        if (place, name) in {("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}:
+            return super().find_class(place, name)
+        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no CIFAR-10 batch needs")

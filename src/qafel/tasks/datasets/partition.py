@@ -1,0 +1,181 @@
+"""Which client holds which samples.
+
+    user                  as the dataset has it: one client per user
+    iid                   equal sizes, labels mixed
+    dirichlet:α           equal sizes; each client's labels from Dirichlet(α·p), p the shares of the labels in the whole
+                          (Hsu, Qi and Brown, 2019)
+    dirichlet-sizes:α     sizes from a symmetric Dirichlet(α), at least one sample each, labels mixed
+    power:a               one sample each, the others thrown at clients with weights from NumPy's power(a), labels
+                          mixed: the published CIFAR-10 runs have power:0.1
+    shards:s              the samples sorted by label and cut; each client gets s pieces (McMahan et al., 2017)
+
+Every client holds at least one sample, and every sample is held by one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.errors import ConfigError, SpecError
+from qafel.rng import Stream
+
+Indices: TypeAlias = NDArray[np.int64]
+
+
+Labels: TypeAlias = NDArray[Any]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Client k holds the samples `order[offsets[k]:offsets[k + 1]]`."""
+
+    order: Indices
+    offsets: Indices
+
+    @staticmethod
+    def of_sizes(order: Indices, sizes: NDArray[Any]) -> Partition:
+        """Consecutive parts of these sizes."""
+        return Partition(order, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Indices:
+        """How many samples each client holds."""
+        return np.diff(self.offsets)
+
+    def rows(self, client: int) -> Indices:
+        """The samples of one client."""
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def take(self, clients: NDArray[Any], max_samples: int | None, stream: Stream) -> Partition:
+        """Only these clients, each with at most so many samples, chosen at random."""
+        generator = stream.generator()
+        parts = [self.rows(int(client)) for client in clients]
+        if max_samples is not None:
+            parts = [p if len(p) <= max_samples else np.sort(generator.permutation(p)[:max_samples]) for p in parts]
+        return Partition.of_sizes(np.concatenate(parts), np.array([len(part) for part in parts]))
+
+
+def split(spec: str, labels: Labels, clients: int, stream: Stream) -> Partition:
+    """Divide samples among clients as the spec says; equal streams give equal partitions.
+
+    >>> split("shards:1", np.array([1, 0, 1, 0]), 2, Stream.named(0, "partition")).sizes.tolist()
+    [2, 2]
+    """
+    if not 1 <= clients <= len(labels):
+        raise ConfigError(f"{len(labels)} samples can be divided among 1 to {len(labels)} clients; got {clients}")
+    name, colon, text = spec.partition(":")
+    if name not in _SPLITS:
+        raise SpecError(f"unknown partition {spec!r}; choose from user, {', '.join(_USAGE)}")
+    function, wants_parameter = _SPLITS[name]
+    if not wants_parameter:
+        if colon:
+            raise SpecError(f"partition {name!r} takes no parameter; got {spec!r}")
+        return function(labels, clients, 0.0, stream)
+    try:
+        parameter = float(text)
+    except ValueError:
+        parameter = float("nan")
+    if not 0 < parameter < float("inf"):
+        example = "shards:2" if name == "shards" else f"{name}:0.1"
+        raise SpecError(f"partition {name!r} takes a positive number, as in {example}; got {spec!r}")
+    return function(labels, clients, parameter, stream)
+
+
+def by_user(users: NDArray[Any]) -> Partition:
+    """One client per user, in order of the users; samples stay in order."""
+    order = np.argsort(users, kind="stable")
+    return Partition.of_sizes(order, np.unique(users, return_counts=True)[1])
+
+
+def _iid(labels: Labels, clients: int, parameter: float, stream: Stream) -> Partition:
+    return Partition.of_sizes(stream.generator().permutation(len(labels)), _equal_sizes(len(labels), clients))
+
+
+def _dirichlet_labels(labels: Labels, clients: int, alpha: float, stream: Stream) -> Partition:
+    """Hsu et al.: client after client draws its mixture q ~ Dir(αp), then its samples by q, without replacement.
+
+    Where a label has run out, the rest of q is used; where all of q has, what is left of the data.
+    """
+    generator = stream.generator()
+    _, codes = np.unique(labels, return_inverse=True)
+    pools = [generator.permutation(np.flatnonzero(codes == label)) for label in range(codes.max() + 1)]
+    left = np.array([len(pool) for pool in pools])
+    prior = left / left.sum()
+    sizes = _equal_sizes(len(labels), clients)
+    order = []
+    for size in sizes:
+        mixture = _gamma_dirichlet(generator, alpha * prior)
+        wanted = size
+        while wanted > 0:
+            weights = np.where(left > 0, mixture, 0.0)
+            weights = weights if weights.sum() > 0 else left.astype(np.float64)
+            counts = np.minimum(generator.multinomial(wanted, weights / weights.sum()), left)
+            order += [pool[n - c : n] for pool, n, c in zip(pools, left, counts, strict=True) if c]
+            left -= counts
+            wanted -= counts.sum()
+    return Partition.of_sizes(np.concatenate(order), sizes)
+
+
+def _dirichlet_sizes(labels: Labels, clients: int, alpha: float, stream: Stream) -> Partition:
+    generator = stream.generator()
+    return _thrown(len(labels), _gamma_dirichlet(generator, np.full(clients, alpha)), generator)
+
+
+def _power_sizes(labels: Labels, clients: int, exponent: float, stream: Stream) -> Partition:
+    generator = stream.generator()
+    return _thrown(len(labels), generator.power(exponent, clients), generator)
+
+
+def _shards(labels: Labels, clients: int, per_client: float, stream: Stream) -> Partition:
+    shards = clients * int(per_client)
+    if per_client != int(per_client) or shards > len(labels):
+        most = len(labels) // clients
+        raise SpecError(f"shards takes a whole number, at most {most} for {clients} clients; got {per_client:g}")
+    generator = stream.generator()
+    shuffled = generator.permutation(len(labels))  # so that equal labels lie in no particular order
+    pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], shards)
+    dealt = [pieces[i] for i in generator.permutation(shards)]
+    sizes = np.array([len(piece) for piece in dealt]).reshape(clients, -1).sum(axis=1)
+    return Partition.of_sizes(np.concatenate(dealt), sizes)
+
+
+def _thrown(samples: int, weights: NDArray[np.float64], generator: np.random.Generator) -> Partition:
+    """One sample for every client, each of the others for a client drawn by weight."""
+    clients = len(weights)
+    sizes = 1 + generator.multinomial(samples - clients, weights / weights.sum())
+    return Partition.of_sizes(generator.permutation(samples), sizes)
+
+
+def _gamma_dirichlet(generator: np.random.Generator, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A Dirichlet draw that stays a distribution for tiny α, where all gammas may underflow to 0."""
+    draw = generator.dirichlet(alpha)
+    if not np.isfinite(draw).all() or draw.sum() <= 0:
+        draw = np.zeros(len(alpha))
+        draw[generator.choice(len(alpha), p=alpha / alpha.sum())] = 1.0  # the limit of α → 0
+    return draw
+
+
+def _equal_sizes(samples: int, clients: int) -> Indices:
+    return np.full(clients, samples // clients) + (np.arange(clients) < samples % clients)
+
+
+_SPLITS: dict[str, tuple[Callable[[Labels, int, float, Stream], Partition], bool]] = {
+    "iid": (_iid, False),
+    "dirichlet": (_dirichlet_labels, True),
+    "dirichlet-sizes": (_dirichlet_sizes, True),
+    "power": (_power_sizes, True),
+    "shards": (_shards, True),
+}
+
+
+_USAGE = ("iid", "dirichlet:α", "dirichlet-sizes:α", "power:a", "shards:s")

@@ -1,0 +1,201 @@
+"""Shakespeare: the next character of a play, given 80. A client is a character of a play.
+
+    <data>/shakespeare/pg100.txt                       Project Gutenberg's #100 of 1994, cut up as LEAF does; or
+    <data>/shakespeare/data/raw_data/raw_data.txt      the same, where LEAF's scripts put it; or
+    <data>/shakespeare/data/train/*.json, …/test/      LEAF's own files
+
+From the text, each user's first nine tenths are for training, and the rest, less the 79 windows that overlap, for
+testing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.errors import DataError
+from qafel.tasks.datasets.files import cache_folder, cached, require_file
+from qafel.tasks.datasets.samples import ArraySamples, FederatedData, LeafPart, TextWindows, leaf_files, read_leaf
+
+# The Gutenberg text of Shakespeare, cut into plays and characters as LEAF does it.
+#
+# A user is a character of a play; its text is everything it says, lines joined by spaces. LEAF's rules, which this
+# module
+# follows to the sample (1,129 users, 4,226,158 samples of 80 characters), are those of a text of 1994 with plain
+# layout:
+#
+# - a play begins at a line "by William Shakespeare"; its title stands 2 to 7 lines above. What comes before the second
+#   such line (contents, sonnets) is skipped, and the poems after the last play too;
+# - "  NAME. words" begins a speech, four spaces continue it; The Comedy of Errors lacks the indentation;
+# - names are compared in capitals; a character with at most two lines is left out, as is a "play" with one character.
+
+
+_MARK = "by William Shakespeare"
+
+
+_LAST_LINE = 124_195  # where the last play ends in the edition of 1994
+
+
+_LEAST_LINES = 3
+
+
+_UNINDENTED = "THE COMEDY OF ERRORS"
+
+
+@final
+@dataclass
+class _Play:
+    """A play as it is read: its characters and their lines."""
+
+    title: str
+    lines: dict[str, list[str]] = field(default_factory=dict)
+    speaker: str | None = None
+
+    def __post_init__(self) -> None:
+        indented = self.title != _UNINDENTED
+        self._unindented = not indented
+        self._speech = re.compile(("  " if indented else "") + r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
+        self._continuation = re.compile(("    " if indented else "") + r"(.*)")
+
+    def read(self, line: str) -> None:
+        """Give the line to the one who speaks."""
+        if match := self._speech.match(line):
+            name = match[1].upper()
+            if self._unindented and name.startswith("ACT "):
+                self.speaker = None
+                return
+            self.speaker = name
+            self.lines.setdefault(name, []).append(match[2])
+        elif self.speaker and (match := self._continuation.match(line)):
+            if self._unindented and match[1].startswith("<"):
+                self.speaker = None
+            else:
+                self.lines[self.speaker].append(match[1])
+
+
+def parse_shakespeare(text: str) -> dict[str, str]:
+    """What each character of each play says, by user name; users in order of appearance."""
+    lines = text.split("\n")[1:]
+    marks = [number for number, line in enumerate(lines) if _MARK in line]
+    if len(marks) < 2:
+        raise DataError(f"Shakespeare: the text has no lines {_MARK!r}: expected Project Gutenberg's #100 of 1994")
+    start = marks[1] - 5
+    users: dict[str, str] = {}
+    for play in _plays(lines[start : _LAST_LINE + 1], [mark - start for mark in marks[1:]]):
+        if len(play.lines) < 2:
+            continue
+        for name, said in play.lines.items():
+            if len(said) >= _LEAST_LINES:
+                user = re.sub(r"\W+", "_", f"{play.title}_{name}".replace(" ", "_"))
+                users[user] = users.get(user, "") + "".join(line + "\n" for line in said)
+    return {user: re.sub(r"  +", " ", said.replace("\n", " ")) for user, said in users.items()}
+
+
+def _plays(lines: list[str], marks: list[int]) -> list[_Play]:
+    plays = []
+    for begin, end in zip(marks, [*marks[1:], len(lines)], strict=True):
+        if begin >= len(lines):
+            break
+        above = [lines[begin - distance].strip() for distance in range(2, 8)]
+        play = _Play(next((title for title in above if title), ""))
+        for line in lines[begin + 1 : min(end, len(lines))]:
+            play.read(line)
+        plays.append(play)
+    return plays
+
+
+Source: TypeAlias = Literal["auto", "official", "leaf"]
+
+
+VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's 80 characters. The first, which no sample has, stands for any other."""
+
+
+LENGTH = 80
+
+
+USERS, SAMPLES = 1129, 4_226_158
+"""What the official text gives."""
+
+
+def load_shakespeare(
+    data: Path, source: Source = "auto", train_fraction: float = 0.9, verify: bool = True
+) -> FederatedData:
+    """Windows of 80 characters and the next one, by user."""
+    places = [data / "shakespeare" / place for place in ("pg100.txt", "data/raw_data/raw_data.txt")]
+    texts = [place for place in places if place.is_file()]
+    if source == "leaf" or (source == "auto" and not texts and (data / "shakespeare/data/train").is_dir()):
+        return _load_leaf(data)
+    return _load_text(data, (texts or [require_file(places[0], "Shakespeare")])[0], train_fraction, verify)
+
+
+def encode(text: str) -> NDArray[np.uint8]:
+    """The characters' numbers in the vocabulary."""
+    table = np.zeros(128, np.uint8)
+    table[np.frombuffer(VOCABULARY.encode(), np.uint8)] = np.arange(len(VOCABULARY))
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return np.where(points < 128, table[np.minimum(points, 127)], 0).astype(np.uint8)
+
+
+def _load_text(data: Path, path: Path, train_fraction: float, verify: bool) -> FederatedData:
+    def build() -> dict[str, NDArray[Any]]:
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"Shakespeare: {path} is damaged: {error}") from None
+        said = [words for words in parse_shakespeare(text).values() if len(words) > LENGTH]
+        windows = sum(len(words) - LENGTH for words in said)
+        if verify and (len(said), windows) != (USERS, SAMPLES):
+            raise DataError(
+                f"Shakespeare: {path} gives {len(said)} users and {windows} samples, expected {USERS} and {SAMPLES}: "
+                "it is damaged, or not Project Gutenberg's #100 of 1994"
+            )
+        return {"text": encode("".join(said)), "lengths": np.array([len(words) for words in said])}
+
+    arrays = cached(cache_folder(data), "shakespeare", [path], build, f"verify={verify}")
+    lengths = arrays["lengths"]
+    begins = np.cumsum(lengths) - lengths
+    windows = lengths - LENGTH
+    training = np.maximum(1, (train_fraction * windows).astype(np.int64))
+    users = np.repeat(np.arange(len(lengths)), training)
+    train = TextWindows(arrays["text"], _runs(begins, training), LENGTH)
+    gap = training + LENGTH - 1
+    test = TextWindows(arrays["text"], _runs(begins + gap, np.maximum(0, windows - gap)), LENGTH)
+    return FederatedData(train, test, users)
+
+
+def _runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """For each run, `begin`, `begin + 1`, … so many numbers, one run after the other."""
+    firsts = np.cumsum(counts) - counts
+    return (np.repeat(begins - firsts, counts) + np.arange(counts.sum())).astype(np.int32)
+
+
+def _load_leaf(data: Path) -> FederatedData:
+    folder = data / "shakespeare" / "data"
+    train, test = (leaf_files(folder / part, "Shakespeare") for part in ("train", "test"))
+
+    def build() -> dict[str, NDArray[Any]]:
+        parts = {"train": read_leaf(train, "Shakespeare"), "test": read_leaf(test, "Shakespeare")}
+        arrays: dict[str, NDArray[Any]] = {"users": np.array(parts["train"].users, np.int32)}
+        for name, part in parts.items():
+            arrays[name], arrays[f"{name}_labels"] = _encode_leaf(part, folder / name)
+        return arrays
+
+    arrays = cached(cache_folder(data), "shakespeare-leaf", [*train, *test], build)
+    return FederatedData(
+        ArraySamples(arrays["train"], arrays["train_labels"]),
+        ArraySamples(arrays["test"], arrays["test_labels"]),
+        arrays["users"],
+    )
+
+
+def _encode_leaf(part: LeafPart, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    texts = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(part.x, part.y, strict=True))
+    if not texts or any(len(x) != LENGTH for x in part.x) or any(len(y) != 1 for y in part.y):
+        raise DataError(f"Shakespeare: the LEAF files in {folder} should have x of {LENGTH} characters and y of one")
+    return encode("".join(part.x)).reshape(-1, LENGTH), encode("".join(part.y))

@@ -1,0 +1,166 @@
+"""A task from any torch module, any samples and any partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from qafel.algorithm import LocalTraining
+from qafel.errors import ConfigError
+from qafel.params import Layout, Vector
+from qafel.rng import Stream
+from qafel.tasks.datasets.partition import Partition
+from qafel.tasks.datasets.samples import Samples
+from qafel.tasks.neural.runtime import (
+    Precision,
+    autocast,
+    choose_device,
+    choose_precision,
+    keep_freed_memory,
+    one_thread,
+    random_numbers_of,
+)
+from qafel.tasks.neural.trainer import FlatModel, Loss, Prepare, as_targets, train_locally_
+from qafel.tasks.protocol import Goal
+
+
+def as_they_are(inputs: NDArray[Any], device: torch.device) -> Tensor:
+    """The inputs as a tensor on the device."""
+    return torch.from_numpy(inputs).to(device)
+
+
+def is_right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """For each sample, whether the class with the largest score is the target."""
+    return outputs.argmax(dim=1) == targets
+
+
+@final
+class TorchTask:
+    """Learn a torch module from samples that clients hold.
+
+    `model` makes the module; its random initial values come from the stream of `initial_model`. `prepare` turns a batch
+    of inputs into a tensor, `loss` is the mean over a batch, `score` the figure of each test sample whose mean is the
+    metric. Training and evaluation run on one thread and, for equal arguments, give equal bits in every process on the
+    same machine. One task serves one thread at a time: it has one module.
+
+    Pickling keeps the arguments and makes the task again; `rebuild`, where given, is kept instead (a call without
+    arguments that returns an equal task, such as a `functools.partial`), so that memory-mapped data is not copied.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Callable[[], nn.Module],
+        train: Samples,
+        test: Samples,
+        partition: Partition,
+        *,
+        prepare: Prepare = as_they_are,
+        loss: Loss = cross_entropy,
+        score: Callable[[Tensor, Tensor], Tensor] = is_right,
+        metric_name: str = "accuracy",
+        metric_goal: Goal = "max",
+        device: str = "cpu",
+        precision: Precision = "float32",
+        evaluation_batch: int = 128,
+        rebuild: Callable[[], TorchTask] | None = None,
+    ) -> None:
+        if len(test) == 0:
+            raise ConfigError(f"task {name!r} has no test samples to be evaluated on")
+        self.name, self.metric_name, self.metric_goal = name, metric_name, metric_goal
+        self.train_samples, self.test_samples, self.partition = train, test, partition
+        self._make, self._prepare, self._loss, self._score = model, prepare, loss, score
+        self._device = choose_device(device)
+        self._precision = choose_precision(precision, self._device)
+        self._evaluation_batch = evaluation_batch
+        settings = {"prepare": prepare, "loss": loss, "score": score, "device": device, "precision": precision}
+        settings |= {"metric_name": metric_name, "metric_goal": metric_goal, "evaluation_batch": evaluation_batch}
+        self._again = rebuild or _Again((name, model, train, test, partition), settings)
+        keep_freed_memory()
+        with random_numbers_of(Stream.named(0, "unused"), self._device):
+            self._model = FlatModel(model(), self._device)
+
+    @property
+    def clients(self) -> int:
+        return self.partition.clients
+
+    @property
+    def layout(self) -> Layout:
+        return self._model.layout
+
+    @property
+    def precision(self) -> str:
+        """In which type matrices are multiplied: float32 or bfloat16."""
+        return str(self._precision).removeprefix("torch.")
+
+    def samples(self, client: int) -> int:
+        return len(self.partition.rows(client))
+
+    def initial_model(self, stream: Stream) -> Vector:
+        with random_numbers_of(stream, torch.device("cpu")):
+            return FlatModel(self._make(), torch.device("cpu")).vector()
+
+    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
+        self._model.load(start)
+        with one_thread(), random_numbers_of(stream, self._device, self._model.dropouts):
+            train_locally_(
+                self._model,
+                self.train_samples,
+                self.partition.rows(client),
+                local,
+                stream,
+                prepare=self._prepare,
+                loss=self._loss,
+                precision=self._precision,
+            )
+        return self._model.vector()
+
+    def evaluate(self, model: Vector) -> dict[str, float]:
+        """The mean score and loss over all test samples."""
+        return self.combine([self.evaluate_part(model, part) for part in range(self.evaluation_parts)])
+
+    @property
+    def evaluation_parts(self) -> int:
+        return -(-len(self.test_samples) // self._evaluation_batch)
+
+    @torch.inference_mode()
+    def evaluate_part(self, model: Vector, part: int) -> tuple[float, ...]:
+        """The sums of score and loss over one batch of test samples."""
+        self._model.load(model)
+        self._model.module.eval()
+        start = part * self._evaluation_batch
+        rows = np.arange(start, min(start + self._evaluation_batch, len(self.test_samples)))
+        inputs, labels = self.test_samples.batch(rows)
+        targets = as_targets(labels, self._device)
+        with one_thread(), autocast(self._precision, self._device):
+            outputs = self._model.module(self._prepare(inputs, self._device))
+        loss = self._loss(outputs.float(), targets).item()
+        return self._score(outputs, targets).double().sum().item(), len(rows) * loss
+
+    def combine(self, parts: Sequence[tuple[float, ...]]) -> dict[str, float]:
+        score, loss = (sum(column) / len(self.test_samples) for column in zip(*parts, strict=True))
+        return {"metric": score, "loss": loss}
+
+    def __reduce__(self) -> tuple[Callable[..., TorchTask], tuple[Any, ...]]:
+        return _call, (self._again,)
+
+
+@final
+class _Again:
+    """The arguments of a task, as something to call."""
+
+    def __init__(self, arguments: tuple[Any, ...], settings: dict[str, Any]) -> None:
+        self._arguments, self._settings = arguments, settings
+
+    def __call__(self) -> TorchTask:
+        return TorchTask(*self._arguments, **self._settings)
+
+
+def _call(make: Callable[[], TorchTask]) -> TorchTask:
+    return make()

@@ -1,0 +1,126 @@
+"""Numbers for people: 12.3 MB, 4.5 k, 1.2e-4, 2 min 5 s. Units are decimal: 1 MB is 10⁶ bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from qafel.errors import ConfigError
+
+UNKNOWN = "–"
+
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def human_bytes(value: float) -> str:
+    """Bytes with a unit: 999 B, 12.3 MB."""
+    return _scaled(value, "B")
+
+
+def human_count(value: float) -> str:
+    """A count in thousands and millions from 10,000 on: 9,999 and 10.0 k."""
+    if math.isfinite(value) and abs(value) < 10_000 and value == round(value):
+        return f"{value:,.0f}"
+    return _scaled(value, "")
+
+
+def human_rate(value: float) -> str:
+    """Per second: 1.25 k/s."""
+    return UNKNOWN if math.isnan(value) else f"{_scaled(value, '')}/s"
+
+
+def human_metric(value: float) -> str:
+    """Three significant digits, with an exponent where zeros would have to be counted: 0.912, 1.20e-4."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return _three_digits(value)
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def human_seconds(value: float) -> str:
+    """Seconds, minutes and seconds, or hours and minutes."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value < 99.5:
+        return f"{_three_digits(value)} s"
+    minutes, seconds = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def human_ratio(value: float) -> str:
+    """A factor: 0.131×."""
+    return f"{_three_digits(value)}×" if math.isfinite(value) else UNKNOWN
+
+
+def _scaled(value: float, unit: str) -> str:
+    if not math.isfinite(value):
+        return UNKNOWN
+    power = 0
+    # 999.5 would print as 1000 of its own unit.
+    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    return f"{_three_digits(value)} {_PREFIXES[power]}{unit}".strip()
+
+
+def _three_digits(value: float) -> str:
+    if value == round(value) and abs(value) < 100:
+        return f"{value:.0f}"
+    if value == 0 or not 1e-3 <= abs(value) < 1e4:
+        return f"{value:.3g}"
+    # The exponent after rounding: 0.9999 is 1.00.
+    exponent = int(f"{value:.2e}".split("e")[1])
+    return f"{value:.{max(0, 2 - exponent)}f}"
+
+
+# Bytes and seconds from text, such as 1.5GB, 10Mbit or 90min.
+
+
+_BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+_BITS = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}
+
+
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def read_bytes(text: str, option: str) -> float:
+    """A number of bytes. B is a byte and bit a bit; a lone b could be either, and is an error."""
+    number, unit = _split(text)
+    factor = {**_BYTES, **_BITS}.get(unit)
+    if factor is None or number is None:
+        hint = f"; {unit!r} could be bits or bytes: write {_either(unit)}" if unit.lower() in _LOOSE else ""
+        raise ConfigError(f"{option} takes a number and a unit (B, kB, MB, GB, TB, kbit, Mbit), got {text!r}{hint}")
+    return number * factor
+
+
+def read_seconds(text: str, option: str) -> float:
+    number, unit = _split(text)
+    if unit not in _SECONDS or number is None:
+        raise ConfigError(f"{option} takes a number and a unit (ms, s, min, h, d), got {text!r}")
+    return number * _SECONDS[unit]
+
+
+_LOOSE = {"b", "kb", "mb", "gb", "tb"}
+
+
+def _either(unit: str) -> str:
+    prefix = {"k": "k"}.get(unit[0].lower(), unit[0].upper()) if len(unit) == 2 else ""
+    return f"{prefix}B or {prefix}bit"
+
+
+def _split(text: str) -> tuple[float | None, str]:
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None:
+        return None, ""
+    try:
+        return float(match[1]), match[2]
+    except ValueError:
+        return None, match[2]

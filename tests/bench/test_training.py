@@ -1,0 +1,73 @@
+"""The benchmark compares like with like and says so in numbers."""
+
+import numpy as np
+import pytest
+import torch
+
+from qafel.bench.training import NeuralFigures, PlainCnn, Rate, neural_benchmark
+from qafel.errors import ConfigError
+from qafel.tasks.neural.networks import Cnn
+from qafel.tasks.neural.runtime import choose_precision, has_bfloat16
+
+CPU = torch.device("cpu")
+
+
+def test_all_trainers_are_measured_in_one_run():
+    figures = neural_benchmark(rounds=2, updates=1, batch_sizes=(4,))
+    found = figures.as_dict()
+    assert {(rate["model"], rate["trainer"]) for rate in found["rates"]} >= {
+        ("cnn", "qafel"),
+        ("cnn", "plain, mallopt"),
+        ("cnn", "plain"),
+        ("lstm", "qafel float32"),
+        ("lstm", "plain, mallopt"),
+    }
+    assert all(rate["updates_per_s"] > 0 for rate in found["rates"])
+    assert ("lstm batch 32: qafel bfloat16 / qafel float32" in found["ratios"]) == figures.bfloat16
+    assert figures.rate("cnn", 4, "plain").updates_per_s > 0
+    assert figures.rate("cnn", 5, "plain") is None
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios():
+    ours, plain = Rate("cnn", 32, "qafel", (1.0, 2.0, 1.0)), Rate("cnn", 32, "plain", (2.0, 6.0, 1.0))
+    assert NeuralFigures((ours, plain), False).ratios() == {"cnn batch 32: qafel / plain": 2.0}
+    assert plain.updates_per_s == 0.5
+    assert plain.best_updates_per_s == 1.0
+
+
+def test_the_plain_network_is_the_same_function():
+    ours, plain = Cnn(10).eval(), PlainCnn(10).eval()
+    plain.load_state_dict(ours.state_dict())
+    images = torch.randn(3, 3, 32, 32)
+    with torch.inference_mode():
+        np.testing.assert_allclose(ours(images), plain(images), atol=1e-5)
+
+
+@pytest.mark.skipif(has_bfloat16(CPU), reason="this CPU has bfloat16")
+def test_without_bfloat16_in_hardware_it_is_refused_or_left_out():
+    assert choose_precision("auto", CPU) == torch.float32
+    with pytest.raises(ConfigError, match="no fast bfloat16 on this cpu: use precision float32 or auto"):
+        choose_precision("bfloat16", CPU)
+
+
+@pytest.mark.skipif(not has_bfloat16(CPU), reason="this CPU has no bfloat16 that PyTorch can use")
+def test_the_lstm_in_bfloat16_trains_like_the_one_in_float32():
+    from qafel.algorithm import LocalTraining
+    from qafel.rng import Stream
+    from qafel.tasks.datasets.partition import split
+    from qafel.tasks.datasets.samples import ArraySamples
+    from qafel.tasks.neural.networks import CharacterLstm, as_numbers
+    from qafel.tasks.neural.task import TorchTask
+
+    generator, stream = np.random.default_rng(0), Stream.named(0, "test")
+    data = ArraySamples(generator.integers(0, 80, (32, 80), np.uint8), generator.integers(0, 80, 32))
+    whole, half = (
+        TorchTask(
+            "lstm", CharacterLstm, data, data, split("iid", data.labels, 1, stream), prepare=as_numbers, precision=p
+        )
+        for p in ("float32", "bfloat16")
+    )
+    start, local = whole.initial_model(stream), LocalTraining(0.5, steps=2, batch_size=16)
+    moved = whole.train(0, start, local, stream) - start
+    moved_half = half.train(0, start, local, stream) - start
+    assert np.linalg.norm(moved_half - moved) < 0.05 * np.linalg.norm(moved)

@@ -1,0 +1,229 @@
+"""What the real broker refuses, with the real configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.connection import Broker, Stored, session
+from qafel.deployment.keys import Access
+from qafel.deployment.names import Limits, Names
+from qafel.deployment.status import read_status
+from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
+
+NAMES = Names("demo")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("secured") / "broker"
+    port = free_port()
+    BrokerFolder.init(path, 3, port=port, sync="2m")
+    with LocalBroker(path, port=port):
+        asyncio.run(_make_streams(path))
+        yield path
+
+
+async def _make_streams(folder: Path) -> None:
+    async with session(Access.of(None, folder / "server"), "server", patience_s=5) as broker:
+        await broker.ensure(NAMES, Limits())
+        await broker.store(NAMES.broadcast(0), b"step 0")
+        await broker.store(NAMES.state, b"state")
+        await broker.put_object(NAMES.snapshot, b"x" * 2_000_000, "signed")
+
+
+def _client(folder: Path, number: int = 0) -> Access:
+    return Access.of(None, folder / "clients" / str(number))
+
+
+async def _denied(broker: Broker, subject: str, data: bytes = b"", headers: dict[str, str] | None = None) -> bool:
+    """The broker answers a forbidden publish with an error and drops it, so that nobody replies."""
+    try:
+        await asyncio.wait_for(broker.store(subject, data, headers), 0.5)
+    except (TimeoutError, BrokerLost, BrokerRefused):
+        return True
+    return False
+
+
+async def _heard(broker: Broker, subject: str, cause: str, folder: Path) -> list[bytes]:
+    """What a subscription gets of a message that the server or another client publishes."""
+    heard: list[bytes] = []
+
+    async def hear(stored: Stored) -> None:
+        heard.append(stored.data)
+
+    await broker.subscribe(subject, hear)
+    await broker.flush()
+    sender = _client(folder, 1) if ".upload." in cause else Access.of(None, folder / "server")
+    async with session(sender, "1" if ".upload." in cause else "server") as other:
+        await other.store(cause, b"secret")
+    await asyncio.sleep(0.2)
+    return heard
+
+
+def test_a_client_uploads_and_reads_what_it_must(folder: Path) -> None:
+    async def check() -> None:
+        async with session(_client(folder), "0", patience_s=5) as broker:
+            await broker.store(NAMES.upload(0), b"mine")
+            stored = await broker.stored(NAMES.broadcast_stream, NAMES.broadcast(0))
+            assert stored is not None
+            assert stored.data == b"step 0"
+            assert await broker.stored(NAMES.broadcast_stream, NAMES.broadcast(99)) is None
+            assert await broker.object(NAMES.snapshot) == (b"x" * 2_000_000, "signed")
+            assert await _heard(broker, NAMES.broadcasts, NAMES.broadcast(1), folder) == [b"secret"]
+
+    asyncio.run(check())
+
+
+def test_a_client_cannot_publish_as_another(folder: Path) -> None:
+    async def check() -> None:
+        async with session(_client(folder), "0") as broker:
+            assert await _denied(broker, NAMES.upload(1))
+
+    asyncio.run(check())
+
+
+def test_a_client_cannot_publish_a_broadcast_a_state_or_a_snapshot(folder: Path) -> None:
+    async def check() -> None:
+        async with session(_client(folder), "0") as broker:
+            assert await _denied(broker, NAMES.broadcast(7))
+            assert await _denied(broker, NAMES.state)
+            assert await _denied(broker, "$O.qafel.M.x")
+            assert await _denied(broker, NAMES.receipt(1))
+
+    asyncio.run(check())
+
+
+def test_a_client_cannot_have_the_brokers_answer_stored_as_a_broadcast(folder: Path) -> None:
+    async def check() -> None:
+        async with session(_client(folder), "0") as broker:
+            await broker.send(NAMES.upload(0), b"upload", reply=NAMES.broadcast(42))
+            await broker.flush()
+            await asyncio.sleep(0.2)
+            assert await broker.stored(NAMES.broadcast_stream, NAMES.broadcast(42)) is None
+
+    asyncio.run(check())
+
+
+def test_a_client_cannot_read_the_uploads_of_others(folder: Path) -> None:
+    async def check() -> None:
+        async with session(_client(folder), "0") as broker:
+            assert await _heard(broker, NAMES.upload(1), NAMES.upload(1), folder) == []
+        async with session(_client(folder), "0") as broker:
+            assert await _heard(broker, NAMES.uploads, NAMES.upload(1), folder) == []
+        async with session(_client(folder), "0") as broker:
+            assert await _heard(broker, "_INBOX_1.>", NAMES.upload(1), folder) == []
+        async with session(_client(folder), "0") as broker:
+            consumer = b'{"stream_name": "qafel-demo-upload", "config": {"ack_policy": "explicit"}}'
+            for subject, request in {
+                f"$JS.API.DIRECT.GET.{NAMES.upload_stream}": b'{"seq": 1}',
+                f"$JS.API.DIRECT.GET.{NAMES.upload_stream}.{NAMES.upload(1)}": b"",
+                f"$JS.API.STREAM.MSG.GET.{NAMES.upload_stream}": b'{"seq": 1}',
+                f"$JS.API.CONSUMER.CREATE.{NAMES.upload_stream}": consumer,
+                f"$JS.API.CONSUMER.MSG.NEXT.{NAMES.upload_stream}.server": b"",
+            }.items():
+                assert await _denied(broker, subject, request), subject
+
+    asyncio.run(check())
+
+
+def test_the_operator_reads_state_and_nothing_else(folder: Path) -> None:
+    async def check() -> None:
+        async with session(Access.of(None, folder / "operator"), "operator") as broker:
+            assert (await broker.stored("KV_qafel", NAMES.state)) is not None
+            assert await _denied(broker, NAMES.upload(0))
+            assert await _denied(broker, NAMES.broadcast(8))
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("who", ["operator", "server"])
+def test_status_is_answered_under_either_key(folder: Path, who: str) -> None:
+    (run,) = asyncio.run(read_status(Access.of(None, folder / who)))
+    assert (run.run, run.word) == ("demo", "not genuine")  # nobody signed what this test stored
+
+
+def test_nobody_connects_without_a_key_or_with_an_unknown_one(folder: Path, tmp_path: Path) -> None:
+    async def connect(access: Access) -> None:
+        async with session(access, "0", patience_s=1):
+            pass
+
+    keyless = tmp_path / "keyless"
+    shutil.copytree(folder / "clients" / "0", keyless)
+    (keyless / "user.nk").unlink()
+    with pytest.raises(BrokerUnreachable, match="does not let us in"):
+        asyncio.run(connect(Access.of(None, keyless)))
+    other = BrokerFolder.init(tmp_path / "other", 1, port=1).path
+    shutil.copy(other / "clients" / "0" / "user.nk", keyless / "user.nk")
+    with pytest.raises(BrokerUnreachable, match="does not let us in"):
+        asyncio.run(connect(Access.of(None, keyless)))
+
+
+def test_a_broker_that_the_authority_does_not_vouch_for_is_refused(folder: Path, tmp_path: Path) -> None:
+    async def connect() -> None:
+        async with session(Access.of(None, tmp_path / "client"), "0", patience_s=1):
+            pass
+
+    shutil.copytree(folder / "clients" / "0", tmp_path / "client")
+    other = BrokerFolder.init(tmp_path / "other", 1, port=1).path
+    shutil.copy(other / "ca" / "ca.pem", tmp_path / "client" / "ca.pem")
+    with pytest.raises(BrokerUnreachable, match="TLS"):
+        asyncio.run(connect())
+
+
+def test_plain_text_to_the_tls_port_is_refused(folder: Path) -> None:
+    port = int(Access.of(None, folder / "server").servers[0].rsplit(":", 1)[-1])
+    with socket.create_connection(("127.0.0.1", port), 5) as plain:
+        plain.settimeout(5)
+        assert b'"tls_required":true' in plain.recv(4096)
+        plain.sendall(b'CONNECT {"verbose":true}\r\nPING\r\n')
+        answer = b""
+        while data := plain.recv(4096):
+            answer += data
+        assert b"PONG" not in answer
+        assert b"+OK" not in answer
+
+
+def test_a_revoked_client_is_shut_out_at_once_and_stays_out(folder: Path) -> None:
+    async def check() -> None:
+        changed = BrokerFolder(folder)
+        async with session(_client(folder, 2), "2") as broker:
+            changed.revoke(2)
+            assert changed.reload()
+            with pytest.raises(BrokerLost):
+                await asyncio.wait_for(broker.until_lost(), 5)
+        with pytest.raises(BrokerUnreachable, match="does not let us in"):
+            async with session(_client(folder, 2), "2", patience_s=1):
+                pass
+        assert 2 not in (Access.of(None, folder / "server").registry() or {})
+        async with session(_client(folder, 0), "0", patience_s=1) as broker:
+            await broker.store(NAMES.upload(0), b"the others go on")
+
+    asyncio.run(check())
+
+
+def test_mutual_tls_asks_for_a_certificate(tmp_path: Path) -> None:
+    async def connect(access: Access) -> None:
+        async with session(access, "0", patience_s=0.5) as broker:
+            await broker.flush()
+
+    port = free_port()
+    path = BrokerFolder.init(tmp_path / "broker", 1, port=port, mutual_tls=True, runs=["demo"]).path
+    with LocalBroker(path, port=port):
+        asyncio.run(connect(_client(path)))
+        (path / "clients" / "0" / "cert.pem").unlink()
+        with pytest.raises(BrokerUnreachable):
+            asyncio.run(connect(_client(path)))
+
+
+def test_secrets_are_readable_by_their_owner_only(folder: Path) -> None:
+    secrets = [*folder.rglob("*.nk"), *folder.rglob("*key.pem")]
+    assert len(secrets) > 5
+    assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}

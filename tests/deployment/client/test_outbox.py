@@ -1,0 +1,86 @@
+"""Numbers of uploads: none that is on its way is overtaken, none is learnt that leaves no room for more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qafel.algorithm import Client, HiddenState, LocalTraining, Message, wire
+from qafel.algorithm.replay import WINDOW, ReplayWindows
+from qafel.deployment.client.client import DeploymentClient
+from qafel.deployment.client.outbox import Outbox
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.connection import Stored
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import Receipt
+from qafel.deployment.names import Names
+from qafel.deployment.settings import ClientSettings
+from qafel.params import Vector
+from qafel.rng import Stream
+
+
+def _outbox(window: int = 8) -> Outbox:
+    return Outbox("qafel.live.upload.0", None, window, lambda *_: None, asyncio.Event())
+
+
+def _hear(outbox: Outbox, receipt: Receipt) -> None:
+    asyncio.run(outbox.on_receipt(Stored("qafel.live.receipt.0", receipt.to_bytes(), {})))
+
+
+def test_an_upload_that_does_not_get_through_holds_back_those_it_could_not_follow() -> None:
+    outbox, server = _outbox(), ReplayWindows()
+    outbox.add(5, b"dropped by a full stream")
+    for number in range(6, 5 + WINDOW):
+        assert outbox.has_room(number)
+        outbox.add(number, b"x")
+        server.take(0, number)
+        _hear(outbox, Receipt(accepted=[(number, 0)]))
+    assert not outbox.has_room(5 + WINDOW)
+    server.check(0, 5)  # sent again, it is taken
+    _hear(outbox, Receipt(accepted=[(5, 0)]))
+    assert outbox.has_room(5 + WINDOW)
+
+
+def test_the_window_bounds_how_many_are_on_their_way() -> None:
+    outbox = _outbox(window=2)
+    for number in range(2):
+        assert outbox.has_room(number)
+        outbox.add(number, b"x")
+    assert not outbox.has_room(2)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Any:
+    algorithm = wire("fedbuff", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=3)
+    core = Client(0, HiddenState.of(np.zeros(4, np.float32)), algorithm, 7)
+    with ClientState(tmp_path) as state:
+        yield DeploymentClient(core, _train, state, "id", Names("live"), Access(()), ClientSettings())
+
+
+def _train(start: Vector, stream: Stream) -> Vector:
+    return start + np.float32(1)
+
+
+def test_a_client_counts_what_it_has_begun(client: DeploymentClient) -> None:
+    oldest = client.begin()
+    client.outbox.add(oldest.sequence, b"x")
+    for _ in range(WINDOW - 1):
+        assert client._has_room()
+        client.begin()
+    assert not client._has_room()
+
+
+@pytest.mark.parametrize("highest", [2**31, 2**32 - 2, 2**32 - 1, 10**30])
+def test_a_false_receipt_cannot_use_up_the_numbers(client: DeploymentClient, highest: int) -> None:
+    _hear(client.outbox, Receipt(duplicate=[0], highest=highest))
+    start = client.begin()
+    assert Message.from_bytes(client.finish(start, _train)).sequence == 0
+
+
+def test_a_client_that_lost_its_folder_may_be_told_to_skip_far(client: DeploymentClient) -> None:
+    _hear(client.outbox, Receipt(duplicate=[0], highest=1_000_000))
+    assert client.begin().sequence == 1_000_001

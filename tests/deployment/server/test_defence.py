@@ -1,0 +1,263 @@
+"""Uploads that must not be taken, at a live server: none is, each is counted by its reason, its client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qafel.algorithm import Kind, Message, make_upload
+from qafel.bench.deployment_processes import mutated
+from qafel.config import Config
+from qafel.deployment.client.client import DeploymentClient
+from qafel.deployment.connection import Broker, Stored, session
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import Receipt
+from qafel.deployment.names import PART, Limits, Names
+from qafel.deployment.server.defence import RunningMedian
+from qafel.deployment.server.server import DeploymentServer
+from qafel.deployment.settings import DefenceSettings, ServerSettings
+from qafel.errors import BrokerRefused
+from qafel.rng import Stream
+from tests.deployment.live import CONFIG, serving, taking_part, until, update
+
+
+def _settings(**defence: float | None) -> ServerSettings:
+    return ServerSettings(heartbeat_s=0.2, defence=DefenceSettings(**defence))
+
+
+def _upload(client: DeploymentClient, sequence: int, step: float = 0.01, weight: float = 1.0) -> bytes:
+    start = client.core.hidden_state
+    direction = np.sin(np.arange(start.vector.size, dtype=np.float32))
+    return make_upload(
+        start,
+        start.vector - np.float32(step) * direction,
+        client.core.algorithm,
+        Stream.named(1, "test", client.core.number, sequence),
+        client=client.core.number,
+        sequence=sequence,
+        weight=weight,
+    )
+
+
+class Told:
+    """What the receipts of a client say."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.duplicate: list[int] = []
+        self.rejected: list[str] = []
+        self.texts: list[str] = []
+
+    async def hear(self, stored: Stored) -> None:
+        receipt = Receipt.from_bytes(stored.data)
+        self.accepted += [sequence for sequence, _ in receipt.accepted]
+        self.duplicate += receipt.duplicate
+        self.rejected += [reason for _, reason, _ in receipt.rejected]
+        self.texts += [text for _, _, text in receipt.rejected]
+
+    def __len__(self) -> int:
+        return len(self.accepted) + len(self.duplicate) + len(self.rejected)
+
+
+async def _send(broker: Broker, told: Told, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+    before = len(told)
+    await broker.store(subject, data, headers)
+    await until(lambda: len(told) > before)
+
+
+def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Access) -> None:
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "max_staleness": 5}})
+            settings = _settings(max_norm_ratio=10)
+            server = await stack.enter_async_context(serving(tmp_path, access, config, settings))
+            client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
+            broker = await stack.enter_async_context(session(access, "test"))
+            told, stranger = Told(), Told()
+            await broker.subscribe(client.names.receipt(0), told.hear)
+            await broker.subscribe(client.names.receipt(77), stranger.hear)
+            subject = client.names.upload(0)
+            others = [await stack.enter_async_context(taking_part(tmp_path, access, n)) for n in (1, 2)]
+            for other in others:
+                await update(other)
+            for sequence in range(25):
+                await _send(broker, told, subject, _upload(client, sequence, step=0.3))
+            await until(lambda: client.follower.version == 9)
+            assert told.accepted == list(range(25))
+            state = server.truth.server
+            before = (state.version, state.buffer.count, state.buffer.total.copy())
+
+            good = Message.from_bytes(_upload(client, 25))
+            changed = [
+                ("duplicate", _upload(client, 3)),
+                ("truncated", good.to_bytes()[:40]),
+                ("oversized", good.to_bytes() + b"x"),
+                ("checksum", good.to_bytes()[:-1] + bytes([good.to_bytes()[-1] ^ 1])),
+                ("unknown-format", b"XX" + good.to_bytes()[2:]),
+                ("wrong-kind", good._replace(kind=Kind.BROADCAST).to_bytes()),
+                ("wrong-dimension", good._replace(dimension=114).to_bytes()),
+                ("wrong-codec", good._replace(codec=bytes(16)).to_bytes()),
+                ("malformed-payload", good._replace(payload=bytes(good.payload)[:-1]).to_bytes()),
+                ("malformed-payload", good._replace(payload=b"\xff" * len(good.payload)).to_bytes()),
+                ("malformed-payload", good._replace(weight=float("nan")).to_bytes()),
+                ("stale", good._replace(version=0).to_bytes()),
+                ("future", good._replace(version=1000).to_bytes()),
+                ("wrong-sender", good._replace(sender=1).to_bytes()),
+                ("norm", _upload(client, 26, step=1000.0)),
+                ("norm", _upload(client, 27, weight=1e6)),
+            ]
+            for reason, data in changed:
+                counted = state.rejected[reason]
+                await _send(broker, told, subject, data)
+                assert state.rejected[reason] == counted + 1, reason
+                assert reason == "duplicate" or told.rejected[-1] == reason
+            await _send(broker, stranger, client.names.upload(77), good.to_bytes())
+            assert stranger.rejected == ["unknown-client"]
+            assert told.duplicate == [3]
+            assert (state.version, state.buffer.count) == before[:2]
+            assert np.array_equal(state.buffer.total, before[2])
+            await _send(broker, told, subject, good.to_bytes())
+            assert told.accepted[-1] == 25
+
+    asyncio.run(check())
+
+
+def test_a_client_that_uploads_too_often_is_told_to_wait(tmp_path: Path, access: Access) -> None:
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(serving(tmp_path, access, settings=_settings(max_rate=0.5)))
+            client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
+            broker = await stack.enter_async_context(session(access, "test"))
+            told = Told()
+            await broker.subscribe(client.names.receipt(0), told.hear)
+            for sequence in range(8):
+                await _send(broker, told, client.names.upload(0), _upload(client, sequence))
+            assert len(told.accepted) == 5
+            assert told.rejected == ["rate"] * 3
+            assert "wait" in told.texts[0]
+
+    asyncio.run(check())
+
+
+def test_a_client_that_lost_its_count_goes_on_above_what_the_server_knows(tmp_path: Path, access: Access) -> None:
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving(tmp_path, access))
+            async with taking_part(tmp_path / "before", access, 0) as client:
+                for _ in range(5):
+                    await update(client)
+            fresh = await stack.enter_async_context(taking_part(tmp_path / "after", access, 0))
+            await update(fresh)
+            assert dict(fresh.outbox.counts) == {"duplicate": 1}
+            await update(fresh)
+            assert dict(fresh.outbox.counts) == {"duplicate": 1, "accepted": 1}
+            assert server.truth.totals.uploads == 6
+
+    asyncio.run(check())
+
+
+def test_a_client_that_floods_fills_only_its_own_queue(tmp_path: Path, access: Access) -> None:
+    async def check() -> None:
+        async with session(access, "test") as broker:
+            await broker.ensure(Names("live"), Limits(queue_per_client=10))
+            for _ in range(10):
+                await broker.store("qafel.live.upload.0", b"flood")
+            with pytest.raises(BrokerRefused, match="exceeded"):
+                await broker.store("qafel.live.upload.0", b"flood")
+            await broker.store("qafel.live.upload.1", b"another's")
+
+    asyncio.run(check())
+
+
+def test_the_median_is_over_clients_not_over_uploads() -> None:
+    median = RunningMedian({}, 0.0)
+    for _ in range(1000):
+        median.vote(0, 1000.0, 0.0)  # one that floods has one vote
+    median.vote(1, 1.0, 0.0)
+    assert median.value(0.0) is None
+    median.vote(2, 2.0, 0.0)
+    assert median.value(0.0) == 2.0
+    assert RunningMedian(median.norms(), 0.0).value(0.0) == 2.0
+
+
+def test_clients_that_left_do_not_shut_out_those_who_stayed() -> None:
+    """As happened: two clients near their own optimum filled the median, and nobody else was ever accepted again."""
+    median = RunningMedian({}, 0.0)
+    for second in range(100):
+        for gone in range(5):
+            median.vote(gone, 0.01, second)
+    for second in range(100, 300):
+        for number in range(3):
+            median.vote(10 + number, 1.0 + number, second)
+    assert median.value(300.0) == 2.0
+
+
+def test_a_rejected_norm_votes_so_that_a_majority_is_heard() -> None:
+    median = RunningMedian({}, 0.0)
+    for number in range(3):
+        median.vote(number, 0.01, 0.0)
+    values = []
+    for number in range(3, 7):
+        median.vote(number, 10.0, 0.0)
+        values.append(median.value(0.0))
+    assert values == [0.01, 0.01, 10.0, 10.0]
+
+
+async def _good_uploads_per_s(server: DeploymentServer, client: DeploymentClient, broker: Broker, first: int) -> float:
+    began, before = time.perf_counter(), server.truth.totals.uploads
+    for group in range(10):
+        batch = [_upload(client, first + 30 * group + number) for number in range(30)]
+        await asyncio.gather(*(broker.store(client.names.upload(0), data) for data in batch))
+        await until(lambda n=group: server.truth.totals.uploads == before + 30 * (n + 1))
+    return 300 / (time.perf_counter() - began)
+
+
+@pytest.mark.timeout(200)
+def test_ten_thousand_mutated_messages_neither_count_nor_crash_the_server(tmp_path: Path, access: Access) -> None:
+    """How fast it stays is printed here and measured by `qafel bench deployment --case mutants`."""
+
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            wide = ServerSettings(heartbeat_s=0.2, limits=Limits(queue_per_client=10_000))
+            server = await stack.enter_async_context(serving(tmp_path, access, settings=wide))
+            client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
+            broker = await stack.enter_async_context(session(access, "test"))
+            before_rate = await _good_uploads_per_s(server, client, broker, 0)
+            chooser = random.Random(5)
+            frames = [_upload(client, 10_000 + number) for number in range(50)]
+            state, rejected = server.truth.server, server.truth.server.rejected
+            taken, refused = server.truth.totals.uploads, sum(rejected.values())
+            held = (state.version, state.buffer.count, state.buffer.total.copy())
+            began = time.perf_counter()
+            for start in range(0, 10_000, 100):
+                batch = [(mutated(frames, chooser), _odd_headers(chooser)) for _ in range(100)]
+                await asyncio.gather(
+                    *(broker.store(client.names.upload(n % 5), m, odd) for n, (m, odd) in enumerate(batch))
+                )
+                await until(
+                    lambda n=start: sum(rejected.values()) >= refused + n + 100 or server.truth.totals.uploads > taken
+                )
+            mutants_per_s = 10_000 / (time.perf_counter() - began)
+            assert server.truth.totals.uploads == taken, "a mutant was taken"
+            assert sum(rejected.values()) == refused + 10_000
+            assert (state.version, state.buffer.count) == held[:2]
+            assert np.array_equal(state.buffer.total, held[2])
+            after_rate = await _good_uploads_per_s(server, client, broker, 300)
+            print(f"good {before_rate:.0f}/s, mutants {mutants_per_s:.0f}/s, good again {after_rate:.0f}/s; {rejected}")
+
+    asyncio.run(check())
+
+
+def _odd_headers(chooser: random.Random) -> dict[str, str] | None:
+    """For some, a header that names no part of anything."""
+    return (
+        {PART: chooser.choice(["", "x", "1/2", "3/2/1", "0/0/0", "1/0/999999", "٣/٠/١"])}
+        if chooser.random() < 0.05
+        else None
+    )

@@ -1,0 +1,90 @@
+"""Objects of large broadcasts leave the broker, whatever happened to the snapshots in between."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from qafel.deployment.names import Names
+from qafel.deployment.server.upkeep import Upkeep
+from qafel.errors import BrokerLost
+
+HISTORY = 10
+NAMES = Names("demo")
+
+
+class FakeBroker:
+    """Holds objects; breaks when told to."""
+
+    part_bytes = 1
+
+    def __init__(self) -> None:
+        self.objects: set[str] = set()
+        self.breaks_at: str | None = None
+
+    async def delete_object(self, name: str) -> None:
+        if name == self.breaks_at:
+            self.breaks_at = None
+            raise BrokerLost("as it happens")
+        self.objects.discard(name)
+
+
+class Run:
+    """An upkeep with what it looks at."""
+
+    def __init__(self) -> None:
+        self.broker: Any = FakeBroker()
+        self.snapshots_fail = False
+        out = SimpleNamespace(version=0)
+        self.publisher = cast(Any, SimpleNamespace(names=NAMES, out=out, snapshot=self._snapshot))
+        truth: Any = SimpleNamespace(broadcasts=[(0, b"large")])
+        self.upkeep = Upkeep(truth, self.publisher, snapshot_every=5, history=HISTORY, keep_journal=False)
+
+    async def _snapshot(self, broker: object) -> None:
+        if self.snapshots_fail:
+            raise BrokerLost("no snapshot")
+
+    def advance(self, version: int) -> None:
+        """To this version, without a look at the broker."""
+        for made in range(self.publisher.out.version, version):
+            self.broker.objects.add(NAMES.broadcast_object(made))
+        self.publisher.out.version = version
+
+    def snapshot(self) -> None:
+        asyncio.run(self.upkeep._snapshot(self.broker))
+
+    def kept(self) -> bool:
+        """Exactly the broadcasts that the stream still points to are on the broker."""
+        version = self.publisher.out.version
+        expected = range(max(0, version - HISTORY), version)
+        return bool(self.broker.objects == {NAMES.broadcast_object(number) for number in expected})
+
+
+def test_versions_whose_snapshot_was_skipped_are_dropped_with_the_next() -> None:
+    run = Run()
+    for version in (5, 15, 60, 65):
+        run.advance(version)
+        run.snapshot()
+        assert run.kept(), version
+
+
+def test_a_broken_connection_or_a_failed_snapshot_leaves_no_object_behind() -> None:
+    run = Run()
+    run.advance(40)
+    run.broker.breaks_at = NAMES.broadcast_object(7)
+    run.snapshot()
+    assert NAMES.broadcast_object(7) in run.broker.objects
+    assert NAMES.broadcast_object(6) not in run.broker.objects
+    run.advance(45)
+    run.snapshots_fail = True
+    run.snapshot()
+    assert run.kept()
+
+
+def test_a_new_process_drops_what_the_one_before_left() -> None:
+    before, after = Run(), Run()
+    before.advance(80)
+    after.broker, after.publisher.out = before.broker, before.publisher.out
+    after.snapshot()
+    assert after.kept()

@@ -1,0 +1,173 @@
+"""`qafel paper` as a user meets it."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import fields
+
+import pytest
+import typer
+from rich.console import Console
+
+from qafel.cli import paper as paper_command
+from qafel.cli.console import SweepProgress
+from qafel.paper.entry import Change, configuration
+from qafel.paper.registry import ENTRIES
+from qafel.simulator import Row
+from qafel.sweeps.run import Planned
+from tests.command import qafel
+
+QUICK = ("--quick", "--quiet", "--executor", "inline")
+
+
+def test_the_list_names_every_entry():
+    shown = qafel("paper").stdout
+    listed = json.loads(qafel("paper", "list", "--json").stdout)
+    assert len(listed) == 12
+    assert all(entry["name"] in shown for entry in listed)
+
+
+def test_the_list_is_whole_on_80_columns(monkeypatch, capsys):
+    monkeypatch.setattr(paper_command, "console", Console(width=80))
+    paper_command.paper("list")
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert all(f"\n{name} " in shown for name in ENTRIES)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_an_entry_is_run_once_and_its_files_are_written(tmp_path):
+    shown = qafel("paper", "qafel-vs-direct-topk", *QUICK, "--out", tmp_path).stdout
+    assert "not comparable" in shown
+    assert (tmp_path / "qafel-vs-direct-topk-quick/index.html").exists()
+    assert not (tmp_path / "qafel-vs-direct-topk").exists(), "that is for the full results"
+    assert "](qafel-vs-direct-topk-quick/figure.png)" in (tmp_path / "qafel-vs-direct-topk-quick/table.md").read_text()
+    runs = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert runs == [f"mushrooms-{name}-every100-quick-seed0" for name in ("direct-topk", "fedbuff", "qafel-topk")]
+    before = [(tmp_path / "runs" / name / "summary.json").stat().st_mtime_ns for name in runs]
+    again = qafel("paper", "qafel-vs-direct-topk", *QUICK, "--out", tmp_path, "--json")
+    assert json.loads(again.stdout)["entries"][0]["seeds"] == [0]
+    assert [(tmp_path / "runs" / name / "summary.json").stat().st_mtime_ns for name in runs] == before
+
+
+def test_only_takes_runs_by_their_names(tmp_path):
+    qafel("paper", "local-steps", *QUICK, "--only", "*-p4-*", "--out", tmp_path)
+    made = ["mushrooms-fedbuff-p4-every100-quick-seed0"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == made
+    qafel("paper", "local-steps", *QUICK, "--finished", "--out", tmp_path)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == made
+    assert "--quick --finished" in (tmp_path / "local-steps-quick/table.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense-entry"], "the paper has no entry 'nonsense-entry'"),
+        (["qafel-vs-direct-top"], "did you mean 'qafel-vs-direct-topk'?"),
+        (["local-steps", "--only", "gone"], "no run of local-steps has such a name"),
+        (["local-steps", "--finished"], "no run of local-steps is finished"),
+        (["celeba", "--quick"], "celeba: CelebA"),
+        (["all", "--only", "celeba*"], "celeba: CelebA"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("QAFEL_DATA", str(tmp_path / "nothing"))
+    finished = qafel("paper", *arguments, "--quiet", "--out", tmp_path / "paper", expect=2)
+    assert words in finished.stderr
+    assert finished.stderr.count("\n") == 1
+    assert not finished.stdout
+
+
+def test_a_failed_run_means_exit_code_1(tmp_path):
+    """Its folder holds something else, which is not to be removed."""
+    taken = tmp_path / "runs/mushrooms-fedbuff-p4-every100-quick-seed0"
+    taken.mkdir(parents=True)
+    (taken / "notes.txt").write_text("mine")
+    failed = qafel("paper", "local-steps", *QUICK, "--only", "*-p[24]-*", "--out", tmp_path, expect=1)
+    assert "holds something else than a run" in failed.stderr
+    assert (tmp_path / "runs/mushrooms-fedbuff-p2-every100-quick-seed0/summary.json").exists()
+
+
+def in_this_process(name, out, *only, **options):
+    """The command without the start of a process."""
+    paper_command.paper(name, quick=True, quiet=True, executor="inline", out=out, only=list(only), **options)
+
+
+def test_a_damaged_run_fails_only_its_own_entry(tmp_path, capsys):
+    in_this_process("all", tmp_path, "*-p1-*", "*-fedprox-*")
+    (tmp_path / "runs/mushrooms-fedbuff-p1-every100-quick-seed0/metrics.jsonl").write_text("{\n{}\n")
+    capsys.readouterr()
+    with pytest.raises(typer.Exit) as ended:
+        in_this_process("all", tmp_path, "*-p1-*", "*-fedprox-*", json_output=True)
+    assert ended.value.exit_code == 1
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert list(found["unwritten"]) == ["local-steps"]
+    assert "metrics.jsonl is damaged in line 1" in found["unwritten"]["local-steps"]
+    assert "not written local-steps" in shown.err
+    assert [entry["entry"] for entry in found["entries"]] == ["related-work"]
+
+
+def test_an_old_run_is_moved_aside_and_that_is_said(tmp_path, capsys):
+    in_this_process("local-steps", tmp_path, "*-p1-*")
+    run = "mushrooms-fedbuff-p1-every100-quick-seed0"
+    config = tmp_path / "runs" / run / "config.toml"
+    config.write_text(config.read_text().replace("client_lr = 2.0", "client_lr = 1.5"))
+    capsys.readouterr()
+    in_this_process("local-steps", tmp_path, "*-p1-*")
+    assert f"{run}: a run with other settings was there, and is now {run}.old-1\n" in capsys.readouterr().err
+    assert (tmp_path / f"runs/{run}.old-1/summary.json").exists()
+
+
+class Ticking:
+    """A clock that is set by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def planned_run(steps, seed=0):
+    return Planned("", configuration("mushrooms-fedbuff", seed, Change(f"T{steps}", (f"stop.server_steps={steps}",))))
+
+
+def row(version):
+    return Row(
+        **dict.fromkeys((field.name for field in fields(Row)), 0.0) | {"version": version, "uploads": 10 * version}
+    )
+
+
+def test_the_time_left_weighs_runs_and_a_resumed_ones_past_is_no_speed():
+    short, long, there = planned_run(100), planned_run(900), planned_run(50)
+    clock, quiet = Ticking(), Console(file=io.StringIO())
+    with SweepProgress([there, short, long], [short, long], console=quiet, clock=clock) as progress:
+        assert progress.seconds_left() is None
+        progress.started(short)
+        progress.progressed(short, row(0))
+        clock.now = 10.0
+        progress.ended(short, "finished")
+        assert progress.seconds_left() == pytest.approx(90.0), "one of two runs, but a tenth of the work"
+        progress.started(long)
+        progress.progressed(long, row(800))
+        assert progress.seconds_left() == pytest.approx(10.0), "its 800 steps were made before"
+        progress.progressed(long, row(850))
+        clock.now = 15.0
+        assert progress.seconds_left() == pytest.approx(5.0)
+        progress.ended(long, "failed")
+        assert progress.seconds_left() == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("terminal", "quiet", "lines"), [(False, False, 1), (False, True, 0), (True, True, 0)])
+def test_without_a_terminal_each_end_is_a_line(terminal, quiet, lines):
+    run, written = planned_run(100), io.StringIO()
+    with SweepProgress([run], [run], quiet, Console(file=written, force_terminal=terminal)) as progress:
+        progress.started(run)
+        progress.ended(run, "finished")
+    assert written.getvalue().count(f"{run.folder}: finished (1 of 1)\n") == lines
+
+
+def test_help_has_an_example():
+    assert "Example: qafel paper" in qafel("paper", "--help").stdout

@@ -1,0 +1,134 @@
+"""Claims on mushrooms and on Table I: noise is no divergence, a slow fall no level, and seeds are compared alike."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from qafel.paper.convex import DIRECT_TOP, LOCAL_STEPS, lowest_level
+from qafel.paper.entry import Scale
+from qafel.paper.outputs import write_outputs
+from qafel.paper.registry import ENTRIES
+from qafel.paper.related import DIRECT, FEDBUFF, HIDDEN, MCM, PLAIN_MCM, QAFEL
+from tests.paper.made_up import falling, made_up, measured
+
+DIVERGES = ENTRIES["direct-vs-unquantized"].claims[1]
+RELATED = ENTRIES["related-work"]
+TRAITS, MITIGATES, HIDDEN_HELPS, MCM_MITIGATES = RELATED.claims
+
+
+def test_a_noisy_plateau_is_no_divergence():
+    """Its lowest value is far below where it stays, its lowest level is not."""
+    noise = np.random.default_rng(0).lognormal(sigma=0.5, size=101)
+    plateau = made_up(DIRECT_TOP, falling(0.01) * noise)
+    assert plateau[1].column("metric").min() < lowest_level(plateau[1]) / 2
+    assert DIVERGES.verdict(measured(plateau)).result == "fail"
+    away = made_up(DIRECT_TOP, np.concatenate((falling(0.01)[:50], np.linspace(0.01, 0.2, 51))) * noise)
+    assert DIVERGES.verdict(measured(away)).result == "pass"
+
+
+def local_steps(levels, fall=1.0, seeds=(0,)):
+    """Runs that fall ever faster with P to these levels, and go on falling by a factor over their second half."""
+    pairs = []
+    for steps, level in zip(LOCAL_STEPS, levels, strict=True):
+        late = np.concatenate((np.ones(51), np.geomspace(1, fall, 40), np.full(10, fall)))
+        metric = level * late + 0.68 * np.exp(-np.arange(101) * (1 + steps))
+        pairs += [made_up(f"P = {steps}", metric, seed, {"P": steps}) for seed in seeds]
+    return pairs
+
+
+RISING = [1e-3 * (10 + steps) for steps in LOCAL_STEPS]
+
+
+@pytest.mark.parametrize(("fall", "expected"), [(1.0, "pass"), (0.93, "pass"), (0.7, "not comparable")])
+def test_a_run_that_falls_by_a_third_over_its_second_half_has_not_settled(fall, expected):
+    assert ENTRIES["local-steps"].claims[1].verdict(measured(*local_steps(RISING, fall))).result == expected
+
+
+def test_local_steps_are_compared_over_common_seeds():
+    """The second seed ends far lower; it was run only with the most local steps, which must not profit."""
+    lucky = local_steps([*RISING[:-1], 1e-6], seeds=(1,))[-1]
+    worse = ENTRIES["local-steps"].claims[1]
+    assert worse.verdict(measured(*local_steps(RISING), lucky)).result == "pass"
+    assert worse.verdict(measured(*local_steps(RISING[::-1]))).result == "fail"
+
+
+def test_the_related_works_section_is_cited_for_what_it_says():
+    assert {claim.where for claim in ENTRIES["direct-vs-unquantized"].claims} == {"Section I-A"}
+    assert HIDDEN_HELPS.where == "Section I-A"
+
+
+SYNCHRONOUS = {"staleness_max": 0}
+METHODS = {
+    "FedAvg": SYNCHRONOUS,
+    MCM: SYNCHRONOUS | {"upload_bytes": 100},
+    PLAIN_MCM: SYNCHRONOUS,
+    "FedAsync": {"per_step": 1},
+    FEDBUFF: {},
+    QAFEL: {"upload_bytes": 100},
+    DIRECT: {"per_step": 1, "upload_bytes": 100},
+    HIDDEN: {"per_step": 1, "upload_bytes": 100},
+}
+ENDS = {DIRECT: 2e-3}
+
+
+def related(ends=ENDS, seeds=(0, 1), **methods):
+    """Runs of all methods with the traits that Table I gives them, but for those given."""
+    return measured(
+        *(
+            made_up(method, falling(ends.get(method, 1e-3)), seed, **options | methods.get(method, {}))
+            for method, options in METHODS.items()
+            for seed in seeds
+        )
+    )
+
+
+def test_table_1s_traits_pass():
+    assert [claim.verdict(related()).result for claim in RELATED.claims] == ["pass"] * 4
+
+
+@pytest.mark.parametrize(
+    ("method", "trait"),
+    [
+        ("FedAvg", {"staleness_max": 2}),
+        (MCM, {"upload_bytes": 500}),
+        ("FedAsync", {"per_step": 10}),
+        (FEDBUFF, {"staleness_max": 0}),
+        (FEDBUFF, {"upload_bytes": 100}),
+        (QAFEL, {"per_step": 1}),
+    ],
+)
+def test_a_trait_other_than_table_1s_fails(method, trait):
+    verdict = TRAITS.verdict(related(**{method: trait}))
+    assert (verdict.result, verdict.because) == ("fail", f"otherwise for {method}")
+
+
+@pytest.mark.parametrize(("claim", "method"), [(MITIGATES, QAFEL), (MCM_MITIGATES, MCM)], ids=["QAFeL", "MCM"])
+@pytest.mark.parametrize(("level", "expected"), [(0.9e-3, "pass"), (1.2e-3, "pass"), (1.4e-3, "fail")])
+def test_error_is_mitigated_if_the_end_is_close_to_the_unquantized_one(claim, method, level, expected):
+    assert claim.verdict(related({method: level})).result == expected
+
+
+def test_mcms_reference_is_mcm_without_quantizers():
+    planned = {run.method: run.config for run in RELATED.plan(Scale((0,)))}
+    ours, plain = planned[MCM], planned[PLAIN_MCM]
+    assert {plain.algorithm.client_quantizer, plain.algorithm.server_quantizer} == {"none"}
+    quantizers = {"client_quantizer": "none", "server_quantizer": "none"}
+    assert ours.algorithm.model_copy(update=quantizers) == plain.algorithm
+
+
+def some():
+    """Only three methods, each with seeds of its own."""
+    pairs = [pair for pair in related().pairs if pair[0].method in (QAFEL, FEDBUFF, HIDDEN)]
+    return measured(*(pair for pair in pairs if (pair[0].config.seed == 0) == (pair[0].method == QAFEL)))
+
+
+@pytest.mark.parametrize(
+    ("found", "results"), [(related(), {"pass"}), (some(), {"not comparable"})], ids=["full", "partial"]
+)
+def test_related_works_outputs_are_written_for_all_runs_and_for_some(found, results, tmp_path):
+    write_outputs(RELATED, found, "qafel paper related-work", tmp_path)
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert {claim["result"] for claim in json.loads((tmp_path / "claims.json").read_text())["claims"]} == results

@@ -1,0 +1,119 @@
+"""Every entry's runs can be configured, under names that tell them apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from qafel.errors import ConfigError
+from qafel.paper.bits import BITS
+from qafel.paper.convex import LOCAL_STEPS
+from qafel.paper.entry import Change, Scale, celeba_is_there, configuration
+from qafel.paper.registry import ENTRIES, entry_named
+from qafel.sweeps.run import Planned
+
+ISSUED = (
+    "direct-vs-unquantized",
+    "qafel-vs-direct-qsgd",
+    "qafel-vs-direct-topk",
+    "local-steps",
+    "cifar10",
+    "celeba",
+    "shakespeare",
+    "seeds",
+    "bits",
+    "related-work",
+    "rate",
+    "pareto",
+)
+SCALES = {
+    "full": Scale(),
+    "quick": Scale((0,), quick=True),
+    "all methods": Scale((0, 1), all_methods=True),
+    "all methods, quick": Scale((0,), quick=True, all_methods=True),
+}
+
+
+def put(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("")
+
+
+def test_every_figure_and_table_has_an_entry():
+    assert set(ENTRIES) == set(ISSUED)
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+@pytest.mark.parametrize("name", ISSUED)
+def test_every_entrys_runs_can_be_configured(name, scale):
+    runs = ENTRIES[name].plan(scale)
+    assert runs
+    assert len({run.folder for run in runs}) == len(runs)
+    assert {run.config.seed for run in runs} >= set(scale.seeds)
+
+
+def test_no_two_configurations_share_a_folder():
+    """Across entries and scales: or they would replace each other's runs."""
+    seen = {}
+    for entry in ENTRIES.values():
+        for scale in SCALES.values():
+            for run in entry.plan(scale):
+                assert seen.setdefault(run.folder, run.config) == run.config
+
+
+def test_entries_share_their_runs():
+    folders = {name: {run.folder for run in ENTRIES[name].plan(Scale())} for name in ISSUED}
+    assert len(folders["direct-vs-unquantized"] & folders["qafel-vs-direct-qsgd"]) == 6
+    assert folders["seeds"] < folders["shakespeare"]
+    assert folders["pareto"] & folders["related-work"]
+
+
+def test_the_papers_sweeps_are_complete():
+    assert (
+        [run.at["P"] for run in ENTRIES["local-steps"].plan(Scale((0,)))] == list(LOCAL_STEPS) == [1, 2, 4, 8, 16, 32]
+    )
+    pairs = {(run.at["client"], run.at["server"]) for run in ENTRIES["bits"].plan(Scale((0,)))}
+    assert pairs == {(client, server) for client in BITS for server in BITS} | {(32, 32)}
+    for name in ("cifar10", "celeba", "shakespeare"):
+        assert {run.at["concurrency"] for run in ENTRIES[name].plan(Scale((0,)))} == {100, 500, 1000}
+
+
+def test_bits_are_run_on_celeba_where_it_is_there_and_on_cifar10_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("QAFEL_DATA", str(tmp_path))
+    assert {run.config.task.name for run in ENTRIES["bits"].plan(Scale())} == {"cifar10"}
+    published = ("identity_CelebA.txt", "list_attr_celeba.txt", "img_align_celeba/000001.jpg")
+    for name in published:
+        assert {run.config.task.name for run in ENTRIES["bits"].plan(Scale())} == {"cifar10"}, f"before {name}"
+        put(tmp_path / "celeba" / name)
+    runs = ENTRIES["bits"].plan(Scale())
+    assert {run.config.task.name for run in runs} == {"celeba"}
+    assert {run.config.algorithm.staleness_exponent for run in runs} == {0.0}
+    assert {run.config.timing.rate for run in runs} == {100.0}
+
+
+def test_leafs_celeba_takes_both_parts_and_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("QAFEL_DATA", str(tmp_path))
+    for name in ("data/train/0.json", "data/test/0.json", "data/raw/img_align_celeba/000001.jpg"):
+        assert not celeba_is_there(), f"before {name}"
+        put(tmp_path / "celeba" / name)
+    assert celeba_is_there()
+    put(tmp_path / "celeba/identity_CelebA.txt")
+    assert not celeba_is_there(), "the reader now takes the published files, and they are not all there"
+
+
+def test_work_is_uploads_and_what_one_costs():
+    def work(recipe, *settings):
+        return Planned("", configuration(recipe, 0, Change("x", settings))).work
+
+    assert work("mushrooms-fedbuff", "stop.server_steps=500") == 500 * 10
+    assert work("mushrooms-fedbuff", "stop.server_steps=500", "stop.uploads=70") == 70
+    assert work("cifar10-fedbuff-c100", "stop.uploads=70") > 10 * 70
+    assert work("shakespeare-fedbuff-c100", "stop.uploads=70") > 10 * work("cifar10-fedbuff-c100", "stop.uploads=70")
+
+
+def test_an_unknown_entry_or_family_is_one_sentence():
+    with pytest.raises(ConfigError, match="did you mean 'local-steps'"):
+        entry_named("local-step")
+    with pytest.raises(ConfigError, match="no recipe is called nothing-fedbuff-c"):
+        ENTRIES["cifar10"].plan(Scale(family="nothing"))
+    with pytest.raises(ConfigError, match="of another task than celeba"):
+        ENTRIES["celeba"].plan(Scale(family="cifar10"))

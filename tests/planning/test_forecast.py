@@ -1,0 +1,79 @@
+"""Forecasts of short runs, of constant and of heavy-tailed durations, and of runs that the downlink holds back."""
+
+import pytest
+
+from qafel import Constant, Evaluation, HalfNormal, Limits, LogNormal, Quadratic, Timing, simulate, wire
+from qafel.errors import ConfigError
+from qafel.planning import DurationLaw, Exchange, Fleet, affordable_steps, forecast
+from qafel.quantizers import parse
+
+PLAIN = parse("none")
+SMALL = Exchange.of(PLAIN, PLAIN, 4)
+
+
+def simulated(clients, durations, buffer_size, steps):
+    algorithm = wire("fedbuff", buffer_size=buffer_size, local_steps=1, client_lr=0.01, server_lr=0.01)
+    summary = simulate(
+        Quadratic(clients, 4),
+        algorithm,
+        Timing(durations),
+        limits=Limits(server_steps=steps),
+        evaluation=Evaluation(every=steps),
+    ).summary
+    return summary["virtual_time"]
+
+
+@pytest.mark.parametrize(
+    ("law", "durations", "clients", "buffer_size", "steps", "tolerance"),
+    [
+        (DurationLaw("constant", 1.0), Constant(1.0), 100, 10, 10, 1e-9),
+        (DurationLaw("constant", 1.0), Constant(1.0), 100, 10, 51, 1e-9),
+        # One run's time is chance: at most three of its standard deviations.
+        (DurationLaw("half-normal"), HalfNormal(0), 1000, 10, 1, 0.9),
+        (DurationLaw("half-normal"), HalfNormal(0), 1000, 10, 10, 0.3),
+        (DurationLaw("log-normal", 1.0, 1.5), LogNormal(0, 1.0, 1.5), 100, 10, 40, 0.3),
+        (DurationLaw("log-normal", 1.0, 2.0), LogNormal(0, 1.0, 2.0), 40, 8, 50, 0.4),
+        (DurationLaw("log-normal", 1.0, 2.0), LogNormal(0, 1.0, 2.0), 40, 8, 200, 0.3),
+    ],
+)
+def test_the_time_of_a_short_or_heavy_tailed_run_is_forecast(law, durations, clients, buffer_size, steps, tolerance):
+    fleet = Fleet(clients=clients, durations=law)
+    expected = forecast(SMALL, fleet, buffer_size, steps).duration_s
+    assert expected == pytest.approx(simulated(clients, durations, buffer_size, steps), rel=tolerance)
+    assert affordable_steps(SMALL, fleet, buffer_size, budget_s=expected) >= steps
+    if law.name != "constant":
+        assert affordable_steps(SMALL, fleet, buffer_size, budget_s=0.999 * expected) == steps - 1
+
+
+MODEL = Exchange.of(PLAIN, PLAIN, 29_282)
+NARROW = Fleet(clients=1000, durations=DurationLaw("half-normal", 5.0), upload_rate=1e5, download_rate=1e5)
+
+
+def test_steps_follow_each_other_no_faster_than_a_client_hears_their_broadcasts():
+    cost, longer = (forecast(MODEL, NARROW, 10, steps) for steps in (1000, 2000))
+    assert cost.limited_by_downlink
+    assert longer.duration_s - cost.duration_s == pytest.approx(1000 * MODEL.broadcast_bytes / 1e5)
+    assert longer.duration_s >= longer.broadcast_bytes / NARROW.download_rate
+    steps = affordable_steps(MODEL, NARROW, 10, budget_s=3600)
+    assert forecast(MODEL, NARROW, 10, steps).duration_s <= 3600 < forecast(MODEL, NARROW, 10, steps + 1).duration_s
+
+
+def test_a_first_step_waits_for_no_broadcast_and_slow_steps_for_none_either():
+    assert not forecast(MODEL, NARROW, 10, 1).limited_by_downlink
+    assert not forecast(MODEL, NARROW, 1000, 100).limited_by_downlink
+
+
+def test_no_more_can_arrive_than_there_are_clients():
+    with pytest.raises(ConfigError, match="keep 800 clients training at a time, and there are 100: .* at most 125"):
+        Fleet(clients=100, durations=DurationLaw("constant", 0.8), arrival_rate=1000.0)
+
+
+def test_updates_that_take_no_time_but_on_the_wire_can_be_planned_for():
+    fleet = Fleet(clients=10, durations=DurationLaw("constant", 0.0), upload_rate=1000.0)
+    assert forecast(Exchange(500, 500, 500), fleet, 10, 4).duration_s == pytest.approx(2.0)
+    with pytest.raises(ConfigError, match="duration above zero"):
+        Fleet(clients=10, durations=DurationLaw("constant", 0.0))
+
+
+def test_a_whole_number_of_updates_in_a_cycle_is_not_rounded_up():
+    assert Fleet(clients=7, durations=DurationLaw("constant", 0.7)).largest_staleness(0, 0, 100) == 7

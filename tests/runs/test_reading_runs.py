@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from qafel.config.tasks import TASKS
+from qafel.errors import DataError
+from qafel.runs.reading import Run
+from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic
+
+
+def test_a_run_comes_back_as_it_was_written(make_run):
+    run = Run.load(make_run("qafel", metric=[0.68, 0.1, 0.01]))
+    assert run.name == "qafel"
+    assert run.finished
+    assert run.config["algorithm"]["buffer_size"] == 10
+    assert run.history["metric"].tolist() == [0.68, 0.1, 0.01]
+    assert run.history["uploads"].tolist() == [0, 10, 20]
+    assert run.traffic.tolist() == [0, 11 * 76, 22 * 76]
+    assert run.traffic_total == 22 * 76
+    assert run.staleness_histogram.tolist() == [1, 2, 3, 2, 1]
+
+
+def test_lists_are_no_columns_and_unknown_figures_are_nan(make_run):
+    run = Run.load(make_run())
+    assert "staleness_histogram" not in run.history
+    assert math.isnan(run.number("no_such_key"))
+    assert math.isnan(run.number("name"))
+    assert len(run.column("no_such_column")) == len(run.history["metric"])
+
+
+def test_half_a_last_row_is_dropped(make_run):
+    path = make_run(metric=[0.68, 0.1])
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write('{"version": 2, "metric": 0.0, "note": "−'.encode()[:-1])
+    assert Run.load(path).history["metric"].tolist() == [0.68, 0.1]
+
+
+def test_an_unfinished_run_loads_with_its_last_row_for_a_summary(make_run):
+    run = Run.load(make_run("qafel", metric=[0.68, 0.1], finished=False, folder="killed"))
+    assert not run.finished
+    assert run.name == "killed"
+    assert run.number("metric_final") == 0.1
+    assert run.number("server_steps") == 1
+    assert run.number("uploads") == 10
+    assert run.staleness_histogram.sum() == 9
+
+
+@pytest.mark.parametrize("task", [*TASKS, "one of my own"])
+def test_an_unfinished_run_has_the_metric_of_its_task(make_run, task):
+    run = Run.load(make_run(metric=[0.1, 0.6, 0.5], finished=False, config={"task": {"name": task}}))
+    stated = run.summary.get("metric_name"), run.summary.get("metric_goal")
+    neural = ("accuracy", "max") if task in ("cifar10", "celeba", "shakespeare") else (None, None)
+    made = {"mushrooms": Mushrooms, "quadratic": Quadratic, "logistic": SyntheticLogistic}.get(task)
+    assert stated == ((made.metric_name, made.metric_goal) if made else neural)
+
+
+def test_a_config_whose_task_is_no_table_still_loads(make_run):
+    run = Run.load(make_run(finished=False, config={"task": "cifar10"}))
+    assert "metric_goal" not in run.summary
+
+
+def test_nan_infinity_null_and_missing_values_are_not_finite(make_run):
+    path = make_run(metric=[0.68])
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(
+            '{"metric": NaN}\n{"metric": Infinity}\n{"metric": null}\n{"uploads": 40}\n{"metric": 1%s}\n' % ("0" * 400)
+        )
+    metric = Run.load(path).history["metric"]
+    assert metric[0] == 0.68
+    assert [math.isfinite(value) for value in metric[1:]] == [False] * 5
+
+
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl"])
+def test_a_missing_file_is_named(make_run, name):
+    path = make_run()
+    (path / name).unlink()
+    with pytest.raises(DataError, match=name):
+        Run.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.toml", b"a = = 1"),
+        ("config.toml", b"\xff\xfe"),
+        ("summary.json", b'{"name": '),
+        ("summary.json", b"[]"),
+        ("metrics.jsonl", b"oops\n{}\n"),
+        ("metrics.jsonl", b"3\n"),
+        ("metrics.jsonl", b""),
+        ("metrics.jsonl", b'{"version": 1'),
+        ("metrics.jsonl", b'{"version": 1}\n'),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(make_run, name, content):
+    path = make_run()
+    (path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{name}.*(repeat|was it written)"):
+        Run.load(path)
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="no run directory"):
+        Run.load(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"config\.toml"):
+        Run.load(tmp_path)
+
+
+def test_a_folder_of_runs_is_answered_with_their_names(make_run):
+    parent = make_run("qafel").parent
+    make_run("fedbuff")
+    with pytest.raises(DataError, match="fedbuff, qafel: name those"):
+        Run.load(parent)
