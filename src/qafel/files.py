@@ -1,11 +1,23 @@
-"""Files that last: atomic writes, folder locks, checksummed files."""
+"""Files that last: atomic writes, one lock, and files that carry their kind, version and checksum."""
 
 from __future__ import annotations
 
 import os
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, final
 
-from qafel.errors import OutputError
+import xxhash
+
+from qafel.errors import DataError, OutputError, QafelError
+
+if sys.platform != "win32":
+    import fcntl
+
+_DIGEST_BYTES = 8
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -28,3 +40,101 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_checked(path: Path, kind: str, version: int, data: bytes) -> None:
+    """Replace a file by one that says what it holds, in which version of its format, and the checksum of all of it."""
+    head = f"qafel {kind} {version}\n".encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, head + _digest(head, data) + data)
+
+
+def read_checked(path: Path, kind: str, version: int) -> bytes:
+    """The data of such a file. What is missing, damaged, or of another kind or version raises `DataError`."""
+    try:
+        whole = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    expected = f"qafel {kind} {version}\n".encode()
+    head = whole[: whole.find(b"\n") + 1]
+    if head != expected and head.startswith(f"qafel {kind} ".encode()):
+        found = head.decode(errors="replace").split()[-1]
+        raise DataError(
+            f"{path} has version {found} of its format, and this qafel reads version {version}: use the qafel "
+            "that wrote it, or begin anew in another folder"
+        )
+    data = whole[len(expected) + _DIGEST_BYTES :]
+    if head != expected or whole[len(expected) : len(expected) + _DIGEST_BYTES] != _digest(expected, data):
+        raise DataError(f"{path} is damaged, or written by a qafel before 0.2: its checksum differs")
+    return data
+
+
+def _digest(head: bytes, data: bytes) -> bytes:
+    hasher = xxhash.xxh3_64(head)
+    hasher.update(data)
+    return hasher.digest()
+
+
+@final
+class Lock:
+    """A context that at most one process is in: an advisory lock on a file, which ends with the process.
+
+    Where the system or the file system has no locks, it keeps nobody out.
+    """
+
+    def __init__(self, path: Path, busy: QafelError, *, patience_s: float = 0.0, remove: bool = False) -> None:
+        """Lock the file `path`; raise `busy` if another process has it for longer than `patience_s`.
+
+        `remove` deletes the file at the end, for a lock that lies beside a folder which is itself moved or replaced.
+        """
+        self._path = path
+        self._busy = busy
+        self._patience_s = patience_s
+        self._remove = remove
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        deadline = time.monotonic() + self._patience_s
+        while self._file is None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                file = self._path.open("ab")
+            except OSError as error:
+                raise OutputError(
+                    f"cannot write to {self._path.parent}: {error.strerror}; choose another folder"
+                ) from None
+            try:
+                if self._take(file):
+                    self._file = file
+                    continue
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    file.close()
+                    raise self._busy from None
+                time.sleep(0.05)
+            file.close()
+        return self
+
+    def _take(self, file: IO[bytes]) -> bool:
+        if sys.platform == "win32":
+            return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who had it before may have removed the file since it was opened here: then it keeps nobody out.
+            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        except BlockingIOError:
+            raise
+        except FileNotFoundError:
+            return False
+        except OSError:  # a file system without locks
+            return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            if self._remove:
+                with suppress(OSError):
+                    self._path.unlink()
+            self._file.close()
+            self._file = None

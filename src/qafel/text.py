@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+from collections.abc import Iterable
 
 from qafel.errors import ConfigError
 
@@ -124,3 +126,10 @@ def _split(text: str) -> tuple[float | None, str]:
         return float(match[1]), match[2]
     except ValueError:
         return None, match[2]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the known name that is close, else all that are known."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"

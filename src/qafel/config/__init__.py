@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -26,6 +25,7 @@ from qafel.config.tasks import TASKS, MushroomsConfig, Section, Seed, TaskConfig
 from qafel.errors import ConfigError
 from qafel.params import Layout
 from qafel.quantizers import parse
+from qafel.text import did_you_mean
 
 _WIDEST = 50.0
 """The largest spread: e^(spread·N(0, 1)) stays a finite number, and far beyond any fleet."""
@@ -63,7 +63,7 @@ class AlgorithmConfig(Section):
         if not isinstance(data, Mapping) or not isinstance(name := data.get("preset", "qafel"), str):
             return data
         if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}{_nearest(name, PRESETS)}")
+            raise ValueError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
         resolved = PRESETS[name].resolve(name, data)
         if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
             resolved["local_steps"] = 10
@@ -212,7 +212,7 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
         return Config.from_toml(known[name], f"recipe {name}", overrides, seed)
     path = Path(name)
     if path.suffix != ".toml":
-        raise ConfigError(f"unknown recipe {name!r}{_nearest(name, known)}; `qafel recipes` lists them")
+        raise ConfigError(f"unknown recipe {name!r}{did_you_mean(name, known)}; `qafel recipes` lists them")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -229,7 +229,7 @@ def _read(text: str, source: str) -> dict[str, Any]:
         return data
     known = recipes()
     if base not in known:
-        raise ConfigError(f"{source} extends the unknown recipe {base!r}{_nearest(str(base), known)}")
+        raise ConfigError(f"{source} extends the unknown recipe {base!r}{did_you_mean(str(base), known)}")
     return _merged(_read(known[base], f"recipe {base}"), data)
 
 
@@ -266,9 +266,9 @@ def _explain(error: ValidationError) -> str:
         del path[1]
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
-        return f"unknown key {where!r}{_nearest(path[-1], _keys_beside(first['loc']))}"
+        return f"unknown key {where!r}{did_you_mean(path[-1], _keys_beside(first['loc']))}"
     if first["type"] == "union_tag_invalid":
-        return f"unknown task {first['ctx']['tag']!r}{_nearest(str(first['ctx']['tag']), TASKS)}"
+        return f"unknown task {first['ctx']['tag']!r}{did_you_mean(str(first['ctx']['tag']), TASKS)}"
     message = first["msg"].removeprefix("Value error, ")
     found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
     return f"{where + ': ' if where else ''}{message[0].lower()}{message[1:]}{found}"
@@ -287,9 +287,3 @@ def _keys_beside(location: tuple[int | str, ...]) -> Iterable[str]:
             assert isinstance(annotation, type)
             section = annotation
     return section.model_fields
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-
 from qafel.errors import ConfigError
 from qafel.paper import bits, convex, neural, pareto, rate, related, seeds
 from qafel.paper.entry import Entry
+from qafel.text import did_you_mean
 
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
@@ -30,6 +29,4 @@ ENTRIES: dict[str, Entry] = {
 def entry_named(name: str) -> Entry:
     if name in ENTRIES:
         return ENTRIES[name]
-    close = difflib.get_close_matches(name, ENTRIES, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(ENTRIES)}"
-    raise ConfigError(f"the paper has no entry {name!r}; {hint}")
+    raise ConfigError(f"the paper has no entry {name!r}{did_you_mean(name, ENTRIES)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -28,6 +26,7 @@ from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
 from qafel.quantizers.top_k import PLAIN, TopK, share_from_fields
 from qafel.quantizers.wrappers import Scaled, Zstd
+from qafel.text import did_you_mean
 
 # Text to quantizer: name[:positional][,key=value]…[+zstd].
 #
@@ -35,13 +34,6 @@ from qafel.quantizers.wrappers import Scaled, Zstd
 # qsgd:levels=8,norm=l2,bucket=none
 # top_k:0.01,values=qsgd:4     `values=` comes last and takes the rest
 # scaled:qsgd:4                takes the rest
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Words for an error: the known name that is close, else all that are known."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
 @dataclass(slots=True)
@@ -123,7 +115,7 @@ class Arguments:
         if self.positional is not None:
             raise SpecError(f"{self.name}: unexpected {self.positional!r}")
         for key in self.named:
-            raise SpecError(f"{self.name}: unknown key {key!r}; " + nearest(key, self.allowed or ["(no keys)"]))
+            raise SpecError(f"{self.name}: unknown key {key!r}" + did_you_mean(key, self.allowed or ["(no keys)"]))
 
 
 NAMES = ("none", "qsgd", "top_k", "rand_k", "affine", "sign", "dithered", "rotated", "scaled")
@@ -169,7 +161,7 @@ def _build(arguments: Arguments, layout: Layout | None) -> Quantizer:  # noqa: P
         case "rotated":
             return Rotated(arguments.needed("bits"))
         case name:
-            raise SpecError(f"unknown quantizer {name!r}; {nearest(name, NAMES)}")
+            raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, sorted(NAMES))}")
 
 
 def _compressed(inner: Quantizer) -> Zstd:
