@@ -1,0 +1,257 @@
+"""Run directories, read back: configuration, summary and history of one run.
+
+A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finished, `summary.json`. A killed run leaves
+no summary and perhaps half a last row; it loads all the same, with its last row in place of the summary.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+import numpy as np
+from numpy.typing import NDArray
+from qafel.errors import DataError
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, final
+import numpy as np
+from numpy.typing import NDArray
+from qafel.errors import DataError
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+import numpy as np
+from numpy.typing import NDArray
+
+# The files of a run directory, read with care: what is missing or damaged is named, with what to do.
+
+
+_METRICS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("mushrooms", "quadratic", "logistic"), ("f(x) − f*", "min")),
+    **dict.fromkeys(("cifar10", "celeba", "shakespeare"), ("accuracy", "max")),
+}
+"""Each task's metric and its goal. A summary states both; without one, asking the task would mean to load torch."""
+
+
+@final
+class NothingToShow(DataError):
+    """Here is no run, or one without any evaluation yet; among others it may be left out. `why` is a short phrase."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.toml"
+    try:
+        return tomllib.loads(_read(file).decode())
+    except FileNotFoundError:
+        inside = sorted(child.name for child in path.iterdir() if (child / "config.toml").is_file())
+        hint = f"it holds the runs {', '.join(inside)}: name those" if inside else "give the one `qafel run` wrote"
+        message = f"{path} is no run directory, for it has no config.toml: {hint}"
+        raise NothingToShow(message, "no run directory") from None
+    except ValueError as error:
+        raise DataError(f"{file} is damaged ({error}): restore it, or repeat the run") from None
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """All rows; a last line that a killed run left half-written is dropped."""
+    try:
+        lines = _read(file).split(b"\n")
+    except FileNotFoundError:
+        raise _nothing_yet(f"{file} is missing") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("expected a JSON object")
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise DataError(f"{file} is damaged in line {number} ({error}): restore it, or repeat the run") from None
+        rows.append(row)
+    if not rows:
+        raise _nothing_yet(f"{file} holds no complete row")
+    if not any("metric" in row for row in rows):
+        raise DataError(f"{file} has no column 'metric', which every row should have: was it written by `qafel run`?")
+    return rows
+
+
+def read_summary(file: Path) -> dict[str, Any] | None:
+    try:
+        summary = json.loads(_read(file))
+        if not isinstance(summary, dict):
+            raise ValueError("expected a JSON object")
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is damaged ({error}): delete it to see the run as unfinished, or repeat it") from None
+    return summary
+
+
+def summary_so_far(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the last row of an unfinished run says under the names of a summary, and what follows from its task."""
+    renamed = {"metric": "metric_final", "version": "server_steps"}
+    summary = {renamed.get(key, key): value for key, value in row.items()}
+    task = config.get("task")
+    if isinstance(task, Mapping) and (metric := _METRICS.get(str(task.get("name")))) is not None:
+        summary["metric_name"], summary["metric_goal"] = metric
+    evaluation = config.get("evaluation")
+    if isinstance(evaluation, Mapping):
+        summary["target"] = evaluation.get("target")
+    return summary | {key: config[key] for key in ("task", "algorithm", "seed") if key in config}
+
+
+def columns_of(rows: list[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
+    """The numeric columns; a value that is missing, or no number, is NaN."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    table = {key: np.array([number_of(row.get(key)) for row in rows], dtype=np.float64) for key in keys}
+    return {key: column for key, column in table.items() if key == "metric" or not np.isnan(column).all()}
+
+
+def number_of(value: object) -> float:
+    """A number from JSON; NaN for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _nothing_yet(what: str) -> NothingToShow:
+    message = f"{what}: nothing was evaluated yet; let the run go on, or repeat it"
+    return NothingToShow(message, "nothing evaluated yet")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): check its permissions") from None
+
+
+Column: TypeAlias = NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run as it lies on disk; `history` holds the numeric columns of `metrics.jsonl`, all of one length."""
+
+    path: Path
+    name: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    history: Mapping[str, Column]
+    finished: bool = True
+
+    @staticmethod
+    def load(path: Path) -> Run:
+        """Read a run directory; a file that is missing or damaged raises a DataError that names it."""
+        path = Path(path)
+        if not path.is_dir():
+            message = f"{path} is no run directory: give the directory that `qafel run` wrote"
+            # A path that leads nowhere is a slip of the pen, not something to leave out.
+            raise NothingToShow(message, "no run directory") if path.exists() else DataError(message)
+        config = read_config(path)
+        rows = read_rows(path / "metrics.jsonl")
+        summary = read_summary(path / "summary.json")
+        finished = summary is not None
+        if summary is None:
+            summary = summary_so_far(rows[-1], config)
+        name = summary.get("name") or config.get("name") or path.resolve().name
+        return Run(path, str(name), config, summary, columns_of(rows), finished)
+
+    def number(self, key: str) -> float:
+        """One figure of the summary, NaN where the run does not know it."""
+        return number_of(self.summary.get(key))
+
+    def column(self, key: str) -> Column:
+        """One column of the history, all NaN where the run did not record it."""
+        return self.history.get(key, np.full(len(self.history["metric"]), np.nan))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended because its model was no longer finite; its last metric may be finite all the same."""
+        return self.summary.get("status") == "diverged"
+
+    @property
+    def task(self) -> str:
+        """The task's name, empty where the run does not state it."""
+        task = self.config.get("task") or self.summary.get("task") or ""
+        return str(task.get("name", "") if isinstance(task, Mapping) else task)
+
+    @property
+    def traffic(self) -> Column:
+        """Bytes that crossed so far, per evaluation: uploads, and each broadcast once."""
+        return self.column("upload_bytes_total") + self.column("broadcast_bytes_total")
+
+    @property
+    def traffic_total(self) -> float:
+        """Bytes that crossed in the whole run: uploads, and each broadcast once."""
+        return self.number("upload_bytes_total") + self.number("broadcast_bytes_total")
+
+    def at_target(self, column: Column, goal: str) -> float:
+        """A column's value at the first evaluation that meets the target; infinite where none does, NaN without one."""
+        target, metric = self.number("target"), self.column("metric")
+        if math.isnan(target):
+            return math.nan
+        met = np.flatnonzero(metric <= target if goal == "min" else metric >= target)
+        return float(column[met[0]]) if met.size else math.inf
+
+    @property
+    def staleness_histogram(self) -> Column:
+        """Uploads per staleness τ = 0, 1, 2, …; empty where the run did not record it."""
+        counts = self.summary.get("staleness_histogram")
+        if not isinstance(counts, list):
+            return np.zeros(0)
+        return np.nan_to_num(np.array([number_of(count) for count in counts], dtype=np.float64))
+
+
+# A run's evaluations as columns, in the manner of a data frame.
+
+
+@final
+class History(Mapping[str, NDArray[Any]]):
+    """Columns by name: `history["metric"]`, `history.columns`, `len(history.rows)`, `history.to_pandas()`."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.rows = list(rows)
+        self.columns = list(self.rows[0]) if self.rows else []
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        if column not in self.columns:
+            raise KeyError(f"no column {column!r}; there are {', '.join(self.columns)}")
+        values = [row.get(column) for row in self.rows]
+        if all(value is None or isinstance(value, int | float) for value in values):
+            return np.array([np.nan if value is None else value for value in values])
+        array = np.empty(len(values), object)
+        array[:] = values
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __repr__(self) -> str:
+        return f"History({len(self.rows)} rows × {len(self.columns)} columns: {', '.join(self.columns)})"
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame, where pandas is installed."""
+        import pandas as pd  # noqa: PLC0415  (an optional extra of the user's own)
+
+        return pd.DataFrame(self.rows)
