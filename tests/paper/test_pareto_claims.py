@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from qafel.drawing.panels import Axis, Panel, Series, labels_of
+from qafel.drawing.chart import Axis, Panel, Series, labels_of
 from qafel.paper.measured import Spread
 from qafel.paper.outputs import write_outputs
 from qafel.paper.pareto import FAMILIES, PAIRS, REFERENCE

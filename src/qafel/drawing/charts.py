@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.drawing.chart import BYTES_AXIS, COUNT_AXIS, Chart, Trace, plain
-from qafel.drawing.panels import Axis, Panel, Series, labels_of, limits_of
+from qafel.drawing.chart import BYTES_AXIS, COUNT_AXIS, Axis, Chart, Panel, Series, Trace, labels_of, limits_of, plain
 from qafel.drawing.styles import DASHES, PALETTE, Style, thin
 
 _POINTS = 900

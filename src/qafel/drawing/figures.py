@@ -24,7 +24,7 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from qafel.drawing.panels import Axis, Panel, Series, labels_of, limits_of
+from qafel.drawing.chart import Axis, Panel, Series, labels_of, limits_of
 from qafel.drawing.styles import PALETTE, thin
 from qafel.runs.reading import Column
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from qafel.drawing.panels import Axis, Panel, Series
+from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import ConfigError
 from qafel.paper.entry import QUICK, Change, Claim, Entry, Scale, Verdict, celeba_is_there, configuration
 from qafel.paper.measured import Measured, Spread

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from qafel.config import Config, load_recipe
-from qafel.drawing.panels import Panel
+from qafel.drawing.chart import Panel
 from qafel.errors import UserError
 from qafel.paper.measured import Measured, Missing
 from qafel.paper.tables import Table

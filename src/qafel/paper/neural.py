@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, final
 
 from qafel.config import recipes
-from qafel.drawing.panels import Axis, Panel
+from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError
 from qafel.paper.entry import QUICK, Claim, Entry, Scale, Verdict, configuration
 from qafel.paper.measured import Measured, Spread, settled

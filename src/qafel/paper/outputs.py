@@ -12,10 +12,10 @@ from typing import Any, Self, final
 
 from plotly.offline import get_plotlyjs
 
+from qafel.drawing.chart import Panel
 from qafel.drawing.charts import charts_of, styles_of
 from qafel.drawing.figures import draw, rendered
 from qafel.drawing.page import cards, chart_data, legend, page, scrolling
-from qafel.drawing.panels import Panel
 from qafel.errors import OutputError
 from qafel.files import write_atomically
 from qafel.paper.entry import Claim, Entry, Verdict

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from qafel.drawing.panels import Axis, Panel, Series
+from qafel.drawing.chart import Axis, Panel, Series
 from qafel.paper.entry import Change, Claim, Entry, Scale, Verdict, mushrooms
 from qafel.paper.measured import Measured, Missing, Spread, first_below, paired, settled, traffic
 from qafel.paper.tables import Heading, Table, bytes_heading, metric_heading

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from qafel.drawing.panels import Axis, Panel, Series
+from qafel.drawing.chart import Axis, Panel, Series
 from qafel.paper.entry import Claim, Entry, Verdict
 from qafel.paper.measured import Measured, Missing
 from qafel.paper.rate_effects import (

@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 
 from qafel.config import Config
-from qafel.drawing.panels import Series
+from qafel.drawing.chart import Series
 from qafel.paper.entry import Scale
 from qafel.paper.measured import Measured, Missing, Spread, paired
 from qafel.quantizers import parse

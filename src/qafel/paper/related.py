@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from qafel.drawing.panels import Axis, Panel
+from qafel.drawing.chart import Axis, Panel
 from qafel.paper.convex import CLOSE
 from qafel.paper.entry import Change, Claim, Entry, Scale, Verdict, mushrooms
 from qafel.paper.measured import Measured, diverged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qafel.drawing.panels import Panel
+from qafel.drawing.chart import Panel
 from qafel.paper.entry import Claim, Entry, Scale, Verdict
 from qafel.paper.measured import Measured, settled
 from qafel.paper.neural import DIRECT, SHAKESPEARE_TASK, notes, plan

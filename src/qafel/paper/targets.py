@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from qafel.drawing.panels import Axis, Panel, Series
+from qafel.drawing.chart import Axis, Panel, Series
 from qafel.paper.measured import Measured, Missing, Spread, band, diverged, paired, server_steps, settled, traffic
 from qafel.paper.tables import Heading, Table, bytes_heading, count_heading, metric_heading
 from qafel.runs.reading import Column, Run

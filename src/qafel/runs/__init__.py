@@ -5,7 +5,3 @@ runs            read back
 plots           PNG and PDF figures
 report          a self-contained page that compares runs
 """
-
-
-
-

@@ -12,17 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
-import safetensors.numpy
-from qafel.errors import OutputError
-from qafel.params import Layout, Vector
-import json
-from pathlib import Path
+
 import safetensors
 import safetensors.numpy
 import xxhash
+
 from qafel.algorithm import Checkpoint
-from qafel.errors import DataError
+from qafel.errors import DataError, OutputError
 from qafel.files import write_atomically
+from qafel.params import Layout, Vector
+
 
 @final
 class RunDirectory:

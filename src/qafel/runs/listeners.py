@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, final
 
+
 class Measured(Protocol):
     """The part of an evaluation that is drawn."""
 

@@ -9,24 +9,15 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, final
-import numpy as np
-from numpy.typing import NDArray
-from qafel.errors import DataError
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
+
 import numpy as np
 from numpy.typing import NDArray
+
 from qafel.errors import DataError
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, final
-import numpy as np
-from numpy.typing import NDArray
 
 # The files of a run directory, read with care: what is missing or damaged is named, with what to do.
 
