@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qafel.algorithm import Checkpoint, Client, LocalTraining, Server, restore_server, save_server, wire
+from qafel.algorithm import Checkpoint, Client, LocalTraining, Message, Server, restore_server, save_server, wire
 from qafel.errors import DataError, DuplicateUpload
 
 SIZE = 30
@@ -25,16 +25,16 @@ def test_a_restored_server_goes_on_as_if_nothing_had_happened(changes, saved_aft
         if turn == saved_after:
             checkpoint = save_server(server)
         uploads.append(clients[turn % 2].update(noisy))
-        if broadcast := server.receive(uploads[-1]):
+        if broadcast := server.receive(Message.from_bytes(uploads[-1])).broadcast:
             for client in clients:
                 client.receive(broadcast)
     restored = restore_server(checkpoint, algorithm, seed=1)
     for turn, upload in enumerate(uploads):
         if turn < saved_after:
             with pytest.raises(DuplicateUpload):
-                restored.receive(upload)
+                restored.receive(Message.from_bytes(upload))
         else:
-            restored.receive(upload)
+            restored.receive(Message.from_bytes(upload))
     assert restored.version == server.version == 5
     assert restored.model.tobytes() == server.model.tobytes()
     assert restored.hidden_state.digest == server.hidden_state.digest

@@ -59,7 +59,7 @@ def test_caught_up_clients_hold_the_servers_hidden_state_under_drops_delays_reor
         upload = network.choice(clients).update(noisy)
         for _ in range(network.choice([0, 1, 1, 1, 2])):  # dropped, delivered, duplicated
             try:
-                broadcast = server.receive(upload)
+                broadcast = server.receive(Message.from_bytes(upload)).broadcast
             except DuplicateUpload:
                 continue
             if broadcast is not None:
@@ -92,7 +92,7 @@ def stepped(steps: int, algorithm=None, **options):
     feeder = Client(9, first, algorithm, SEED)
     broadcasts = []
     for _ in range(steps):
-        broadcasts.append(server.receive(feeder.update(noisy)))
+        broadcasts.append(server.receive(Message.from_bytes(feeder.update(noisy))).broadcast)
         feeder.receive(broadcasts[-1])
     return server, first, broadcasts
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qafel.algorithm import Client, HiddenState, LocalTraining, PolynomialStaleness, Server, make_upload, wire
+from qafel.algorithm import Client, HiddenState, LocalTraining, Message, PolynomialStaleness, Server, make_upload, wire
 from qafel.errors import ConfigError, DuplicateUpload, FutureUpload, NonFiniteVector, StaleUpload
 from qafel.params import Vector
 from qafel.quantizers import parse
@@ -43,7 +43,7 @@ def drive(algorithm, updates=60):
         trained = pull_towards(client)(start.vector, Stream.named(0, "unused"))
         stream = Stream.named(SEED, "client-quantizer", client, sequence)
         upload = make_upload(start, trained, algorithm, stream, client=client, sequence=sequence, weight=1 + client / 8)
-        if server.receive(upload) is not None:
+        if server.receive(Message.from_bytes(upload)).broadcast is not None:
             states.append(server.hidden_state)
             history.append((server.model.copy(), server.hidden_state.vector))
     return history
@@ -123,7 +123,7 @@ def test_fedasync_mixes_models_as_its_own_paper_says():
         trained = pull_towards(client)(states[version].vector, Stream.named(0, "unused"))
         stream = Stream.named(SEED, "client-quantizer")
         upload = make_upload(states[version], trained, algorithm, stream, client=client, sequence=sequence)
-        assert server.receive(upload) is not None
+        assert server.receive(Message.from_bytes(upload)).broadcast is not None
         states.append(server.hidden_state)
     expected = reference.fedasync(np.ones(SIZE), jobs, alpha=0.6, staleness_weight=law)
     np.testing.assert_allclose(server.model, expected[-1], rtol=0, atol=2e-6)
@@ -143,7 +143,7 @@ def test_weighted_mean_divides_by_the_clients_weights():
         upload = make_upload(
             server.hidden_state, trained, algorithm, Stream.named(0, "q"), client=client, sequence=0, weight=weight
         )
-        server.receive(upload)
+        server.receive(Message.from_bytes(upload))
     np.testing.assert_allclose(server.model, -(1 * 1 + 3 * 2) / 4)
 
 
@@ -165,9 +165,9 @@ def one_client(**changes):
 def test_an_update_is_counted_once():
     server, client = one_client()
     upload = client.update(pull_towards(1))
-    server.receive(upload)
+    server.receive(Message.from_bytes(upload))
     with pytest.raises(DuplicateUpload, match="taken before"):
-        server.receive(upload)
+        server.receive(Message.from_bytes(upload))
     assert server.buffer.count == 1
     assert server.rejected == {"duplicate": 1}
 
@@ -176,23 +176,23 @@ def test_uploads_of_one_client_may_arrive_out_of_order():
     server, client = one_client(buffer_size=100)
     uploads = [client.update(pull_towards(1)) for _ in range(70)]
     for upload in reversed(uploads[6:]):
-        server.receive(upload)
+        server.receive(Message.from_bytes(upload))
     for upload in uploads:
         with pytest.raises(DuplicateUpload):
-            server.receive(upload)
+            server.receive(Message.from_bytes(upload))
     assert server.buffer.count == 64
 
 
 def test_updates_from_the_future_or_too_stale_are_refused_and_counted():
     server, client = one_client(buffer_size=1, max_staleness=1)
     late = [client.update(pull_towards(1)) for _ in range(3)]
-    server.receive(late[0])
-    server.receive(late[1])
+    server.receive(Message.from_bytes(late[0]))
+    server.receive(Message.from_bytes(late[1]))
     with pytest.raises(StaleUpload, match="staleness 2 is above the maximum, 1"):
-        server.receive(late[2])
+        server.receive(Message.from_bytes(late[2]))
     client.hidden_state = HiddenState.of(np.zeros(SIZE, np.float32), version=9)
     with pytest.raises(FutureUpload, match="version 9, the server is at 2"):
-        server.receive(client.update(pull_towards(1)))
+        server.receive(Message.from_bytes(client.update(pull_towards(1))))
     assert server.rejected == {"stale": 1, "future": 1}
     assert server.version == 2
 
@@ -200,7 +200,7 @@ def test_updates_from_the_future_or_too_stale_are_refused_and_counted():
 def test_a_diverging_model_is_named():
     server, client = one_client(buffer_size=1, server_lr=1e38)
     with pytest.raises(NonFiniteVector, match="server model 1 .* lower the learning rates"):
-        server.receive(client.update(lambda start, stream: start + np.float32(1e10)))
+        server.receive(Message.from_bytes(client.update(lambda start, stream: start + np.float32(1e10))))
 
 
 def test_a_client_refuses_to_send_what_is_not_finite():

@@ -1,4 +1,7 @@
-"""The server's buffer: one running sum of up to K weighted updates, O(d) however many clients there are."""
+"""From uploads to a step: how much a late update weighs, the sum of up to K of them, and what the server does with it.
+
+All of it is O(d), however many clients there are.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +53,8 @@ class Buffer:
                 return 1.0
 
 
-# How much a late update weighs: a law from staleness τ = t − v to a factor.
-
-
 StalenessLaw: TypeAlias = Callable[[int], float]
+"""How much a late update weighs: from staleness τ = t − v to a factor."""
 
 
 @final
@@ -79,12 +80,9 @@ class PolynomialStaleness:
         return float((1 + max(0, staleness - self.cutoff)) ** -self.exponent)
 
 
-# The server's step with momentum: v ← βv + Δ̄, x ← x − η_g v.
-
-
 @final
 class ServerStep:
-    """Learning rate, momentum and, where there is momentum, the velocity. Equation (2)."""
+    """The server's step with momentum: v ← βv + Δ̄, x ← x − η_g v. Equation (2)."""
 
     __slots__ = ("lr", "momentum", "velocity")
 

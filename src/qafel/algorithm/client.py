@@ -15,6 +15,30 @@ Train: TypeAlias = Callable[[Vector, Stream], Vector]
 """From y₀ (not to be changed) and a random stream to y_P."""
 
 
+def local_update(
+    start: HiddenState,
+    train: Train,
+    algorithm: Algorithm,
+    seed: int,
+    *,
+    client: int,
+    sequence: int,
+    weight: float = 1.0,
+) -> bytes:
+    """Copy, train and encode: one whole local update, as the message that crosses. Algorithm 2.
+
+    start      the hidden state that the client copied
+    train      local training, from y₀ and a random stream to y_P
+    seed       the run's seed: with `client` and `sequence` it names the random streams
+    client     the client's number
+    sequence   how many updates this client made before
+    weight     how much this client's updates count
+    """
+    trained = train(start.vector, Stream.named(seed, "train", client, sequence))
+    stream = Stream.named(seed, "client-quantizer", client, sequence)
+    return make_upload(start, trained, algorithm, stream, client=client, sequence=sequence, weight=weight)
+
+
 def make_upload(
     start: HiddenState,
     trained: Vector,
@@ -81,18 +105,17 @@ class Client:
         return HiddenState.from_snapshot(message, self.hidden_state.vector.size, self.algorithm)
 
     def update(self, train: Train) -> bytes:
-        """Copy, train and encode: one whole local update. Algorithm 2.
+        """Make this client's next update.
 
         Broadcasts may be received while `train` runs; the update belongs to the version that was copied.
         """
-        start, sequence = self.hidden_state, self.sequence
+        sequence = self.sequence
         self.sequence += 1
-        trained = train(start.vector, Stream.named(self.seed, "train", self.number, sequence))
-        return make_upload(
-            start,
-            trained,
+        return local_update(
+            self.hidden_state,
+            train,
             self.algorithm,
-            Stream.named(self.seed, "client-quantizer", self.number, sequence),
+            self.seed,
             client=self.number,
             sequence=sequence,
             weight=self.weight,

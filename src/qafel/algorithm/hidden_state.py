@@ -106,14 +106,12 @@ def advance(state: HiddenState, version: int, payload: Payload, algorithm: Algor
     return HiddenState.of(vector, version + 1, memory)
 
 
-# What a client missed: the last broadcasts in order, or a snapshot where that is fewer bytes.
-#
-# The paper is silent on clients that miss broadcasts or join late; without this they could never train again.
-
-
 @final
 class BroadcastLog:
-    """The last broadcasts, at most `capacity`, and the digest of the hidden state before each of them."""
+    """What a client missed: the last broadcasts, at most `capacity`, and the digest of the hidden state before each.
+
+    The paper is silent on clients that miss broadcasts or join late; without this they could never train again.
+    """
 
     __slots__ = ("_entries",)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -18,6 +18,16 @@ from qafel.rng import Stream
 
 
 @final
+class Accepted(NamedTuple):
+    """What became of an upload that counts."""
+
+    staleness: int
+    """τ: the server steps between the version it is based on and its arrival."""
+    broadcast: bytes | None
+    """The message that the server now sends to all clients, if the upload filled the buffer."""
+
+
+@final
 class Server:
     """Server model x, hidden state x̂, buffer, momentum and version: O(d), however many clients there are."""
 
@@ -25,7 +35,6 @@ class Server:
         "algorithm",
         "buffer",
         "hidden_state",
-        "last_staleness",
         "log",
         "model",
         "rejected",
@@ -46,24 +55,24 @@ class Server:
         self.log = BroadcastLog(log_capacity)
         self.seen = ReplayWindows()
         self.rejected: Counter[str] = Counter()
-        self.last_staleness = 0
 
     @property
     def version(self) -> int:
         """t, the number of server steps done."""
         return self.hidden_state.version
 
-    def receive(self, data: bytes) -> bytes | None:
-        """Take one upload; return the broadcast if it filled the buffer. Algorithm 1, lines 4 to 14.
+    def receive(self, message: Message) -> Accepted:
+        """Take one upload; step and broadcast if it fills the buffer. Algorithm 1, lines 4 to 14.
 
-        An upload that is damaged or not wanted raises, is counted under its reason, and changes nothing else.
+        A message that does not fit or is not wanted raises, is counted under its reason, and changes nothing else.
         """
         try:
-            self._take(data)
+            staleness = self._take(message)
         except (MessageError, RejectedUpload) as error:
             self.rejected[error.reason] += 1
             raise
-        return self._step() if self.buffer.count == self.algorithm.buffer_size else None
+        full = self.buffer.count == self.algorithm.buffer_size
+        return Accepted(staleness, self._step() if full else None)
 
     def catch_up(self, version: int, digest: int | None = None) -> list[bytes]:
         """What a client at this version must receive to hold the current hidden state."""
@@ -73,8 +82,8 @@ class Server:
         """Step with what the buffer holds, be it fewer than K updates: a synchronous round that timed out."""
         return self._step() if self.buffer.count else None
 
-    def _take(self, data: bytes) -> None:
-        message = Message.from_bytes(data)
+    def _take(self, message: Message) -> int:
+        """Add an upload to the buffer; return its staleness."""
         quantizer = self.algorithm.client_quantizer
         message.check(Kind.UPLOAD, self.model.size, quantizer)
         staleness, most = self.hidden_state.version - message.version, self.algorithm.max_staleness
@@ -85,7 +94,7 @@ class Server:
         self.seen.check(message.sender, message.sequence)
         self.buffer.add_(message.payload, quantizer, message.weight, self.algorithm.staleness(staleness))
         self.seen.take(message.sender, message.sequence)
-        self.last_staleness = staleness
+        return staleness
 
     def _step(self) -> bytes:
         """Step: x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""

@@ -235,12 +235,12 @@ class Simulation:
     def _deliver(self, job: Job, upload: bytes) -> bool:
         self._finish(job.client)
         try:
-            broadcast = self.server.receive(upload)
+            accepted = self.server.receive(Message.from_bytes(upload))
         except RejectedUpload:
             self.traffic.count_rejected(upload)
             return False
-        self.traffic.count_upload(upload, self.server.last_staleness)
-        return broadcast is not None and self._spread(broadcast)
+        self.traffic.count_upload(upload, accepted.staleness)
+        return accepted.broadcast is not None and self._spread(accepted.broadcast)
 
     def _spread(self, broadcast: bytes) -> bool:
         """Every client receives the broadcast. Algorithm 3."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, wire
+from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
 from qafel.deployment.client.state import ClientState
 from qafel.deployment.server import ledger as truth_module
 from qafel.deployment.server.ledger import Truth, replay
@@ -49,7 +49,7 @@ def _uploads(count: int) -> list[bytes]:
     uploads = []
     for _ in range(count):
         uploads.append(client.update(_train))
-        if (broadcast := server.receive(uploads[-1])) is not None:
+        if (broadcast := server.receive(Message.from_bytes(uploads[-1])).broadcast) is not None:
             client.receive(broadcast)
     return uploads
 
@@ -61,7 +61,7 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
     for part in (uploads[:7], uploads[7:8], uploads[8:]):
         with _open(tmp_path) as truth:  # a new process each time; nothing is saved at the end but what was synced
             for upload in part:
-                if (broadcast := truth.take(upload)) is not None:
+                if (broadcast := truth.take(upload, Message.from_bytes(upload)).broadcast) is not None:
                     broadcasts.append(broadcast)
                 if (write := truth.begin_checkpoint(checkpoint_every, {0: 1.0})) is not None:
                     write()
@@ -69,7 +69,11 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
             truth.journal.sync()
             held = truth.server
     uninterrupted = replay(Path("nowhere"), _initial(), _algorithm(), 7)
-    expected = [broadcast for upload in uploads if (broadcast := uninterrupted.receive(upload)) is not None]
+    expected = [
+        broadcast
+        for upload in uploads
+        if (broadcast := uninterrupted.receive(Message.from_bytes(upload)).broadcast) is not None
+    ]
     assert broadcasts == expected
     assert np.array_equal(held.model, uninterrupted.model)
     assert held.hidden_state.digest == uninterrupted.hidden_state.digest
@@ -80,7 +84,7 @@ def test_the_newest_checkpoint_may_be_damaged(tmp_path: Path) -> None:
     uploads = _uploads(12)
     with _open(tmp_path) as truth:
         for upload in uploads:
-            truth.take(upload)
+            truth.take(upload, Message.from_bytes(upload))
             if (write := truth.begin_checkpoint(4, {})) is not None:
                 write()
                 truth.drop_old_journal()
@@ -99,7 +103,7 @@ def test_large_uploads_bring_a_checkpoint_early(tmp_path: Path, monkeypatch: pyt
     with _open(tmp_path) as truth:
         due = []
         for upload in uploads:
-            truth.take(upload)
+            truth.take(upload, Message.from_bytes(upload))
             due.append(truth.begin_checkpoint(1000, {}) is not None)
     assert due == [False, False, True] * 2
 
@@ -107,18 +111,18 @@ def test_large_uploads_bring_a_checkpoint_early(tmp_path: Path, monkeypatch: pyt
 def test_an_upload_counts_once_over_restarts(tmp_path: Path) -> None:
     uploads = _uploads(2)
     with _open(tmp_path) as truth:
-        truth.take(uploads[0])
+        truth.take(uploads[0], Message.from_bytes(uploads[0]))
     with _open(tmp_path) as truth:
         with pytest.raises(DuplicateUpload):
-            truth.take(uploads[0])
-        truth.take(uploads[1])
+            truth.take(uploads[0], Message.from_bytes(uploads[0]))
+        truth.take(uploads[1], Message.from_bytes(uploads[1]))
         assert truth.totals.uploads == 2
 
 
 def test_the_last_broadcasts_are_made_again_for_a_broker_that_lost_them(tmp_path: Path) -> None:
     with _open(tmp_path) as truth:
         for upload in _uploads(9):
-            truth.take(upload)
+            truth.take(upload, Message.from_bytes(upload))
         before = list(truth.broadcasts)
     with _open(tmp_path) as truth:
         assert list(truth.broadcasts) == before

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, final
 
-from qafel.algorithm import Client, HiddenState, Message
+from qafel.algorithm import Client, HiddenState, Message, local_update
 from qafel.algorithm.client import Train
 from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.outbox import Outbox
@@ -146,10 +146,15 @@ class DeploymentClient:
     def finish(self, start: Start, train: Train) -> bytes:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
         core = self.core
-        copy = Client(
-            core.number, start.hidden_state, core.algorithm, core.seed, weight=core.weight, sequence=start.sequence
+        return local_update(
+            start.hidden_state,
+            train,
+            core.algorithm,
+            core.seed,
+            client=core.number,
+            sequence=start.sequence,
+            weight=core.weight,
         )
-        return copy.update(train)
 
     async def _work(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings

@@ -93,7 +93,9 @@ class Guard:
     def knows(self, client: int) -> bool:
         return client in self._keys if self._keys is not None else 0 <= client < self._clients
 
-    def check(self, server: Server, client: int, subject: str, frame: bytes, signature: str | None, now: float) -> int:
+    def check(
+        self, server: Server, client: int, subject: str, frame: bytes, signature: str | None, now: float
+    ) -> Message:
         """Raise unless this upload, sent as that client, may be taken; return its sequence."""
         if not self.knows(client):
             raise UnknownClient(f"client {client} is not registered here")
@@ -106,7 +108,7 @@ class Guard:
         server.seen.check(message.sender, message.sequence)
         self._spend(client, now)
         self._check_norm(server, message, now)
-        return message.sequence
+        return message
 
     def _verifier(self, client: int) -> Verifier:
         if client not in self._verifiers:

@@ -79,12 +79,12 @@ class Intake:
                 if whole is None:
                     return
                 frame, spent = whole, []
-            sequence = self.guard.check(self.truth.server, client, message.subject, frame, headers.get(SIGNATURE), now)
+            upload = self.guard.check(self.truth.server, client, message.subject, frame, headers.get(SIGNATURE), now)
         except (MessageError, RejectedUpload) as error:
             self.truth.server.rejected[error.reason] += 1
             self._refuse(client, _sequence(frame), error, group)
         else:
-            self._count(client, frame, sequence, group)
+            self._count(client, frame, upload, group)
         group.acknowledge += spent
 
     def _is_over(self, client: int, part: Part, group: Group) -> bool:
@@ -100,27 +100,27 @@ class Intake:
             return True
         return False
 
-    def _count(self, client: int, frame: bytes, sequence: int, group: Group) -> None:
+    def _count(self, client: int, frame: bytes, upload: Message, group: Group) -> None:
         server = self.truth.server
         version = server.version
         try:
-            broadcast = self.truth.take(frame)
+            accepted = self.truth.take(frame, upload)
         except (MessageError, RejectedUpload) as error:
-            self._refuse(client, sequence, error, group)
+            self._refuse(client, upload.sequence, error, group)
             return
         except NonFiniteVector as error:
             self.diverged = str(error)
             return
-        self.lags[client] = server.last_staleness
+        self.lags[client] = accepted.staleness
         self.lags.move_to_end(client)
         if len(self.lags) > _REMEMBERED:
             self.lags.popitem(last=False)
-        self._metrics.staleness.observe(server.last_staleness)
+        self._metrics.staleness.observe(accepted.staleness)
         group.accepted += 1
         group.accepted_bytes += len(frame)
-        group.receipts.setdefault(client, Receipt()).accepted.append((sequence, version))
-        if broadcast is not None:
-            group.broadcasts.append((version, broadcast))
+        group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version))
+        if accepted.broadcast is not None:
+            group.broadcasts.append((version, accepted.broadcast))
             group.hidden_state = server.hidden_state
 
     def _refuse(

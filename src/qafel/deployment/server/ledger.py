@@ -19,7 +19,7 @@ from typing import Any, Final, Self, final
 import safetensors
 import safetensors.numpy
 
-from qafel.algorithm import Algorithm, Checkpoint, Server, restore_server, save_server
+from qafel.algorithm import Accepted, Algorithm, Checkpoint, Message, Server, restore_server, save_server
 from qafel.deployment.server.journal import Journal, read
 from qafel.errors import ConfigError, DataError
 from qafel.files import sync_folder, write_atomically
@@ -92,7 +92,7 @@ class Truth:
         broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
         saved = totals.uploads
         for frame in read(folder, saved):
-            _count(totals, server, frame, server.receive(frame), broadcasts)
+            _count(totals, server.version, frame, server.receive(Message.from_bytes(frame)), broadcasts)
         if totals.uploads > saved:
             log.info("received %d journalled uploads again, now at version %d", totals.uploads - saved, server.version)
         return Truth(folder, server, totals, Journal(folder, totals.uploads), run_id, broadcasts, lock)
@@ -104,16 +104,15 @@ class Truth:
         self.journal.close()
         self._lock.close()
 
-    def take(self, frame: bytes) -> bytes | None:
-        """Receive an upload and journal it; the broadcast, if it made one. A rejected upload raises, and is in no way
-        recorded but by its count.
-        """
-        broadcast = self.server.receive(frame)
+    def take(self, frame: bytes, message: Message) -> Accepted:
+        """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count."""
+        version = self.server.version
+        accepted = self.server.receive(message)
         self.journal.append(frame)
-        _count(self.totals, self.server, frame, broadcast, self.broadcasts)
+        _count(self.totals, version, frame, accepted, self.broadcasts)
         self._unsaved += 1
         self._unsaved_bytes += len(frame)
-        return broadcast
+        return accepted
 
     def begin_checkpoint(self, every: int, norms: Mapping[int, float]) -> Callable[[], None] | None:
         """Every so many uploads, fewer if large: what writes the state of this moment, to be called in a thread."""
@@ -138,25 +137,25 @@ def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int)
     """The server that the whole journal makes of the initial model: what x and x̂ must be."""
     server = Server(initial_model, algorithm, seed)
     for frame in read(folder):
-        server.receive(frame)
+        server.receive(Message.from_bytes(frame))
     return server
 
 
 def _count(
     totals: Totals,
-    server: Server,
+    version: int,
     frame: bytes,
-    broadcast: bytes | None,
+    accepted: Accepted,
     broadcasts: deque[tuple[int, bytes]],
 ) -> None:
     totals.uploads += 1
     totals.upload_bytes += len(frame)
-    totals.staleness_sum += server.last_staleness
-    totals.staleness_max = max(totals.staleness_max, server.last_staleness)
-    if broadcast is not None:
+    totals.staleness_sum += accepted.staleness
+    totals.staleness_max = max(totals.staleness_max, accepted.staleness)
+    if accepted.broadcast is not None:
         totals.broadcasts += 1
-        totals.broadcast_bytes += len(broadcast)
-        broadcasts.append((server.version - 1, broadcast))
+        totals.broadcast_bytes += len(accepted.broadcast)
+        broadcasts.append((version, accepted.broadcast))
 
 
 def _write_checkpoint(folder: Path, count: int, checkpoint: Checkpoint) -> None:

@@ -7,7 +7,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, final
 
-from qafel.algorithm import Algorithm, HiddenState, LocalTraining, PolynomialStaleness, make_upload
+from qafel.algorithm import Algorithm, HiddenState, LocalTraining, PolynomialStaleness, local_update
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks.protocol import Task
@@ -47,11 +47,14 @@ class Trainer:
         """The upload that the job's client will send. Algorithm 2."""
         _, client, sequence, start, weight, work = job
         local = self.algorithm.local if work == 1 else _part_of(self.algorithm.local, work)
-        began = perf_counter()
-        trained = self.task.train(client, start.vector, local, Stream.named(self.seed, "train", client, sequence))
-        self.training_s += perf_counter() - began
-        stream = Stream.named(self.seed, "client-quantizer", client, sequence)
-        return make_upload(start, trained, self.algorithm, stream, client=client, sequence=sequence, weight=weight)
+
+        def train(vector: Vector, stream: Stream) -> Vector:
+            began = perf_counter()
+            trained = self.task.train(client, vector, local, stream)
+            self.training_s += perf_counter() - began
+            return trained
+
+        return local_update(start, train, self.algorithm, self.seed, client=client, sequence=sequence, weight=weight)
 
 
 def _part_of(local: LocalTraining, work: float) -> LocalTraining:
