@@ -85,10 +85,11 @@ def test_bytes_are_those_of_the_messages(mushrooms):
             return getattr(server, name)
 
         def receive(self, upload):
-            crossed.append(("up", len(upload)))
-            if broadcast := received(upload):
-                crossed.append(("down", len(broadcast)))
-            return broadcast
+            crossed.append(("up", len(upload.to_bytes())))
+            accepted = received(upload)
+            if accepted.broadcast is not None:
+                crossed.append(("down", len(accepted.broadcast)))
+            return accepted
 
     server = found.server
     found.server = Listening()

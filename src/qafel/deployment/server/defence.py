@@ -96,7 +96,7 @@ class Guard:
     def check(
         self, server: Server, client: int, subject: str, frame: bytes, signature: str | None, now: float
     ) -> Message:
-        """Raise unless this upload, sent as that client, may be taken; return its sequence."""
+        """Raise unless this upload, sent as that client, may be taken; return the parsed message."""
         if not self.knows(client):
             raise UnknownClient(f"client {client} is not registered here")
         message = Message.from_bytes(frame)
