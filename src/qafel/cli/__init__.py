@@ -1,4 +1,4 @@
-"""All commands under one name."""
+"""The command line: thin; parse, call, print. A user's mistake is one sentence on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from typing import Annotated
 
 import typer
 
-from qafel.cli.bench import bench_deployment, bench_quantizers, bench_simulator
-from qafel.cli.broker import broker, status
-from qafel.cli.demo import demo
-from qafel.cli.deploy import client, server
-from qafel.cli.lists import quantizers, recipes, tasks
-from qafel.cli.paper import paper
-from qafel.cli.plan import plan
-from qafel.cli.report import report
-from qafel.cli.run import run
-from qafel.cli.tune import tune
+from qafel.cli import bench, broker, demo, deploy, lists, paper, plan, report, run, tune
 from qafel.errors import QafelError, UserError
 from qafel.version import __version__
+
+__all__ = ["main"]
 
 app = typer.Typer(
     help="Quantized asynchronous federated learning with a shared hidden state.",
@@ -30,29 +23,28 @@ app = typer.Typer(
 )
 
 
-bench = typer.Typer(help="Benchmarks that report ratios within one run.", no_args_is_help=True)
-
-
-app.add_typer(bench, name="bench")
-
-
-app.add_typer(tasks, name="tasks")
-
-
-app.add_typer(broker, name="broker")
-
-
-for command in (demo, run, report, paper, recipes, quantizers, plan, tune, server, client, status):
+benchmarks = typer.Typer(help="Benchmarks that report ratios within one run.", no_args_is_help=True)
+benchmarks.command("quantizers")(bench.bench_quantizers)
+benchmarks.command("simulator")(bench.bench_simulator)
+benchmarks.command("deployment")(bench.bench_deployment)
+app.add_typer(benchmarks, name="bench")
+app.add_typer(lists.tasks, name="tasks")
+app.add_typer(broker.broker, name="broker")
+# Modules, not the functions in them: a function of the same name would hide its module in this package.
+for command in (
+    demo.demo,
+    run.run,
+    report.report,
+    paper.paper,
+    lists.recipes,
+    lists.quantizers,
+    plan.plan,
+    tune.tune,
+    deploy.server,
+    deploy.client,
+    broker.status,
+):
     app.command()(command)
-
-
-bench.command("quantizers")(bench_quantizers)
-
-
-bench.command("simulator")(bench_simulator)
-
-
-bench.command("deployment")(bench_deployment)
 
 
 def _print_version(wanted: bool) -> None:
@@ -81,9 +73,3 @@ def main() -> None:
     except KeyboardInterrupt:
         print("qafel: interrupted", file=sys.stderr)
         sys.exit(130)
-
-
-# The command line: thin; parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
-
-
-__all__ = ["main"]
