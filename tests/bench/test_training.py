@@ -7,7 +7,7 @@ import torch
 from qafel.bench.training import NeuralFigures, PlainCnn, Rate, neural_benchmark
 from qafel.errors import ConfigError
 from qafel.tasks.neural.networks import Cnn
-from qafel.tasks.neural.runtime import choose_precision, has_bfloat16
+from qafel.tasks.neural.trainer import choose_precision, has_bfloat16
 
 CPU = torch.device("cpu")
 

@@ -117,7 +117,12 @@ def wire(preset: str, *, layout: Layout | None = None, **settings: Any) -> Algor
     """
     if preset not in PRESETS:
         raise ConfigError(f"unknown algorithm {preset!r}; choose from {', '.join(PRESETS)}")
-    resolved = PRESETS[preset].resolve(preset, settings)
+    return assemble(preset, PRESETS[preset].resolve(preset, settings), layout)
+
+
+def assemble(preset: str, settings: Mapping[str, Any], layout: Layout | None = None) -> Algorithm:
+    """The algorithm from settings in which the preset's own are filled in; `layout` is the model's, for quantizers."""
+    resolved = dict(settings)
     local = {name: resolved.pop(key) for key, name in _LOCAL.items() if key in resolved}
     law = {name: resolved.pop(key) for key, name in _STALENESS.items() if key in resolved}
     if "local" not in resolved:

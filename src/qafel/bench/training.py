@@ -31,8 +31,8 @@ from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
 from qafel.tasks.neural.networks import CharacterLstm, Cnn, Normalise, as_numbers
-from qafel.tasks.neural.runtime import Precision, has_bfloat16, keep_freed_memory, one_thread
 from qafel.tasks.neural.task import TorchTask
+from qafel.tasks.neural.trainer import Precision, has_bfloat16, keep_freed_memory, one_thread
 
 # What anyone would write: the paper's models trained by PyTorch's own layers and optimizer, to be measured against.
 

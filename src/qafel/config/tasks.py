@@ -1,4 +1,4 @@
-"""The settings of each task, and how they become one. `name` says which."""
+"""The settings of each task, how they become one, and whether what it needs is there. `name` says which task."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, UserError
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
+from qafel.tasks.datasets.celeba import find_celeba
+from qafel.tasks.datasets.cifar10 import find_cifar10
+from qafel.tasks.datasets.files import data_folder
+from qafel.tasks.datasets.shakespeare import find_shakespeare
 
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Random streams are named by 64-bit numbers."""
@@ -29,6 +33,13 @@ class _TaskSection(Section):
         if "data_seed" in values:
             values["seed"] = values.pop("data_seed")
         return values
+
+    def missing(self, fetch: bool = False) -> str | None:
+        """Why the task cannot be made here, found without making it; None if it can.
+
+        `fetch` first downloads data that is not there, if its authors allow that.
+        """
+        return None
 
 
 class MushroomsConfig(_TaskSection):
@@ -74,7 +85,7 @@ class LogisticConfig(_TaskSection):
 
 
 class _NeuralSection(_TaskSection):
-    """What the tasks of `qafel.tasks.neural.published` share. They need torch, loaded only when one is made."""
+    """What the tasks of `qafel.tasks.neural` share. They need torch, loaded only when one is made."""
 
     name: str
     clients: int | None = Field(None, ge=1)
@@ -84,11 +95,22 @@ class _NeuralSection(_TaskSection):
     data_seed: Seed = 0
     device: str = "cpu"
 
+    def missing(self, fetch: bool = False) -> str | None:
+        try:
+            self._require_torch()
+            _FIND[self.name](data_folder(), fetch)
+        except UserError as error:
+            return str(error)
+        return None
+
     def make(self) -> Task:
+        self._require_torch()
+        task: Task = getattr(importlib.import_module("qafel.tasks.neural"), self.name)(**self.arguments())
+        return task
+
+    def _require_torch(self) -> None:
         if importlib.util.find_spec("torch") is None:
             raise ConfigError(f"{self.name} needs PyTorch: pip install 'qafel[torch]'")
-        task: Task = getattr(importlib.import_module("qafel.tasks.neural.published"), self.name)(**self.arguments())
-        return task
 
 
 class Cifar10Config(_NeuralSection):
@@ -119,8 +141,6 @@ TaskConfig: TypeAlias = Annotated[
     MushroomsConfig | QuadraticConfig | LogisticConfig | Cifar10Config | CelebaConfig | ShakespeareConfig,
     Field(discriminator="name"),
 ]
-
-
 TASKS: dict[str, type[Section]] = {
     "mushrooms": MushroomsConfig,
     "quadratic": QuadraticConfig,
@@ -130,3 +150,4 @@ TASKS: dict[str, type[Section]] = {
     "shakespeare": ShakespeareConfig,
 }
 """Each task's settings by its name; the docstring is its summary."""
+_FIND = {"cifar10": find_cifar10, "celeba": find_celeba, "shakespeare": find_shakespeare}

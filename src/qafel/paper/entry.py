@@ -8,10 +8,11 @@ from typing import Literal, final
 
 from qafel.config import Config, load_recipe
 from qafel.drawing.chart import Panel
-from qafel.errors import UserError
+from qafel.errors import DataError
 from qafel.paper.measured import Measured, Missing
 from qafel.paper.tables import Table
 from qafel.sweeps.run import Planned
+from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.files import data_folder
 
 # Which runs an entry needs: a configuration each, under a name that says how it differs from its recipe.
@@ -141,24 +142,18 @@ class Entry:
     seeds: int = 3
 
 
-# What runs need beyond the package: PyTorch and a dataset.
-
-
 def celeba_is_there() -> bool:
     """Whether all that the reader needs lies in the data folder, as published or as LEAF prepares it."""
-    folder = data_folder() / "celeba"
-    identities, leaf, images = folder / "identity_CelebA.txt", folder / "data", folder / "img_align_celeba"
-    if identities.is_file():  # then the reader takes the published files
-        return (folder / "list_attr_celeba.txt").is_file() and images.is_dir()
-    parts = all(any((leaf / part).glob("*.json")) for part in ("train", "test"))
-    return parts and (images.is_dir() or (leaf / "raw" / "img_align_celeba").is_dir())
+    try:
+        return bool(find_celeba(data_folder()))
+    except DataError:
+        return False
 
 
 def why_missing(runs: Sequence[Planned]) -> str | None:
-    """Why some runs cannot be made: no torch, or data that is neither there nor to be had. None if all can."""
-    for task in {run.config.task.name: run.config.task for run in runs if not run.cheap}.values():
-        try:
-            task.make()
-        except UserError as error:
-            return str(error)
-    return None
+    """Why some of `runs` cannot be made: no torch, or data that is not there and cannot be downloaded; None if all can.
+
+    Data that its authors let programs download is downloaded now.
+    """
+    tasks = {run.config.task.name: run.config.task for run in runs if not run.cheap}
+    return next((reason for task in tasks.values() if (reason := task.missing(fetch=True))), None)

@@ -101,7 +101,7 @@ def test_what_is_missing_is_named(folder, name):
     ("name", "content", "words"),
     [
         ("identity_CelebA.txt", "000001.jpg\n", "identity_CelebA.txt, line 1: expected an image and a person"),
-        ("identity_CelebA.txt", "\xff", "no plain text"),
+        ("identity_CelebA.txt", "\xff", "not plain text"),
         ("identity_CelebA.txt", "000001.jpg 1\n", "no person has 5 images"),
         ("list_attr_celeba.txt", "1\nSmiling Young\n000001.jpg 1\n", "line 3: expected an image and 2 values"),
         ("list_attr_celeba.txt", "1\nSmiling Young\n000001.jpg 1 1\n", "no row for image 000002"),

@@ -33,7 +33,7 @@ def test_a_record_is_a_label_and_three_planes(tmp_path):
 
 
 def test_a_missing_file_says_which_and_where(tmp_path):
-    with pytest.raises(DataError, match=r"cifar-10-batches-bin/data_batch_1.bin is missing; put the file there"):
+    with pytest.raises(DataError, match=r"cifar-10-batches-bin/data_batch_1.bin is missing; put it there"):
         load_cifar10(tmp_path)
     write_cifar10_binary(tmp_path)
     (tmp_path / "cifar-10-batches-bin/test_batch.bin").unlink()

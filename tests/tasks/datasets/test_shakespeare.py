@@ -101,7 +101,7 @@ def test_another_text_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is no LEAF file"),
+        ("", "is not a LEAF file"),
         ("[]", 'expected "users"'),
         ('{"users": ["a"], "user_data": {}}', 'expected "users"'),
         ('{"users": ["a"], "user_data": {"a": {"x": [1], "y": []}}}', "user 'a' should have as many x as y"),

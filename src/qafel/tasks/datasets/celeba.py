@@ -1,6 +1,6 @@
 """CelebA: does the person smile? A client is a person.
 
-    <data>/celeba/img_align_celeba/        000001.jpg …; png will do, and so will some of the images
+    <data>/celeba/img_align_celeba/        000001.jpg …, or png; some of the images are enough
     <data>/celeba/list_attr_celeba.txt     40 attributes of each image, −1 or 1
     <data>/celeba/identity_CelebA.txt      the person in each image
 
@@ -12,6 +12,7 @@ the Wild, 2015; for non-commercial research.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,49 @@ from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
-from qafel.tasks.datasets.files import cache_folder, cached, require_file
-from qafel.tasks.datasets.samples import ArraySamples, FederatedData, Subset, leaf_files, read_leaf
-from qafel.tasks.datasets.shakespeare import Source
-
-# Portraits of any size, brought to 32×32.
-
+from qafel.tasks.datasets.files import cache_folder, cached, require
+from qafel.tasks.datasets.samples import ArraySamples, FederatedData, LeafPart, Source, Subset, leaf_files, load_leaf
 
 SIDE = 32
-
-
+LEAST_IMAGES = 5
+MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _SUFFIXES = (".jpg", ".jpeg", ".png")
+_BY_HAND = (
+    ". CelebA may not be downloaded by programs: get img_align_celeba, list_attr_celeba.txt and identity_CelebA.txt "
+    "from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
+)
 
 
-def require_folder(folder: Path) -> Path:
-    """The folder itself, if it is there."""
-    if not folder.is_dir():
-        raise DataError(
-            f"CelebA: {folder} is missing; put the images there, or set QAFEL_DATA to the folder that holds celeba"
-        )
-    return folder
+def find_celeba(data: Path, fetch: bool = False, source: Source = "auto") -> list[Path]:
+    """The attributes, the identities and the folder of images under `data`; or LEAF's files and that folder.
+
+    LEAF's are taken if there are no identities. `source` says which of the two to take; `fetch` does nothing, because
+    CelebA may not be downloaded by programs. An error says what is missing.
+    """
+    folder = data / "celeba"
+    pictures = folder / "img_align_celeba"
+    official = (folder / "identity_CelebA.txt").is_file() or not (folder / "data/train").is_dir()
+    if source == "leaf" or (source == "auto" and not official):
+        files = leaf_files(folder / "data", "CelebA")
+        raw = folder / "data/raw/img_align_celeba"
+        pictures = require(raw if raw.is_dir() and not pictures.is_dir() else pictures, "CelebA", _BY_HAND, folder=True)
+        return [*files["train"], *files["test"], pictures]
+    lists = [require(folder / name, "CelebA", _BY_HAND) for name in ("list_attr_celeba.txt", "identity_CelebA.txt")]
+    return [*lists, require(pictures, "CelebA", _BY_HAND, folder=True)]
+
+
+def load_celeba(
+    data: Path, source: Source = "auto", attribute: str = "Smiling", held_out: float = 0.1, seed: int = 0
+) -> FederatedData:
+    """Images of 3×32×32 bytes, label 1 where the attribute is there, by person, from the files under the folder `data`.
+
+    `source` is as in `find_celeba`. Of the official files, `attribute` gives the labels, and a share `held_out` of the
+    people, chosen by `seed`, is for testing.
+    """
+    *lists, pictures = find_celeba(data, source=source)
+    if lists[0].suffix == ".json":
+        return load_leaf(data, "CelebA", data / "celeba/data", partial(_encode_leaf, pictures), [pictures])
+    return _load_official(data, lists[0], lists[1], pictures, attribute, held_out, seed)
 
 
 def find_images(folder: Path) -> dict[str, Path]:
@@ -72,29 +96,11 @@ def _read(path: Path) -> NDArray[np.uint8]:
     return np.asarray(image.crop((left, top, left + SIDE, top + SIDE)), np.uint8)
 
 
-LEAST_IMAGES = 5
-
-
-MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-
-
-def load_celeba(
-    data: Path, source: Source = "auto", attribute: str = "Smiling", held_out: float = 0.1, seed: int = 0
+def _load_official(
+    data: Path, labels: Path, people: Path, pictures: Path, attribute: str, held_out: float, seed: int
 ) -> FederatedData:
-    """Images of 3×32×32 bytes, label 1 where the attribute is there, by person."""
-    official = (data / "celeba/identity_CelebA.txt").is_file() or not (data / "celeba/data/train").is_dir()
-    if source == "leaf" or (source == "auto" and not official):
-        return _load_leaf(data)
-    return _load_official(data, attribute, held_out, seed)
-
-
-def _load_official(data: Path, attribute: str, held_out: float, seed: int) -> FederatedData:
     if not 0 < held_out < 1:
         raise ConfigError(f"the share of people held out for testing lies between 0 and 1; got {held_out}")
-    folder = data / "celeba"
-    labels = require_file(folder / "list_attr_celeba.txt", "CelebA")
-    people = require_file(folder / "identity_CelebA.txt", "CelebA")
-    pictures = require_folder(folder / "img_align_celeba")
     header = _attribute_names(labels)
     if attribute not in header:
         raise ConfigError(f"CelebA has no attribute {attribute!r}; choose from {', '.join(header)}")
@@ -164,34 +170,16 @@ def _rows(path: Path, skip: int = 0) -> list[list[str]]:
     try:
         lines = path.read_text(encoding="ascii").splitlines()[skip:]
     except UnicodeDecodeError:
-        raise DataError(f"CelebA: {path} is damaged: it is no plain text") from None
+        raise DataError(f"CelebA: {path} is damaged: it is not plain text") from None
     return [line.split() for line in lines if line.strip()]
 
 
-def _load_leaf(data: Path) -> FederatedData:
-    folder = data / "celeba" / "data"
-    train, test = (leaf_files(folder / part, "CelebA") for part in ("train", "test"))
-    places = [data / "celeba/img_align_celeba", folder / "raw/img_align_celeba"]
-    pictures = require_folder(next((place for place in places if place.is_dir()), places[0]))
-
-    def build() -> dict[str, NDArray[Any]]:
-        images = find_images(pictures)
-        parts = {"train": read_leaf(train, "CelebA"), "test": read_leaf(test, "CelebA")}
-        arrays: dict[str, NDArray[Any]] = {"users": np.array(parts["train"].users, np.int32)}
-        for name, part in parts.items():
-            missing = [x for x in part.x if Path(str(x)).stem not in images]
-            if missing or not set(part.y) <= {0, 1}:
-                raise DataError(
-                    f"CelebA: the LEAF files in {folder / name} should name images in {pictures} and have "
-                    f"labels 0 or 1; {len(missing)} of {len(part.x)} images are not there"
-                )
-            arrays[name] = read_images([images[Path(x).stem] for x in part.x])
-            arrays[f"{name}_labels"] = np.array(part.y, np.uint8)
-        return arrays
-
-    arrays = cached(cache_folder(data), "celeba-leaf", [*train, *test, pictures], build)
-    return FederatedData(
-        ArraySamples(arrays["train"], arrays["train_labels"]),
-        ArraySamples(arrays["test"], arrays["test_labels"]),
-        arrays["users"],
-    )
+def _encode_leaf(pictures: Path, part: LeafPart, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    images = find_images(pictures)
+    missing = [x for x in part.x if Path(str(x)).stem not in images]
+    if missing or not set(part.y) <= {0, 1}:
+        raise DataError(
+            f"CelebA: the LEAF files in {folder} should name images in {pictures} and have labels 0 or 1; "
+            f"{len(missing)} of {len(part.x)} images are not there"
+        )
+    return read_images([images[Path(x).stem] for x in part.x]), np.array(part.y, np.uint8)

@@ -3,7 +3,7 @@
     <data>/cifar-10-batches-bin/    data_batch_1.bin … data_batch_5.bin, test_batch.bin
     <data>/cifar-10-batches-py/     data_batch_1 … data_batch_5, test_batch: pickled dictionaries
 
-Either folder will do. A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+Either folder is enough. A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import cache_folder, cached, require_file, require_md5
+from qafel.tasks.datasets.files import Archive, cache_folder, cached, download, require, require_md5
 from qafel.tasks.datasets.samples import ArraySamples, FederatedData
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
-
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 """Of each channel, on a scale from 0 to 1, as in the published runs."""
-
-
 BINARY_MD5 = {
     "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
     "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
@@ -35,8 +31,6 @@ BINARY_MD5 = {
     "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
-
-
 PYTHON_MD5 = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -45,28 +39,41 @@ PYTHON_MD5 = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-
-
 BINARY_FOLDER, PYTHON_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
-
-
 _PIXELS = 3 * 32 * 32
+ARCHIVE = Archive(
+    "CIFAR-10",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "c32a1d4ab5d03f1284b67883e8d87530",
+    {f"{BINARY_FOLDER}/{name}": f"{BINARY_FOLDER}/{name}" for name in BINARY_MD5},
+)
+
+
+def find_cifar10(data: Path, fetch: bool = False) -> list[Path]:
+    """The official files under the folder `data`, the test batch last; an error says which is missing.
+
+    `fetch` downloads them if there are none.
+    """
+    binary, python = data / BINARY_FOLDER, data / PYTHON_FOLDER
+    if fetch and not binary.exists() and not python.exists():
+        download(ARCHIVE, data)
+    chosen = [python / name for name in PYTHON_MD5] if python.is_dir() and not binary.is_dir() else []
+    return [require(path, "CIFAR-10") for path in chosen or [binary / name for name in BINARY_MD5]]
 
 
 def load_cifar10(data: Path, verify: bool = True) -> FederatedData:
-    """The two official parts, memory-mapped: inputs are bytes, labels 0 … 9.
+    """The two official parts from the folder `data`, memory-mapped: inputs are bytes, labels 0 … 9.
 
-    The first call reads the official files and, unless told not to, checks their MD5 sums.
+    The first call reads the official files and, if `verify`, compares their MD5 sums.
     """
-    binary = (data / BINARY_FOLDER).is_dir() or not (data / PYTHON_FOLDER).is_dir()
-    folder, sums = (data / BINARY_FOLDER, BINARY_MD5) if binary else (data / PYTHON_FOLDER, PYTHON_MD5)
-    paths = [require_file(folder / name, "CIFAR-10") for name in sums]
+    paths = find_cifar10(data)
+    read = _read_binary if paths[0].suffix == ".bin" else _read_python
 
     def build() -> dict[str, NDArray[Any]]:
         if verify:
             for path in paths:
-                require_md5(path, "CIFAR-10", sums[path.name])
-        batches = [(_read_binary if binary else _read_python)(path) for path in paths]
+                require_md5(path, "CIFAR-10", {**BINARY_MD5, **PYTHON_MD5}[path.name])
+        batches = [read(path) for path in paths]
         images, labels = (np.concatenate(part) for part in zip(*batches[:-1], strict=True))
         return {"train": images, "train_labels": labels, "test": batches[-1][0], "test_labels": batches[-1][1]}
 
@@ -81,7 +88,7 @@ def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     content = np.fromfile(path, np.uint8)
     if content.size == 0 or content.size % (1 + _PIXELS):
         raise DataError(
-            f"CIFAR-10: {path} is damaged: {content.size} bytes are no whole number of records of {1 + _PIXELS}"
+            f"CIFAR-10: {path} is damaged: {content.size} bytes are not a whole number of records of {1 + _PIXELS}"
         )
     rows = content.reshape(-1, 1 + _PIXELS)
     return _checked(path, rows[:, 1:], rows[:, 0])

@@ -1,4 +1,10 @@
-"""Where datasets lie: under $QAFEL_DATA, or under ~/.cache/qafel."""
+"""The files of datasets: where they lie, how they are downloaded, and their compact copies as memory-mapped arrays.
+
+Datasets lie under $QAFEL_DATA, or under ~/.cache/qafel. Their copies lie in a cache beside them:
+
+    <cache>/<name>-<fingerprint>/manifest.json    names, sizes and XXH3 checksums of the arrays
+    <cache>/<name>-<fingerprint>/<array>.npy
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,15 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias, final
 
 import numpy as np
 import xxhash
@@ -17,28 +28,36 @@ from numpy.typing import NDArray
 
 from qafel.errors import DataError
 
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+_FORMAT = 1
+_PIECE = 1 << 20
+"""Bytes that are held in memory at once."""
+
 
 def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of all datasets: the one given, else $QAFEL_DATA, else ~/.cache/qafel."""
+    """The folder of all datasets: `data` if given, else $QAFEL_DATA, else ~/.cache/qafel."""
     return Path(data or os.environ.get("QAFEL_DATA") or Path.home() / ".cache" / "qafel").expanduser()
 
 
 def cache_folder(data: Path) -> Path:
-    """Where compact copies of the datasets are kept: $QAFEL_CACHE, else a folder beside the data."""
+    """Where compact copies of the datasets in the folder `data` are kept: $QAFEL_CACHE, else a folder in `data`."""
     return Path(os.environ.get("QAFEL_CACHE") or data / "cache").expanduser()
 
 
-def require_file(path: Path, dataset: str) -> Path:
-    """The path itself, if there is such a file."""
-    if not path.is_file():
+def require(path: Path, dataset: str, advice: str = "", folder: bool = False) -> Path:
+    """The path itself, if it is a file, or a folder where `folder` is true; else raise what to do.
+
+    `dataset` is its name for people, `advice` a sentence on how to get it.
+    """
+    if not (path.is_dir() if folder else path.is_file()):
         raise DataError(
-            f"{dataset}: {path} is missing; put the file there, or set QAFEL_DATA to the folder that holds {dataset}"
+            f"{dataset}: {path} is missing; put it there, or set QAFEL_DATA to the folder that holds {dataset}{advice}"
         )
     return path
 
 
 def require_md5(path: Path, dataset: str, expected: str) -> None:
-    """Raise unless the file's MD5 sum is the one its authors published."""
+    """Raise unless the MD5 sum of the file `path` is `expected`, which the authors of `dataset` published."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "md5").hexdigest()
     if found != expected:
@@ -47,22 +66,109 @@ def require_md5(path: Path, dataset: str, expected: str) -> None:
         )
 
 
-# Datasets as memory-mapped arrays, built on first use.
-#
-#     <cache>/<name>-<fingerprint>/manifest.json    names, sizes and XXH3 checksums of the arrays
-#     <cache>/<name>-<fingerprint>/<array>.npy
-#
-# The fingerprint is that of the source files (path, size, time of change) and of the format, so a changed source
-# makes a
-# new folder. A folder appears at once and whole, by a rename; several processes may build the same one, and the
-# first to
-# finish wins. A damaged folder is built again.
+@final
+@dataclass(frozen=True)
+class Archive:
+    """What is downloaded: an archive, its published MD5 sum if there is one, and where its files go."""
+
+    dataset: str
+    url: str
+    md5: str | None
+    files: Mapping[str, str]
+    """Name in the archive to path in the data folder. Nothing else is unpacked."""
 
 
-Arrays: TypeAlias = dict[str, NDArray[Any]]
+def download(archive: Archive, data: Path, check: Callable[[Path], None] | None = None) -> None:
+    """Download `archive` and unpack it into the folder `data`; each file appears whole or not at all.
+
+    `check` gets each unpacked file and raises if it is the wrong one. Nothing large is held in memory: the archive is
+    streamed into a temporary folder under `data`, and its files from there to their places.
+    """
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=data) as folder:
+            packed = _fetch(archive, Path(folder), data)
+            for name, unpacked in _unpack(archive, packed).items():
+                if check:
+                    check(unpacked)
+                place = data / archive.files[name]
+                place.parent.mkdir(parents=True, exist_ok=True)
+                unpacked.replace(place)
+    except OSError as error:
+        raise DataError(f"{data} cannot be written ({error.strerror}): set QAFEL_DATA to a folder of yours") from None
 
 
-_FORMAT = 1
+def _fetch(archive: Archive, folder: Path, data: Path) -> Path:
+    """The archive as a file in `folder`, its checksum compared."""
+    import pooch  # noqa: PLC0415 — only a download needs it, and it loads an HTTP client
+
+    pooch.get_logger().setLevel("WARNING")  # progress is shown by a bar
+    known = archive.md5 and f"md5:{archive.md5}"
+    try:
+        with closing(_DownloadBar(archive.dataset)) as bar:
+            http = pooch.HTTPDownloader(progressbar=bar, chunk_size=_PIECE, timeout=30)
+            return Path(pooch.retrieve(archive.url, known, "archive", folder, downloader=http))
+    except OSError as error:
+        first = data / next(iter(archive.files.values()))
+        check = f" (md5 {archive.md5})" if archive.md5 else ""
+        raise DataError(
+            f"{archive.dataset} is not in {data} and cannot be downloaded ({error}): fetch {archive.url}{check} on "
+            f"another machine and unpack it so that {first} is there"
+        ) from None
+    except ValueError:
+        raise DataError(
+            f"{archive.dataset}: {archive.url} came damaged: its md5 is not {archive.md5}, as published; try again"
+        ) from None
+
+
+def _unpack(archive: Archive, packed: Path) -> dict[str, Path]:
+    """The wanted files, beside the archive, by their names in it."""
+    unpacked = {name: packed.with_name(str(number)) for number, name in enumerate(archive.files)}
+    try:
+        if zipfile.is_zipfile(packed):
+            with zipfile.ZipFile(packed) as zipped:
+                for name, path in unpacked.items():
+                    _copy(zipped.open(name), path)
+            return unpacked
+        with tarfile.open(packed) as tar:
+            # In the archive's own order: a compressed one is read from its beginning for each step back.
+            for member in (found for found in tar if found.isfile() and found.name in unpacked):
+                _copy(tar.extractfile(member), unpacked[member.name])
+    except (KeyError, EOFError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise DataError(f"{archive.dataset}: {archive.url} is not the expected archive: {error}") from None
+    if absent := [name for name, path in unpacked.items() if not path.exists()]:
+        raise DataError(f"{archive.dataset}: {archive.url} is not the expected archive: it has no {absent[0]}")
+    return unpacked
+
+
+def _copy(source: IO[bytes] | None, path: Path) -> None:
+    assert source is not None
+    with source, path.open("wb") as target:
+        shutil.copyfileobj(source, target, _PIECE)
+
+
+@final
+class _DownloadBar:
+    """A bar on the terminal, with the members that pooch expects of one: it sets `total` and calls the methods."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        self._bars = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self._task = self._bars.add_task(title, total=None)
+        self._bars.start()
+        self.total = 0
+
+    def update(self, count: int) -> None:
+        self._bars.update(self._task, total=self.total or None, advance=count)
+
+    def reset(self) -> None:
+        self._bars.reset(self._task)
+
+    def close(self) -> None:
+        self._bars.stop()
 
 
 def cached(
@@ -72,7 +178,12 @@ def cached(
     build: Callable[[], Mapping[str, NDArray[Any]]],
     settings: str = "",
 ) -> Arrays:
-    """The arrays that `build` makes of the sources, memory-mapped; `build` runs only if they are not in the cache."""
+    """The arrays that `build` makes of the files `sources`, memory-mapped from the cache in `folder`.
+
+    A copy is found by `name` and a fingerprint of the sources (path, size, time of change) and of `settings`: a changed
+    source makes a new one. It appears at once and whole, by a rename; several processes may build the same one, and the
+    first to finish wins. A damaged one is built again.
+    """
     place = folder / f"{name}-{_fingerprint(sources, settings)}"
     arrays = _load(place)
     if arrays is None:
@@ -96,14 +207,10 @@ def _fingerprint(sources: Iterable[Path], settings: str) -> str:
 
 
 def _write(place: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    unfinished = place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    except OSError as error:
-        raise DataError(
-            f"the cache {place} cannot be written ({error.strerror}): set QAFEL_CACHE to a folder of your own"
-        ) from None
-    try:
         for name, array in arrays.items():
             np.save(unfinished / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
         manifest = {name: _checksum(unfinished / f"{name}.npy") for name in arrays}
@@ -112,32 +219,30 @@ def _write(place: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     except OSError as error:
         if not place.is_dir():  # else another process was faster, with the same content
             raise DataError(
-                f"the cache {place} cannot be written ({error.strerror}): free the space, or set QAFEL_CACHE"
+                f"the cache {place} cannot be written ({error.strerror}): free the space, or set QAFEL_CACHE to a "
+                "folder of yours"
             ) from None
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if unfinished != place:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _load(place: Path) -> Arrays | None:
     """The arrays, or None if there are none or they are not what was written."""
     try:
         manifest = json.loads((place / "manifest.json").read_text())
-        arrays = {}
-        for name, checksum in manifest.items():
-            path = place / f"{name}.npy"
-            if _checksum(path) != checksum:
-                return None
-            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+        if any(_checksum(place / f"{name}.npy") != checksum for name, checksum in manifest.items()):
+            return None
+        return {name: np.load(place / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in manifest}
     except (OSError, ValueError, AttributeError):
         return None
-    return arrays
 
 
 def _checksum(path: Path) -> str:
-    """XXH3 of the file: it runs at the speed of memory, so every opening can afford it."""
+    """Size and XXH3 of the file: it runs at the speed of memory, so every opening can afford it."""
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        buffer = memoryview(bytearray(1 << 20))
+        buffer = memoryview(bytearray(_PIECE))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return f"{os.path.getsize(path)}:{digest.hexdigest()}"

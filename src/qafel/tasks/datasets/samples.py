@@ -1,18 +1,22 @@
-"""Samples to learn from: inputs and targets, read by row numbers."""
+"""Samples to learn from: inputs and targets, read by row numbers; and samples from LEAF's files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Literal, Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
+from qafel.tasks.datasets.files import cache_folder, cached
 
 Rows: TypeAlias = NDArray[np.integer[Any]]
+Source: TypeAlias = Literal["auto", "official", "leaf"]
+"""Which files a dataset is read from: its authors', or LEAF's; auto takes LEAF's if only they are there."""
 
 
 class Samples(Protocol):
@@ -73,7 +77,7 @@ class TextWindows:
 @final
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """What a dataset gives: samples to train on and to test on, and whose they are where it says so."""
+    """What a dataset gives: samples to train on and to test on, and, if it has users, whose they are."""
 
     train: Samples
     test: Samples
@@ -101,12 +105,46 @@ class Subset:
         return self.samples.batch(self.rows[rows])
 
 
-# LEAF's own files: JSON with the samples of each user.
-#
-#     {"users": ["a", …], "num_samples": [2, …], "user_data": {"a": {"x": […], "y": […]}, …}}
-#
-# S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018. `preprocess.sh` writes such files into `data/train`
-# and `data/test`; all files of a folder belong together.
+def load_leaf(
+    data: Path,
+    dataset: str,
+    folder: Path,
+    encode: Callable[[LeafPart, Path], tuple[NDArray[Any], NDArray[Any]]],
+    sources: Sequence[Path] = (),
+) -> FederatedData:
+    """Samples from LEAF's own files, JSON with the samples of each user, in `folder`/train and `folder`/test.
+
+        {"users": ["a", …], "num_samples": [2, …], "user_data": {"a": {"x": […], "y": […]}, …}}
+
+    LEAF's `preprocess.sh` writes them; all files of a folder belong together. `data` is the folder of all datasets,
+    `dataset` the name for people, `encode` makes inputs and labels of a part that it found in a folder, and `sources`
+    are what else it reads. S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+    """
+    files = leaf_files(folder, dataset)
+
+    def build() -> dict[str, NDArray[Any]]:
+        parts = {name: read_leaf(paths, dataset) for name, paths in files.items()}
+        arrays: dict[str, NDArray[Any]] = {"users": np.array(parts["train"].users, np.int32)}
+        for name, part in parts.items():
+            arrays[name], arrays[f"{name}_labels"] = encode(part, folder / name)
+        return arrays
+
+    everything = [*files["train"], *files["test"], *sources]
+    arrays = cached(cache_folder(data), f"{dataset.lower()}-leaf", everything, build)
+    train, test = (ArraySamples(arrays[name], arrays[f"{name}_labels"]) for name in ("train", "test"))
+    return FederatedData(train, test, arrays["users"])
+
+
+def leaf_files(folder: Path, dataset: str) -> dict[str, list[Path]]:
+    """The JSON files of both parts, "train" and "test", in order of their names."""
+    files = {part: sorted((folder / part).glob("*.json")) for part in ("train", "test")}
+    for part, paths in files.items():
+        if not paths:
+            raise DataError(
+                f"{dataset}: there is no LEAF file in {folder / part}: expected *.json, as LEAF's preprocess.sh "
+                "writes them"
+            )
+    return files
 
 
 @final
@@ -114,38 +152,26 @@ class Subset:
 class LeafPart:
     """All samples of a folder of LEAF files, one after the other, and the number of each sample's user."""
 
-    names: list[str]
     users: list[int]
     x: list[Any]
     y: list[Any]
 
 
-def leaf_files(folder: Path, dataset: str) -> list[Path]:
-    """The JSON files of a folder, in order of their names."""
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise DataError(
-            f"{dataset}: there is no LEAF file in {folder}: expected *.json, as LEAF's preprocess.sh writes them"
-        )
-    return files
-
-
 def read_leaf(files: list[Path], dataset: str) -> LeafPart:
     """The samples of all files; a user that is in several has the samples of all."""
     numbers: dict[str, int] = {}
-    part = LeafPart([], [], [], [])
+    part = LeafPart([], [], [])
     for path in files:
         for name, xs, ys in _users_of(path, dataset):
             number = numbers.setdefault(name, len(numbers))
             part.users.extend([number] * len(xs))
             part.x.extend(xs)
             part.y.extend(ys)
-    part.names.extend(numbers)
     return part
 
 
 def _users_of(path: Path, dataset: str) -> list[tuple[str, list[Any], list[Any]]]:
-    damaged = f"{dataset}: {path} is no LEAF file"
+    damaged = f"{dataset}: {path} is not a LEAF file"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = [

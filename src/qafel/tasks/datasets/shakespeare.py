@@ -1,11 +1,17 @@
 """Shakespeare: the next character of a play, given 80. A client is a character of a play.
 
     <data>/shakespeare/pg100.txt                       Project Gutenberg's #100 of 1994, cut up as LEAF does; or
-    <data>/shakespeare/data/raw_data/raw_data.txt      the same, where LEAF's scripts put it; or
+    <data>/shakespeare/data/raw_data/raw_data.txt      the same, at the place of LEAF's scripts; or
     <data>/shakespeare/data/train/*.json, …/test/      LEAF's own files
 
 From the text, each user's first nine tenths are for training, and the rest, less the 79 windows that overlap, for
-testing.
+testing. A user is a character of a play; its text is everything it says, lines joined by spaces. LEAF's rules, followed
+here to the sample (1,129 users, 4,226,158 samples), are those of a text of 1994 with plain layout:
+
+- a play begins at a line "by William Shakespeare"; its title stands 2 to 7 lines above. What comes before the second
+  such line (contents, sonnets) is skipped, and the poems after the last play too;
+- "  NAME. words" begins a speech, four spaces continue it; The Comedy of Errors lacks the indentation;
+- names are compared in capitals; a character with at most two lines is left out, as is a "play" with one character.
 """
 
 from __future__ import annotations
@@ -13,38 +19,30 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import cache_folder, cached, require_file
-from qafel.tasks.datasets.samples import ArraySamples, FederatedData, LeafPart, TextWindows, leaf_files, read_leaf
+from qafel.tasks.datasets.files import Archive, cache_folder, cached, download, require
+from qafel.tasks.datasets.samples import FederatedData, LeafPart, Source, TextWindows, leaf_files, load_leaf
 
-# The Gutenberg text of Shakespeare, cut into plays and characters as LEAF does it.
-#
-# A user is a character of a play; its text is everything it says, lines joined by spaces. LEAF's rules, which this
-# module
-# follows to the sample (1,129 users, 4,226,158 samples of 80 characters), are those of a text of 1994 with plain
-# layout:
-#
-# - a play begins at a line "by William Shakespeare"; its title stands 2 to 7 lines above. What comes before the second
-#   such line (contents, sonnets) is skipped, and the poems after the last play too;
-# - "  NAME. words" begins a speech, four spaces continue it; The Comedy of Errors lacks the indentation;
-# - names are compared in capitals; a character with at most two lines is left out, as is a "play" with one character.
-
-
-_MARK = "by William Shakespeare"
-
-
+_PLAY = "by William Shakespeare"
 _LAST_LINE = 124_195  # where the last play ends in the edition of 1994
-
-
 _LEAST_LINES = 3
-
-
 _UNINDENTED = "THE COMEDY OF ERRORS"
+VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's 80 characters. The first, which no sample has, stands for any other."""
+LENGTH = 80
+USERS, SAMPLES = 1129, 4_226_158
+"""What the official text gives."""
+ARCHIVE = Archive(
+    "Shakespeare",
+    "https://www.gutenberg.org/files/100/old/1994-01-100.zip",
+    None,  # Project Gutenberg publishes no checksum
+    {"100.txt": "shakespeare/pg100.txt"},
+)
 
 
 @final
@@ -81,9 +79,9 @@ class _Play:
 def parse_shakespeare(text: str) -> dict[str, str]:
     """What each character of each play says, by user name; users in order of appearance."""
     lines = text.split("\n")[1:]
-    marks = [number for number, line in enumerate(lines) if _MARK in line]
+    marks = [number for number, line in enumerate(lines) if _PLAY in line]
     if len(marks) < 2:
-        raise DataError(f"Shakespeare: the text has no lines {_MARK!r}: expected Project Gutenberg's #100 of 1994")
+        raise DataError(f"Shakespeare: the text has no lines {_PLAY!r}: expected Project Gutenberg's #100 of 1994")
     start = marks[1] - 5
     users: dict[str, str] = {}
     for play in _plays(lines[start : _LAST_LINE + 1], [mark - start for mark in marks[1:]]):
@@ -109,29 +107,39 @@ def _plays(lines: list[str], marks: list[int]) -> list[_Play]:
     return plays
 
 
-Source: TypeAlias = Literal["auto", "official", "leaf"]
+def find_shakespeare(data: Path, fetch: bool = False, source: Source = "auto") -> list[Path]:
+    """The text under the folder `data`, or LEAF's files if only they are there; an error says what is missing.
 
-
-VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters. The first, which no sample has, stands for any other."""
-
-
-LENGTH = 80
-
-
-USERS, SAMPLES = 1129, 4_226_158
-"""What the official text gives."""
+    `fetch` downloads the text if there is neither; `source` says which of the two to take.
+    """
+    folder = data / "shakespeare"
+    places = [folder / "pg100.txt", folder / "data/raw_data/raw_data.txt"]
+    leaf = (folder / "data/train").exists()
+    if fetch and not leaf and not any(place.exists() for place in places):
+        download(ARCHIVE, data, _check_text)
+    texts = [place for place in places if place.is_file()]
+    if source == "leaf" or (source == "auto" and leaf and not texts):
+        return [path for paths in leaf_files(folder / "data", "Shakespeare").values() for path in paths]
+    return [require((texts or places)[0], "Shakespeare")]
 
 
 def load_shakespeare(
     data: Path, source: Source = "auto", train_fraction: float = 0.9, verify: bool = True
 ) -> FederatedData:
-    """Windows of 80 characters and the next one, by user."""
-    places = [data / "shakespeare" / place for place in ("pg100.txt", "data/raw_data/raw_data.txt")]
-    texts = [place for place in places if place.is_file()]
-    if source == "leaf" or (source == "auto" and not texts and (data / "shakespeare/data/train").is_dir()):
-        return _load_leaf(data)
-    return _load_text(data, (texts or [require_file(places[0], "Shakespeare")])[0], train_fraction, verify)
+    """Windows of 80 characters and the next one, by user, from the files under the folder `data`.
+
+    `source` is as in `find_shakespeare`; of the text, each user's first `train_fraction` is for training, and `verify`
+    compares the numbers of users and samples with LEAF's.
+    """
+    found = find_shakespeare(data, source=source)
+    if found[0].suffix == ".json":
+        return load_leaf(data, "Shakespeare", data / "shakespeare/data", _encode_leaf)
+    return _load_text(data, found[0], train_fraction, verify)
+
+
+def _check_text(path: Path) -> None:
+    """A text that is not the one of 1994 does not parse."""
+    parse_shakespeare(path.read_text(encoding="utf-8-sig", errors="replace"))
 
 
 def encode(text: str) -> NDArray[np.uint8]:
@@ -173,25 +181,6 @@ def _runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
     """For each run, `begin`, `begin + 1`, … so many numbers, one run after the other."""
     firsts = np.cumsum(counts) - counts
     return (np.repeat(begins - firsts, counts) + np.arange(counts.sum())).astype(np.int32)
-
-
-def _load_leaf(data: Path) -> FederatedData:
-    folder = data / "shakespeare" / "data"
-    train, test = (leaf_files(folder / part, "Shakespeare") for part in ("train", "test"))
-
-    def build() -> dict[str, NDArray[Any]]:
-        parts = {"train": read_leaf(train, "Shakespeare"), "test": read_leaf(test, "Shakespeare")}
-        arrays: dict[str, NDArray[Any]] = {"users": np.array(parts["train"].users, np.int32)}
-        for name, part in parts.items():
-            arrays[name], arrays[f"{name}_labels"] = _encode_leaf(part, folder / name)
-        return arrays
-
-    arrays = cached(cache_folder(data), "shakespeare-leaf", [*train, *test], build)
-    return FederatedData(
-        ArraySamples(arrays["train"], arrays["train_labels"]),
-        ArraySamples(arrays["test"], arrays["test_labels"]),
-        arrays["users"],
-    )
 
 
 def _encode_leaf(part: LeafPart, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

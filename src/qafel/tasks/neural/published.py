@@ -4,32 +4,42 @@
     celeba         portraits: does the person smile?
     shakespeare    the next character of a play
 
-`partition` is "user", where the data has users, or a spec of `tasks.datasets.partition`. Of users, `clients` takes a
-random sample, all by default; `max_samples` bounds what each client holds, `test_samples` what is evaluated, each a
-random sample too. `seed` decides all of these, and nothing of the training. Data that is missing is downloaded where
-that is possible, unless `download` is false; `verify` compares it with what its authors published.
+What their settings mean:
+
+    clients          how many there are; of a dataset's users a random sample, all of them by default
+    partition        "user" if the data has users, or a spec of `tasks.datasets.partition`
+    seed             decides the partition and all random samples of this list, and nothing of the training
+    data             the folder of all datasets; by default $QAFEL_DATA, else ~/.cache/qafel
+    source           "official" or "leaf": which files to read; "auto" takes LEAF's if only they are there
+    max_samples      the most that each client holds, a random sample of what it has
+    test_samples     how many are evaluated, a random sample
+    dropout          the network's dropout rate
+    device           where PyTorch computes
+    download         fetch data that is missing from its authors, if they allow that
+    verify           compare the data with what its authors published
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from qafel.errors import ConfigError
 from qafel.rng import Stream
 from qafel.tasks.datasets import celeba as celeba_data
 from qafel.tasks.datasets import cifar10 as cifar10_data
-from qafel.tasks.datasets.download import download_if_missing
 from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.partition import Partition, by_user, split
-from qafel.tasks.datasets.samples import FederatedData, Samples, Subset
-from qafel.tasks.datasets.shakespeare import VOCABULARY, Source, load_shakespeare
+from qafel.tasks.datasets.samples import FederatedData, Samples, Source, Subset
+from qafel.tasks.datasets.shakespeare import VOCABULARY, find_shakespeare, load_shakespeare
 from qafel.tasks.neural.networks import CharacterLstm, Cnn, Normalise, as_numbers
-from qafel.tasks.neural.runtime import Precision
 from qafel.tasks.neural.task import TorchTask
+from qafel.tasks.neural.trainer import Precision, Prepare
 
 
 def cifar10(
@@ -49,20 +59,11 @@ def cifar10(
 
     The published runs have 5,000 clients with sizes from a power law; the paper's text says `dirichlet-sizes:0.1`.
     """
-    settings = _settings(locals())
-    if download:
-        download_if_missing("cifar10", settings["data"])
+    settings = {**locals(), "data": data_folder(data)}
+    cifar10_data.find_cifar10(settings["data"], fetch=download)
     found = cifar10_data.load_cifar10(settings["data"], verify)
-    return TorchTask(
-        "cifar10",
-        partial(Cnn, len(cifar10_data.CLASSES), dropout),
-        found.train,
-        _some(found.test, test_samples, seed),
-        _divide(found, partition, clients, max_samples, seed),
-        prepare=Normalise(cifar10_data.MEAN, cifar10_data.STD),
-        device=device,
-        rebuild=partial(cifar10, **settings),
-    )
+    network = partial(Cnn, len(cifar10_data.CLASSES), dropout)
+    return _task(cifar10, settings, found, network, Normalise(cifar10_data.MEAN, cifar10_data.STD))
 
 
 def celeba(
@@ -79,19 +80,13 @@ def celeba(
     test_samples: int | None = None,
     device: str = "cpu",
 ) -> TorchTask:
-    """CelebA with the four-layer network: 29,282 parameters."""
-    settings = _settings(locals())
+    """CelebA with the four-layer network: 29,282 parameters.
+
+    `attribute` is what the network finds, `held_out` the share of the people whose images are for testing.
+    """
+    settings = {**locals(), "data": data_folder(data)}
     found = celeba_data.load_celeba(settings["data"], source, attribute, held_out, seed)
-    return TorchTask(
-        "celeba",
-        partial(Cnn, 2, dropout),
-        found.train,
-        _some(found.test, test_samples, seed),
-        _divide(found, partition, clients, max_samples, seed),
-        prepare=Normalise(celeba_data.MEAN, celeba_data.STD),
-        device=device,
-        rebuild=partial(celeba, **settings),
-    )
+    return _task(celeba, settings, found, partial(Cnn, 2, dropout), Normalise(celeba_data.MEAN, celeba_data.STD))
 
 
 def shakespeare(
@@ -111,32 +106,40 @@ def shakespeare(
 ) -> TorchTask:
     """Shakespeare with the two-layer LSTM: 819,920 parameters.
 
-    All windows held out, a third of a million, would take a quarter of an hour to evaluate: a sample is the default.
+    `train_fraction` of each user's text is for training; `precision` is the type in which matrices are multiplied. All
+    windows held out, a third of a million, would take a quarter of an hour to evaluate: a sample is the default.
     """
-    settings = _settings(locals())
-    if download:
-        download_if_missing("shakespeare", settings["data"])
+    settings = {**locals(), "data": data_folder(data)}
+    find_shakespeare(settings["data"], fetch=download, source=source)
     found = load_shakespeare(settings["data"], source, train_fraction, verify)
+    return _task(shakespeare, settings, found, partial(CharacterLstm, len(VOCABULARY)), as_numbers, precision)
+
+
+def _task(
+    make: Callable[..., TorchTask],
+    settings: dict[str, Any],
+    found: FederatedData,
+    network: Callable[[], nn.Module],
+    prepare: Prepare,
+    precision: Precision = "float32",
+) -> TorchTask:
+    """The task; another process makes it by `make(**settings)`, with the same folder whatever its environment."""
+    seed = settings["seed"]
     return TorchTask(
-        "shakespeare",
-        partial(CharacterLstm, len(VOCABULARY)),
+        make.__name__,
+        network,
         found.train,
-        _some(found.test, test_samples, seed),
-        _divide(found, partition, clients, max_samples, seed),
-        prepare=as_numbers,
+        _some(found.test, settings["test_samples"], seed),
+        _divide(found, settings["partition"], settings["clients"], settings["max_samples"], seed),
+        prepare=prepare,
         precision=precision,
-        device=device,
-        rebuild=partial(shakespeare, **settings),
+        device=settings["device"],
+        rebuild=partial(make, **settings),
     )
 
 
-def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a task, with the folder made definite: another process may have another environment."""
-    return {**arguments, "data": data_folder(arguments["data"])}
-
-
 def _some(samples: Samples, count: int | None, seed: int) -> Samples:
-    """A random sample of the samples, in their order; all of them where fewer are there."""
+    """A random sample of so many samples, in their order; all of them if there are fewer."""
     if count is None or count >= len(samples):
         return samples
     if count < 1:

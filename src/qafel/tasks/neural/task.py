@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -17,16 +18,20 @@ from qafel.params import Layout, Vector
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Partition
 from qafel.tasks.datasets.samples import Samples
-from qafel.tasks.neural.runtime import (
+from qafel.tasks.neural.trainer import (
+    FlatModel,
+    Loss,
     Precision,
+    Prepare,
+    as_targets,
     autocast,
     choose_device,
     choose_precision,
     keep_freed_memory,
     one_thread,
     random_numbers_of,
+    train_locally_,
 )
-from qafel.tasks.neural.trainer import FlatModel, Loss, Prepare, as_targets, train_locally_
 from qafel.tasks.protocol import Goal
 
 
@@ -44,13 +49,20 @@ def is_right(outputs: Tensor, targets: Tensor) -> Tensor:
 class TorchTask:
     """Learn a torch module from samples that clients hold.
 
-    `model` makes the module; its random initial values come from the stream of `initial_model`. `prepare` turns a batch
-    of inputs into a tensor, `loss` is the mean over a batch, `score` the figure of each test sample whose mean is the
-    metric. Training and evaluation run on one thread and, for equal arguments, give equal bits in every process on the
-    same machine. One task serves one thread at a time: it has one module.
+    Training and evaluation run on one thread and, for equal arguments, give equal bits in every process on the same
+    machine. One task serves one thread at a time: it has one module.
 
-    Pickling keeps the arguments and makes the task again; `rebuild`, where given, is kept instead (a call without
-    arguments that returns an equal task, such as a `functools.partial`), so that memory-mapped data is not copied.
+    `name`                           of the task, for people
+    `model`                          makes the module; its initial values come from the stream of `initial_model`
+    `train`, `test`, `partition`     the samples, and which client holds which of the training samples
+    `prepare`                        turns a batch of inputs into a tensor on a device
+    `loss`                           the mean over a batch, from outputs and targets
+    `score`                          the figure of each test sample; their mean is the metric
+    `metric_name`, `metric_goal`     what it is called, and whether it should become small or large
+    `device`, `precision`            where and in which type matrices are multiplied
+    `evaluation_batch`               test samples evaluated at once
+    `rebuild`                        a call without arguments that returns an equal task, such as a `functools.partial`:
+                                     it is pickled instead of the other arguments, so that mapped data is not copied
     """
 
     def __init__(
@@ -79,9 +91,15 @@ class TorchTask:
         self._device = choose_device(device)
         self._precision = choose_precision(precision, self._device)
         self._evaluation_batch = evaluation_batch
-        settings = {"prepare": prepare, "loss": loss, "score": score, "device": device, "precision": precision}
+        settings: dict[str, Any] = {
+            "prepare": prepare,
+            "loss": loss,
+            "score": score,
+            "device": device,
+            "precision": precision,
+        }
         settings |= {"metric_name": metric_name, "metric_goal": metric_goal, "evaluation_batch": evaluation_batch}
-        self._again = rebuild or _Again((name, model, train, test, partition), settings)
+        self._rebuild = rebuild or partial(TorchTask, name, model, train, test, partition, **settings)
         keep_freed_memory()
         with random_numbers_of(Stream.named(0, "unused"), self._device):
             self._model = FlatModel(model(), self._device)
@@ -148,19 +166,4 @@ class TorchTask:
         return {"metric": score, "loss": loss}
 
     def __reduce__(self) -> tuple[Callable[..., TorchTask], tuple[Any, ...]]:
-        return _call, (self._again,)
-
-
-@final
-class _Again:
-    """The arguments of a task, as something to call."""
-
-    def __init__(self, arguments: tuple[Any, ...], settings: dict[str, Any]) -> None:
-        self._arguments, self._settings = arguments, settings
-
-    def __call__(self) -> TorchTask:
-        return TorchTask(*self._arguments, **self._settings)
-
-
-def _call(make: Callable[[], TorchTask]) -> TorchTask:
-    return make()
+        return self._rebuild, ()

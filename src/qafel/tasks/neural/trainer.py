@@ -1,10 +1,18 @@
-"""What a client does with its samples: y ← y − η_ℓ g(y), in PyTorch. Algorithm 2, lines 3 to 6."""
+"""What a client does with its samples: y ← y − η_ℓ g(y), in PyTorch. Algorithm 2, lines 3 to 6.
+
+First the model as one flat vector and the local steps; then how PyTorch runs here: on one thread, in which precision,
+and with random numbers from our streams only (docs/decisions/neural-randomness.md and neural-bfloat16.md).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, final
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any, Literal, TypeAlias, final, get_args
 
 import numpy as np
 import torch
@@ -18,10 +26,10 @@ from qafel.params import Layout, Vector
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices
 from qafel.tasks.datasets.samples import Samples
-from qafel.tasks.neural.networks import Dropout
-from qafel.tasks.neural.runtime import autocast
 
-# A torch module whose parameters, and their gradients, lie in one flat buffer each.
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Prepare: TypeAlias = Callable[[NDArray[Any], torch.device], Tensor]
+Precision: TypeAlias = Literal["float32", "bfloat16", "auto"]
 
 
 @final
@@ -79,9 +87,6 @@ def _require_usable(module: nn.Module) -> None:
             )
 
 
-# In which order a client sees its samples.
-
-
 def batches(rows: Indices, local: LocalTraining, generator: np.random.Generator) -> Iterator[Indices]:
     """The rows of every local step. Each epoch has a new order; its last batch may be smaller."""
     endless = (batch for _ in itertools.count() for batch in _epoch(rows, local.batch_size, generator))
@@ -100,12 +105,6 @@ def _epoch(rows: Indices, batch_size: int | None, generator: np.random.Generator
     shuffled = generator.permutation(rows)
     for start in range(0, len(shuffled), batch_size):
         yield shuffled[start : start + batch_size]
-
-
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-
-Prepare: TypeAlias = Callable[[NDArray[Any], torch.device], Tensor]
 
 
 def train_locally_(
@@ -153,3 +152,114 @@ def _descend_(model: FlatModel, local: LocalTraining, start: Tensor | None) -> N
     if local.weight_decay:
         gradient.add_(values, alpha=local.weight_decay)
     values.add_(gradient, alpha=-local.lr)
+
+
+@final
+class Dropout(nn.Module):
+    """Zero each value with probability `rate` and scale the others by 1/(1 − rate), in training only.
+
+    `torch.nn.Dropout` draws from torch's global state; this one draws from `generator`, which the trainer sets from the
+    client's random stream.
+    """
+
+    generator: torch.Generator | None
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ConfigError(f"a dropout rate lies in [0, 1); got {rate}")
+        self.rate = rate
+        self.generator = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        kept = torch.empty_like(x).bernoulli_(1 - self.rate, generator=self.generator)
+        return x * kept.div_(1 - self.rate)
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of that name; "auto" is a GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {device!r} cannot be used: {error}") from None
+    return chosen
+
+
+def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
+    """The type in which matrices are multiplied; "auto" is bfloat16 where the hardware has it, float32 elsewhere."""
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}; got {precision!r}")
+    if precision == "float32":
+        return torch.float32
+    if has_bfloat16(device):
+        return torch.bfloat16
+    if precision == "bfloat16":
+        raise ConfigError(f"PyTorch has no fast bfloat16 on this {device.type}: use precision float32 or auto")
+    return torch.float32
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware multiplies in bfloat16: on a CPU it takes AVX-512 or better, and oneDNN knows."""
+    if device.type == "cpu":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+def autocast(precision: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Operations inside run in the lower precision; parameters and gradients stay float32."""
+    return nullcontext() if precision == torch.float32 else torch.autocast(device.type, precision)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run on one thread: clients train in parallel, not one client's matrices; and a sum has one order."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def random_numbers_of(stream: Stream, device: torch.device, dropouts: Iterable[Dropout] = ()) -> Iterator[None]:
+    """Take all random numbers from the stream: our `Dropout` from a generator, anything else from torch's global state.
+
+    The global state is set, and put back afterwards.
+    """
+    # Two words: one for a generator of our own, one for the global state.
+    generator = torch.Generator(device).manual_seed(stream.words[0])
+    for dropout in dropouts:
+        dropout.generator = generator
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # Not torch.manual_seed: it looks for every kind of accelerator, which takes longer than all else here.
+        torch.default_generator.manual_seed(stream.words[1])
+        if device.type == "cuda":
+            torch.cuda.manual_seed(stream.words[1])
+        yield
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc refuses more on 64-bit machines
+_NEVER = 2**31 - 1
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Tell glibc to serve blocks up to 32 MiB from its heap and never to shrink that; False where there is no glibc."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # musl has no mallopt
+        return False
+    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD) and mallopt(_M_TRIM_THRESHOLD, _NEVER))

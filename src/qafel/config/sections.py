@@ -1,0 +1,231 @@
+"""The sections of a configuration and the whole of it: frozen, validated, from TOML and back.
+
+An unknown key is an error that names the nearest known one. The section [task] is in `config.tasks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import Field, ValidationError, model_validator
+
+from qafel.algorithm import PRESETS, Algorithm
+from qafel.algorithm.aggregation import Aggregation
+from qafel.algorithm.methods import assemble
+from qafel.algorithm.wiring import Broadcast, ClientWeights, Upload
+from qafel.config.recipes import find_recipe, read_table
+from qafel.config.tasks import TASKS, MushroomsConfig, Section, Seed, TaskConfig
+from qafel.errors import ConfigError
+from qafel.params import Layout
+from qafel.quantizers import parse
+from qafel.text import did_you_mean
+
+_WIDEST = 50.0
+"""The largest spread: e^(spread·N(0, 1)) stays a finite number, and far beyond any fleet."""
+
+
+class AlgorithmConfig(Section):
+    """A preset and what it leaves open."""
+
+    preset: str = "qafel"
+    client_quantizer: str = "none"
+    server_quantizer: str = "none"
+    buffer_size: int = Field(10, ge=1)
+    server_lr: float = Field(0.1, gt=0)
+    server_momentum: float = Field(0.0, ge=0, lt=1)
+    client_lr: float = Field(2.0, gt=0)
+    local_steps: int | None = Field(None, ge=1)
+    local_epochs: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(None, gt=0)
+    proximal: float = Field(0.0, ge=0)
+    partial_work: bool = False
+    aggregation: Aggregation = "mean"
+    client_weights: ClientWeights = "equal"
+    broadcast: Broadcast = "difference"
+    memory_rate: float = Field(1.0, gt=0, le=1)
+    upload: Upload = "update"
+    staleness_exponent: float = Field(0.0, ge=0)
+    staleness_cutoff: int = Field(0, ge=0)
+    max_staleness: int | None = Field(None, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(name := data.get("preset", "qafel"), str):
+            return data
+        if name not in PRESETS:
+            raise ValueError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
+        resolved = PRESETS[name].resolve(name, data)
+        if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
+            resolved["local_steps"] = 10
+        return resolved
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("local training lasts local_steps or local_epochs, not both")
+        return self
+
+    def wire(self, layout: Layout | None = None) -> Algorithm:
+        """The pure core's algorithm; `layout` is the model's, which some quantizers need."""
+        return assemble(self.preset, self.model_dump(exclude={"preset"}), layout)
+
+
+class NetworkConfig(Section):
+    """How fast messages travel: bytes per unit of virtual time, and a factor e^(spread·N(0,1)) for each client."""
+
+    upload_rate: float | None = Field(None, gt=0)
+    download_rate: float | None = Field(None, gt=0)
+    latency: float = Field(0.0, ge=0)
+    spread: float = Field(0.0, ge=0, le=_WIDEST)
+
+
+class TimingConfig(Section):
+    """When clients train and how long, in virtual time."""
+
+    arrivals: Literal["always-training", "constant", "poisson", "trace", "rounds"] = "always-training"
+    rate: float = Field(100.0, gt=0)
+    """Arrivals per unit of time, of constant and Poisson arrivals."""
+    trace: str | None = None
+    """A CSV file of time, client and, if wanted, duration."""
+    draw: Literal["with-replacement", "without-replacement"] = "with-replacement"
+    max_concurrency: int | None = Field(None, ge=1)
+    """Clients that may train at once; who comes beyond that is turned away."""
+    duration: Literal["half-normal", "log-normal", "uniform", "constant"] = "half-normal"
+    scale: float = Field(1.0, gt=0)
+    spread: float = Field(0.5, ge=0, le=_WIDEST)
+    """Log-normal: scale·e^(spread·N); uniform: scale·(1 ± spread)."""
+    per_example: float = Field(0.0, ge=0)
+    """Time per sample that a client holds, on top."""
+    speed_spread: float = Field(0.0, ge=0, le=_WIDEST)
+    """Clients are slower or faster by a factor e^(spread·N(0,1)), each always the same."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """The share of trainings that never report."""
+    over_selection: float = Field(0.0, ge=0)
+    """Rounds: how many more clients start than are waited for, as a share."""
+    round_timeout: float | None = Field(None, gt=0)
+    """Rounds: the server steps after this time with what it has."""
+    network: NetworkConfig = NetworkConfig()
+
+    @model_validator(mode="after")
+    def _trace_has_a_file(self) -> Self:
+        if (self.arrivals == "trace") != (self.trace is not None):
+            raise ValueError('arrivals = "trace" and the trace file go together')
+        return self
+
+
+class EvaluationConfig(Section):
+    """How often the server model is measured, and the value that counts as reached."""
+
+    every: int = Field(1, ge=1)
+    unit: Literal["server_steps", "uploads"] = "server_steps"
+    target: float | None = None
+
+
+class StopConfig(Section):
+    """When a run ends: at whichever comes first."""
+
+    server_steps: int | None = Field(None, ge=1)
+    uploads: int | None = Field(None, ge=1)
+    virtual_time: float | None = Field(None, gt=0)
+    traffic_bytes: int | None = Field(None, ge=1)
+    """Bytes uploaded plus bytes broadcast, each broadcast counted once."""
+    at_target: bool = False
+
+    @model_validator(mode="after")
+    def _some_end(self) -> Self:
+        limits = (self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes)
+        if all(limit is None for limit in limits):
+            raise ValueError("set at least one of server_steps, uploads, virtual_time and traffic_bytes")
+        return self
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: str = "run"
+    description: str = ""
+    seed: Seed = 0
+    task: TaskConfig = MushroomsConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    timing: TimingConfig = TimingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    stop: StopConfig = StopConfig(server_steps=10_000)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        for spec in (self.algorithm.client_quantizer, self.algorithm.server_quantizer):
+            parse(spec)
+        if PRESETS[self.algorithm.preset].synchronous and self.timing.arrivals != "rounds":
+            raise ValueError(f'{self.algorithm.preset} is synchronous: it needs timing.arrivals = "rounds"')
+        if self.stop.at_target and self.evaluation.target is None:
+            raise ValueError("stop.at_target needs evaluation.target")
+        return self
+
+    @staticmethod
+    def from_dict(table: Mapping[str, Any], source: str = "the configuration") -> Config:
+        """Validate a `table` of sections; `source` names it in errors."""
+        try:
+            return Config.model_validate(table)
+        except ValidationError as error:
+            raise ConfigError(f"{source}: {_explain(error)}") from None
+
+    @staticmethod
+    def from_toml(text: str, source: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
+        """Read TOML `text`, apply `overrides` such as "stop.uploads=9", then set `seed` unless it is None.
+
+        A text may say `extends = "RECIPE"`: it then holds only what differs from that recipe. `source` names the text
+        in errors.
+        """
+        table = read_table(text, source, overrides)
+        return Config.from_dict(table if seed is None else {**table, "seed": seed}, source)
+
+    def to_toml(self) -> str:
+        """All settings, those by default included, as TOML that `from_toml` reads back."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
+    """The configuration of a recipe.
+
+    `name` is the name of one that ships or the path of a TOML file, `overrides` are settings such as
+    "stop.uploads=9", and `seed` replaces the recipe's own.
+    """
+    text, source = find_recipe(name)
+    return Config.from_toml(text, source, overrides, seed)
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors()[0]
+    # A task's settings are found under its name, which the user does not write.
+    path = [str(part) for part in first["loc"]]
+    if path[:1] == ["task"] and path[1:2] and path[1] in TASKS:
+        del path[1]
+    where = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {where!r}{did_you_mean(path[-1], _keys_beside(first['loc']))}"
+    if first["type"] == "union_tag_invalid":
+        return f"unknown task {first['ctx']['tag']!r}{did_you_mean(str(first['ctx']['tag']), TASKS)}"
+    message = first["msg"].removeprefix("Value error, ")
+    found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
+    return f"{where + ': ' if where else ''}{message[0].lower()}{message[1:]}{found}"
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> Iterable[str]:
+    """The keys that would have been known where an unknown one was found."""
+    section: type[Section] = Config
+    for part in location[:-1]:
+        if part == "task":
+            continue
+        if part in TASKS:
+            section = TASKS[str(part)]
+        else:
+            annotation = section.model_fields[str(part)].annotation
+            assert isinstance(annotation, type)
+            section = annotation
+    return section.model_fields
