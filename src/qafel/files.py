@@ -129,6 +129,12 @@ class Lock:
         except OSError:  # a file system without locks
             return True
 
+    def fileno(self) -> int:
+        """The handle that holds the lock: a child process that inherits it keeps the lock until it ends."""
+        if self._file is None:
+            raise ValueError("the lock is not held")
+        return self._file.fileno()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -1,7 +1,8 @@
 """One connection to the broker: stored publishes, reads by subject, objects.
 
 A connection is never mended. When it breaks, whoever uses it gets `BrokerLost` and begins a new session from the
-start, so that a cut line, a restarted broker and a killed process all recover in the same few lines.
+start, so that a cut line, a restarted broker and a killed process all recover in the same few lines
+(docs/decisions/deployment-broker-is-not-the-truth.md). Private attributes of nats-py are used in this file only.
 """
 
 from __future__ import annotations
@@ -27,53 +28,13 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ObjectMeta, ObjectMetaOptions, StorageType
 
 from qafel.deployment.keys import Access
-from qafel.deployment.names import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, Limits, Names, streams
+from qafel.deployment.names import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, StreamLimits, Names, streams
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
 
-# Several works until one of them ends.
-
-
-_AGAIN_S: Final = 2.0
-
-
-async def together(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all; when the first ends, cancel the others; raise what it raised."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await end(tasks)
-    for task in done:
-        task.result()
-
-
-async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel until they have ended: before Python 3.12, `asyncio.wait_for` loses a cancellation that comes together
-    with its result, and the broker's library uses it.
-    """
-    all_of_them, interrupted = list(tasks), False
-    for task in all_of_them:
-        task.add_done_callback(_hear)
-    while pending := [task for task in all_of_them if not task.done()]:
-        for task in pending:
-            task.cancel()
-        try:
-            await asyncio.wait(pending, timeout=_AGAIN_S)
-        except asyncio.CancelledError:
-            interrupted = True  # but nobody is left behind
-    if interrupted:
-        raise asyncio.CancelledError
-
-
-def _hear(task: asyncio.Task[Any]) -> None:
-    """Look at what a task raised, or Python prints it in the end."""
-    if not task.cancelled():
-        task.exception()
-
-
-# Opening a connection to the broker, patiently; and closing it with everything that belongs to it.
-
-
+ANSWER_S: Final = 5.0
+OVERHEAD_BYTES: Final = 4096  # what a message's subject and headers may add to its payload
+ACK_WAIT_S: Final = 30
+MAX_ACK_PENDING: Final = 4096
 LOST: Final = (
     nats.errors.ConnectionClosedError,
     nats.errors.ConnectionDrainingError,
@@ -85,22 +46,60 @@ LOST: Final = (
     OSError,
 )
 """What the library raises when the line is broken or the broker does not answer."""
-
-
+_CANCEL_AGAIN_S: Final = 2.0
 _CLOSE_S: Final = 2.0
-
+_LOOK_S: Final = 1.0
+_CHUNK_BYTES: Final = 512 << 10
+_TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
 
 log = logging.getLogger(__name__)
-
-
 # nats-py upgrades to TLS in a way that asyncio remarks on whenever the other end closes.
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
 
 
+async def run_until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all; when the first ends, cancel the others; raise what it raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel_and_wait(tasks)
+    for task in done:
+        task.result()
+
+
+async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until all have ended.
+
+    Once is not enough: before Python 3.12, `asyncio.wait_for` loses a cancellation that comes together with its
+    result, and the broker's library uses it.
+    """
+    all_of_them, interrupted = list(tasks), False
+    for task in all_of_them:
+        task.add_done_callback(_retrieve_exception)
+    while pending := [task for task in all_of_them if not task.done()]:
+        for task in pending:
+            task.cancel()
+        try:
+            await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
+        except asyncio.CancelledError:
+            interrupted = True  # but nobody is left behind
+    if interrupted:
+        raise asyncio.CancelledError
+
+
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Or Python prints it in the end."""
+    if not task.cancelled():
+        task.exception()
+
+
 @final
 class _TlsOnly(Connection):
-    """The library begins TLS if the broker's first line asks for it. That line is in the clear: whoever is in between
-    could strike the request out, and be told what only the broker should hear.
+    """A connection that says nothing without TLS.
+
+    The library begins TLS if the broker's first line asks for it. That line is in the clear: whoever is in between
+    could remove the request, and be told what only the broker should hear.
     """
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
@@ -110,6 +109,7 @@ class _TlsOnly(Connection):
 
 
 async def connect_patiently(access: Access, name: str, patience_s: float | None) -> tuple[Connection, asyncio.Event]:
+    """Connect as `name`, trying for so many seconds or forever; the event is set when the connection has closed."""
     loop, pause_s = asyncio.get_running_loop(), 0.1
     deadline = None if patience_s is None else loop.time() + patience_s
     while True:
@@ -130,8 +130,8 @@ async def connect_patiently(access: Access, name: str, patience_s: float | None)
 
 
 def _raise_if_refused(url: str, error: Exception) -> None:
-    """nats-server says one thing to a wrong, revoked or missing key. All else, such as its timeout for a slow handshake
-    or its limit of connections, may be over at the next attempt.
+    """Raise if trying again is useless: nats-server says one thing to a wrong, revoked or missing key. All else, such
+    as its timeout for a slow handshake or its limit of connections, may be over at the next attempt.
     """
     if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in str(error).lower():
         raise BrokerUnreachable(f"the broker at {url} does not let us in: wrong, revoked or missing key") from None
@@ -186,10 +186,8 @@ async def close(connection: Connection) -> None:
 
 
 async def _drop(connection: Connection, tasks: list[asyncio.Task[Any]]) -> None:
-    """End every task that the library began: where its last write fails, it leaves them behind, and they are
-    destroyed while pending.
-    """
-    await end(tasks)
+    """End every task that the library began: if its last write fails, it leaves them pending."""
+    await cancel_and_wait(tasks)
     if (transport := getattr(connection, "_transport", None)) is not None:
         transport.close()
 
@@ -199,27 +197,6 @@ def _tasks(connection: Connection) -> Iterator[asyncio.Task[Any]]:
     found = [getattr(connection, f"_{work}_task", None) for work in ("reading", "ping_interval", "flusher")]
     found += [getattr(each, "_wait_for_msgs_task", None) for each in getattr(connection, "_subs", {}).values()]
     yield from (task for task in found if isinstance(task, asyncio.Task) and task is not asyncio.current_task())
-
-
-ANSWER_S: Final = 5.0
-
-
-OVERHEAD_BYTES: Final = 4096  # what a message's subject and headers may add to its payload
-
-
-ACK_WAIT_S: Final = 30
-
-
-MAX_ACK_PENDING: Final = 4096
-
-
-_TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
-
-
-_CHUNK_BYTES: Final = 512 << 10
-
-
-_LOOK_S: Final = 1.0
 
 
 @final
@@ -234,7 +211,7 @@ class Stored:
 
 @final
 class Broker:
-    """A connection, until it breaks."""
+    """One connection to the broker, until it breaks."""
 
     def __init__(self, connection: Connection, gone: asyncio.Event) -> None:
         self.connection = connection
@@ -247,7 +224,7 @@ class Broker:
         return max(1024, self.connection.max_payload - OVERHEAD_BYTES)
 
     def wire_bytes(self) -> tuple[int, int]:
-        """Bytes that went over the connection, sent and received, as TCP counts them; zeros where it does not say."""
+        """Bytes that went over the connection, sent and received, as TCP counts them; zeros if it does not say."""
         writer: Any = getattr(getattr(self.connection, "_transport", None), "_io_writer", None)
         try:
             line = writer.get_extra_info("socket")
@@ -258,7 +235,7 @@ class Broker:
         return acknowledged, received
 
     async def until_lost(self) -> None:
-        """Return never; raise when the connection breaks. The library does not always say so: we look, too."""
+        """Wait until the connection breaks, then raise. The library does not always say so: we look, too."""
         while not (self._gone.is_set() or self.connection.is_closed):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
@@ -266,15 +243,16 @@ class Broker:
         raise BrokerLost(f"the connection to the broker broke: {self.connection.last_error or 'closed'}")
 
     async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:
+        """Have `handle` called with every message that is published to a subject from now on."""
         async def receive(message: Msg) -> None:
             await handle(Stored(message.subject, message.data, message.headers or {}))
 
-        with _losing():
+        with _broker_errors():
             await self.connection.subscribe(subject, cb=receive)
 
     async def send(self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Publish without waiting for anyone."""
-        with _losing():
+        with _broker_errors():
             await self.connection.publish(subject, data, reply, headers or None)
 
     async def acknowledge(self, messages: list[Msg]) -> None:
@@ -284,30 +262,30 @@ class Broker:
         for message in messages[:-1]:
             await self.send(message.reply, b"+ACK")
         for message in messages[-1:]:
-            with _losing():
+            with _broker_errors():
                 await self.connection.request(message.reply, b"+ACK", timeout=ANSWER_S)
 
     async def flush(self) -> None:
-        with _losing():
+        with _broker_errors():
             await self.connection.flush(int(ANSWER_S))
 
     async def store(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         """Publish and wait until the broker says that it has it."""
-        with _losing():
+        with _broker_errors():
             answer = await self.connection.request(subject, data, timeout=ANSWER_S, headers=headers or None)
         try:
             error = json.loads(answer.data).get("error")
         except ValueError:
-            error = {"description": "an answer that is no JSON"}
+            error = {"description": "an answer that is not JSON"}
         if error:
             raise BrokerRefused(f"the broker did not store {subject}: {error.get('description')}")
 
     async def stored(self, stream: str, subject: str) -> Stored | None:
-        """The last message of a subject, or None where there is none."""
+        """The last message of a subject, or None."""
         return await self._direct(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
 
     async def object(self, name: str) -> tuple[bytes, str | None] | None:
-        """An object's bytes and its description; None where there is none, or it was replaced while we read."""
+        """An object's bytes and its description; None if there is none, or it was replaced while we read."""
         encoded = base64.urlsafe_b64encode(name.encode()).decode()
         meta = await self.stored(OBJECT_STREAM, f"$O.{BUCKET}.M.{encoded}")
         try:
@@ -327,21 +305,21 @@ class Broker:
         return (bytes(data), info.get("description")) if found == digest else None
 
     async def put_object(self, name: str, data: bytes, description: str | None = None) -> None:
-        meta = ObjectMeta(
-            name, description, options=ObjectMetaOptions(max_chunk_size=min(_CHUNK_BYTES, self.part_bytes))
-        )
-        with _losing():
+        """Store an object under its name, in place of the one before."""
+        options = ObjectMetaOptions(max_chunk_size=min(_CHUNK_BYTES, self.part_bytes))
+        meta = ObjectMeta(name, description, options=options)
+        with _broker_errors():
             bucket = await self._js.object_store(BUCKET)
             await bucket.put(name, data, meta)
 
     async def delete_object(self, name: str) -> None:
-        with _losing(), contextlib.suppress(nats.js.errors.NotFoundError):
+        with _broker_errors(), contextlib.suppress(nats.js.errors.NotFoundError):
             bucket = await self._js.object_store(BUCKET)
             await bucket.delete(name)
 
-    async def ensure(self, names: Names, limits: Limits) -> None:
-        """Make the run's streams and the shared buckets where they are missing."""
-        with _losing():
+    async def ensure(self, names: Names, limits: StreamLimits) -> None:
+        """Make the run's streams and the shared buckets, as far as they are missing."""
+        with _broker_errors():
             for config in streams(names, limits):
                 try:
                     await self._js.add_stream(config)
@@ -356,7 +334,7 @@ class Broker:
 
     async def new_consumer(self, names: Names, parts: int = 1) -> None:
         """A fresh consumer: what a dead server was given and did not acknowledge is delivered at once."""
-        with _losing():
+        with _broker_errors():
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 await self._js.delete_consumer(names.upload_stream, CONSUMER)
             await self._js.add_consumer(
@@ -370,18 +348,18 @@ class Broker:
             )
 
     async def waiting(self, stream: str) -> int | None:
-        """How many messages a stream holds; None where there is no such stream."""
-        with _losing(), contextlib.suppress(nats.js.errors.NotFoundError):
+        """How many messages a stream holds; None if there is no such stream."""
+        with _broker_errors(), contextlib.suppress(nats.js.errors.NotFoundError):
             return (await self._js.stream_info(stream)).state.messages
         return None
 
     async def purge(self, stream: str) -> None:
-        with _losing():
+        with _broker_errors():
             await self._js.purge_stream(stream)
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """The subjects that a stream holds messages of."""
-        with _losing():
+        with _broker_errors():
             info = await self._js.stream_info(stream, subjects_filter=pattern)
         return list(info.state.subjects or {})
 
@@ -390,7 +368,7 @@ class Broker:
 
     async def _direct(self, subject: str, request: bytes) -> Stored | None:
         try:
-            with _losing():
+            with _broker_errors():
                 answer = await self.connection.request(subject, request, timeout=ANSWER_S)
         except BrokerRefused:  # no one answers for a stream that does not exist
             return None
@@ -411,7 +389,7 @@ async def session(access: Access, name: str, *, patience_s: float | None = None)
 
 
 @contextlib.contextmanager
-def _losing() -> Any:
+def _broker_errors() -> Any:
     """Turn the library's errors into ours: lost, or refused."""
     try:
         yield

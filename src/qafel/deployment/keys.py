@@ -1,4 +1,4 @@
-"""Who said it: Ed25519 keys in NATS's own notation (nkeys), and signatures over what crosses.
+"""Who we are and who said it: credentials, and signatures by Ed25519 keys in NATS's own notation (nkeys).
 
 A signature covers the subject or object name as well as the bytes, so that a message cannot be passed off as another
 run's or another client's. What is signed is a BLAKE2b digest: one fast pass over a large model.
@@ -24,6 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from qafel.errors import BadSignature, ConfigError
 from qafel.quantizers.protocol import Payload
 
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+
 
 def new_seed() -> str:
     """A new user key, as nkeys write it: SU…"""
@@ -41,12 +43,13 @@ def public_key(seed: str) -> str:
 
 @final
 class Signer:
-    """Signs with a seed."""
+    """Signs messages with the key of a seed."""
 
     def __init__(self, seed: str) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(_raw_seed(seed))
 
     def sign(self, context: str, data: Payload) -> str:
+        """The signature of `data` under its subject or object name, `context`."""
         return base64.b64encode(self._key.sign(_digest(context, data))).decode()
 
 
@@ -87,24 +90,21 @@ def _raw_seed(seed: str) -> bytes:
     return bytes(raw)
 
 
-# Where the broker is and who we are there: a URL, or a folder that `qafel broker init` wrote.
-#
-# connection.toml   servers = ["tls://127.0.0.1:4222"], client = 17
-# user.nk           the seed of our nkey
-# ca.pem            who vouches for the broker
-# cert.pem, key.pem our own certificate, where TLS is mutual
-# server.pub        the key that signs what the server sends
-# signing.nk        (server only) its seed
-# clients.json      (server only) client numbers and their public keys
-
-
-DEFAULT_URL: Final = "nats://127.0.0.1:4222"
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach a broker. Without a folder there is neither TLS nor identity nor signature: for development."""
+    """How to reach a broker: its URL, or a folder of credentials that `qafel broker init` wrote.
+
+        connection.toml    servers = ["tls://127.0.0.1:4222"], client = 17
+        user.nk            the seed of our nkey
+        ca.pem             the authority that signed the broker's certificate
+        cert.pem, key.pem  our own certificate, if TLS is mutual
+        server.pub         the key that signs what the server sends
+        signing.nk         (server only) its seed
+        clients.json       (server only) client numbers and their public keys
+
+    Without a folder there is neither TLS nor identity nor signature: for development.
+    """
 
     servers: tuple[str, ...] = (DEFAULT_URL,)
     folder: Path | None = None
@@ -113,7 +113,7 @@ class Access:
 
     @staticmethod
     def of(url: str | None, folder: Path | None) -> Access:
-        """From what the command line was given; a URL overrides the folder's own."""
+        """From what the command line was given: a broker's `url`, which overrides the folder's own, and a `folder`."""
         if folder is None:
             return Access((url or DEFAULT_URL,))
         try:
@@ -126,7 +126,7 @@ class Access:
             servers = (url,) if url else tuple(connection["servers"])
         except (OSError, KeyError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{folder} holds no credentials ({error}): give a folder that `qafel broker init` wrote"
+                f"{folder} does not hold credentials ({error}): give a folder that `qafel broker init` wrote"
             ) from None
         return Access(servers, folder, connection.get("client"), texts)
 
@@ -152,7 +152,7 @@ class Access:
         return Verifier(public) if public else None
 
     def registry(self) -> dict[int, str] | None:
-        """Known clients and their public keys; None where any client of the task is welcome.
+        """Known clients and their public keys; None if any client of the task may take part.
 
         A server that signs has a registry: a file that went missing must not open the run to everyone.
         """
@@ -164,13 +164,12 @@ class Access:
         except FileNotFoundError:
             if "signing.nk" not in self._texts:
                 return None
-            raise ConfigError(
-                f"{path} is missing, and without it no client is known: copy it from the broker's folder"
-            ) from None
+            raise ConfigError(f"{path} is missing: copy it from the broker's folder") from None
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
 
     def tls(self) -> ssl.SSLContext | None:
+        """TLS 1.3 with a broker of our own authority; None without credentials."""
         if self.folder is None or not (self.folder / "ca.pem").exists():
             return None
         context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))

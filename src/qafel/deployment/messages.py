@@ -1,9 +1,10 @@
-"""What server and clients must agree on, as the server writes it to the broker; and the state it renews there."""
+"""What crosses besides uploads and broadcasts: the agreement, the run's state, receipts, and parts of large uploads."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple, final
@@ -12,16 +13,21 @@ from nats.aio.msg import Msg
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
-from qafel.errors import DataError, MalformedPayload, OversizedMessage
+from qafel.deployment.connection import Broker, session
+from qafel.deployment.keys import Access, Verifier
+from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
+from qafel.errors import BrokerRefused, DataError, MalformedPayload, MessageError, OversizedMessage
 from qafel.params import Layout
 
-FORMAT: Final = 1
+_AGREEMENT_FORMAT: Final = 1
+_PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
+_SILENT_S: Final = 10.0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The run's configuration and its model's layout."""
+    """What server and clients must agree on: the run's configuration and its model's layout."""
 
     run_id: str
     config: Config
@@ -33,7 +39,7 @@ class Agreement:
     def to_bytes(self) -> bytes:
         return json.dumps(
             {
-                "format": FORMAT,
+                "format": _AGREEMENT_FORMAT,
                 "run_id": self.run_id,
                 "config": self.config.to_toml(),
                 "layout": [[name, list(shape)] for name, shape in self.layout.tensors],
@@ -44,21 +50,22 @@ class Agreement:
     def from_bytes(data: bytes) -> Agreement:
         try:
             read = json.loads(data)
-            if read["format"] != FORMAT:
+            if read["format"] != _AGREEMENT_FORMAT:
                 raise DataError(
-                    f"the server speaks format {read['format']}, this client {FORMAT}: upgrade the older one"
+                    f"the run's agreement has format {read['format']}, this qafel reads "
+                    f"{_AGREEMENT_FORMAT}: upgrade the older end"
                 )
             layout = Layout(tuple((str(name), tuple(map(int, shape))) for name, shape in read["layout"]))
             config = Config.from_toml(read["config"], "the server's configuration")
             return Agreement(str(read["run_id"]), config, layout)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"what the broker holds is no run's configuration: {error}") from None
+            raise DataError(f"the broker does not hold a run's configuration: {error}") from None
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """How a run fares. `version` and `digest` are of the last broadcast that went out."""
+    """The state that a server renews on the broker. `version` and `digest` are of the last broadcast that went out."""
 
     state: str
     version: int
@@ -91,16 +98,62 @@ class RunState:
             read: dict[str, Any] = json.loads(data)
             return RunState(**{key: value for key, value in read.items() if key in RunState.__dataclass_fields__})
         except (ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"what the broker holds is no run's state: {error}") from None
+            raise DataError(f"the broker does not hold a run's state: {error}") from None
 
 
-# What became of a client's uploads: how it learns that one counts, or why not.
+@final
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """One run of a broker."""
+
+    run: str
+    state: RunState
+    waiting: int
+    """Messages in the upload queue."""
+    silent_s: float
+    """Since the server last renewed its state."""
+
+    @property
+    def word(self) -> str:
+        """The run's state in a word; or that the server of a running run is silent."""
+        silent = self.state.state == "running" and self.silent_s > _SILENT_S
+        return f"silent for {self.silent_s:.0f} s" if silent else self.state.state
+
+
+async def read_status(access: Access, run: str | None = None, patience_s: float = 5.0) -> list[RunStatus]:
+    """Read the state of all runs of a broker, or of one `run`, in the order of their names."""
+    async with session(access, access.name, patience_s=patience_s) as broker:
+        names = [Names(run)] if run else await _runs(broker)
+        found = [await _status(broker, name, access.verifier()) for name in names]
+    return [status for status in found if status is not None]
+
+
+async def _runs(broker: Broker) -> list[Names]:
+    try:
+        subjects = await broker.subjects(KEY_VALUE_STREAM, f"$KV.{BUCKET}.*.state")
+    except BrokerRefused:
+        return []
+    return [Names(subject.split(".")[-2]) for subject in sorted(subjects)]
+
+
+async def _status(broker: Broker, names: Names, verifier: Verifier | None) -> RunStatus | None:
+    stored = await broker.stored(KEY_VALUE_STREAM, names.state)
+    if stored is None:
+        return None
+    try:
+        if verifier is not None:
+            verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
+        state = RunState.from_bytes(stored.data)
+    except (DataError, MessageError):
+        state = RunState("not genuine", 0, 0)
+    waiting = await broker.waiting(names.upload_stream)
+    return RunStatus(names.run, state, waiting or 0, max(0.0, time.time() - state.renewed_at))
 
 
 @final
 @dataclass(slots=True)
 class Receipt:
-    """For one client, of one group of uploads that became safe together."""
+    """Tells one client which of its uploads count, and why others do not; of one group that became safe together."""
 
     accepted: list[tuple[int, int]] = field(default_factory=list)
     """(sequence, the version whose buffer took it)"""
@@ -131,23 +184,12 @@ class Receipt:
                 [(None if s is None else int(s), str(reason), str(text)) for s, reason, text in rejected],
             )
         except (ValueError, TypeError, OverflowError) as error:
-            raise DataError(f"this is no receipt: {error}") from None
+            raise DataError(f"not a receipt: {error}") from None
 
 
-# Uploads that came in parts, because the broker takes no message of their size.
-#
-# A part's header says which upload it belongs to, which part it is, and of how many: "17/2/8". Parts stay
-# unacknowledged until the whole is safe; what does not fit the bound is forgotten and delivered again. What no
-# whole will
-# need, because a newer copy came or its client went on, is acknowledged: it would be delivered for ever, and fill the
-# client's queue.
-
-
-_PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
-
-
+@final
 class Part(NamedTuple):
-    """Which part of which upload."""
+    """Which part of which upload a message is, because the broker takes no message of the whole size: "17/2/8"."""
 
     upload: int
     number: int
@@ -161,11 +203,12 @@ class Part(NamedTuple):
     def from_header(header: str) -> Part:
         match = _PART.fullmatch(header)
         if match is None:
-            raise MalformedPayload(f"a part is named upload/part/parts, this one {header[:40]!r}")
+            raise MalformedPayload(f"a part is named upload/part/parts, got {header[:40]!r}")
         return Part(*map(int, match.groups()))
 
 
 def split(data: bytes, part_bytes: int) -> list[bytes]:
+    """Cut an upload into parts of at most so many bytes."""
     return [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
 
 
@@ -179,8 +222,13 @@ class _Partial:
 
 
 @final
-class Assembly:
-    """At most one unfinished upload per client, and a bound on all of them together."""
+class PartAssembler:
+    """Puts uploads together: at most one unfinished upload per client, and a bound on all of them together.
+
+    Parts stay unacknowledged until the whole is safe; what does not fit the bound is forgotten and delivered again.
+    A part that no whole will need, because a newer copy came or its client went on, is acknowledged: the broker would
+    deliver it for ever, and it would fill the client's queue.
+    """
 
     def __init__(self, max_upload_bytes: int, max_total_bytes: int) -> None:
         self._max_upload_bytes = max_upload_bytes
@@ -191,11 +239,13 @@ class Assembly:
     def check(self, part: Part) -> None:
         """Refuse a part of more parts than any upload has."""
         if not 0 <= part.number < part.parts <= 1 + self._max_upload_bytes // 1024:
-            raise MalformedPayload(f"part {part.number} of {part.parts} cannot be")
+            raise MalformedPayload(f"part {part.number} of {part.parts} is impossible")
 
     def add(self, client: int, part: Part, message: Msg, spent: list[Msg]) -> bytes | None:
-        """The whole upload once its last part is in. `spent` gets the messages that are to be acknowledged with it, or
-        that nobody needs any more; a message that raises is not among them.
+        """Return the whole upload once its last part is in, else None.
+
+        `spent` gets the messages that are to be acknowledged with it, or that nobody needs any more; a message that
+        raises is not among them.
         """
         self.check(part)
         partial = self._partial.get(client)

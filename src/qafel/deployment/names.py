@@ -1,4 +1,4 @@
-"""Where everything lies on the broker: pure names, and the limits that streams are made with.
+"""Names of everything on the broker, and the limits that its streams are made with.
 
     qafel.RUN.upload.CLIENT       a client's updates; a work queue, gone once the server has them
     qafel.RUN.broadcast.VERSION   the step from VERSION to VERSION + 1; a bounded history, one subject each
@@ -12,6 +12,7 @@
 A broadcast's place is its version, not the stream's own count: a client asks for what it misses by name, and a broker
 that was wiped and refilled answers the same. Reading by subject needs no consumer, so ten thousand idle clients
 cost the broker no state, and the right to read broadcasts is a right to nothing else.
+docs/decisions/deployment-reads-by-subject.md
 """
 
 from __future__ import annotations
@@ -25,29 +26,13 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from qafel.errors import ConfigError
 
 BUCKET: Final = "qafel"
-
-
 KEY_VALUE_STREAM: Final = f"KV_{BUCKET}"
-
-
 OBJECT_STREAM: Final = f"OBJ_{BUCKET}"
-
-
 CONSUMER: Final = "server"
-
-
 SIGNATURE: Final = "Qafel-Signature"
-
-
 PART: Final = "Qafel-Part"
-
-
 OBJECT: Final = "Qafel-Object"
-
-
 MESSAGE_ID: Final = "Nats-Msg-Id"
-
-
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -111,21 +96,25 @@ class Names:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the broker keeps. `history` broadcasts; so many bytes and so many messages per client that wait."""
+class StreamLimits:
+    """What the broker keeps of a run."""
 
     history: int = 1000
+    """Broadcasts."""
     queue_bytes: int = 4 << 30
+    """All uploads that wait, together."""
     queue_per_client: int = 128
+    """Messages of one client that wait."""
     replicas: int = 1
+    """Copies that a clustered broker keeps."""
 
-    def for_parts(self, parts: int) -> Limits:
-        """Room for a few uploads a client, where each comes in so many messages."""
+    def for_parts(self, parts: int) -> StreamLimits:
+        """Room for a few uploads a client, if each comes in so many messages."""
         return replace(self, queue_per_client=max(self.queue_per_client, 4 * parts))
 
 
-def streams(names: Names, limits: Limits) -> list[StreamConfig]:
-    """The run's two streams."""
+def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
+    """The configuration of a run's two streams, broadcasts and uploads."""
     return [
         StreamConfig(
             name=names.broadcast_stream,

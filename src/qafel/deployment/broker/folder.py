@@ -1,36 +1,41 @@
 """A folder with everything for a secured broker: its configuration, keys, certificates, and a folder for each user.
 
-nats-server.conf, accounts.conf   the broker's configuration
-ca/, broker/                      the authority and the broker's certificate
-server/                           what `qafel server --credentials` takes
-operator/                         what `qafel status --credentials` takes
-clients/N/                        what client N's `qafel client --credentials` takes: hand it over, then delete it
+    nats-server.conf, accounts.conf   the broker's configuration
+    ca/, broker/                      the certificate authority and the broker's certificate
+    server/                           what `qafel server --credentials` takes
+    operator/                         what `qafel status --credentials` takes
+    clients/N/                        what client N's `qafel client --credentials` takes: hand it over, then delete it
+
+Who may do what: the server's account holds the streams. Clients live in an account of their own that imports publishing
+uploads; reading broadcasts, configuration and state by subject; reading snapshots; and the live subjects. So a client
+can neither ask for a consumer nor, by naming a subject for the broker's answer, have that answer stored as someone's
+message; and within its account it may use its own number only. docs/decisions/deployment-reads-by-subject.md
 """
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
 import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from qafel.deployment.broker.certificates import Authority
 from qafel.deployment.keys import new_seed, public_key
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names
-from qafel.errors import ConfigError, OutputError
+from qafel.errors import ConfigError, DataError, OutputError
 
-# The configuration of a secured broker, as text: who may do what.
-#
-# The server's account holds the streams. Clients live in an account of their own that imports four things: publishing
-# uploads, reading broadcasts, configuration and state by subject, reading snapshots, and the live subjects. So a client
-# can neither ask for a consumer nor, by naming a subject for the broker's answer, have that answer stored as someone's
-# message; and within its account it may use its own number only.
-
-
+_YEARS: Final = 5
 _READ: Final = "$JS.API.DIRECT.GET"
 
 
@@ -69,8 +74,8 @@ _OPERATOR = (
 )
 
 
-def accounts(server: str, operator: str, clients: Mapping[int, str], runs: list[str]) -> str:
-    """The part that changes when a client is added or struck off."""
+def accounts_config(server: str, operator: str, clients: Mapping[int, str], runs: list[str]) -> str:
+    """accounts.conf: the part that changes when a client is added or removed. Values are public keys."""
     users = "\n".join(_user(key, *client_permissions(number, runs)) for number, key in clients.items())
     exported = [f'{{ service: "{subject}", accounts: [CLIENTS] }}' for subject in _services("*", "*")]
     exported += [f'{{ stream: "{subject}", accounts: [CLIENTS] }}' for subject in _live("*", "*")]
@@ -100,8 +105,8 @@ accounts {{
 """
 
 
-def broker(host: str, port: int, store: str, *, mutual_tls: bool, sync: str = "always") -> str:
-    """The broker itself. Paths are relative to where it is started, but for the included accounts."""
+def broker_config(host: str, port: int, store: str, *, mutual_tls: bool, sync: str = "always") -> str:
+    """nats-server.conf. Paths are relative to where the broker is started, but for the included accounts."""
     return f"""# A NATS server for qafel: `qafel broker start FOLDER`, or there `nats-server -c nats-server.conf`.
 host: "{host}"
 port: {port}
@@ -143,14 +148,14 @@ def _lines(items: Iterable[str]) -> str:
 
 @final
 class BrokerFolder:
-    """Written by `init`, changed by `add` and `revoke`."""
+    """A secured broker's folder: written by `init`, changed by `add` and `revoke`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._settings: dict[str, Any] = json.loads((path / "broker.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise ConfigError(f"{path} is no broker's folder: make one with `qafel broker init {path}`") from None
+            raise ConfigError(f"{path} is not a broker's folder: make one with `qafel broker init {path}`") from None
 
     @staticmethod
     def init(
@@ -164,7 +169,14 @@ class BrokerFolder:
         mutual_tls: bool = False,
         sync: str = "always",
     ) -> BrokerFolder:
-        """Make everything anew; a folder that holds a broker already is refused."""
+        """Write a new folder, with keys for the server, the operator and so many `clients`, numbered from 0.
+
+        hosts       names and addresses under which the broker is reached
+        address     where it listens, with `port`
+        runs        names of the runs that clients may take part in; all by default
+        mutual_tls  whether clients show a certificate as well
+        sync        how often the broker syncs its store to disk: "always", or an interval such as "2m"
+        """
         if (path / "broker.json").exists():
             raise ConfigError(f"{path} holds a broker already: its keys would be lost; choose another folder")
         run_names = [Names(run).run for run in runs] or ["*"]
@@ -176,13 +188,10 @@ class BrokerFolder:
             "mutual_tls": mutual_tls,
             "servers": [f"tls://{host}:{port}" for host in reached],
         }
-        authority = Authority.new()
-        _write(path / "ca" / "ca.pem", authority.certificate_pem())
-        _write(path / "ca" / "ca-key.pem", authority.key_pem(), secret=True)
-        certificate, key = authority.issue("qafel broker", names)
-        _write(path / "broker" / "cert.pem", certificate)
-        _write(path / "broker" / "key.pem", key, secret=True)
-        text = broker(address, port, "store", mutual_tls=mutual_tls, sync=sync)
+        authority = CertificateAuthority.new()
+        authority.write(path / "ca")
+        authority.issue(path / "broker", "qafel broker", names)
+        text = broker_config(address, port, "store", mutual_tls=mutual_tls, sync=sync)
         _write(path / "nats-server.conf", text.encode())
         signing = new_seed()
         _write(path / "server.pub", public_key(signing).encode())
@@ -205,13 +214,13 @@ class BrokerFolder:
         self._write_accounts()
 
     def revoke(self, number: int) -> None:
-        """Strike a client off: the broker shuts it out, the server knows it no longer."""
+        """Remove a client: the broker shuts it out, and the server no longer knows it."""
         if self._settings["clients"].pop(str(number), None) is None:
             raise ConfigError(f"there is no client {number} here")
         self._write_accounts()
 
     def reload(self) -> bool:
-        """Have a running broker read its configuration again; False where none was found here."""
+        """Have the running broker read its configuration again; False if none runs in this folder."""
         try:
             process = int((self.path / "nats-server.pid").read_text(encoding="ascii"))
             if not _is_broker(process, self.path):
@@ -230,22 +239,20 @@ class BrokerFolder:
         for file, secret in {"user.nk": seed, **secrets}.items():
             _write(folder / file, secret.encode(), secret=True)
         if self._settings["mutual_tls"]:
-            certificate, key = Authority.load(self.path / "ca").issue(f"qafel {name}")
-            _write(folder / "cert.pem", certificate)
-            _write(folder / "key.pem", key, secret=True)
+            CertificateAuthority.load(self.path / "ca").issue(folder, f"qafel {name}")
         return public_key(seed)
 
     def _write_accounts(self) -> None:
         _write(self.path / "broker.json", json.dumps(self._settings).encode())
         _write(self.path / "server" / "clients.json", json.dumps(self._settings["clients"]).encode())
         server, operator = (public_key((self.path / name / "user.nk").read_text()) for name in ("server", "operator"))
-        text = accounts(server, operator, self.clients, self._settings["runs"])
+        text = accounts_config(server, operator, self.clients, self._settings["runs"])
         _write(self.path / "accounts.conf", text.encode())
 
 
 def _is_broker(process: int, folder: Path) -> bool:
-    """Whether it is a nats-server at work in this folder. The file with its number stays when it ends, so that another
-    process may have the number by now; and a container's numbers are not the host's.
+    """Whether the process is a nats-server that works in this folder. The file with its number stays when it ends, so
+    that another process may have the number by now; and a container's numbers are not the host's.
     """
     if process < 1:
         return False
@@ -254,6 +261,86 @@ def _is_broker(process: int, folder: Path) -> bool:
     place = Path("/proc") / str(process)
     program = (place / "cmdline").read_bytes().split(b"\0")[0]
     return b"nats-server" in program and (place / "cwd").samefile(folder)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CertificateAuthority:
+    """Signs the certificates of brokers, and of clients if TLS is mutual."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @staticmethod
+    def new() -> CertificateAuthority:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name("qafel broker authority")
+        return CertificateAuthority(_certificate(name, key.public_key(), name, key, [], authority=True), key)
+
+    @staticmethod
+    def load(folder: Path) -> CertificateAuthority:
+        """Read the authority's certificate and key from the files that `write` made."""
+        key = load_pem_private_key((folder / "ca-key.pem").read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise DataError(f"{folder / 'ca-key.pem'} holds a key of another kind: restore it from a copy")
+        return CertificateAuthority(x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()), key)
+
+    def write(self, folder: Path) -> None:
+        _write(folder / "ca.pem", self.certificate.public_bytes(Encoding.PEM))
+        _write(folder / "ca-key.pem", _key_pem(self.key), secret=True)
+
+    def issue(self, folder: Path, name: str, hosts: Sequence[str] = ()) -> None:
+        """Write a certificate and its key: for a broker reached under these `hosts`, or for a client."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        # Brokers of a cluster are one another's clients.
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
+        extensions: list[x509.ExtensionType] = [
+            x509.ExtendedKeyUsage(purposes),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+        ]
+        if hosts:
+            extensions.append(x509.SubjectAlternativeName([_host(host) for host in hosts]))
+        certificate = _certificate(_name(name), key.public_key(), self.certificate.subject, self.key, extensions)
+        _write(folder / "cert.pem", certificate.public_bytes(Encoding.PEM))
+        _write(folder / "key.pem", _key_pem(key), secret=True)
+
+
+def _certificate(
+    subject: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    issuer: x509.Name,
+    signing_key: ec.EllipticCurvePrivateKey,
+    extensions: Iterable[x509.ExtensionType],
+    *,
+    authority: bool = False,
+) -> x509.Certificate:
+    now, hour, year = datetime.datetime.now(datetime.UTC), datetime.timedelta(hours=1), datetime.timedelta(days=365)
+    builder = x509.CertificateBuilder(
+        issuer, subject, public, x509.random_serial_number(), now - hour, now + _YEARS * year
+    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    unused = dict.fromkeys((*others, "decipher_only"), False)
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=authority, crl_sign=authority, **unused)
+    constraints = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
+    builder = builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
+    for extension in (x509.SubjectKeyIdentifier.from_public_key(public), *extensions):
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signing_key, hashes.SHA256())
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _write(path: Path, data: bytes, *, secret: bool = False) -> None:

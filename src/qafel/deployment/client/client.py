@@ -1,5 +1,7 @@
-"""A client's life: training never waits for the network but when a whole window of uploads is on its way, and a broken
-connection does not disturb it.
+"""The client: copies x̂, trains, uploads; and follows the broadcasts meanwhile.
+
+Training waits for the network only when a whole window of uploads is on its way, and a broken connection does not
+disturb it.
 """
 
 from __future__ import annotations
@@ -18,26 +20,27 @@ from typing import Any, NamedTuple, TypeAlias, final
 from qafel.algorithm import Client, HiddenState, Message, local_update
 from qafel.algorithm.client import Train
 from qafel.deployment.client.follower import Follower
-from qafel.deployment.client.outbox import Outbox
-from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.outbox import ClientState, Outbox
 from qafel.deployment.client.training import in_worker
-from qafel.deployment.connection import Broker, session, together
+from qafel.deployment.connection import Broker, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
 from qafel.deployment.settings import ClientSettings
 from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, DataError
 
-Event: TypeAlias = dict[str, Any]
-
-
 log = logging.getLogger(__name__)
+
+ClientEvent: TypeAlias = dict[str, Any]
+"""Something that happened at a client: an update made, a version held, a receipt."""
+MakeTrain: TypeAlias = Callable[[Agreement, int], tuple[Train, float]]
+"""From the run's agreement and the client's number to its training function and its weight."""
 
 
 @final
 @dataclass(slots=True)
 class ClientReport:
-    """What a client did."""
+    """What a client did in all."""
 
     client: int
     version: int = 0
@@ -47,13 +50,13 @@ class ClientReport:
     sent_bytes: int = 0
     received_bytes: int = 0
     wire_sent_bytes: int = 0
-    """With all that NATS and TLS add; zero where the system does not count."""
+    """With all that NATS and TLS add; zero if the system does not count."""
     wire_received_bytes: int = 0
     run_state: str = ""
 
 
-class Start(NamedTuple):
-    """What an update begins with: the hidden state that was copied, and its number."""
+class CopiedState(NamedTuple):
+    """What an update begins with: the hidden state that was copied, and the update's number."""
 
     hidden_state: HiddenState
     sequence: int
@@ -72,7 +75,7 @@ class DeploymentClient:
         names: Names,
         access: Access,
         settings: ClientSettings,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[ClientEvent], None] | None = None,
     ) -> None:
         self.core = core
         self.names = names
@@ -102,7 +105,7 @@ class DeploymentClient:
         """Train and follow until the run ends, `max_updates` are done, or `stop`."""
         self._emit("version", version=self.core.hidden_state.version)
         try:
-            await together(self.stay_connected(), self._work(), self._keep_saving())
+            await run_until_one_ends(self.stay_connected(), self._work(), self._keep_saving())
         finally:
             self._save()
             self._state.give_back()
@@ -120,7 +123,7 @@ class DeploymentClient:
                     await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
                     await self.follower.attach(broker)
                     try:
-                        await together(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
+                        await run_until_one_ends(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
                     finally:
                         self._count_wire(broker)
             except BrokerError as error:
@@ -132,18 +135,18 @@ class DeploymentClient:
         self.report.wire_sent_bytes += sent
         self.report.wire_received_bytes += received
 
-    def begin(self) -> Start:
+    def begin(self) -> CopiedState:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
         if self.outbox.highest >= 0:
             self._state.skip_to(self.outbox.highest + 1)
         self._last_sequence = self._state.take_sequence()
-        return Start(self.core.hidden_state, self._last_sequence)
+        return CopiedState(self.core.hidden_state, self._last_sequence)
 
     def _has_room(self) -> bool:
         """Whether the outbox has room for the upload that `begin` would number next."""
         return self.outbox.has_room(max(self._last_sequence, self.outbox.highest) + 1)
 
-    def finish(self, start: Start, train: Train) -> bytes:
+    def finish(self, start: CopiedState, train: Train) -> bytes:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
         core = self.core
         return local_update(
@@ -161,7 +164,7 @@ class DeploymentClient:
         with ThreadPoolExecutor(1, "qafel-train") as thread:
             train, pool = in_worker(self._train, settings.worker)
             try:
-                start: Start | None = None
+                start: CopiedState | None = None
                 while self._more():
                     began = time.monotonic()
                     start = start or self.begin()
@@ -240,15 +243,6 @@ class DeploymentClient:
             self._on_event({"event": event, **fields})
 
 
-# The client: copies x̂, trains in a thread or a process, uploads; and follows the broadcasts meanwhile.
-#
-# `participant` is its life; here a name on the broker and a folder become a client.
-
-
-MakeTrain: TypeAlias = Callable[[Agreement, int], tuple[Train, float]]
-"""From the run's configuration and the client's number to its training function and its weight."""
-
-
 def run_client(
     train: Train | None = None,
     *,
@@ -259,12 +253,19 @@ def run_client(
     make_train: MakeTrain | None = None,
     weight: float = 1.0,
     settings: ClientSettings | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[ClientEvent], None] | None = None,
 ) -> ClientReport:
     """Take part in a run with your own training function, until it ends or `max_updates` are done.
 
-    `train(start, stream)` gets the hidden state (not to be changed) and a random stream, and returns the trained model
-    as a flat vector. Where it depends on the run's configuration, give `make_train` instead.
+    train       from the hidden state (not to be changed) and a random stream to the trained model, a flat vector
+    run         the run's name on the broker
+    client      this client's number
+    state       the folder in which the client keeps x̂ and the numbers of its uploads
+    access      how to reach the broker; one without keys on this machine by default
+    make_train  instead of `train`, if it depends on the run's configuration
+    weight      how much this client's updates count, with `train`
+    settings    how the client works
+    on_event    called with everything that happens
 
     run_client(lambda start, stream: start - 0.1 * gradient(start), run="demo", client=3, state=Path("client-3"))
     """
@@ -277,18 +278,18 @@ def run_client(
             return given, weight
 
     return asyncio.run(
-        _take_part(make_train, Names(run), client, state, access or Access(), settings or ClientSettings(), on_event)
+        _run_client(make_train, Names(run), client, state, access or Access(), settings or ClientSettings(), on_event)
     )
 
 
-async def _take_part(
+async def _run_client(
     make_train: MakeTrain,
     names: Names,
     number: int,
     folder: Path,
     access: Access,
     settings: ClientSettings,
-    on_event: Callable[[Event], None] | None,
+    on_event: Callable[[ClientEvent], None] | None,
 ) -> ClientReport:
     with ClientState(folder) as state:
         client = await open_client(make_train, names, number, state, access, settings, on_event)
@@ -305,7 +306,7 @@ async def open_client(
     state: ClientState,
     access: Access,
     settings: ClientSettings,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[ClientEvent], None] | None = None,
 ) -> DeploymentClient:
     """A client that knows the run and holds a hidden state, from its disk or from a snapshot."""
     verifier = access.verifier()
@@ -318,7 +319,7 @@ async def open_client(
                 break
         except BrokerError as error:
             if deadline is not None and loop.time() > deadline:
-                raise BrokerUnreachable(f"there is no run {names.run!r} to take part in: {error}") from None
+                raise BrokerUnreachable(f"cannot take part in run {names.run!r}: {error}") from None
             await asyncio.sleep(0.3)
     algorithm, dimension = agreement.algorithm(), agreement.layout.size
     hidden_state = state.load(agreement.run_id, dimension, algorithm)

@@ -1,7 +1,8 @@
-"""A client's uploads, until the server says what became of them.
+"""A client's uploads, until the server says what became of them; and what the client keeps on disk.
 
 The broker's word is not enough, as it may lose what it acknowledged; so it is not even asked for, but for uploads in
 parts. An upload without a receipt is sent again, and the server's replay window makes that harmless.
+docs/decisions/deployment-broker-is-not-the-truth.md
 """
 
 from __future__ import annotations
@@ -12,32 +13,33 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final, final
+from pathlib import Path
+from typing import Final, Self, TypeAlias, final
 
+from qafel.algorithm import Algorithm, HiddenState, Message
 from qafel.algorithm.replay import WINDOW
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Signer
 from qafel.deployment.messages import Receipt, split
 from qafel.deployment.names import PART, SIGNATURE
-from qafel.errors import BrokerRefused, DataError
+from qafel.errors import BrokerRefused, ConfigError, DataError, HiddenStateError, MessageError
+from qafel.files import Lock, read_checked, sync_folder, write_atomically, write_checked
 
 _RESEND_S: Final = 3.0
-
-
 _RESEND_BYTES_PER_S: Final = 4 << 20  # a large upload needs its time before it counts as lost
-
-
 _RESEND_MOST_S: Final = 60.0
-
-
 _MOST_HIGHEST: Final = 2**31 - 1  # of the 2³² numbers that a header holds; no client gets as far
-
+_FILE: Final = "hidden-state"
+_FILE_VERSION: Final = 1
+_BLOCK: Final = 16  # numbers reserved by one synced write
+_MOST: Final = 1024  # the same, for a client that uses up a block within seconds
+_SOON_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
-
-Heard = Callable[[int | None, str, str, int], None]
+OutcomeListener: TypeAlias = Callable[[int | None, str, str, int], None]
 """(sequence, "accepted", "duplicate" or the reason of a rejection, explanation, the version that took it)"""
 
 
@@ -52,10 +54,12 @@ class _Pending:
 
 @final
 class Outbox:
-    """At most `window` uploads on their way, all of numbers that the server can still tell from those it counted."""
+    """Delivers uploads: at most `window` on their way, with numbers that the server can still tell from those it counted."""
 
-    def __init__(self, subject: str, signer: Signer | None, window: int, heard: Heard, news: asyncio.Event) -> None:
-        """`news` is set when receipts came."""
+    def __init__(self, subject: str, signer: Signer | None, window: int, heard: OutcomeListener, news: asyncio.Event) -> None:
+        """Uploads go to `subject`, signed if there is a `signer`. `heard` is called with what became of each; `news` is
+        set when receipts came.
+        """
         self._news = news
         self._subject = subject
         self._signer = signer
@@ -139,3 +143,78 @@ class Outbox:
         except BrokerRefused as error:
             log.info("%s; trying again", error)
             pending.due = time.monotonic() + 1.0
+
+
+@final
+class ClientState:
+    """What a client keeps on disk: its hidden state, and how far its upload numbers are used up. One process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        busy = ConfigError(f"another client uses {folder}: stop it, or choose another --state")
+        self._folder = folder
+        self._lock = Lock(folder / "lock", busy)
+        self._block = _BLOCK
+        self._reserved_at = time.monotonic()
+        self._next = self._reserved = 0
+
+    def __enter__(self) -> Self:
+        with ExitStack() as held:
+            held.enter_context(self._lock)
+            self._next = self._reserved = self._read_reserved()
+            held.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(None, None, None)
+
+    def take_sequence(self) -> int:
+        """A number that no upload of this client has had, even if it was killed: it is used up on disk first."""
+        if self._next >= self._reserved:
+            now = time.monotonic()
+            self._block = min(_MOST, 2 * self._block) if now - self._reserved_at < _SOON_S else _BLOCK
+            self._reserved_at = now
+            self._reserve(self._next + self._block)
+        self._next += 1
+        return self._next - 1
+
+    def skip_to(self, sequence: int) -> None:
+        """Never use a number below this one: the server has seen higher ones than this folder remembers."""
+        self._next = max(self._next, sequence)
+
+    def give_back(self) -> None:
+        """At a clean end, the numbers that were reserved and not used."""
+        self._reserve(self._next)
+
+    def load(self, run_id: str, dimension: int, algorithm: Algorithm) -> HiddenState | None:
+        """The hidden state that was saved, if there is a sound one of this run. One of another version of the format,
+        or damaged, is not used: a log line says so, and the client takes the server's snapshot instead.
+        """
+        path = self._folder / _FILE
+        if not path.exists():
+            return None
+        try:
+            saved_id, _, frame = read_checked(path, _FILE, _FILE_VERSION).partition(b"\n")
+            if saved_id.decode("ascii", "replace") != run_id:
+                return None
+            return HiddenState.from_snapshot(Message.from_bytes(frame), dimension, algorithm)
+        except (DataError, MessageError, HiddenStateError) as error:
+            log.warning("%s; starting from the server's snapshot instead", error)
+            return None
+
+    def save(self, run_id: str, hidden_state: HiddenState) -> None:
+        """Replace the saved hidden state by this one, of the run with that id."""
+        data = run_id.encode() + b"\n" + hidden_state.to_snapshot()
+        write_checked(self._folder / _FILE, _FILE, _FILE_VERSION, data)
+
+    def _reserve(self, until: int) -> None:
+        write_atomically(self._folder / "sequence", str(until).encode())
+        sync_folder(self._folder)
+        self._reserved = until
+
+    def _read_reserved(self) -> int:
+        try:
+            return int((self._folder / "sequence").read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0
+        except ValueError as error:
+            raise ConfigError(f"{self._folder / 'sequence'} is damaged ({error}): delete the client's folder") from None

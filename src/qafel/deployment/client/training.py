@@ -1,4 +1,4 @@
-"""Training of a task that ships with the package, as one client does it."""
+"""A client's local training: of a task of this package, in our process or in one of its own."""
 
 from __future__ import annotations
 
@@ -52,27 +52,24 @@ def _weight(config: Config, task: Task, client: int) -> float:
     return float(samples[client] / np.mean(samples))
 
 
-# Where training runs: in our process, or in one of its own.
-
-
 def in_worker(train: Train, worker: str) -> tuple[Train, Executor | None]:
-    """The training function, in another process if wanted: one that holds the interpreter's lock would delay x̂."""
+    """The training function as it is, or one that has it run in another process; and the executor to shut down."""
     if worker == "thread":
         return train, None
-    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_take_over, initargs=(train,))
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(train,))
 
-    def elsewhere(start: Vector, stream: Stream) -> Vector:
-        return pool.submit(_train_here, start, stream).result()
+    def in_process(start: Vector, stream: Stream) -> Vector:
+        return pool.submit(_train, start, stream).result()
 
-    return elsewhere, pool
-
-
-_given: list[Train] = []  # in a worker process: what it trains with
+    return in_process, pool
 
 
-def _take_over(train: Train) -> None:
-    _given[:] = [train]
+_kept: list[Train] = []  # in a worker process: what it trains with
 
 
-def _train_here(start: Vector, stream: Stream) -> Vector:
-    return _given[0](start, stream)
+def _keep(train: Train) -> None:
+    _kept[:] = [train]
+
+
+def _train(start: Vector, stream: Stream) -> Vector:
+    return _kept[0](start, stream)

@@ -1,24 +1,25 @@
-"""Put on the broker what it lacks: at the start of every session, whether it is new, was restarted, or was wiped."""
+"""Everything the server says: broadcasts, snapshots, receipts, its state; and again what a broker has lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias, final
 
-from qafel.algorithm import HiddenState, Message
+from qafel.algorithm import HiddenState
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Access, Signer
-from qafel.deployment.messages import RunState
+from qafel.deployment.messages import Receipt, RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names
 from qafel.deployment.server.evaluation import Course, Evaluator, Rate
 from qafel.deployment.server.intake import Intake
-from qafel.deployment.server.ledger import Truth
+from qafel.deployment.server.ledger import Ledger
 from qafel.errors import ConfigError
 
 _AT_ONCE: Final = 64
+_CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
 
 
 log = logging.getLogger(__name__)
@@ -26,11 +27,11 @@ log = logging.getLogger(__name__)
 
 @final
 class Publisher:
-    """Everything the server says, signed."""
+    """Publishes what the server says, signed."""
 
-    def __init__(self, names: Names, signer: Signer | None, out: HiddenState) -> None:
+    def __init__(self, names: Names, signer: Signer | None, published: HiddenState) -> None:
         self.names = names
-        self.out = out
+        self.published = published
         """x̂ as the clients know it: the last one that went out."""
         self._signer = signer
 
@@ -53,21 +54,33 @@ class Publisher:
 
     async def _broadcast(self, broker: Broker, version: int, frame: bytes) -> None:
         subject = self.names.broadcast(version)
-        # The digest in the name lets a version be made again by a server that lost its disk.
-        headers = {MESSAGE_ID: f"{version}-{Message.from_bytes(frame).digest:x}", **self._signature(subject, frame)}
+        # The checksum in the name lets a version be made again by a server that lost its disk.
+        headers = {MESSAGE_ID: f"{version}-{frame[_CHECKSUM].hex()}", **self._signature(subject, frame)}
         if len(frame) > broker.part_bytes:
             name = self.names.broadcast_object(version)
             await self.put(broker, name, frame)
             headers[OBJECT], frame = name, b""
         await broker.store(subject, frame, headers)
 
+    async def receipts(self, broker: Broker, groups: Iterable[Mapping[int, Receipt]]) -> None:
+        """Tell each client what became of its uploads in all of these groups."""
+        receipts: dict[int, Receipt] = {}
+        for group in groups:
+            for client, receipt in group.items():
+                receipts.setdefault(client, Receipt()).extend(receipt)
+        for client, receipt in receipts.items():
+            await broker.send(self.names.receipt(client), receipt.to_bytes())
+
     async def snapshot(self, broker: Broker) -> None:
-        await self.put(broker, self.names.snapshot, await asyncio.to_thread(self.out.to_snapshot))
+        await self.put(broker, self.names.snapshot, await asyncio.to_thread(self.published.to_snapshot))
 
 
-async def refill(broker: Broker, publisher: Publisher, truth: Truth, agreement: bytes) -> None:
-    """Configuration, broadcasts and a snapshot, as far as they are missing or belong to another history."""
-    names, version = publisher.names, truth.server.version
+async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement: bytes) -> None:
+    """Put on the broker what it lacks at the start of a session, whether it is new, was restarted, or was wiped.
+
+    That is broadcasts, a snapshot and the agreement, as far as they are missing or belong to another history.
+    """
+    names, version = publisher.names, ledger.server.version
     config = await broker.stored(KEY_VALUE_STREAM, names.config)
     held = await _held(broker, names)
     another_run = config is not None and config.data != agreement
@@ -77,11 +90,11 @@ async def refill(broker: Broker, publisher: Publisher, truth: Truth, agreement: 
         log.warning("the broker holds broadcasts of another history: they are replaced")
         await broker.purge(names.broadcast_stream)
         held = set()
-    missing = [step for step in truth.broadcasts if step[0] not in held]
+    missing = [step for step in ledger.broadcasts if step[0] not in held]
     await publisher.broadcasts(broker, missing)
     if missing:
         log.info("gave the broker %d broadcasts that it lacked", len(missing))
-    publisher.out = truth.server.hidden_state
+    publisher.published = ledger.server.hidden_state
     await publisher.snapshot(broker)
     if config is None or another_run:  # last: a client that finds it finds all the rest
         await publisher.value(broker, names.config, agreement)
@@ -92,15 +105,12 @@ async def _held(broker: Broker, names: Names) -> set[int]:
     return {int(end) for end in ends if end.isdigit()}
 
 
-# The state that a server renews on the broker: clients notice by it that they are behind, operators how it goes.
-
-
-Progress: TypeAlias = Callable[[RunState], None]
+StateListener: TypeAlias = Callable[[RunState], None]
 
 
 @final
 class Heartbeat:
-    """Tells of the run every few seconds, and reads the registry of clients anew."""
+    """Renews the run's state on the broker: clients see by it that they are behind, operators how it goes."""
 
     def __init__(
         self,
@@ -110,7 +120,7 @@ class Heartbeat:
         publisher: Publisher,
         server_steps: int | None,
         metric_name: str,
-        progress: Progress | None,
+        progress: StateListener | None,
     ) -> None:
         self.session = ""
         """Changes with every connection: clients that see a new one send again what may be lost."""
@@ -121,51 +131,33 @@ class Heartbeat:
         self._server_steps = server_steps or 0
         self._metric_name = metric_name
         self._progress = progress
-        self._rate = Rate(intake.truth.totals.uploads)
-        self._registry_problem: str | None = None
+        self._rate = Rate(intake.ledger.traffic.uploads)
 
     async def run(self, broker: Broker, every_s: float, access: Access) -> None:
         while True:
             await asyncio.sleep(every_s)
-            await self.renew_keys(access)
+            await self._intake.checker.renew_keys(access)
             await self.beat(broker)
 
-    async def renew_keys(self, access: Access) -> None:
-        """Read the registry; where that fails, keep the last one. A file that is being replaced is gone or half there
-        for a moment, which must neither end the run nor let in uploads that nobody signed.
-        """
-        guard, problem = self._intake.guard, None
-        try:
-            keys = await asyncio.to_thread(access.registry)
-        except ConfigError as error:
-            keys, problem = None, str(error)
-        if keys is not None:
-            guard.renew_keys(keys)
-        elif problem is None and guard.has_keys:
-            problem = "the registry of clients is gone"
-        if problem is not None and problem != self._registry_problem:
-            log.warning("%s; the clients known before stay", problem)
-        self._registry_problem = problem
-
     async def beat(self, broker: Broker, *, concluded: bool = False) -> None:
-        """A run that has ended says so once its last broadcast is out: clients leave when they hear it."""
+        """Renew the state. A run that has ended says so once its last broadcast is out: clients leave when they hear it."""
         state = self._run_state(self._course.state if concluded else "running")
         await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
         if self._progress is not None:
             self._progress(state)
 
     def _run_state(self, word: str) -> RunState:
-        truth, out, last = self._intake.truth, self._publisher.out, self._evaluator.last
-        totals, server = truth.totals, truth.server
+        ledger, out, last = self._intake.ledger, self._publisher.published, self._evaluator.last
+        traffic, server = ledger.traffic, ledger.server
         return RunState(
             state=word,
             version=out.version,
             digest=out.digest,
             server_steps=self._server_steps,
-            uploads=totals.uploads,
-            updates_per_s=round(self._rate.mark(totals.uploads), 1),
-            upload_bytes=totals.upload_bytes,
-            broadcast_bytes=totals.broadcast_bytes,
+            uploads=traffic.uploads,
+            updates_per_s=round(self._rate.mark(traffic.uploads), 1),
+            upload_bytes=traffic.upload_bytes,
+            broadcast_bytes=traffic.broadcast_bytes,
             rejected=dict(server.rejected),
             clients={str(client): lag for client, lag in list(self._intake.lags.items())[-100:]},
             buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",

@@ -21,7 +21,7 @@ import safetensors.numpy
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from qafel.config import Config, EvaluationConfig
-from qafel.deployment.server.ledger import Totals, Truth
+from qafel.deployment.server.ledger import Ledger, Traffic
 from qafel.errors import OutputError
 from qafel.files import write_atomically
 from qafel.params import Layout, Vector
@@ -139,8 +139,8 @@ class Evaluator:
         """Uploads per staleness; without those that came after the last evaluation of a killed process."""
         return _sum(self._staleness_before, self._metrics.staleness.counts)
 
-    def offer(self, version: int, model: Vector, totals: Totals, hidden_state: Vector | None = None) -> None:
-        self._offered = (version, model, self._so_far(totals), hidden_state)
+    def offer(self, version: int, model: Vector, traffic: Traffic, hidden_state: Vector | None = None) -> None:
+        self._offered = (version, model, self._so_far(traffic), hidden_state)
         self._wake.set()
 
     async def run(self) -> None:
@@ -168,9 +168,9 @@ class Evaluator:
         self._metrics.metric.set(row["metric"])
         self._see(row)
 
-    async def last_model(self, version: int, model: Vector, totals: Totals, hidden_state: Vector | None = None) -> None:
+    async def last_model(self, version: int, model: Vector, traffic: Traffic, hidden_state: Vector | None = None) -> None:
         if self.last is None or self.last["version"] != version:
-            await self.evaluate(version, model, self._so_far(totals), hidden_state)
+            await self.evaluate(version, model, self._so_far(traffic), hidden_state)
 
     def _measure(self, model: Vector, hidden_state: Vector | None) -> dict[str, float]:
         """The task's figures, and ‖x − x̂‖ / ‖x‖: what quantizing the broadcast costs."""
@@ -188,16 +188,16 @@ class Evaluator:
         if self._target is not None and self.reached is None and better(metric, self._target) == metric:
             self.reached = row
 
-    def _so_far(self, totals: Totals) -> dict[str, Any]:
+    def _so_far(self, traffic: Traffic) -> dict[str, Any]:
         """What the server counted; what its clients received, it does not see."""
         return {
-            "uploads": totals.uploads,
+            "uploads": traffic.uploads,
             "virtual_time": self.elapsed_s,
             "virtual_time_unit": "s",
-            "upload_bytes_total": totals.upload_bytes,
-            "broadcast_bytes_total": totals.broadcast_bytes,
-            "staleness_mean": totals.staleness_sum / max(1, totals.uploads),
-            "staleness_max": totals.staleness_max,
+            "upload_bytes_total": traffic.upload_bytes,
+            "broadcast_bytes_total": traffic.broadcast_bytes,
+            "staleness_mean": _mean(traffic.staleness_counts),
+            "staleness_max": max(0, len(traffic.staleness_counts) - 1),
             "staleness_histogram": self._metrics.staleness.counts.copy(),
         }
 
@@ -241,13 +241,13 @@ log = logging.getLogger(__name__)
 class Course:
     """Running, until it is finished, stopped or diverged; and when the model is measured on the way."""
 
-    def __init__(self, config: Config, truth: Truth, evaluator: Evaluator) -> None:
+    def __init__(self, config: Config, ledger: Ledger, evaluator: Evaluator) -> None:
         self.state = "running"
         self._stop = config.stop
         self._evaluation = config.evaluation
-        self._truth = truth
+        self._ledger = ledger
         self._evaluator = evaluator
-        self._uploads_before = truth.totals.uploads
+        self._uploads_before = ledger.traffic.uploads
 
     @property
     def goes_on(self) -> bool:
@@ -260,23 +260,23 @@ class Course:
 
     def look(self) -> None:
         """End a run that has reached one of its limits."""
-        stop, totals = self._stop, self._truth.totals
+        stop, traffic = self._stop, self._ledger.traffic
         if (
-            self._truth.server.version >= (stop.server_steps or math.inf)
-            or totals.uploads >= (stop.uploads or math.inf)
-            or totals.upload_bytes + totals.broadcast_bytes >= (stop.traffic_bytes or math.inf)
+            self._ledger.server.version >= (stop.server_steps or math.inf)
+            or traffic.uploads >= (stop.uploads or math.inf)
+            or traffic.upload_bytes + traffic.broadcast_bytes >= (stop.traffic_bytes or math.inf)
         ):
             self.end("finished")
 
     def after_upload(self, version_before: int, diverged: str | None) -> None:
         """Have the model measured, where an evaluation is due; then look."""
-        server, totals, evaluation = self._truth.server, self._truth.totals, self._evaluation
+        server, traffic, evaluation = self._ledger.server, self._ledger.traffic, self._evaluation
         by_uploads = evaluation.unit == "uploads"
         # A rejected message counts nothing, and gives no reason to measure again.
-        changed = totals.uploads > self._uploads_before if by_uploads else server.version > version_before
-        self._uploads_before = totals.uploads
-        if changed and (totals.uploads if by_uploads else server.version) % evaluation.every == 0:
-            self._evaluator.offer(server.version, server.model, totals, server.hidden_state.vector)
+        changed = traffic.uploads > self._uploads_before if by_uploads else server.version > version_before
+        self._uploads_before = traffic.uploads
+        if changed and (traffic.uploads if by_uploads else server.version) % evaluation.every == 0:
+            self._evaluator.offer(server.version, server.model, traffic, server.hidden_state.vector)
         if diverged is not None:
             log.error("%s", diverged)
             self.end("diverged")
@@ -291,10 +291,10 @@ class Course:
 Summary: TypeAlias = dict[str, Any]
 
 
-def write_results(out: Path, state: str, config: Config, task: Task, truth: Truth, evaluator: Evaluator) -> Summary:
+def write_results(out: Path, state: str, config: Config, task: Task, ledger: Ledger, evaluator: Evaluator) -> Summary:
     """Model and summary; configuration and metrics are there already."""
-    summary = {"name": config.name, "status": state, **_what_it_was(config, task), **_what_it_did(truth, evaluator)}
-    write_atomically(out / "model.safetensors", model_file(truth.server.model, task.layout))
+    summary = {"name": config.name, "status": state, **_what_it_was(config, task), **_what_it_did(ledger, evaluator)}
+    write_atomically(out / "model.safetensors", model_file(ledger.server.model, task.layout))
     write_atomically(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     return summary
 
@@ -319,20 +319,20 @@ def _what_it_was(config: Config, task: Task) -> Summary:
     }
 
 
-def _what_it_did(truth: Truth, evaluator: Evaluator) -> Summary:
-    totals, server, last, reached = truth.totals, truth.server, evaluator.last, evaluator.reached
+def _what_it_did(ledger: Ledger, evaluator: Evaluator) -> Summary:
+    traffic, server, last, reached = ledger.traffic, ledger.server, evaluator.last, evaluator.reached
     wall_s = max(1e-9, time.monotonic() - evaluator.began)
     return {
         "server_steps": server.version,
-        "uploads": totals.uploads,
-        "upload_bytes_mean": totals.upload_bytes / max(1, totals.uploads),
-        "upload_bytes_total": totals.upload_bytes,
-        "broadcast_bytes_mean": totals.broadcast_bytes / max(1, totals.broadcasts),
-        "broadcast_bytes_total": totals.broadcast_bytes,
+        "uploads": traffic.uploads,
+        "upload_bytes_mean": traffic.upload_bytes / max(1, traffic.uploads),
+        "upload_bytes_total": traffic.upload_bytes,
+        "broadcast_bytes_mean": traffic.broadcast_bytes / max(1, traffic.broadcasts),
+        "broadcast_bytes_total": traffic.broadcast_bytes,
         "received_bytes_total": None,  # a server does not see what its clients receive
         "rejected": dict(server.rejected),
-        "staleness_mean": totals.staleness_sum / max(1, totals.uploads),
-        "staleness_max": totals.staleness_max,
+        "staleness_mean": _mean(traffic.staleness_counts),
+        "staleness_max": max(0, len(traffic.staleness_counts) - 1),
         "staleness_histogram": evaluator.staleness_histogram,
         "metric_final": last["metric"] if last else None,
         "metric_best": evaluator.best,
@@ -341,10 +341,14 @@ def _what_it_did(truth: Truth, evaluator: Evaluator) -> Summary:
         "virtual_time_unit": "s",
         "virtual_time_to_target": reached["virtual_time"] if reached else None,
         "wall_s": wall_s,
-        "updates_per_s": (totals.uploads - evaluator.uploads_before) / wall_s,
+        "updates_per_s": (traffic.uploads - evaluator.uploads_before) / wall_s,
         "model_sha256": _sha256(server.model),
         "hidden_state_sha256": _sha256(server.hidden_state.vector),
     }
+
+
+def _mean(counts: list[int]) -> float:
+    return sum(tau * count for tau, count in enumerate(counts)) / max(1, sum(counts))
 
 
 def _sha256(vector: Vector) -> str:

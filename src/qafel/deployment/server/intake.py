@@ -1,27 +1,171 @@
-"""From broker messages to the truth: who gets what receipt, what is acknowledged, which steps go out. No network."""
+"""From the broker's messages to the ledger: which uploads count, who gets what receipt, which steps go out. No network.
+
+The core checks form, version and repetition; `UploadChecker` adds who sent it, how often, how large. Checks come in the
+order of their price, and an upload that was counted before is told so first: its client only missed the receipt. Time
+is an argument.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, final
 
+import numpy as np
 from nats.aio.msg import Msg
 
-from qafel.algorithm import HiddenState, Message
+from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.deployment.messages import Assembly, Part, Receipt
+from qafel.deployment.keys import Access, Verifier
+from qafel.deployment.messages import Part, PartAssembler, Receipt
 from qafel.deployment.names import PART, SIGNATURE
-from qafel.deployment.server.defence import Guard
 from qafel.deployment.server.evaluation import Metrics
-from qafel.deployment.server.ledger import Truth
-from qafel.errors import DuplicateUpload, MessageError, NonFiniteVector, RejectedUpload, UnknownClient
+from qafel.deployment.server.ledger import Ledger
+from qafel.deployment.settings import DefenceSettings
+from qafel.errors import (
+    ConfigError,
+    DuplicateUpload,
+    MessageError,
+    NonFiniteVector,
+    NormTooLarge,
+    RateLimited,
+    RejectedUpload,
+    UnknownClient,
+    WrongSender,
+)
 
 _ASSEMBLY_BYTES: Final = 1 << 30
+_REMEMBERED: Final = 1000  # clients, of whom the lag is known
+_LEAST_VOTES: Final = 3  # clients, before the median says anything
+_MOST_VOTES: Final = 256
+_FIRST_VOTE_S: Final = 600.0
+_LEAST_VOTE_S: Final = 60.0
+
+log = logging.getLogger(__name__)
 
 
-_REMEMBERED: Final = 1000
+@final
+class RunningMedian:
+    """The median over clients of the norm that each sent last: one vote each, however often it uploads.
+
+    Updates that are rejected for their norm vote too. Were it only the accepted ones, a few clients near their own
+    optimum could shut all others out for good, because nothing would ever move the median again. A client that falls
+    silent loses its vote after ten of its own intervals, so that those who left do not judge those who stayed.
+    """
+
+    def __init__(self, norms: Mapping[int, float], now: float) -> None:
+        self._votes = OrderedDict((client, (norm, now, _FIRST_VOTE_S)) for client, norm in norms.items())
+
+    def vote(self, client: int, norm: float, now: float) -> None:
+        before = self._votes.pop(client, None)
+        lasts_s = _FIRST_VOTE_S if before is None else max(_LEAST_VOTE_S, 10 * (now - before[1]))
+        self._votes[client] = (norm, now, lasts_s)
+        if len(self._votes) > _MOST_VOTES:
+            self._votes.popitem(last=False)
+
+    def value(self, now: float) -> float | None:
+        """The upper median; None if too few clients have a say."""
+        norms = sorted(norm for norm, then, lasts_s in self._votes.values() if now - then <= lasts_s)
+        return norms[len(norms) // 2] if len(norms) >= _LEAST_VOTES else None
+
+    def norms(self) -> dict[int, float]:
+        return {client: norm for client, (norm, _, _) in self._votes.items()}
+
+
+@final
+class UploadChecker:
+    """Everything an upload must pass before the server sees it."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        settings: DefenceSettings,
+        clients: int,
+        keys: Mapping[int, str] | None = None,
+        norms: Mapping[int, float] | None = None,
+        now: float = 0.0,
+    ) -> None:
+        """`clients` is how many the task has, `keys` the registry of public keys if there is one, and `norms` what the
+        clients sent last before a restart.
+        """
+        self._algorithm = algorithm
+        self._settings = settings
+        self._clients = clients
+        self._keys = keys
+        self._keys_problem: str | None = None
+        self._verifiers: dict[int, Verifier] = {}
+        self._allowance: dict[int, tuple[float, float]] = {}
+        self.median = RunningMedian(norms or {}, now)
+
+    def knows(self, client: int) -> bool:
+        return client in self._keys if self._keys is not None else 0 <= client < self._clients
+
+    async def renew_keys(self, access: Access) -> None:
+        """Read the registry again; if that fails, keep the last one. A client that was removed is unknown from here on.
+
+        A file that is being replaced is gone or half there for a moment, which must neither end the run nor let in
+        uploads that nobody signed: once there are keys, there is no way back to none.
+        """
+        keys, problem = None, None
+        try:
+            keys = await asyncio.to_thread(access.registry)
+        except ConfigError as error:
+            problem = str(error)
+        if keys is not None:
+            self._keys = keys
+            self._verifiers.clear()
+        elif problem is None and self._keys is not None:
+            problem = "the registry of clients is gone"
+        if problem is not None and problem != self._keys_problem:
+            log.warning("%s; the clients known before stay", problem)
+        self._keys_problem = problem
+
+    def check_signature(self, client: int, subject: str, frame: bytes, signature: str | None) -> None:
+        """Raise unless a known client signed this frame, if clients sign here."""
+        if self._keys is not None:
+            if client not in self._verifiers:
+                self._verifiers[client] = Verifier(self._keys[client])
+            self._verifiers[client].check(subject, frame, signature)
+
+    def check(self, server: Server, client: int, upload: Message, now: float) -> None:
+        """Raise unless this upload, sent as that client, may be taken."""
+        if upload.sender != client:
+            raise WrongSender(f"the message says client {upload.sender}, it was sent by client {client}")
+        upload.check(Kind.UPLOAD, server.model.size, self._algorithm.client_quantizer)
+        server.seen.check(upload.sender, upload.sequence)
+        self._spend(client, now)
+        self._check_norm(server, upload, now)
+
+    def _spend(self, client: int, now: float) -> None:
+        """Take a token from the client's bucket, or raise."""
+        rate = self._settings.max_rate
+        if rate is None:
+            return
+        burst = max(1.0, 10 * rate)
+        left, then = self._allowance.get(client, (burst, now))
+        left = min(burst, left + (now - then) * rate)
+        if left < 1:
+            raise RateLimited(f"at most {rate:g} uploads a second: wait {(1 - left) / rate:.1f} s")
+        self._allowance[client] = (left - 1, now)
+
+    def _check_norm(self, server: Server, upload: Message, now: float) -> None:
+        ratio = self._settings.max_norm_ratio
+        if ratio is None:
+            return
+        update = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
+        if self._algorithm.upload == "model":
+            update = update - server.model
+        norm = upload.weight * float(np.sqrt(np.dot(update, update)))
+        if not np.isfinite(norm):
+            raise NormTooLarge("the update's norm is beyond what a number can hold")
+        self.median.vote(upload.sender, norm, now)
+        median = self.median.value(now)
+        if median and norm > ratio * median:
+            raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {ratio:g} times the median, {median:.3g}")
 
 
 @final
@@ -41,16 +185,17 @@ class Group:
 
 @final
 class Intake:
-    """Takes messages one by one."""
+    """Takes messages one by one: counts an upload in the ledger, or rejects it and says why."""
 
-    def __init__(self, truth: Truth, guard: Guard, metrics: Metrics) -> None:
-        quantizer = truth.server.algorithm.client_quantizer
-        self.truth = truth
-        self.guard = guard
+    def __init__(self, ledger: Ledger, checker: UploadChecker, metrics: Metrics) -> None:
+        quantizer = ledger.server.algorithm.client_quantizer
+        self.ledger = ledger
+        self.checker = checker
         self.lags: OrderedDict[int, int] = OrderedDict()
+        """For the clients heard of last: the staleness of their latest accepted upload."""
         self.diverged: str | None = None
         self._metrics = metrics
-        self._max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(truth.server.model.size)
+        self._max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(ledger.server.model.size)
         self.begin_session()
 
     def parts(self, part_bytes: int) -> int:
@@ -59,52 +204,58 @@ class Intake:
 
     def begin_session(self) -> None:
         """Forget unfinished uploads: a new consumer delivers their parts again, perhaps under other numbers."""
-        self._assembly = Assembly(self._max_upload_bytes, _ASSEMBLY_BYTES)
+        self._assembler = PartAssembler(self._max_upload_bytes, _ASSEMBLY_BYTES)
 
     def take(self, message: Msg, group: Group, now: float) -> None:
-        """Count, or reject and say why; a part of an upload only waits."""
-        client = _client(message.subject)
-        headers = message.headers or {}
-        frame, spent = message.data, [message]
+        """Count an upload, or reject it and say why; a part of an upload only waits.
+
+        message  as the broker delivered it
+        group    gets the receipt, the broadcast, and what is to be acknowledged
+        now      the time, in seconds of a clock that only goes forward
+        """
+        client, headers = _client(message.subject), message.headers or {}
+        frame, spent, upload = message.data, [message], None
         try:
             if client is None:
-                raise UnknownClient(f"{message.subject} names no client")
-            if PART in headers and self.guard.knows(client):
-                part = Part.from_header(headers[PART])
-                self._assembly.check(part)
-                if self._is_over(client, part, group):
-                    group.acknowledge.append(message)
-                    return
-                whole = self._assembly.add(client, part, message, group.acknowledge)
+                raise UnknownClient(f"{message.subject} does not name a client")
+            if not self.checker.knows(client):
+                with suppress(MessageError):  # its number, for the receipt
+                    upload = Message.from_bytes(frame)
+                raise UnknownClient(f"client {client} is not registered here")
+            if PART in headers:
+                whole = self._add_part(client, Part.from_header(headers[PART]), message, group)
                 if whole is None:
                     return
                 frame, spent = whole, []
-            upload = self.guard.check(self.truth.server, client, message.subject, frame, headers.get(SIGNATURE), now)
+            upload = Message.from_bytes(frame)
+            self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE))
+            self.checker.check(self.ledger.server, client, upload, now)
         except (MessageError, RejectedUpload) as error:
-            self.truth.server.rejected[error.reason] += 1
-            self._refuse(client, _sequence(frame), error, group)
+            self.ledger.server.rejected[error.reason] += 1
+            self._refuse(client, upload.sequence if upload else None, error, group)
         else:
             self._count(client, frame, upload, group)
         group.acknowledge += spent
 
-    def _is_over(self, client: int, part: Part, group: Group) -> bool:
-        """Whether this part's upload cannot count any more. It must not get at the one that is in progress, and its
-        client, which may have missed the receipt, is told with the last part.
+    def _add_part(self, client: int, part: Part, message: Msg, group: Group) -> bytes | None:
+        """The whole upload, if this was its last part. A part of one that cannot count any more must not get at the
+        one in progress; its client, which may have missed the receipt, is told with the last part.
         """
+        self._assembler.check(part)
         try:
-            self.truth.server.seen.check(client, part.upload)
+            self.ledger.server.seen.check(client, part.upload)
         except DuplicateUpload as error:
             if part.is_last:
-                self.truth.server.rejected[error.reason] += 1
+                self.ledger.server.rejected[error.reason] += 1
                 self._refuse(client, part.upload, error, group)
-            return True
-        return False
+            group.acknowledge.append(message)
+            return None
+        return self._assembler.add(client, part, message, group.acknowledge)
 
     def _count(self, client: int, frame: bytes, upload: Message, group: Group) -> None:
-        server = self.truth.server
-        version = server.version
+        version = self.ledger.server.version
         try:
-            accepted = self.truth.take(frame, upload)
+            accepted = self.ledger.take(frame, upload)
         except (MessageError, RejectedUpload) as error:
             self._refuse(client, upload.sequence, error, group)
             return
@@ -121,7 +272,7 @@ class Intake:
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version))
         if accepted.broadcast is not None:
             group.broadcasts.append((version, accepted.broadcast))
-            group.hidden_state = server.hidden_state
+            group.hidden_state = self.ledger.server.hidden_state
 
     def _refuse(
         self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: Group
@@ -133,7 +284,7 @@ class Intake:
         if isinstance(error, DuplicateUpload) and sequence is not None:
             self._metrics.duplicates.inc()
             receipt.duplicate.append(sequence)
-            receipt.highest, _ = self.truth.server.seen.windows.get(client, (-1, 0))
+            receipt.highest, _ = self.ledger.server.seen.windows.get(client, (-1, 0))
         else:
             self._metrics.rejected(error.reason)
             receipt.rejected.append((sequence, error.reason, str(error)))
@@ -142,11 +293,3 @@ class Intake:
 def _client(subject: str) -> int | None:
     end = subject.rsplit(".", 1)[-1]
     return int(end) if end.isdecimal() and len(end) < 20 else None
-
-
-def _sequence(frame: bytes) -> int | None:
-    """Which upload it was, if that can be read at all."""
-    try:
-        return Message.from_bytes(frame).sequence
-    except MessageError:
-        return None

@@ -2,116 +2,133 @@
 
 x and x̂ are a function of the journal. A start restores the newest sound checkpoint and receives the records after it
 again; the broadcasts that this makes again are bit-identical, because their randomness is named by the version.
+docs/decisions/deployment-broker-is-not-the-truth.md
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
+import os
+import struct
+import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from io import FileIO
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import BinaryIO, Final, final
 
-import safetensors
-import safetensors.numpy
+import xxhash
 
 from qafel.algorithm import Accepted, Algorithm, Checkpoint, Message, Server, restore_server, save_server
-from qafel.deployment.server.journal import Journal, read
-from qafel.errors import ConfigError, DataError
-from qafel.files import sync_folder, write_atomically
+from qafel.errors import ConfigError, DataError, OutputError
+from qafel.files import Lock, sync_folder, write_atomically
 from qafel.params import Vector
+from qafel.runs.directory import read_checkpoint, write_checkpoint
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
-
-
+_JOURNAL_KIND: Final = b"qafel journal "
+_JOURNAL_VERSION: Final = 1
+_JOURNAL_HEADER: Final = _JOURNAL_KIND + b"%d\n" % _JOURNAL_VERSION
+_RECORD: Final = struct.Struct("<IQ")
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
-
 
 log = logging.getLogger(__name__)
 
 
 @final
 @dataclass(slots=True)
-class Totals:
-    """What was taken and sent since the run began."""
+class Traffic:
+    """placeholder until runs.Traffic"""
 
     uploads: int = 0
+    rejected_uploads: int = 0
     upload_bytes: int = 0
     broadcasts: int = 0
     broadcast_bytes: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    norms: dict[str, float] = field(default_factory=dict)
-    """Each client's last norm, so that a restarted server judges as before."""
+    received_bytes: int = 0
+    staleness_counts: list[int] = field(default_factory=list)
+
+    def count_upload(self, message: bytes, staleness: int) -> None:
+        self.uploads += 1
+        self.upload_bytes += len(message)
+        if staleness >= len(self.staleness_counts):
+            self.staleness_counts.extend([0] * (staleness + 1 - len(self.staleness_counts)))
+        self.staleness_counts[staleness] += 1
+
+    def count_broadcast(self, message: bytes, recipients: int) -> None:
+        self.broadcasts += 1
+        self.broadcast_bytes += len(message)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.upload_bytes + self.broadcast_bytes
 
 
 @final
-class Truth:
-    """The one place where uploads count. `take` changes the state, `sync` makes it last."""
+class Ledger:
+    """The one place where uploads count. `take` changes the state, `journal.sync` makes it last."""
 
-    def __init__(
-        self,
-        folder: Path,
-        server: Server,
-        totals: Totals,
-        journal: Journal,
-        run_id: str,
-        broadcasts: deque[tuple[int, bytes]],
-        lock: Any,
-    ) -> None:
+    def __init__(self, folder: Path, server: Server, traffic: Traffic, norms: Mapping[int, float], history: int) -> None:
+        """Made by `open`; `history` is how many broadcasts are kept in memory."""
         self.folder = folder
         self.server = server
-        self.totals = totals
-        self.journal = journal
-        self.run_id = run_id
-        self.broadcasts = broadcasts
+        self.traffic = traffic
+        self.norms = norms
+        """Each client's last norm at the last checkpoint, so that a restarted server judges as before."""
+        self.broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
         """The last broadcasts with their versions: what a broker that lost them is given again."""
-        self._lock = lock
+        self.run_id = _run_id(folder)
         self._unsaved = self._unsaved_bytes = 0
+        saved = traffic.uploads
+        for frame in read_journal(folder, saved):
+            self._count(frame, Message.from_bytes(frame))
+        if traffic.uploads > saved:
+            log.info("received %d journalled uploads again, now at version %d", traffic.uploads - saved, server.version)
+        self.journal = Journal(folder, traffic.uploads)
 
     @staticmethod
+    @contextmanager
     def open(
-        folder: Path,
-        initial_model: Callable[[], Vector],
-        algorithm: Algorithm,
-        seed: int,
-        *,
-        history: int = 1000,
-    ) -> Truth:
-        """Begin a run, or go on where its folder ends."""
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder)
-        run_id = _run_id(folder)
-        server, totals = _newest_checkpoint(folder, algorithm, seed)
-        if server is None:
-            server, totals = Server(initial_model(), algorithm, seed, log_capacity=0), Totals()
-        broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
-        saved = totals.uploads
-        for frame in read(folder, saved):
-            _count(totals, server.version, frame, server.receive(Message.from_bytes(frame)), broadcasts)
-        if totals.uploads > saved:
-            log.info("received %d journalled uploads again, now at version %d", totals.uploads - saved, server.version)
-        return Truth(folder, server, totals, Journal(folder, totals.uploads), run_id, broadcasts, lock)
+        folder: Path, initial_model: Callable[[], Vector], algorithm: Algorithm, seed: int, *, history: int = 1000
+    ) -> Iterator[Ledger]:
+        """A context in which a run begins, or goes on where its folder ends.
 
-    def __enter__(self) -> Self:
-        return self
+        folder         the run's state: run-id, journal and checkpoints
+        initial_model  makes x⁰, for a run that begins
+        algorithm      how server and clients are wired
+        seed           the run's seed
+        history        how many broadcasts are kept in memory
+        """
+        busy = ConfigError(f"another server uses {folder}: stop it, or choose another --out")
+        with Lock(folder / "lock", busy):
+            found = _newest_checkpoint(folder, algorithm, seed)
+            if found is None:
+                found = Server(initial_model(), algorithm, seed, log_capacity=0), Traffic(), {}
+            ledger = Ledger(folder, *found, history)
+            try:
+                yield ledger
+            finally:
+                ledger.journal.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.journal.close()
-        self._lock.close()
-
-    def take(self, frame: bytes, message: Message) -> Accepted:
+    def take(self, frame: bytes, upload: Message) -> Accepted:
         """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count."""
-        version = self.server.version
-        accepted = self.server.receive(message)
+        accepted = self._count(frame, upload)
         self.journal.append(frame)
-        _count(self.totals, version, frame, accepted, self.broadcasts)
         self._unsaved += 1
         self._unsaved_bytes += len(frame)
+        return accepted
+
+    def _count(self, frame: bytes, upload: Message) -> Accepted:
+        version = self.server.version
+        accepted = self.server.receive(upload)
+        self.traffic.count_upload(frame, accepted.staleness)
+        if accepted.broadcast is not None:
+            self.traffic.count_broadcast(accepted.broadcast, 0)  # a server does not see what its clients receive
+            self.broadcasts.append((version, accepted.broadcast))
         return accepted
 
     def begin_checkpoint(self, every: int, norms: Mapping[int, float]) -> Callable[[], None] | None:
@@ -119,12 +136,10 @@ class Truth:
         if self._unsaved < every and self._unsaved_bytes < _JOURNAL_BYTES:
             return None
         self._unsaved = self._unsaved_bytes = 0
-        self.totals.norms = {str(client): norm for client, norm in norms.items()}
-        checkpoint = save_server(self.server)
-        values = {**checkpoint.values, "totals": asdict(self.totals)}
-        count = self.totals.uploads
+        saved, count = save_server(self.server), self.traffic.uploads
+        values = {"server": saved.values, "traffic": asdict(self.traffic), "norms": list(norms.items())}
         self.journal.rotate()
-        return lambda: _write_checkpoint(self.folder, count, Checkpoint(checkpoint.arrays, values))
+        return lambda: _write_checkpoint(self.folder, count, Checkpoint(saved.arrays, values))
 
     def drop_old_journal(self) -> None:
         """Delete what no kept checkpoint needs."""
@@ -136,53 +151,9 @@ class Truth:
 def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int) -> Server:
     """The server that the whole journal makes of the initial model: what x and x̂ must be."""
     server = Server(initial_model, algorithm, seed)
-    for frame in read(folder):
+    for frame in read_journal(folder):
         server.receive(Message.from_bytes(frame))
     return server
-
-
-def _count(
-    totals: Totals,
-    version: int,
-    frame: bytes,
-    accepted: Accepted,
-    broadcasts: deque[tuple[int, bytes]],
-) -> None:
-    totals.uploads += 1
-    totals.upload_bytes += len(frame)
-    totals.staleness_sum += accepted.staleness
-    totals.staleness_max = max(totals.staleness_max, accepted.staleness)
-    if accepted.broadcast is not None:
-        totals.broadcasts += 1
-        totals.broadcast_bytes += len(accepted.broadcast)
-        broadcasts.append((version, accepted.broadcast))
-
-
-def _write_checkpoint(folder: Path, count: int, checkpoint: Checkpoint) -> None:
-    metadata = {"qafel": json.dumps(checkpoint.values)}
-    data = safetensors.numpy.save(checkpoint.arrays, metadata)
-    write_atomically(folder / f"checkpoint-{count:012}.safetensors", data)
-    sync_folder(folder)
-    for _, path in _checkpoints(folder)[:-_KEPT]:
-        path.unlink(missing_ok=True)
-
-
-def _newest_checkpoint(folder: Path, algorithm: Algorithm, seed: int) -> tuple[Server | None, Totals]:
-    for _, path in reversed(_checkpoints(folder)):
-        try:
-            with safetensors.safe_open(str(path), "numpy") as file:
-                values = json.loads(file.metadata()["qafel"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a mapping
-            totals = Totals(**values.pop("totals"))
-            return restore_server(Checkpoint(arrays, values), algorithm, seed, log_capacity=0), totals
-        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, DataError) as error:
-            log.warning("%s cannot be used, trying the one before: %s", path, error)
-    return None, Totals()
-
-
-def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    paths = folder.glob("checkpoint-*.safetensors")
-    return sorted((int(path.stem.removeprefix("checkpoint-")), path) for path in paths)
 
 
 def _run_id(folder: Path) -> str:
@@ -194,11 +165,173 @@ def _run_id(folder: Path) -> str:
     return path.read_text(encoding="ascii")
 
 
-def _lock(folder: Path) -> Any:
-    file = (folder / "lock").open("w", encoding="ascii")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ConfigError(f"another server uses {folder}: stop it, or choose another --out") from None
-    return file
+def _write_checkpoint(folder: Path, count: int, checkpoint: Checkpoint) -> None:
+    write_checkpoint(folder / f"checkpoint-{count:012}.qafel", checkpoint)
+    sync_folder(folder)
+    for _, path in _checkpoints(folder)[:-_KEPT]:
+        path.unlink(missing_ok=True)
+
+
+def _newest_checkpoint(
+    folder: Path, algorithm: Algorithm, seed: int
+) -> tuple[Server, Traffic, Mapping[int, float]] | None:
+    """The newest that can be read; None if there is none, and the journal is whole without."""
+    if old := sorted(folder.glob("checkpoint-*.safetensors")):
+        raise DataError(
+            f"{old[-1]} was written by a qafel before 0.2, which this one does not read: finish the run with the qafel "
+            "that wrote it, or begin anew in another --out"
+        )
+    error: DataError | None = None
+    for _, path in reversed(_checkpoints(folder)):
+        try:
+            saved = read_checkpoint(path)
+            values = saved.values
+            server = restore_server(Checkpoint(saved.arrays, values["server"]), algorithm, seed, log_capacity=0)
+            return server, Traffic(**values["traffic"]), {int(client): norm for client, norm in values["norms"]}
+        except (KeyError, TypeError, ValueError, DataError) as found:
+            log.warning("%s cannot be used, trying the one before: %s", path, found)
+            error = found if isinstance(found, DataError) else DataError(f"{path} is damaged: {found!r}")
+    if error is not None and not any(first == 0 for first, _ in _journal_files(folder)):
+        raise error  # without the first records, the run would start from nothing
+    return None
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    paths = folder.glob("checkpoint-*.qafel")
+    return sorted((int(path.stem.removeprefix("checkpoint-")), path) for path in paths)
+
+
+@final
+class Journal:
+    """The accepted uploads: append-only files of checked records, synced many at a time.
+
+    A file is named for the number of its first record, journal-000000005000.log. It begins with a line that names the
+    format and its version. A record is its length (4 bytes), the XXH3-64 of its bytes (8) and the bytes. A process
+    killed in the middle of a write leaves a torn tail, which was never acknowledged and is cut off; a damaged record
+    that others follow in a later file is an error.
+
+    Append in the event loop, `sync` in a thread: what was appended before it began is safe when it returns.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        """Go on behind the first `count` records, which `read_journal` has found sound."""
+        self.folder = folder
+        self.count = count
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self._file = self._open(count)
+        self._waiting: list[tuple[int, list[bytes]]] = [(count, [])]
+        """What is not written yet: first what goes into the open file, then a part for every file to begin."""
+        self._failure: OutputError | None = None
+
+    def append(self, data: bytes) -> None:
+        """Add a record, which is not safe before the next `sync`."""
+        record = _RECORD.pack(len(data), xxhash.xxh3_64_intdigest(data))
+        with self._lock:
+            self._waiting[-1][1].extend((record, data))
+        self.count += 1
+
+    def rotate(self) -> None:
+        """Go on in a new file: what a checkpoint holds and what follows it lie apart.
+
+        `sync` makes it, when the file before it is whole on disk: a file with a successor is never torn.
+        """
+        with self._lock:
+            self._waiting.append((self.count, []))
+
+    def sync(self) -> None:
+        """Write and sync, for all that wait at once. After a failure nothing counts as safe any more."""
+        with self._syncing:
+            if self._failure is not None:
+                raise self._failure
+            with self._lock:
+                waiting = self._waiting
+                self._waiting = [(waiting[-1][0], [])]
+            try:
+                self._write(waiting[0][1])
+                for first, records in waiting[1:]:
+                    self._file.close()
+                    self._file = self._open(first)
+                    self._write(records)
+            except OSError as error:
+                self._failure = OutputError(
+                    f"cannot write the journal in {self.folder}: {error.strerror}; free some space"
+                )
+                raise self._failure from None
+
+    def _write(self, records: list[bytes]) -> None:
+        """All of it: a disk that fills up takes a part first, and complains at the next write."""
+        rest = memoryview(b"".join(records))
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        try:
+            self.sync()
+        finally:
+            self._file.close()
+
+    def drop_before(self, count: int) -> None:
+        """Delete the files all of whose records come before that one."""
+        files = _journal_files(self.folder)
+        for (_, path), (following, _) in pairwise(files):
+            if following <= count:
+                path.unlink(missing_ok=True)
+
+    def _open(self, count: int) -> FileIO:
+        file = (self.folder / f"journal-{count:012}.log").open("ab", buffering=0)
+        if not file.tell():
+            file.write(_JOURNAL_HEADER)
+        sync_folder(self.folder)
+        return file
+
+
+def read_journal(folder: Path, start: int = 0) -> Iterator[bytes]:
+    """The records from number `start` on. A torn tail of the last file is cut off, so that appending may go on."""
+    files = _journal_files(folder)
+    for (first, path), following in zip_longest(files, files[1:]):
+        if following is not None and following[0] <= start:
+            continue
+        if first > start:
+            raise DataError(f"{folder} lacks records {start} to {first - 1} of the journal: a file was deleted")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            sound = _skip_header(file, path)
+            for number, data in enumerate(_records(file, size), first):
+                sound = file.tell()
+                if number >= start:
+                    yield data
+                    start = number + 1
+        if sound < size:
+            if following is not None:
+                raise DataError(f"{path} is damaged at byte {sound}: restore it from a copy")
+            os.truncate(path, sound)
+
+
+def _skip_header(file: BinaryIO, path: Path) -> int:
+    """Go to the first record. Journals from before 0.2 have no header: their first record is at the start."""
+    head = file.read(len(_JOURNAL_HEADER) + 8).partition(b"\n")[0]
+    version = head.removeprefix(_JOURNAL_KIND)
+    if head.startswith(_JOURNAL_KIND) and version.isdigit() and int(version) != _JOURNAL_VERSION:
+        raise DataError(
+            f"{path} has version {int(version)} of its format, and this qafel reads version {_JOURNAL_VERSION}: "
+            "use the qafel that wrote it, or begin anew in another folder"
+        )
+    return file.seek(len(_JOURNAL_HEADER) if head + b"\n" == _JOURNAL_HEADER else 0)
+
+
+def _records(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """One after another, so that a large file takes no more memory than its largest record; up to the first unsound."""
+    while len(head := file.read(_RECORD.size)) == _RECORD.size:
+        length, checksum = _RECORD.unpack(head)
+        if length > size - file.tell():
+            return
+        data = file.read(length)
+        if xxhash.xxh3_64_intdigest(data) != checksum:
+            return
+        yield data
+
+
+def _journal_files(folder: Path) -> list[tuple[int, Path]]:
+    return sorted((int(path.stem.removeprefix("journal-")), path) for path in folder.glob("journal-*.log"))

@@ -1,10 +1,10 @@
 """From an upload to its receipt, in three stages that work side by side:
 
-    pull a group → check and receive each (Algorithm 1)
+    a group from the work queue → check and receive each (Algorithm 1)
         → sync the journal once → broadcast
             → acknowledge → send receipts
 
-While one group is being synced the next is received.
+While one group is being synced the next is received. docs/decisions/deployment-broker-is-not-the-truth.md
 """
 
 from __future__ import annotations
@@ -12,37 +12,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections import deque
-from typing import Final, final
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, final
 
 from nats.aio.msg import Msg
 
-from qafel.deployment.connection import Broker
-from qafel.deployment.messages import Receipt
+from qafel.deployment.connection import Broker, cancel_and_wait
 from qafel.deployment.names import CONSUMER, Names
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.evaluation import Course, Metrics
 from qafel.deployment.server.intake import Group, Intake
-from qafel.deployment.server.upkeep import Upkeep
+from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.settings import ServerSettings
-from qafel.errors import BrokerLost
-
-# Uploads out of the work queue: asked for in batches, a few hundred or some megabytes ahead, handed on in groups.
-
+from qafel.errors import BrokerError, BrokerLost
 
 _AHEAD: Final = 256  # messages asked for before they are needed
-
-
 _AHEAD_BYTES: Final = 16 << 20  # and at most so much at a time: a broker drops who lets 64 MB wait
-
-
 _EXPIRES_S: Final = 2.0
+
+log = logging.getLogger(__name__)
 
 
 @final
-class Pull:
-    """A standing request for uploads. `group` returns what has come, at least one message."""
+class UploadQueue:
+    """Reads the work queue of uploads: asks for batches ahead of need, and hands on in groups what has come."""
 
     def __init__(self, broker: Broker, names: Names) -> None:
         self._broker = broker
@@ -109,40 +105,107 @@ class Pull:
 
 
 @final
+class BackgroundWriter:
+    """Writes checkpoints to the disk and snapshots to the broker, in the background: at most one of each at a time."""
+
+    def __init__(
+        self, ledger: Ledger, publisher: Publisher, *, snapshot_every: int, history: int, keep_journal: bool
+    ) -> None:
+        self._ledger = ledger
+        self._publisher = publisher
+        # A snapshot and the broadcasts since must overlap.
+        self._snapshot_every = min(snapshot_every, max(1, history // 2))
+        self._history = history
+        self._keep_journal = keep_journal
+        self._works: set[asyncio.Task[None]] = set()
+        self._checkpointing = asyncio.Lock()
+        self._snapshotting = asyncio.Lock()
+        self._dropping = asyncio.Lock()
+        self._undropped = 0
+        """The lowest version whose large broadcast may still be on the broker; a new process looks from the start."""
+
+    async def end(self) -> None:
+        """Leave nothing running, as the session ends."""
+        await cancel_and_wait(self._works)
+
+    def start_checkpoint(self, write: Callable[[], None]) -> None:
+        self._start(self.checkpoint(write))
+
+    def start_snapshot(self, broker: Broker, versions: Iterable[int]) -> None:
+        """If one of these steps makes it due."""
+        if any((version + 1) % self._snapshot_every == 0 for version in versions):
+            self._start(self._snapshot(broker))
+
+    async def checkpoint(self, write: Callable[[], None]) -> None:
+        async with self._checkpointing:
+            await asyncio.to_thread(write)
+            if not self._keep_journal:
+                await asyncio.to_thread(self._ledger.drop_old_journal)
+
+    async def _snapshot(self, broker: Broker) -> None:
+        if self._snapshotting.locked():
+            return
+        async with self._snapshotting:
+            try:
+                await self._publisher.snapshot(broker)
+            except BrokerError as error:
+                log.warning("no snapshot of version %d: %s", self._publisher.published.version, error)
+        await self._drop_large_broadcasts(broker)  # which may be many, and holds up no snapshot
+
+    async def _drop_large_broadcasts(self, broker: Broker) -> None:
+        """Objects do not leave with the messages that point to them."""
+        broadcasts = self._ledger.broadcasts
+        if self._dropping.locked() or not broadcasts or len(broadcasts[-1][1]) <= broker.part_bytes:
+            return
+        async with self._dropping:
+            try:
+                while self._undropped < self._publisher.published.version - self._history:
+                    await broker.delete_object(self._publisher.names.broadcast_object(self._undropped))
+                    self._undropped += 1
+            except BrokerError as error:
+                log.warning("large broadcasts from version %d on are not dropped yet: %s", self._undropped, error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+
+
+@final
 class Pipeline:
-    """One session's. The last stage ends when all that was taken is acknowledged; the others wait for that."""
+    """One session's three stages. The last ends when all that was taken is acknowledged; the others wait for that."""
 
     def __init__(
         self,
         intake: Intake,
         course: Course,
         publisher: Publisher,
-        upkeep: Upkeep,
+        background: BackgroundWriter,
         metrics: Metrics,
         settings: ServerSettings,
     ) -> None:
         self._intake = intake
-        self._truth = intake.truth
+        self._ledger = intake.ledger
         self._course = course
         self._publisher = publisher
-        self._upkeep = upkeep
+        self._background = background
         self._metrics = metrics
         self._settings = settings
         self._taken: asyncio.Queue[Group | None] = asyncio.Queue(4)
         self._safe: asyncio.Queue[list[Group] | None] = asyncio.Queue(4)
 
-    async def take(self, pull: Pull) -> None:
-        """Groups of uploads into the truth, until the run ends."""
+    async def take(self, queue: UploadQueue) -> None:
+        """Groups of uploads into the ledger, until the run ends."""
         while self._course.goes_on:
             group = Group()
-            for message in await pull.group(self._settings.group):
-                before = self._truth.server.version
+            for message in await queue.group(self._settings.group):
+                before = self._ledger.server.version
                 self._intake.take(message, group, time.monotonic())
                 self._course.after_upload(before, self._intake.diverged)
                 if not self._course.goes_on:
                     break
-            group.checkpoint = self._truth.begin_checkpoint(
-                self._settings.checkpoint_every, self._intake.guard.median.norms()
+            group.checkpoint = self._ledger.begin_checkpoint(
+                self._settings.checkpoint_every, self._intake.checker.median.norms()
             )
             await self._taken.put(group)
         await self._taken.put(None)
@@ -155,7 +218,7 @@ class Pipeline:
             while not self._taken.empty():
                 groups.append(self._taken.get_nowait())
             began = time.perf_counter()
-            await asyncio.to_thread(self._truth.journal.sync)
+            await asyncio.to_thread(self._ledger.journal.sync)
             self._metrics.sync_s.observe(time.perf_counter() - began)
             whole = [group for group in groups if group is not None]
             self._count(whole)
@@ -169,27 +232,22 @@ class Pipeline:
         """Let the broker forget what is safe, then tell the clients: so they cannot outrun the broker."""
         while (groups := await self._safe.get()) is not None:
             await broker.acknowledge([message for group in groups for message in group.acknowledge])
-            receipts: dict[int, Receipt] = {}
-            for group in groups:
-                for client, receipt in group.receipts.items():
-                    receipts.setdefault(client, Receipt()).extend(receipt)
-            for client, receipt in receipts.items():
-                await broker.send(self._publisher.names.receipt(client), receipt.to_bytes())
+            await self._publisher.receipts(broker, [group.receipts for group in groups])
 
     async def _send_out(self, broker: Broker, groups: list[Group]) -> None:
         steps = [step for group in groups for step in group.broadcasts]
         await self._publisher.broadcasts(broker, steps)
         for group in groups:
-            self._publisher.out = group.hidden_state or self._publisher.out
+            self._publisher.published = group.hidden_state or self._publisher.published
             if group.checkpoint is not None:
-                self._upkeep.start_checkpoint(group.checkpoint)
+                self._background.start_checkpoint(group.checkpoint)
         self._metrics.broadcast_bytes.inc(sum(len(frame) for _, frame in steps))
-        self._metrics.version.set(self._publisher.out.version)
-        self._upkeep.start_snapshot(broker, (version for version, _ in steps))
+        self._metrics.version.set(self._publisher.published.version)
+        self._background.start_snapshot(broker, (version for version, _ in steps))
 
     def _count(self, groups: list[Group]) -> None:
         accepted = sum(group.accepted for group in groups)
         self._metrics.group.observe(accepted)
         self._metrics.accepted.inc(accepted)
         self._metrics.upload_bytes.inc(sum(group.accepted_bytes for group in groups))
-        self._metrics.buffer.set(self._truth.server.buffer.count)
+        self._metrics.buffer.set(self._ledger.server.buffer.count)

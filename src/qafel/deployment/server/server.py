@@ -1,4 +1,4 @@
-"""A server's life: session after session with the broker, until its run ends.
+"""The server: session after session with the broker, until its run ends.
 
 A session that breaks loses nothing: what was received is in the journal, and the next session begins, as a restarted
 process does, by giving the broker what it lacks.
@@ -11,49 +11,52 @@ import logging
 import signal
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TextIO, final
 
 from qafel.algorithm import PRESETS
 from qafel.config import Config
-from qafel.deployment.connection import Broker, end, session, together
+from qafel.deployment.connection import Broker, cancel_and_wait, run_until_one_ends, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
-from qafel.deployment.server.announcements import Heartbeat, Progress, Publisher, refill
-from qafel.deployment.server.defence import Guard
+from qafel.deployment.server.announcements import Heartbeat, Publisher, StateListener, refill
 from qafel.deployment.server.evaluation import Course, Evaluator, Metrics, Summary, model_file, open_rows, write_results
-from qafel.deployment.server.intake import Intake
-from qafel.deployment.server.ledger import Truth
-from qafel.deployment.server.pipeline import Pipeline, Pull
-from qafel.deployment.server.upkeep import Upkeep
+from qafel.deployment.server.intake import Intake, UploadChecker
+from qafel.deployment.server.ledger import Ledger
+from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.deployment.settings import ServerSettings
 from qafel.errors import BrokerError, ConfigError
 from qafel.files import write_atomically
 from qafel.rng import Stream
 from qafel.tasks import Task
 
+_HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
+_KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets beside a snapshot
+
 log = logging.getLogger(__name__)
 
 
 @final
 class DeploymentServer:
-    """Drives the truth from the broker. `run` returns when the run has ended or was stopped."""
+    """Serves one run. `run` returns when the run has ended or was stopped."""
 
     def __init__(
         self,
         config: Config,
         task: Task,
-        truth: Truth,
+        ledger: Ledger,
         access: Access,
         settings: ServerSettings,
         history: int,
         rows: TextIO,
-        progress: Progress | None,
+        progress: StateListener | None,
     ) -> None:
         run = settings.run or config.name
-        self.truth = truth
+        self.ledger = ledger
         self.rows = rows
         self.wire = (0, 0)
         """Bytes sent and received, with all that NATS and TLS add."""
@@ -62,14 +65,13 @@ class DeploymentServer:
         self._access = access
         self._settings = settings
         self._limits = replace(settings.limits, history=history)
-        self._agreement = Agreement(truth.run_id, config, task.layout).to_bytes()
-        norms = {int(client): norm for client, norm in truth.totals.norms.items()}
-        algorithm, keys = truth.server.algorithm, access.registry()
-        guard = Guard(algorithm, settings.defence, task.clients, keys, norms, time.monotonic())
-        self.intake = Intake(truth, guard, self.metrics)
-        self.evaluator = Evaluator(task, config.evaluation, rows, self.metrics, truth.totals.uploads)
-        self._course = Course(config, truth, self.evaluator)
-        self._publisher = Publisher(Names(run), access.signer(), truth.server.hidden_state)
+        self._agreement = Agreement(ledger.run_id, config, task.layout).to_bytes()
+        algorithm, keys = ledger.server.algorithm, access.registry()
+        checker = UploadChecker(algorithm, settings.defence, task.clients, keys, ledger.norms, time.monotonic())
+        self.intake = Intake(ledger, checker, self.metrics)
+        self.evaluator = Evaluator(task, config.evaluation, rows, self.metrics, ledger.traffic.uploads)
+        self._course = Course(config, ledger, self.evaluator)
+        self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
         self._heartbeat = Heartbeat(
             self.intake,
             self._course,
@@ -79,14 +81,14 @@ class DeploymentServer:
             task.metric_name,
             progress,
         )
-        self._upkeep = Upkeep(
-            truth,
+        self._background = BackgroundWriter(
+            ledger,
             self._publisher,
             snapshot_every=settings.snapshot_every,
             history=history,
             keep_journal=settings.keep_journal,
         )
-        self._pull: Pull | None = None
+        self._queue: UploadQueue | None = None
         self._work: asyncio.Task[None] | None = None
 
     @property
@@ -96,8 +98,8 @@ class DeploymentServer:
     def end(self, state: str) -> None:
         """Take no more uploads; finish what was taken."""
         self._course.end(state)
-        if self._pull is not None:
-            self._pull.stop()
+        if self._queue is not None:
+            self._queue.stop()
         elif self._work is not None:
             self._work.cancel()  # no session to conclude
 
@@ -113,9 +115,9 @@ class DeploymentServer:
                 if not task.cancelled():
                     task.result()
         finally:
-            await end([self._work, evaluations])
-        server = self.truth.server
-        await self.evaluator.last_model(server.version, server.model, self.truth.totals, server.hidden_state.vector)
+            await cancel_and_wait([self._work, evaluations])
+        server = self.ledger.server
+        await self.evaluator.last_model(server.version, server.model, self.ledger.traffic, server.hidden_state.vector)
 
     async def _sessions(self) -> None:
         patience_s = self._settings.patience_s
@@ -127,27 +129,27 @@ class DeploymentServer:
                     return
             except BrokerError as error:
                 log.warning("%s; trying again", error)
-                self._pull, patience_s = None, None
+                self._queue, patience_s = None, None
                 await asyncio.sleep(0.2)
 
     async def _session(self, broker: Broker) -> None:
         await self._begin(broker)
-        pull = self._pull = Pull(broker, self._publisher.names)
-        await pull.start()
+        queue = self._queue = UploadQueue(broker, self._publisher.names)
+        await queue.start()
         self._heartbeat.session = uuid.uuid4().hex[:12]
         await self._heartbeat.beat(broker)
         self._course.look()
-        pipeline = Pipeline(self.intake, self._course, self._publisher, self._upkeep, self.metrics, self._settings)
+        pipeline = Pipeline(self.intake, self._course, self._publisher, self._background, self.metrics, self._settings)
         try:
-            await together(
+            await run_until_one_ends(
                 broker.until_lost(),
-                pipeline.take(pull),
+                pipeline.take(queue),
                 pipeline.make_safe(broker),
                 pipeline.acknowledge(broker),
                 self._heartbeat.run(broker, self._settings.heartbeat_s, self._access),
             )
         finally:
-            await self._upkeep.end()
+            await self._background.end()
             sent, received = broker.wire_bytes()
             self.wire = (self.wire[0] + sent, self.wire[1] + received)
         await self._conclude(broker)
@@ -155,35 +157,24 @@ class DeploymentServer:
     async def _begin(self, broker: Broker) -> None:
         """Give the broker what it lacks, and ask for all that is not acknowledged."""
         names, parts = self._publisher.names, self.intake.parts(broker.part_bytes)
-        await asyncio.to_thread(self.truth.journal.sync)
+        await asyncio.to_thread(self.ledger.journal.sync)
         await broker.ensure(names, self._limits.for_parts(parts))
-        await refill(broker, self._publisher, self.truth, self._agreement)
+        await refill(broker, self._publisher, self.ledger, self._agreement)
         self.intake.begin_session()
         await broker.new_consumer(names, parts)
 
     async def _conclude(self, broker: Broker) -> None:
         """The last state, and with a run that has ended its model."""
-        checkpoint = self.truth.begin_checkpoint(1, self.intake.guard.median.norms())
+        checkpoint = self.ledger.begin_checkpoint(1, self.intake.checker.median.norms())
         if checkpoint is not None:
-            await self._upkeep.checkpoint(checkpoint)
+            await self._background.checkpoint(checkpoint)
         await self._publisher.snapshot(broker)
         if self.state != "stopped":
-            names, model = self._publisher.names, self.truth.server.model
+            names, model = self._publisher.names, self.ledger.server.model
             await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
             await broker.purge(names.upload_stream)
         await self._heartbeat.beat(broker, concluded=True)
         await broker.flush()
-
-
-# The server: takes uploads, makes them safe, broadcasts, acknowledges; in this order, many at a time.
-#
-# `pipeline` is that order, `serving` its sessions with the broker; here a configuration and a folder become a server.
-
-
-_HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
-
-
-_KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets beside a snapshot
 
 
 def run_server(
@@ -193,51 +184,58 @@ def run_server(
     access: Access | None = None,
     settings: ServerSettings | None = None,
     task: Task | None = None,
-    progress: Progress | None = None,
+    progress: StateListener | None = None,
 ) -> Summary:
-    """Serve a run until its last step, its target, or a signal; go on with it if its folder holds it already."""
-    return asyncio.run(_serve(config, out, access or Access(), settings or ServerSettings(), task, progress))
+    """Serve a run until its last step, its target, or a signal; go on with it if its folder holds it already.
+
+    config    the run
+    out       its folder, for state and results
+    access    how to reach the broker; one without keys on this machine by default
+    settings  how the server works
+    task      the configuration's task, if it is made already
+    progress  called with the run's state every few seconds
+    """
+    return asyncio.run(_run_server(config, out, access or Access(), settings or ServerSettings(), task, progress))
 
 
-async def _serve(
-    config: Config, out: Path, access: Access, settings: ServerSettings, task: Task | None, progress: Progress | None
+async def _run_server(
+    config: Config, out: Path, access: Access, settings: ServerSettings, task: Task | None, progress: StateListener | None
 ) -> Summary:
     made: Task = await asyncio.to_thread(config.task.make) if task is None else task
-    server = open_server(config, out, access, settings, made, progress)
-    with server.truth, server.rows:
+    with open_server(config, out, access, settings, made, progress) as server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.end, "stopped")
         await server.run()
-        summary = write_results(out, server.state, config, made, server.truth, server.evaluator)
+        summary = write_results(out, server.state, config, made, server.ledger, server.evaluator)
         return {**summary, "wire_sent_bytes": server.wire[0], "wire_received_bytes": server.wire[1]}
 
 
+@contextmanager
 def open_server(
     config: Config,
     out: Path,
     access: Access,
     settings: ServerSettings,
     task: Task,
-    progress: Progress | None = None,
-) -> DeploymentServer:
-    """The server with its state from disk, not yet connected."""
+    progress: StateListener | None = None,
+) -> Iterator[DeploymentServer]:
+    """A context with the server and its state from disk, not yet connected."""
     if PRESETS[config.algorithm.preset].synchronous:
         raise ConfigError(f"{config.algorithm.preset} goes in rounds, a deployment does not: take fedbuff or qafel")
     algorithm = config.algorithm.wire(task.layout)
-    folder = out / "state"
     _require_same_run(out, config)
-    broadcast_bytes = algorithm.server_quantizer.max_payload_bytes(task.layout.size)
-    history = max(2, min(settings.limits.history, _HISTORY_BYTES // max(1, broadcast_bytes)))
-    truth = Truth.open(
-        folder,
+    broadcast_bytes = max(1, algorithm.server_quantizer.max_payload_bytes(task.layout.size))
+    history = max(2, min(settings.limits.history, _HISTORY_BYTES // broadcast_bytes))
+    with Ledger.open(
+        out / "state",
         lambda: task.initial_model(Stream.named(config.seed, "initial-model")),
         algorithm,
         config.seed,
-        history=max(2, min(history, _KEPT_BYTES // max(1, broadcast_bytes))),
-    )
-    write_atomically(out / "config.toml", config.to_toml().encode())
-    return DeploymentServer(config, task, truth, access, settings, history, open_rows(out), progress)
+        history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
+    ) as ledger, open_rows(out) as rows:
+        write_atomically(out / "config.toml", config.to_toml().encode())
+        yield DeploymentServer(config, task, ledger, access, settings, history, rows, progress)
 
 
 def _require_same_run(out: Path, config: Config) -> None:
