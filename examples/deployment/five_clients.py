@@ -25,7 +25,7 @@ from qafel.algorithm import Message
 from qafel.config import load_recipe
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
-from qafel.deployment.server.journal import read
+from qafel.deployment.server.ledger import read_journal
 from qafel.simulator import run
 
 HERE = Path(__file__).parent
@@ -94,7 +94,7 @@ def recorded_order(folder: Path, buffer_size: int) -> list[str]:
     The i-th upload arrives at time i + 1, so version v is there from time K·v on: just after that, whoever based an
     update on it starts.
     """
-    journal = [Message.from_bytes(frame) for frame in read(folder / "deployed" / "state")]
+    journal = [Message.from_bytes(frame) for frame in read_journal(folder / "deployed" / "state")]
     by_start = sorted(enumerate(journal), key=lambda one: (one[1].version, one[1].sequence))
     lines = ["time,client,duration"]
     for place, (arrival, upload) in enumerate(by_start):

@@ -16,7 +16,7 @@ from pathlib import Path
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.keys import Access
-from qafel.deployment.names import Limits
+from qafel.deployment.names import StreamLimits
 from qafel.deployment.settings import ServerSettings
 from tests.deployment.live import serving, taking_part, until, update
 
@@ -50,7 +50,7 @@ cluster {{
 async def check(folder: Path, brokers: list[LocalBroker], first: Path) -> None:
     urls = tuple(broker.url for broker in brokers)
     accesses = [replace(Access.of(None, first / user), servers=urls) for user in ("server", "clients/0", "clients/1")]
-    settings = ServerSettings(heartbeat_s=0.3, limits=Limits(replicas=3))
+    settings = ServerSettings(heartbeat_s=0.3, limits=StreamLimits(replicas=3))
     async with (
         serving(folder, accesses[0], None, settings) as server,
         taking_part(folder, accesses[1], 0) as one,
@@ -67,7 +67,7 @@ async def check(folder: Path, brokers: list[LocalBroker], first: Path) -> None:
             print(f"node {number} killed: 18 updates in {time.monotonic() - began:.1f} s")
             await asyncio.to_thread(broker.start)
             await asyncio.sleep(3)
-        held = server.truth.server.hidden_state
+        held = server.ledger.server.hidden_state
         await until(lambda: one.follower.version == other.follower.version == held.version)
         assert one.core.hidden_state.digest == other.core.hidden_state.digest == held.digest
         print(f"all hold the same version {held.version}")

@@ -20,8 +20,7 @@ import numpy as np
 from qafel.algorithm import Message
 from qafel.config import load_recipe
 from qafel.deployment.broker.local import LocalBroker
-from qafel.deployment.server.journal import read
-from qafel.deployment.server.ledger import Truth, replay
+from qafel.deployment.server.ledger import Ledger, read_journal, replay
 from qafel.rng import Stream
 from tests.deployment.processes import Command, Line, wait_for
 
@@ -152,14 +151,14 @@ class Fleet:
         algorithm = config.algorithm.wire(task.layout)
         initial = task.initial_model(Stream.named(config.seed, "initial-model"))
         state = self.folder / "run" / "state"
-        with Truth.open(state, lambda: initial, algorithm, config.seed) as truth:
-            held = truth.server
+        with Ledger.open(state, lambda: initial, algorithm, config.seed) as ledger:
+            held = ledger.server
             again = replay(state, initial, algorithm, config.seed)
         assert again.version == held.version == version
         assert np.array_equal(again.model, held.model)
         assert np.array_equal(again.hidden_state.vector, held.hidden_state.vector)
         assert set(digests.values()) == {held.hidden_state.digest}
-        counted = [(m.sender, m.sequence) for m in map(Message.from_bytes, read(state))]
+        counted = [(m.sender, m.sequence) for m in map(Message.from_bytes, read_journal(state))]
         assert len(counted) == len(set(counted)), "an update was counted twice"
         told = {
             (number, event["sequence"])

@@ -10,9 +10,9 @@ from typing import Any
 
 from qafel.config import Config
 from qafel.deployment.client.client import DeploymentClient, open_client
-from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.client.training import TaskTraining
-from qafel.deployment.connection import end
+from qafel.deployment.connection import cancel_and_wait
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
@@ -40,8 +40,8 @@ async def serving(
 ) -> AsyncIterator[DeploymentServer]:
     """A server at work; stopped as a signal would stop it."""
     config = config or Config.from_dict(CONFIG)
-    server = open_server(config, folder, access, settings or ServerSettings(heartbeat_s=0.2), config.task.make())
-    with server.truth, server.rows:
+    settings = settings or ServerSettings(heartbeat_s=0.2)
+    with open_server(config, folder, access, settings, config.task.make()) as server:
         work = asyncio.create_task(server.run())
         try:
             yield server
@@ -64,7 +64,7 @@ async def taking_part(folder: Path, access: Access, number: int, run: str = "liv
         try:
             yield client
         finally:
-            await end([connection])
+            await cancel_and_wait([connection])
 
 
 async def until(condition: Any, timeout_s: float = 20.0) -> None:

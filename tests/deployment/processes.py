@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 # The commands as the command line has them, whether or not they are registered there.
-LAUNCH = "import typer; from qafel.cli.{0} import {0}; typer.run({0})"
+LAUNCH = "import typer; from qafel.cli.deploy import {0}; typer.run({0})"
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:

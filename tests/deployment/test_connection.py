@@ -14,7 +14,7 @@ import pytest
 from qafel.deployment import connection
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
-from qafel.deployment.connection import Broker, Stored, end, session, together
+from qafel.deployment.connection import Broker, Stored, cancel_and_wait, run_until_one_ends, session
 from qafel.deployment.keys import Access
 from qafel.errors import BrokerLost, BrokerUnreachable
 from tests.deployment.live import serving, taking_part, update
@@ -64,7 +64,7 @@ def test_a_session_cancelled_at_any_moment_leaves_no_task(access: Access, after:
         work = asyncio.create_task(use())
         for _ in range(after):
             await asyncio.sleep(0.0005)
-        await end([work])
+        await cancel_and_wait([work])
         assert not _others()
 
     asyncio.run(check())
@@ -152,7 +152,7 @@ def test_a_work_that_loses_a_cancellation_is_cancelled_again() -> None:
 
     async def check() -> None:
         with pytest.raises(BrokerLost):
-            await together(deaf(), fails())
+            await run_until_one_ends(deaf(), fails())
         assert not _others()
 
     asyncio.run(check())
@@ -166,7 +166,7 @@ def test_works_that_are_ended_twice_are_all_waited_for() -> None:
             await asyncio.sleep(0.05)
 
     async def check() -> None:
-        work = asyncio.create_task(together(slow_to_end(), slow_to_end()))
+        work = asyncio.create_task(run_until_one_ends(slow_to_end(), slow_to_end()))
         await asyncio.sleep(0.01)
         work.cancel()
         await asyncio.sleep(0.01)

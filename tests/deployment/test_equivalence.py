@@ -69,9 +69,9 @@ def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_pat
                 starts[job.client] = client.begin()
                 client.outbox.add(start.sequence, upload)
                 assert await client.until(lambda c=client: not len(c.outbox), 10)
-                version = server.truth.server.version
+                version = server.ledger.server.version
                 await until(lambda v=version: all(c.follower.version == v for c in clients))
-            held = server.truth.server
+            held = server.ledger.server
             assert np.array_equal(held.model, simulation.server.model)
             assert np.array_equal(held.hidden_state.vector, simulation.server.hidden_state.vector)
             for client in clients:

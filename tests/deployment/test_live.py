@@ -18,15 +18,14 @@ from qafel.algorithm import HiddenState
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
-from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import RunState
-from qafel.deployment.names import Limits, Names
+from qafel.deployment.messages import RunState, read_status
+from qafel.deployment.names import Names, StreamLimits
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.server import DeploymentServer
 from qafel.deployment.settings import ServerSettings
-from qafel.deployment.status import read_status
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
 
 LARGE: dict[str, Any] = {
@@ -37,7 +36,7 @@ LARGE: dict[str, Any] = {
 
 
 def _same(server: DeploymentServer, hidden_state: HiddenState) -> bool:
-    held = server.truth.server.hidden_state
+    held = server.ledger.server.hidden_state
     return held.version == hidden_state.version and np.array_equal(held.vector, hidden_state.vector)
 
 
@@ -59,7 +58,7 @@ def test_a_client_that_was_away_reads_what_it_missed(tmp_path: Path, access: Acc
 
 def test_a_client_that_was_away_too_long_takes_a_snapshot(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
-        settings = ServerSettings(heartbeat_s=0.2, limits=Limits(history=6), snapshot_every=3)
+        settings = ServerSettings(heartbeat_s=0.2, limits=StreamLimits(history=6), snapshot_every=3)
         async with serving(tmp_path, access, None, settings) as server, taking_part(tmp_path, access, 0) as worker:
             async with taking_part(tmp_path, access, 1) as away:
                 away._save()
@@ -82,7 +81,7 @@ def test_a_client_with_another_history_starts_again(tmp_path: Path, access: Acce
             for _ in range(6):
                 await update(worker)
             with ClientState(tmp_path / "client-1") as state:
-                state.save(server.truth.run_id, HiddenState.of(np.ones(113, np.float32), version))
+                state.save(server.ledger.run_id, HiddenState.of(np.ones(113, np.float32), version))
             async with taking_part(tmp_path, access, 1) as odd:
                 odd.follower._moved_at -= 100  # it has been so for a while
                 await until(lambda: _same(server, odd.core.hidden_state))
@@ -110,7 +109,7 @@ def test_a_wiped_broker_is_refilled_while_all_else_runs(tmp_path: Path, local_br
                 for version in range(3):
                     stored = await broker.stored(client.names.broadcast_stream, client.names.broadcast(version))
                     assert stored is not None
-                    assert (version, stored.data) in server.truth.broadcasts
+                    assert (version, stored.data) in server.ledger.broadcasts
 
     asyncio.run(check())
 
@@ -175,9 +174,9 @@ def test_the_server_takes_only_what_the_clients_key_signed(tmp_path: Path) -> No
             upload = client.finish(start, client._train)
             async with session(number, "0") as broker:
                 await broker.store(client.names.upload(0), upload)
-                await until(lambda: server.truth.server.rejected["signature"] == 1)
+                await until(lambda: server.ledger.server.rejected["signature"] == 1)
             client.outbox.add(start.sequence, upload)
-            await until(lambda: server.truth.totals.uploads == 2)
+            await until(lambda: server.ledger.traffic.uploads == 2)
             BrokerFolder(folder).revoke(0)  # without telling the broker: the server's own registry suffices
             await asyncio.sleep(0.5)
             await update(client)

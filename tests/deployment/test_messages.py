@@ -12,12 +12,11 @@ import pytest
 from nats.aio.msg import Msg
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, wire
-from qafel.deployment.messages import Assembly, Part, split
+from qafel.deployment.messages import Part, PartAssembler, split
 from qafel.deployment.names import PART
-from qafel.deployment.server.defence import Guard
 from qafel.deployment.server.evaluation import Metrics
-from qafel.deployment.server.intake import Group, Intake
-from qafel.deployment.server.ledger import Truth
+from qafel.deployment.server.intake import Group, Intake, UploadChecker
+from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.settings import DefenceSettings
 from qafel.errors import OversizedMessage
 from qafel.params import Vector
@@ -32,13 +31,13 @@ def _stored_message(header: str, data: bytes, stored: int | None = None) -> Msg:
     return Msg(cast(Any, None), "qafel.live.upload.0", reply, data, {PART: header})
 
 
-def _add(assembly: Assembly, message: Msg, spent: list[Msg]) -> bytes | None:
+def _add(assembly: PartAssembler, message: Msg, spent: list[Msg]) -> bytes | None:
     assert message.headers is not None
     return assembly.add(0, Part.from_header(message.headers[PART]), message, spent)
 
 
 def test_parts_that_were_sent_twice_are_acknowledged_both_times() -> None:
-    assembly, spent = Assembly(1 << 20, 1 << 30), list[Msg]()
+    assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
     cut = [_stored_message(f"5/{n}/4", b"%d" % n) for n in range(3)]
     again = [_stored_message(f"5/{n}/4", b"%d" % n) for n in range(4)]
     wholes = [_add(assembly, message, spent) for message in cut + again]
@@ -47,14 +46,14 @@ def test_parts_that_were_sent_twice_are_acknowledged_both_times() -> None:
 
 
 def test_a_part_that_was_only_delivered_twice_stays_with_the_broker() -> None:
-    assembly, spent = Assembly(1 << 20, 1 << 30), list[Msg]()
+    assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
     for _ in range(2):
         _add(assembly, _stored_message("5/0/2", b"a", stored=1000), spent)
     assert spent == []
 
 
 def test_an_upload_that_its_client_gave_up_is_acknowledged() -> None:
-    assembly, spent = Assembly(1 << 20, 1 << 30), list[Msg]()
+    assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
     given_up = [_stored_message(f"5/{n}/4", b"x") for n in range(3)]
     for message in given_up:
         _add(assembly, message, spent)
@@ -63,7 +62,7 @@ def test_an_upload_that_its_client_gave_up_is_acknowledged() -> None:
 
 
 def test_parts_that_are_too_large_together_are_all_acknowledged() -> None:
-    assembly, spent = Assembly(4096, 1 << 30), list[Msg]()
+    assembly, spent = PartAssembler(4096, 1 << 30), list[Msg]()
     first = _stored_message("5/0/3", b"x" * 4000)
     _add(assembly, first, spent)
     with pytest.raises(OversizedMessage):
@@ -72,7 +71,7 @@ def test_parts_that_are_too_large_together_are_all_acknowledged() -> None:
 
 
 def test_what_does_not_fit_the_bound_is_not_acknowledged() -> None:
-    assembly, spent = Assembly(1024, 2048), list[Msg]()
+    assembly, spent = PartAssembler(1024, 2048), list[Msg]()
     for client in range(5):
         assembly.add(client, Part(0, 0, 2), _stored_message("0/0/2", b"x" * 1000), spent)
     assert spent == []
@@ -88,8 +87,8 @@ def _initial() -> Vector:
 
 @pytest.fixture
 def intake(tmp_path: Path) -> Iterator[Intake]:
-    with Truth.open(tmp_path, _initial, _algorithm(), 7) as truth:
-        yield Intake(truth, Guard(_algorithm(), DefenceSettings(), 2), Metrics("live"))
+    with Ledger.open(tmp_path, _initial, _algorithm(), 7) as ledger:
+        yield Intake(ledger, UploadChecker(_algorithm(), DefenceSettings(), 2), Metrics("live"))
 
 
 def _parts(sequence: int) -> list[Msg]:
@@ -123,7 +122,7 @@ def test_a_client_that_missed_the_receipt_is_told_once_that_its_parts_were_count
     assert group.acknowledge == again
     assert group.accepted == 0
     assert (group.receipts[0].duplicate, group.receipts[0].highest) == ([5], 5)
-    assert intake.truth.server.rejected["duplicate"] == 1
+    assert intake.ledger.server.rejected["duplicate"] == 1
 
 
 def test_a_cut_upload_leaves_nothing_in_the_queue(intake: Intake) -> None:

@@ -18,9 +18,9 @@ import numpy as np
 from qafel.algorithm import HiddenState, make_upload
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Config
-from qafel.deployment.client.client import Event, open_client, run_client
-from qafel.deployment.client.state import ClientState
-from qafel.deployment.connection import Broker, Stored, end, session
+from qafel.deployment.client.client import ClientEvent, open_client, run_client
+from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.connection import Broker, Stored, cancel_and_wait, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement, Receipt, RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
@@ -274,7 +274,7 @@ class _Latencies:
         self._sent: dict[int, float] = {}
         self._waiting: list[tuple[int, float]] = []
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: ClientEvent) -> None:
         match event:
             case {"event": "update", "sequence": sequence}:
                 if sequence == 0:
@@ -300,7 +300,7 @@ async def _listen_many(case: Case, name: str) -> Figures:
     def make(agreement: Agreement, number: int) -> tuple[Any, float]:
         return (lambda start, stream: start), 1.0
 
-    def hear(event: Event) -> None:
+    def hear(event: ClientEvent) -> None:
         if event["event"] == "version":
             times.setdefault(event["version"], []).append(time.monotonic())
 
@@ -314,7 +314,7 @@ async def _listen_many(case: Case, name: str) -> Figures:
         works = [asyncio.create_task(client.stay_connected()) for client in clients]
         for client in clients:
             await client.until(lambda c=client: c.follower.ended and c.follower.caught_up, 60 + case.updates / 20)  # type: ignore[misc]
-        await end(works)
+        await cancel_and_wait(works)
     digests = {(client.core.hidden_state.version, client.core.hidden_state.digest) for client in clients}
     complete = {version: heard for version, heard in times.items() if len(heard) == case.listeners}
     spreads = [max(heard) - min(heard) for heard in complete.values()]

@@ -113,7 +113,7 @@ def _say(reloaded: bool, what: str, until_then: str) -> None:
 
 
 if TYPE_CHECKING:
-    from qafel.deployment.status import RunStatus
+    from qafel.deployment.messages import RunStatus
 
 
 def status(
@@ -130,7 +130,7 @@ def status(
     """
     require_extra()
     from qafel.deployment.keys import Access  # noqa: PLC0415
-    from qafel.deployment.status import read_status  # noqa: PLC0415
+    from qafel.deployment.messages import read_status  # noqa: PLC0415
 
     found = asyncio.run(read_status(Access.of(broker, credentials), run))
     if json_output:

@@ -56,7 +56,7 @@ def server(
     require_extra()
     from qafel.deployment import Access, ServerSettings, run_server  # noqa: PLC0415
     from qafel.deployment.broker.local import LocalBroker  # noqa: PLC0415
-    from qafel.deployment.names import Limits  # noqa: PLC0415
+    from qafel.deployment.names import StreamLimits  # noqa: PLC0415
     from qafel.deployment.settings import DefenceSettings  # noqa: PLC0415
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -81,7 +81,7 @@ def server(
                 keep_journal=keep_journal,
                 metrics_port=metrics_port,
                 metrics_address=metrics_address,
-                limits=Limits(replicas=replicas),
+                limits=StreamLimits(replicas=replicas),
                 defence=DefenceSettings(max_norm_ratio or None, max_rate or None),
                 patience_s=patience,
             ),

@@ -28,7 +28,7 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ObjectMeta, ObjectMetaOptions, StorageType
 
 from qafel.deployment.keys import Access
-from qafel.deployment.names import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, StreamLimits, Names, streams
+from qafel.deployment.names import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, Names, StreamLimits, streams
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
 
 ANSWER_S: Final = 5.0
@@ -244,6 +244,7 @@ class Broker:
 
     async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:
         """Have `handle` called with every message that is published to a subject from now on."""
+
         async def receive(message: Msg) -> None:
             await handle(Stored(message.subject, message.data, message.headers or {}))
 

@@ -14,8 +14,8 @@ from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
-from qafel.deployment.names import Limits, Names
-from qafel.deployment.status import read_status
+from qafel.deployment.messages import read_status
+from qafel.deployment.names import Names, StreamLimits
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
 
 NAMES = Names("demo")
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def _make_streams(folder: Path) -> None:
     async with session(Access.of(None, folder / "server"), "server", patience_s=5) as broker:
-        await broker.ensure(NAMES, Limits())
+        await broker.ensure(NAMES, StreamLimits())
         await broker.store(NAMES.broadcast(0), b"step 0")
         await broker.store(NAMES.state, b"state")
         await broker.put_object(NAMES.snapshot, b"x" * 2_000_000, "signed")

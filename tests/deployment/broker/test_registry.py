@@ -5,29 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.keys import Access
-from qafel.deployment.server.announcements import Heartbeat
-from qafel.deployment.server.defence import Guard
-from qafel.deployment.server.ledger import Totals
+from qafel.deployment.server.intake import UploadChecker
 from qafel.deployment.settings import DefenceSettings
 from qafel.errors import ConfigError
 
 
-def _heartbeat(guard: Guard) -> Heartbeat:
-    stub: Any = SimpleNamespace(guard=guard, truth=SimpleNamespace(totals=Totals()))
-    nothing: Any = None
-    return Heartbeat(stub, nothing, nothing, nothing, None, "accuracy", None)
-
-
-def _guard(keys: dict[int, str] | None) -> Guard:
+def _checker(keys: dict[int, str] | None) -> UploadChecker:
     algorithm: Any = None
-    return Guard(algorithm, DefenceSettings(), 5, keys)
+    return UploadChecker(algorithm, DefenceSettings(), 5, keys)
 
 
 def test_a_server_that_signs_does_not_start_without_its_registry(tmp_path: Path) -> None:
@@ -45,36 +36,35 @@ def test_a_registry_that_is_being_replaced_leaves_the_last_one_in_force(
 ) -> None:
     folder = BrokerFolder.init(tmp_path / "broker", 1)
     access, path = Access.of(None, folder.path / "server"), folder.path / "server" / "clients.json"
-    guard = _guard(access.registry())
-    heartbeat = _heartbeat(guard)
+    checker = _checker(access.registry())
     path.unlink()
     if left is not None:
         path.write_bytes(left)
     for _ in range(3):
-        asyncio.run(heartbeat.renew_keys(access))
-    assert guard.has_keys
-    assert guard.knows(0)
-    assert not guard.knows(1)
+        asyncio.run(checker.renew_keys(access))
+    assert checker.knows(0)
+    assert not checker.knows(1)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     folder.add([1])
-    asyncio.run(heartbeat.renew_keys(access))
-    assert guard.knows(1)
+    asyncio.run(checker.renew_keys(access))
+    assert checker.knows(1)
     path.unlink()
-    asyncio.run(heartbeat.renew_keys(access))
+    asyncio.run(checker.renew_keys(access))
     assert len(caplog.records) == 2
 
 
 def test_a_registry_that_vanishes_where_nothing_is_signed_stays_in_force_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard = _guard({0: "a key"})
-    asyncio.run(_heartbeat(guard).renew_keys(Access(folder=tmp_path)))
-    assert guard.has_keys
+    checker = _checker({0: "a key"})
+    asyncio.run(checker.renew_keys(Access(folder=tmp_path)))
+    assert checker.knows(0)
+    assert not checker.knows(1)  # which it would without keys
     assert "is gone" in caplog.text
 
 
 def test_a_run_that_never_had_a_registry_is_not_warned_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    guard = _guard(None)
-    asyncio.run(_heartbeat(guard).renew_keys(Access()))
-    assert not guard.has_keys
+    checker = _checker(None)
+    asyncio.run(checker.renew_keys(Access()))
+    assert checker.knows(1)
     assert not caplog.records

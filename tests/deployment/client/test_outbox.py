@@ -12,8 +12,7 @@ import pytest
 from qafel.algorithm import Client, HiddenState, LocalTraining, Message, wire
 from qafel.algorithm.replay import WINDOW, ReplayWindows
 from qafel.deployment.client.client import DeploymentClient
-from qafel.deployment.client.outbox import Outbox
-from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.outbox import ClientState, Outbox
 from qafel.deployment.connection import Stored
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt

@@ -18,8 +18,8 @@ from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
-from qafel.deployment.names import PART, Limits, Names
-from qafel.deployment.server.defence import RunningMedian
+from qafel.deployment.names import PART, Names, StreamLimits
+from qafel.deployment.server.intake import RunningMedian
 from qafel.deployment.server.server import DeploymentServer
 from qafel.deployment.settings import DefenceSettings, ServerSettings
 from qafel.errors import BrokerRefused
@@ -90,7 +90,7 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
                 await _send(broker, told, subject, _upload(client, sequence, step=0.3))
             await until(lambda: client.follower.version == 9)
             assert told.accepted == list(range(25))
-            state = server.truth.server
+            state = server.ledger.server
             before = (state.version, state.buffer.count, state.buffer.total.copy())
 
             good = Message.from_bytes(_upload(client, 25))
@@ -157,7 +157,7 @@ def test_a_client_that_lost_its_count_goes_on_above_what_the_server_knows(tmp_pa
             assert dict(fresh.outbox.counts) == {"duplicate": 1}
             await update(fresh)
             assert dict(fresh.outbox.counts) == {"duplicate": 1, "accepted": 1}
-            assert server.truth.totals.uploads == 6
+            assert server.ledger.traffic.uploads == 6
 
     asyncio.run(check())
 
@@ -165,7 +165,7 @@ def test_a_client_that_lost_its_count_goes_on_above_what_the_server_knows(tmp_pa
 def test_a_client_that_floods_fills_only_its_own_queue(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
         async with session(access, "test") as broker:
-            await broker.ensure(Names("live"), Limits(queue_per_client=10))
+            await broker.ensure(Names("live"), StreamLimits(queue_per_client=10))
             for _ in range(10):
                 await broker.store("qafel.live.upload.0", b"flood")
             with pytest.raises(BrokerRefused, match="exceeded"):
@@ -210,11 +210,11 @@ def test_a_rejected_norm_votes_so_that_a_majority_is_heard() -> None:
 
 
 async def _good_uploads_per_s(server: DeploymentServer, client: DeploymentClient, broker: Broker, first: int) -> float:
-    began, before = time.perf_counter(), server.truth.totals.uploads
+    began, before = time.perf_counter(), server.ledger.traffic.uploads
     for group in range(10):
         batch = [_upload(client, first + 30 * group + number) for number in range(30)]
         await asyncio.gather(*(broker.store(client.names.upload(0), data) for data in batch))
-        await until(lambda n=group: server.truth.totals.uploads == before + 30 * (n + 1))
+        await until(lambda n=group: server.ledger.traffic.uploads == before + 30 * (n + 1))
     return 300 / (time.perf_counter() - began)
 
 
@@ -224,15 +224,15 @@ def test_ten_thousand_mutated_messages_neither_count_nor_crash_the_server(tmp_pa
 
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            wide = ServerSettings(heartbeat_s=0.2, limits=Limits(queue_per_client=10_000))
+            wide = ServerSettings(heartbeat_s=0.2, limits=StreamLimits(queue_per_client=10_000))
             server = await stack.enter_async_context(serving(tmp_path, access, settings=wide))
             client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
             broker = await stack.enter_async_context(session(access, "test"))
             before_rate = await _good_uploads_per_s(server, client, broker, 0)
             chooser = random.Random(5)
             frames = [_upload(client, 10_000 + number) for number in range(50)]
-            state, rejected = server.truth.server, server.truth.server.rejected
-            taken, refused = server.truth.totals.uploads, sum(rejected.values())
+            state, rejected = server.ledger.server, server.ledger.server.rejected
+            taken, refused = server.ledger.traffic.uploads, sum(rejected.values())
             held = (state.version, state.buffer.count, state.buffer.total.copy())
             began = time.perf_counter()
             for start in range(0, 10_000, 100):
@@ -241,10 +241,10 @@ def test_ten_thousand_mutated_messages_neither_count_nor_crash_the_server(tmp_pa
                     *(broker.store(client.names.upload(n % 5), m, odd) for n, (m, odd) in enumerate(batch))
                 )
                 await until(
-                    lambda n=start: sum(rejected.values()) >= refused + n + 100 or server.truth.totals.uploads > taken
+                    lambda n=start: sum(rejected.values()) >= refused + n + 100 or server.ledger.traffic.uploads > taken
                 )
             mutants_per_s = 10_000 / (time.perf_counter() - began)
-            assert server.truth.totals.uploads == taken, "a mutant was taken"
+            assert server.ledger.traffic.uploads == taken, "a mutant was taken"
             assert sum(rejected.values()) == refused + 10_000
             assert (state.version, state.buffer.count) == held[:2]
             assert np.array_equal(state.buffer.total, held[2])

@@ -15,7 +15,7 @@ import pytest
 from qafel.config import Config
 from qafel.deployment.keys import Access
 from qafel.deployment.server.evaluation import Course, Evaluator, Metrics, open_rows, write_results
-from qafel.deployment.server.ledger import Totals
+from qafel.deployment.server.ledger import Traffic
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.deployment.settings import ServerSettings
 from qafel.errors import OutputError
@@ -32,7 +32,7 @@ class Offers:
     def __init__(self) -> None:
         self.at: list[int] = []
 
-    def offer(self, version: int, model: object, totals: Totals, hidden_state: object = None) -> None:
+    def offer(self, version: int, model: object, totals: Traffic, hidden_state: object = None) -> None:
         self.at.append(totals.uploads)
 
 
@@ -40,14 +40,14 @@ def _config(evaluation: dict[str, Any]) -> Config:
     return Config.from_dict({**CONFIG, "evaluation": evaluation})
 
 
-def _course(uploads: int) -> tuple[Course, Totals, Offers]:
-    totals, offers = Totals(uploads=uploads), Offers()
+def _course(uploads: int) -> tuple[Course, Traffic, Offers]:
+    totals, offers = Traffic(uploads=uploads), Offers()
     hidden_state = SimpleNamespace(vector=MODEL)
-    truth: Any = SimpleNamespace(
-        totals=totals, server=SimpleNamespace(version=0, model=MODEL, hidden_state=hidden_state)
+    ledger: Any = SimpleNamespace(
+        traffic=totals, server=SimpleNamespace(version=0, model=MODEL, hidden_state=hidden_state)
     )
     evaluator: Any = offers
-    return Course(_config({"every": 2, "unit": "uploads"}), truth, evaluator), totals, offers
+    return Course(_config({"every": 2, "unit": "uploads"}), ledger, evaluator), totals, offers
 
 
 @pytest.mark.parametrize("before", [0, 4])
@@ -81,16 +81,16 @@ def test_a_row_tells_the_staleness_since_the_row_before_and_the_lag() -> None:
         model, hidden_state = np.array([3, 4], np.float32), np.array([3, 3], np.float32)
         for staleness in (0, 2, 2):
             metrics.staleness.observe(staleness)
-        evaluator.offer(1, model, Totals(uploads=2), hidden_state)
+        evaluator.offer(1, model, Traffic(uploads=2), hidden_state)
         metrics.staleness.observe(1)
         # The model before is skipped, its uploads are not.
-        evaluator.offer(2, model, Totals(uploads=4), hidden_state)
+        evaluator.offer(2, model, Traffic(uploads=4), hidden_state)
         task = asyncio.create_task(evaluator.run())
         while evaluator.last is None:
             await asyncio.sleep(0.01)
         task.cancel()
         metrics.staleness.observe(1)
-        await evaluator.last_model(3, model, Totals(uploads=5), model)
+        await evaluator.last_model(3, model, Traffic(uploads=5), model)
         written = [json.loads(line) for line in rows.getvalue().splitlines()]
         assert [row["staleness_histogram"] for row in written] == [[1, 1, 2], [0, 1]]
         assert [row["hidden_state_lag"] for row in written] == [pytest.approx(0.2), 0.0]
@@ -107,8 +107,8 @@ def test_a_restarted_server_goes_on_from_the_rows_of_the_one_before(tmp_path: Pa
         with open_rows(tmp_path) as rows:
             evaluator, metrics = _evaluator(rows, lambda model: {"metric": 0.9})
             metrics.staleness.observe(3)
-            await evaluator.last_model(5, MODEL, Totals(uploads=50))
-            await evaluator.last_model(9, MODEL, Totals(uploads=90))  # which the journal will not have
+            await evaluator.last_model(5, MODEL, Traffic(uploads=50))
+            await evaluator.last_model(9, MODEL, Traffic(uploads=90))  # which the journal will not have
             rows.write('{"version": 10, "upl')
 
     async def second() -> None:
@@ -117,7 +117,7 @@ def test_a_restarted_server_goes_on_from_the_rows_of_the_one_before(tmp_path: Pa
             assert (evaluator.best, evaluator.reached and evaluator.reached["uploads"]) == (0.9, 50)
             metrics.staleness.observe(0)
             assert evaluator.staleness_histogram == [1, 0, 0, 1]
-            await evaluator.last_model(6, MODEL, Totals(uploads=61))
+            await evaluator.last_model(6, MODEL, Traffic(uploads=61))
             assert evaluator.best == 0.9
 
     asyncio.run(first())
@@ -148,10 +148,9 @@ def test_a_server_whose_evaluator_fails_says_so_and_ends(
 
     async def check() -> None:
         config = _config({"every": 2})
-        server = open_server(config, tmp_path, Access(), ServerSettings(), config.task.make())
-        with server.truth, server.rows:
+        with open_server(config, tmp_path, Access(), ServerSettings(), config.task.make()) as server:
             server.evaluator, _ = _evaluator(rows, evaluate=evaluate)
-            server.evaluator.offer(1, MODEL, Totals())
+            server.evaluator.offer(1, MODEL, Traffic())
             with pytest.raises(error):
                 await asyncio.wait_for(server.run(), 20)
 
@@ -163,15 +162,15 @@ def test_a_restarted_servers_rates_are_of_what_it_took_itself(tmp_path: Path, mo
     now = 100.0
     config = _config({"every": 2})
     task = config.task.make()
-    found = open_server(config, tmp_path, Access(), ServerSettings(), task)
-    with found.truth as truth, found.rows as rows:
-        truth.totals.uploads = 1_000_000
+    with open_server(config, tmp_path, Access(), ServerSettings(), task) as found:
+        ledger = found.ledger
+        ledger.traffic.uploads = 1_000_000
         monkeypatch.setattr("time.monotonic", lambda: now)
-        server = DeploymentServer(config, task, truth, Access(), ServerSettings(), 10, rows, None)
-        truth.totals.uploads += 50
+        server = DeploymentServer(config, task, ledger, Access(), ServerSettings(), 10, found.rows, None)
+        ledger.traffic.uploads += 50
         now += 5
         assert server._heartbeat._run_state("running").updates_per_s == 10.0
-        summary = write_results(tmp_path, "stopped", config, task, truth, server.evaluator)
+        summary = write_results(tmp_path, "stopped", config, task, ledger, server.evaluator)
     assert summary["uploads"] == 1_000_050
     assert summary["updates_per_s"] == 10.0
     assert summary["received_bytes_total"] is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qafel.deployment.server.journal import Journal, read
+from qafel.deployment.server.ledger import Journal, read_journal
 from qafel.errors import DataError, OutputError
 
 
@@ -26,9 +26,9 @@ def _fill(folder: Path, records: list[bytes], rotate_at: set[int] = frozenset())
 def test_records_come_back_in_order_from_any_number_and_over_files(tmp_path: Path) -> None:
     records = [bytes([number]) * number for number in range(10)]
     _fill(tmp_path, records, {3, 7})
-    assert list(read(tmp_path)) == records
-    assert list(read(tmp_path, 5)) == records[5:]
-    assert list(read(tmp_path, 10)) == []
+    assert list(read_journal(tmp_path)) == records
+    assert list(read_journal(tmp_path, 5)) == records[5:]
+    assert list(read_journal(tmp_path, 10)) == []
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,13 +43,13 @@ def test_a_torn_tail_costs_only_itself_and_appending_goes_on(tmp_path: Path, cut
     (path,) = folder.iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[: max(0, len(whole) - cut)] + noise)
-    survivors = list(read(folder))
+    survivors = list(read_journal(folder))
     assert survivors == records[: len(survivors)]
     assert len(survivors) >= 6 - cut // 32 - 1
     journal = Journal(folder, len(survivors))
     journal.append(b"next")
     journal.close()
-    assert list(read(folder)) == [*survivors, b"next"]
+    assert list(read_journal(folder)) == [*survivors, b"next"]
 
 
 def test_damage_that_others_follow_is_an_error(tmp_path: Path) -> None:
@@ -59,14 +59,14 @@ def test_damage_that_others_follow_is_an_error(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(DataError, match="damaged"):
-        list(read(tmp_path))
+        list(read_journal(tmp_path))
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     _fill(tmp_path, [b"first", b"second", b"third"], {2})
     (tmp_path / "journal-000000000000.log").unlink()
     with pytest.raises(DataError, match="lacks records 0 to 1"):
-        list(read(tmp_path))
+        list(read_journal(tmp_path))
 
 
 def test_files_before_a_checkpoint_can_be_dropped(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_files_before_a_checkpoint_can_be_dropped(tmp_path: Path) -> None:
     journal.drop_before(5)
     journal.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-000000000003.log", "journal-000000000006.log"]
-    assert list(read(tmp_path, 5)) == [bytes([number]) for number in range(5, 9)]
+    assert list(read_journal(tmp_path, 5)) == [bytes([number]) for number in range(5, 9)]
 
 
 def test_a_crash_between_a_rotation_and_its_sync_costs_only_what_was_not_synced(tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ def test_a_crash_between_a_rotation_and_its_sync_costs_only_what_was_not_synced(
     journal.rotate()
     journal.append(b"lost too")
     journal._file.close()  # as a killed process does
-    assert list(read(tmp_path)) == [b"safe"]
+    assert list(read_journal(tmp_path)) == [b"safe"]
     journal = Journal(tmp_path, 1)
     journal.append(b"next")
     journal.close()
-    assert list(read(tmp_path)) == [b"safe", b"next"]
+    assert list(read_journal(tmp_path)) == [b"safe", b"next"]
 
 
 class _Disk:
@@ -117,7 +117,7 @@ def test_a_short_write_goes_on(tmp_path: Path) -> None:
     journal._file = _Disk(journal._file, 1000)  # type: ignore[assignment]
     journal.append(b"a record that takes several writes")
     journal.close()
-    assert list(read(tmp_path)) == [b"a record that takes several writes"]
+    assert list(read_journal(tmp_path)) == [b"a record that takes several writes"]
 
 
 def test_after_a_failed_write_nothing_counts_as_safe(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_after_a_failed_write_nothing_counts_as_safe(tmp_path: Path) -> None:
             journal.sync()
     with pytest.raises(OutputError):
         journal.close()
-    assert list(read(tmp_path)) == []
+    assert list(read_journal(tmp_path)) == []
 
 
 def test_a_record_that_claims_more_than_there_is_allocates_nothing(tmp_path: Path) -> None:
     (tmp_path / "journal-000000000000.log").write_bytes(b"\xff" * 40)
-    assert list(read(tmp_path)) == []
+    assert list(read_journal(tmp_path)) == []
     assert (tmp_path / "journal-000000000000.log").stat().st_size == 0

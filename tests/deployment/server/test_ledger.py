@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
-from qafel.deployment.client.state import ClientState
-from qafel.deployment.server import ledger as truth_module
-from qafel.deployment.server.ledger import Truth, replay
+from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.server import ledger as ledger_module
+from qafel.deployment.server.ledger import Ledger, replay
 from qafel.errors import ConfigError, DuplicateUpload
 from qafel.params import Vector
 from qafel.rng import Stream
@@ -34,8 +35,8 @@ def _initial() -> Vector:
     return np.linspace(-1, 1, SIZE, dtype=np.float32)
 
 
-def _open(folder: Path) -> Truth:
-    return Truth.open(folder, _initial, _algorithm(), 7, history=50)
+def _open(folder: Path) -> AbstractContextManager[Ledger]:
+    return Ledger.open(folder, _initial, _algorithm(), 7, history=50)
 
 
 def _train(start: Vector, stream: Stream) -> Vector:
@@ -59,15 +60,15 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
     uploads = _uploads(20)
     broadcasts = []
     for part in (uploads[:7], uploads[7:8], uploads[8:]):
-        with _open(tmp_path) as truth:  # a new process each time; nothing is saved at the end but what was synced
+        with _open(tmp_path) as ledger:  # a new process each time; nothing is saved at the end but what was synced
             for upload in part:
-                if (broadcast := truth.take(upload, Message.from_bytes(upload)).broadcast) is not None:
+                if (broadcast := ledger.take(upload, Message.from_bytes(upload)).broadcast) is not None:
                     broadcasts.append(broadcast)
-                if (write := truth.begin_checkpoint(checkpoint_every, {0: 1.0})) is not None:
+                if (write := ledger.begin_checkpoint(checkpoint_every, {0: 1.0})) is not None:
                     write()
-                    truth.drop_old_journal()
-            truth.journal.sync()
-            held = truth.server
+                    ledger.drop_old_journal()
+            ledger.journal.sync()
+            held = ledger.server
     uninterrupted = replay(Path("nowhere"), _initial(), _algorithm(), 7)
     expected = [
         broadcast
@@ -82,56 +83,56 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
 
 def test_the_newest_checkpoint_may_be_damaged(tmp_path: Path) -> None:
     uploads = _uploads(12)
-    with _open(tmp_path) as truth:
+    with _open(tmp_path) as ledger:
         for upload in uploads:
-            truth.take(upload, Message.from_bytes(upload))
-            if (write := truth.begin_checkpoint(4, {})) is not None:
+            ledger.take(upload, Message.from_bytes(upload))
+            if (write := ledger.begin_checkpoint(4, {})) is not None:
                 write()
-                truth.drop_old_journal()
-        digest = truth.server.hidden_state.digest
+                ledger.drop_old_journal()
+        digest = ledger.server.hidden_state.digest
     newest = sorted(tmp_path.glob("checkpoint-*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-8])
-    with _open(tmp_path) as truth:
-        assert truth.server.hidden_state.digest == digest
-        assert truth.totals.uploads == 12
+    with _open(tmp_path) as ledger:
+        assert ledger.server.hidden_state.digest == digest
+        assert ledger.traffic.uploads == 12
 
 
 def test_large_uploads_bring_a_checkpoint_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart receives the journal again: it must not have grown to any size."""
     uploads = _uploads(6)
-    monkeypatch.setattr(truth_module, "_JOURNAL_BYTES", 3 * len(uploads[0]))
-    with _open(tmp_path) as truth:
+    monkeypatch.setattr(ledger_module, "_JOURNAL_BYTES", 3 * len(uploads[0]))
+    with _open(tmp_path) as ledger:
         due = []
         for upload in uploads:
-            truth.take(upload, Message.from_bytes(upload))
-            due.append(truth.begin_checkpoint(1000, {}) is not None)
+            ledger.take(upload, Message.from_bytes(upload))
+            due.append(ledger.begin_checkpoint(1000, {}) is not None)
     assert due == [False, False, True] * 2
 
 
 def test_an_upload_counts_once_over_restarts(tmp_path: Path) -> None:
     uploads = _uploads(2)
-    with _open(tmp_path) as truth:
-        truth.take(uploads[0], Message.from_bytes(uploads[0]))
-    with _open(tmp_path) as truth:
+    with _open(tmp_path) as ledger:
+        ledger.take(uploads[0], Message.from_bytes(uploads[0]))
+    with _open(tmp_path) as ledger:
         with pytest.raises(DuplicateUpload):
-            truth.take(uploads[0], Message.from_bytes(uploads[0]))
-        truth.take(uploads[1], Message.from_bytes(uploads[1]))
-        assert truth.totals.uploads == 2
+            ledger.take(uploads[0], Message.from_bytes(uploads[0]))
+        ledger.take(uploads[1], Message.from_bytes(uploads[1]))
+        assert ledger.traffic.uploads == 2
 
 
 def test_the_last_broadcasts_are_made_again_for_a_broker_that_lost_them(tmp_path: Path) -> None:
-    with _open(tmp_path) as truth:
+    with _open(tmp_path) as ledger:
         for upload in _uploads(9):
-            truth.take(upload, Message.from_bytes(upload))
-        before = list(truth.broadcasts)
-    with _open(tmp_path) as truth:
-        assert list(truth.broadcasts) == before
+            ledger.take(upload, Message.from_bytes(upload))
+        before = list(ledger.broadcasts)
+    with _open(tmp_path) as ledger:
+        assert list(ledger.broadcasts) == before
         assert [version for version, _ in before] == [0, 1, 2]
 
 
 def test_two_servers_cannot_use_one_folder(tmp_path: Path) -> None:
-    with _open(tmp_path), pytest.raises(ConfigError, match="another server"):
-        _open(tmp_path)
+    with _open(tmp_path), pytest.raises(ConfigError, match="another server"), _open(tmp_path):
+        pass
 
 
 def test_a_client_never_uses_a_number_twice_even_if_killed(tmp_path: Path) -> None:
@@ -159,5 +160,5 @@ def test_a_client_keeps_its_hidden_state_and_knows_another_runs(tmp_path: Path) 
         assert state.load("run-a", SIZE + 1, _algorithm()) is None
         (tmp_path / "hidden-state").write_bytes(b"run-a\nrubbish")
         assert state.load("run-a", SIZE, _algorithm()) is None
-    with ClientState(tmp_path), pytest.raises(ConfigError, match="another client"):
-        ClientState(tmp_path)
+    with ClientState(tmp_path), pytest.raises(ConfigError, match="another client"), ClientState(tmp_path):
+        pass

@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 
 from qafel.deployment.connection import Broker
 from qafel.deployment.names import Names
-from qafel.deployment.server.pipeline import Pull
+from qafel.deployment.server.pipeline import UploadQueue
 from qafel.errors import BrokerLost
 
 REPLY = "$JS.ACK.qafel-live-upload.server.1.7.7.1700000000000000000.0"
@@ -36,7 +36,7 @@ class StubBroker:
 
 def _group(*messages: Msg) -> list[Msg]:
     async def pulled() -> list[Msg]:
-        pull = Pull(cast(Broker, StubBroker(*messages)), Names("live"))
+        pull = UploadQueue(cast(Broker, StubBroker(*messages)), Names("live"))
         await pull.start()
         return await pull.group(10)
 
@@ -62,7 +62,7 @@ def test_a_stray_message_that_cannot_be_acknowledged_is_no_upload() -> None:
 
     async def check() -> None:
         broker = StubBroker(upload)
-        pull = Pull(cast(Broker, broker), Names("live"))
+        pull = UploadQueue(cast(Broker, broker), Names("live"))
         await pull.start()
         await broker._receive(stray)
         assert await pull.group(10) == [upload]

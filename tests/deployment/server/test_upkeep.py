@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from qafel.deployment.names import Names
-from qafel.deployment.server.upkeep import Upkeep
+from qafel.deployment.server.pipeline import BackgroundWriter
 from qafel.errors import BrokerLost
 
 HISTORY = 10
@@ -37,9 +37,11 @@ class Run:
         self.broker: Any = FakeBroker()
         self.snapshots_fail = False
         out = SimpleNamespace(version=0)
-        self.publisher = cast(Any, SimpleNamespace(names=NAMES, out=out, snapshot=self._snapshot))
-        truth: Any = SimpleNamespace(broadcasts=[(0, b"large")])
-        self.upkeep = Upkeep(truth, self.publisher, snapshot_every=5, history=HISTORY, keep_journal=False)
+        self.publisher = cast(Any, SimpleNamespace(names=NAMES, published=out, snapshot=self._snapshot))
+        ledger: Any = SimpleNamespace(broadcasts=[(0, b"large")])
+        self.background = BackgroundWriter(
+            ledger, self.publisher, snapshot_every=5, history=HISTORY, keep_journal=False
+        )
 
     async def _snapshot(self, broker: object) -> None:
         if self.snapshots_fail:
@@ -47,16 +49,16 @@ class Run:
 
     def advance(self, version: int) -> None:
         """To this version, without a look at the broker."""
-        for made in range(self.publisher.out.version, version):
+        for made in range(self.publisher.published.version, version):
             self.broker.objects.add(NAMES.broadcast_object(made))
-        self.publisher.out.version = version
+        self.publisher.published.version = version
 
     def snapshot(self) -> None:
-        asyncio.run(self.upkeep._snapshot(self.broker))
+        asyncio.run(self.background._snapshot(self.broker))
 
     def kept(self) -> bool:
         """Exactly the broadcasts that the stream still points to are on the broker."""
-        version = self.publisher.out.version
+        version = self.publisher.published.version
         expected = range(max(0, version - HISTORY), version)
         return bool(self.broker.objects == {NAMES.broadcast_object(number) for number in expected})
 
@@ -85,6 +87,6 @@ def test_a_broken_connection_or_a_failed_snapshot_leaves_no_object_behind() -> N
 def test_a_new_process_drops_what_the_one_before_left() -> None:
     before, after = Run(), Run()
     before.advance(80)
-    after.broker, after.publisher.out = before.broker, before.publisher.out
+    after.broker, after.publisher.published = before.broker, before.publisher.published
     after.snapshot()
     assert after.kept()

@@ -123,7 +123,9 @@ class DeploymentClient:
                     await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
                     await self.follower.attach(broker)
                     try:
-                        await run_until_one_ends(broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker))
+                        await run_until_one_ends(
+                            broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker)
+                        )
                     finally:
                         self._count_wire(broker)
             except BrokerError as error:

@@ -26,7 +26,6 @@ _AHEAD_S: Final = 6.0
 _VERSION: Final = slice(28, 36)  # where a frame says it; docs/wire-format.md
 
 
-
 log = logging.getLogger(__name__)
 
 

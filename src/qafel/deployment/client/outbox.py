@@ -54,9 +54,11 @@ class _Pending:
 
 @final
 class Outbox:
-    """Delivers uploads: at most `window` on their way, with numbers that the server can still tell from those it counted."""
+    """Delivers uploads: at most `window` on their way, of numbers that the server can tell from those it counted."""
 
-    def __init__(self, subject: str, signer: Signer | None, window: int, heard: OutcomeListener, news: asyncio.Event) -> None:
+    def __init__(
+        self, subject: str, signer: Signer | None, window: int, heard: OutcomeListener, news: asyncio.Event
+    ) -> None:
         """Uploads go to `subject`, signed if there is a `signer`. `heard` is called with what became of each; `news` is
         set when receipts came.
         """
@@ -147,7 +149,7 @@ class Outbox:
 
 @final
 class ClientState:
-    """What a client keeps on disk: its hidden state, and how far its upload numbers are used up. One process at a time."""
+    """What a client keeps on disk: its hidden state, and how far its upload numbers are used up. A context."""
 
     def __init__(self, folder: Path) -> None:
         busy = ConfigError(f"another client uses {folder}: stop it, or choose another --state")

@@ -16,7 +16,6 @@ from qafel.deployment.names import KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATU
 from qafel.deployment.server.evaluation import Course, Evaluator, Rate
 from qafel.deployment.server.intake import Intake
 from qafel.deployment.server.ledger import Ledger
-from qafel.errors import ConfigError
 
 _AT_ONCE: Final = 64
 _CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
@@ -140,7 +139,7 @@ class Heartbeat:
             await self.beat(broker)
 
     async def beat(self, broker: Broker, *, concluded: bool = False) -> None:
-        """Renew the state. A run that has ended says so once its last broadcast is out: clients leave when they hear it."""
+        """Renew the state. A run says that it has ended once its last broadcast is out: clients leave on hearing it."""
         state = self._run_state(self._course.state if concluded else "running")
         await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
         if self._progress is not None:

@@ -168,7 +168,9 @@ class Evaluator:
         self._metrics.metric.set(row["metric"])
         self._see(row)
 
-    async def last_model(self, version: int, model: Vector, traffic: Traffic, hidden_state: Vector | None = None) -> None:
+    async def last_model(
+        self, version: int, model: Vector, traffic: Traffic, hidden_state: Vector | None = None
+    ) -> None:
         if self.last is None or self.last["version"] != version:
             await self.evaluate(version, model, self._so_far(traffic), hidden_state)
 

@@ -72,7 +72,9 @@ class Traffic:
 class Ledger:
     """The one place where uploads count. `take` changes the state, `journal.sync` makes it last."""
 
-    def __init__(self, folder: Path, server: Server, traffic: Traffic, norms: Mapping[int, float], history: int) -> None:
+    def __init__(
+        self, folder: Path, server: Server, traffic: Traffic, norms: Mapping[int, float], history: int
+    ) -> None:
         """Made by `open`; `history` is how many broadcasts are kept in memory."""
         self.folder = folder
         self.server = server

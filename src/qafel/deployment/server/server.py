@@ -199,7 +199,12 @@ def run_server(
 
 
 async def _run_server(
-    config: Config, out: Path, access: Access, settings: ServerSettings, task: Task | None, progress: StateListener | None
+    config: Config,
+    out: Path,
+    access: Access,
+    settings: ServerSettings,
+    task: Task | None,
+    progress: StateListener | None,
 ) -> Summary:
     made: Task = await asyncio.to_thread(config.task.make) if task is None else task
     with open_server(config, out, access, settings, made, progress) as server:
@@ -227,13 +232,16 @@ def open_server(
     _require_same_run(out, config)
     broadcast_bytes = max(1, algorithm.server_quantizer.max_payload_bytes(task.layout.size))
     history = max(2, min(settings.limits.history, _HISTORY_BYTES // broadcast_bytes))
-    with Ledger.open(
-        out / "state",
-        lambda: task.initial_model(Stream.named(config.seed, "initial-model")),
-        algorithm,
-        config.seed,
-        history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
-    ) as ledger, open_rows(out) as rows:
+    with (
+        Ledger.open(
+            out / "state",
+            lambda: task.initial_model(Stream.named(config.seed, "initial-model")),
+            algorithm,
+            config.seed,
+            history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
+        ) as ledger,
+        open_rows(out) as rows,
+    ):
         write_atomically(out / "config.toml", config.to_toml().encode())
         yield DeploymentServer(config, task, ledger, access, settings, history, rows, progress)
 
