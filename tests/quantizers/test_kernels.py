@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from qafel.quantizers import parse
-from qafel.quantizers.kernels.numeric import packed_bytes
+from qafel.quantizers.kernels import packed_bytes
 from qafel.rng import Stream
 from tests.quantizers import oracle
 from tests.quantizers.specs import same_bits, stream, vectors

@@ -1,21 +1,25 @@
 """Codecs: a vector to few bytes and back, each with its theory.
 
-protocol                          what a quantizer is
-spec, codec, family               text, or the bytes in a message's header, to a quantizer
-identity, qsgd, dithered, sign    a code per coordinate and a scale per bucket
-rotated, gaussian_levels          the quality mode
-top_k, rand_k, indices            few coordinates
-affine                            min-max per tensor
-scaled, entropy_coded             around another quantizer
-fitness, measure, samples         what suits which role, and what it does to data
-bucketed, checks, parallel        what they share
-kernels                           compiled loops
+protocol    what a quantizer is, and the sixteen bytes that name one in a message
+spec        text, or those bytes, to a quantizer
+identity    float32 as it is
+qsgd        random rounding to levels of a bucket's scale
+dithered    subtractive dither: half of QSGD's variance
+sign        one bit a coordinate
+rotated     a random rotation, then the best levels for a Gaussian: the quality mode
+affine      min-max per tensor
+top_k       the largest coordinates
+rand_k      random coordinates
+wrappers    around another quantizer: scaled, entropy coded
+payloads    what the families share: checks, payloads of steps and codes, threads
+kernels     compiled loops
+measure     a quantizer's error on data, and which role it suits
 """
 
 from qafel.quantizers.affine import Affine
 from qafel.quantizers.dithered import Dithered
 from qafel.quantizers.identity import Identity
-from qafel.quantizers.measure import Measured, fitness, measured
+from qafel.quantizers.measure import MeasuredError, fitness, measured
 from qafel.quantizers.payloads import set_threads, threads
 from qafel.quantizers.protocol import CODEC_BYTES, Payload, Quantizer
 from qafel.quantizers.qsgd import Qsgd
@@ -31,7 +35,7 @@ __all__ = [
     "Affine",
     "Dithered",
     "Identity",
-    "Measured",
+    "MeasuredError",
     "Payload",
     "Qsgd",
     "Quantizer",

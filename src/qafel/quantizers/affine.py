@@ -12,9 +12,9 @@ import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
-from qafel.quantizers.kernels.decode import ADD, ASSIGN, apply_tensor, encode_tensor
-from qafel.quantizers.kernels.numeric import is_finite, packed_bytes
-from qafel.quantizers.payloads import Bytes, as_bytes, as_target, as_vector, check_size, non_finite
+from qafel.quantizers.kernels import ASSIGN, is_finite, packed_bytes
+from qafel.quantizers.kernels.levels import apply_tensor, encode_tensor
+from qafel.quantizers.payloads import Bytes, FixedRate, as_bytes, as_finite_vector, as_payload, check_size
 from qafel.quantizers.protocol import AFFINE, Payload, pack_codec
 from qafel.rng import Stream
 
@@ -23,7 +23,7 @@ _HEAD: Final = struct.Struct("<ffI")  # minimum, step, number of weights: the 12
 
 @final
 @dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(FixedRate):
     """Round every weight to the nearest of 2ᵇ levels between its tensor's minimum and maximum.
 
     Q(x) = min + step · round((x − min)/step), step = (max − min)/(2ᵇ − 1). Tensors of one dimension go as float32.
@@ -45,14 +45,10 @@ class Affine:
     def codec(self) -> bytes:
         return pack_codec(AFFINE, bytes([self.bits]) + (self.layout.fingerprint if self.layout else b""))
 
-    @property
-    def unbiased(self) -> bool:
-        return False
+    unbiased = False
 
-    def encode(self, vector: Vector, stream: Stream) -> bytes:
-        vector = as_vector(vector)
-        if not is_finite(vector):
-            raise non_finite(vector)
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        vector = as_finite_vector(vector)
         out = np.zeros(self.payload_bytes(vector.size), np.uint8)
         head = np.empty(2, np.float32)
         for start, count, at, plain in self._pieces(vector.size):
@@ -63,24 +59,13 @@ class Affine:
                 continue
             encode_tensor(vector, start, count, self.bits, out, at + _HEAD.size, head)
             out[at : at + _HEAD.size] = np.frombuffer(_HEAD.pack(head[0], head[1], count), np.uint8)
-        return out.tobytes()
-
-    def decode(self, payload: Payload, size: int) -> Vector:
-        target = np.empty(check_size(size), np.float32)
-        self._apply(target, payload, ASSIGN, 1.0)
-        return target
-
-    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        self._apply(as_target(target), payload, ADD, float(weight))
+        return as_payload(out)
 
     def payload_bytes(self, size: int) -> int:
         return sum(self._piece_bytes(count, plain) for _, count, _, plain in self._pieces(size))
 
     def head_bytes(self, size: int) -> int:
         return 0
-
-    def max_payload_bytes(self, size: int) -> int:
-        return self.payload_bytes(size)
 
     def omega(self, size: int) -> float:
         """The worst tensor: two of n weights at ±m are exact, the others half a step off, ω = (n − 2)/(2(2ᵇ − 1)²)."""
@@ -90,9 +75,6 @@ class Affine:
 
     def delta(self, size: int) -> float:
         return 1.0 - self.omega(size)
-
-    def bits_per_coordinate(self, size: int) -> float:
-        return 8.0 * self.payload_bytes(size) / size if size else 0.0
 
     def _piece_bytes(self, count: int, plain: bool) -> int:
         return 4 * count if plain else _HEAD.size + packed_bytes(count, self.bits)

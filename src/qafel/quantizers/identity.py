@@ -9,8 +9,8 @@ import numpy as np
 
 from qafel.errors import MalformedPayload
 from qafel.params import Vector
-from qafel.quantizers.kernels.numeric import is_finite
-from qafel.quantizers.payloads import as_bytes, as_target, as_vector, check_size, non_finite
+from qafel.quantizers.kernels import is_finite
+from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_target, as_vector, check_size
 from qafel.quantizers.protocol import NONE, Payload, pack_codec
 from qafel.rng import Stream
 
@@ -20,33 +20,25 @@ from qafel.rng import Stream
 class Identity:
     """Send the vector unchanged. Q(x) = x, δ = 1: FedBuff is QAFeL with this on both sides."""
 
-    @property
-    def spec(self) -> str:
-        return "none"
+    spec = "none"
+    codec = pack_codec(NONE)
+    unbiased = True
 
-    @property
-    def codec(self) -> bytes:
-        return pack_codec(NONE)
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        return as_finite_vector(vector).astype("<f4", copy=False).tobytes()
 
-    @property
-    def unbiased(self) -> bool:
-        return True
-
-    def encode(self, vector: Vector, stream: Stream) -> bytes:
-        vector = as_vector(vector)
-        if not is_finite(vector):
-            raise non_finite(vector)
-        return vector.astype("<f4", copy=False).tobytes()
-
-    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> bytes:
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
         """A payload that decodes to gain · vector."""
         return self.encode(as_vector(vector) * np.float32(gain), stream)
 
     def decode(self, payload: Payload, size: int) -> Vector:
-        return self._values(payload, size)
+        values = as_bytes(payload, self.payload_bytes(size)).view("<f4").astype(np.float32)
+        if not is_finite(values):
+            raise MalformedPayload("expected finite coordinates, found NaN or infinity: the sender's model diverged")
+        return values
 
     def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        values = self._values(payload, as_target(target).size)
+        values = self.decode(payload, as_target(target).size)
         if weight != 1.0:
             values *= np.float32(weight)
         target += values
@@ -68,9 +60,3 @@ class Identity:
 
     def bits_per_coordinate(self, size: int) -> float:
         return 32.0
-
-    def _values(self, payload: Payload, size: int) -> Vector:
-        values = as_bytes(payload, self.payload_bytes(size)).view("<f4").astype(np.float32)
-        if not is_finite(values):
-            raise MalformedPayload("expected finite coordinates, found NaN or infinity: the sender's model diverged")
-        return values

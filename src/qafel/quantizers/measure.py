@@ -1,4 +1,8 @@
-"""What a quantizer does to given data, beside what theory promises in the worst case."""
+"""What a quantizer does to given data, whether it suits a role, and specs and data that stand for all.
+
+`measured` is the error on data, beside what theory promises in the worst case; `fitness` says whether a quantizer can
+do the job it is given; `SHOWN`, `gaussian` and `heavy_tailed` serve the table, the benchmark and the tests.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,19 @@ from qafel.quantizers.protocol import Quantizer
 from qafel.quantizers.qsgd import Qsgd
 from qafel.rng import Stream
 
+Role = Literal["client", "server"]
+
+SHOWN: Final = (
+    "none", "qsgd:8", "qsgd:4", "qsgd:4+zstd", "qsgd:4,bucket=256", "qsgd:2", "scaled:qsgd:4", "dithered:4",
+    "rotated:4", "rotated:2", "affine:8", "affine:4", "sign", "top_k:0.01", "top_k:0.1", "top_k:0.1,values=qsgd:4",
+    "rand_k:0.1", "qsgd:4,norm=l2,bucket=none",
+)  # fmt: skip
+
 
 @final
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Means over vectors and repeats; zero vectors do not count.
+class MeasuredError:
+    """A quantizer's error on data: means over vectors and repeats; zero vectors do not count.
 
     nmse    E‖Q(x) − x‖² / ‖x‖², the measured ω
     delta   1 − nmse, the measured δ
@@ -33,8 +45,8 @@ class Measured:
     payload_bytes: float
 
 
-def measured(quantizer: Quantizer, vectors: Iterable[Vector], repeats: int, stream: Stream) -> Measured:
-    """Encode and decode every vector `repeats` times and compare."""
+def measured(quantizer: Quantizer, vectors: Iterable[Vector], repeats: int, stream: Stream) -> MeasuredError:
+    """Encode and decode every vector `repeats` times, with randomness from the stream, and compare."""
     generator = stream.generator()
     nmse, bias, bits, length = [], [], [], []
     for vector in vectors:
@@ -55,7 +67,7 @@ def measured(quantizer: Quantizer, vectors: Iterable[Vector], repeats: int, stre
             excess = repeats * float(np.vdot(mean_error, mean_error)) - spread
             bias.append(excess / (repeats - 1) / energy if repeats > 1 else math.nan)
     error_mean = float(np.mean(nmse)) if nmse else 0.0
-    return Measured(
+    return MeasuredError(
         nmse=error_mean,
         delta=1.0 - error_mean,
         bias=float(np.mean(bias)) if bias else 0.0,
@@ -64,36 +76,24 @@ def measured(quantizer: Quantizer, vectors: Iterable[Vector], repeats: int, stre
     )
 
 
-# Whether a quantizer can do the job it is given, in sentences that say why not and what instead.
-
-
-Role = Literal["client", "server"]
-
-
 def fitness(quantizer: Quantizer, size: int, role: Role) -> list[str]:
-    """Why this quantizer does not suit the role at this size, each with a remedy; empty when it does.
+    """Why this quantizer does not suit the role at `size` coordinates, each with a remedy; empty when it does.
 
     The server's Q_s must contract (δ > 0, or the hidden state may run away from the model); the clients' Q_c must be
     unbiased (or the errors of the K buffered updates do not average out). Section II-A of the paper.
     """
-    if role == "client":
-        return [] if quantizer.unbiased else [_biased(quantizer)]
-    return [] if quantizer.delta(size) > 0 else [_expanding(quantizer, size)]
-
-
-def _biased(quantizer: Quantizer) -> str:
-    return (
-        f"client quantizer {quantizer.spec!r} is biased: its errors add up over the buffered updates instead of "
-        "averaging out; use an unbiased one, such as qsgd:4, dithered:4, rotated:4 or rand_k"
-    )
-
-
-def _expanding(quantizer: Quantizer, size: int) -> str:
-    start = (
-        f"server quantizer {quantizer.spec!r} has no δ > 0 at {size} coordinates: its error can exceed what it sends "
-        f"(ω = {quantizer.omega(size):.3g} in the worst case), so the hidden state may run away from the model; "
-    )
-    return start + _remedy(quantizer, size)
+    if role == "client" and not quantizer.unbiased:
+        return [
+            f"client quantizer {quantizer.spec!r} is biased: its errors add up over the buffered updates instead of "
+            "averaging out; use an unbiased one, such as qsgd:4, dithered:4, rotated:4 or rand_k"
+        ]
+    if role == "server" and quantizer.delta(size) <= 0:
+        return [
+            f"server quantizer {quantizer.spec!r} has no δ > 0 at {size} coordinates: its error can exceed what it "
+            f"sends (ω = {quantizer.omega(size):.3g} in the worst case), so the hidden state may run away from the "
+            "model; " + _remedy(quantizer, size)
+        ]
+    return []
 
 
 def _remedy(quantizer: Quantizer, size: int) -> str:
@@ -101,47 +101,12 @@ def _remedy(quantizer: Quantizer, size: int) -> str:
     if isinstance(quantizer, Qsgd):
         if quantizer.norm == "l2":
             choices.append("scale by the largest magnitude (norm=max)")
-        bucket = _largest_fit_bucket(quantizer, size)
-        if bucket:
-            choices.append(f"use buckets ({Qsgd(quantizer.bits, quantizer.levels, 'max', bucket).spec})")
-        else:
-            choices.append("use more bits")
+        smaller = (Qsgd(quantizer.bits, quantizer.levels, "max", bucket) for bucket in (512, 256, 128, 64, 32, 16))
+        fit = next((candidate for candidate in smaller if candidate.delta(size) > 0), None)
+        choices.append(f"use buckets ({fit.spec})" if fit else "use more bits")
     if quantizer.unbiased and not quantizer.spec.startswith("scaled:"):
         choices.append(f"divide by 1 + ω (scaled:{quantizer.spec}, a contraction with δ = 1/(1+ω))")
     return ", or ".join(choices) or "use one with δ > 0, as `qafel quantizers` lists them"
-
-
-def _largest_fit_bucket(quantizer: Qsgd, size: int) -> int | None:
-    """The largest power of two, from 16 to 512, at which max-abs QSGD with these levels contracts."""
-    for bucket in (512, 256, 128, 64, 32, 16):
-        if Qsgd(quantizer.bits, quantizer.levels, "max", bucket).delta(size) > 0:
-            return bucket
-    return None
-
-
-# Specs and data that stand for the family: for the table, the benchmark and the tests.
-
-
-SHOWN: Final = (
-    "none",
-    "qsgd:8",
-    "qsgd:4",
-    "qsgd:4+zstd",
-    "qsgd:4,bucket=256",
-    "qsgd:2",
-    "scaled:qsgd:4",
-    "dithered:4",
-    "rotated:4",
-    "rotated:2",
-    "affine:8",
-    "affine:4",
-    "sign",
-    "top_k:0.01",
-    "top_k:0.1",
-    "top_k:0.1,values=qsgd:4",
-    "rand_k:0.1",
-    "qsgd:4,norm=l2,bucket=none",
-)
 
 
 def gaussian(size: int) -> Vector:

@@ -1,63 +1,72 @@
-"""Payloads of one float32 step per bucket and a packed code per coordinate: shared by QSGD and sign.
+"""What the quantizer families share: checks on what comes in, payloads of steps and codes, and threads.
 
-steps   4 bytes a bucket, little-endian float32
-codes   packed, see kernels/packing.py
+A payload of QSGD, sign and dither:
+
+    seed    8 bytes, dither only
+    steps   4 bytes a bucket, little-endian float32
+    codes   packed, see kernels/__init__.py
+
+Kernels release the GIL and work on spans that share no byte, so plain threads suffice and the result never depends on
+how many there are. docs/decisions/quantizers-kernels.md says why not Numba's own parallel loops.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
-import platform
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import MalformedPayload, NonFiniteVector
+from qafel.errors import MalformedPayload, NonFiniteVector, SpecError
 from qafel.params import Vector
-from qafel.quantizers.kernels.decode import ADD, ASSIGN, BAD_STEP, OK, apply_levels
-from qafel.quantizers.kernels.numeric import GROUP, packed_bytes
+from qafel.quantizers.kernels import ADD, ASSIGN, BAD_STEP, GROUP, OK, is_finite, packed_bytes
+from qafel.quantizers.kernels.levels import apply_levels
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
-# What comes in is what was agreed: vectors of float32, payloads of the right length.
-
-
 Bytes: TypeAlias = NDArray[np.uint8]
 
+DEFAULT_BUCKET: Final = 512
+MAX_BUCKET: Final = 2**24 - 1
+SEED_BYTES: Final = 8
 
 _FLOAT32 = np.dtype(np.float32)
-
-
 _UINT8 = np.dtype(np.uint8)
-
-
 _MAX_SIZE = 2**31  # counters and indices are 32-bit
-
-
 _SIGN = 2**63
+_LARGE = 1 << 18  # bytes; below, copying a payload is cheaper than keeping its buffer
+_SPAN = 4096  # coordinates: 16 kB, so that the second pass over a span finds it in the first-level cache
+_SERIAL_BELOW = 1 << 19  # coordinates; below, a second thread costs more than it brings
+
+_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 def as_vector(vector: Vector) -> Vector:
     """The vector as a kernel takes it: one-dimensional, contiguous, float32."""
     if type(vector) is np.ndarray and vector.dtype is _FLOAT32 and vector.ndim == 1 and vector.flags.c_contiguous:
         return vector  # the common case, in a fraction of a microsecond
-    return _converted(vector)
-
-
-def _converted(vector: Vector) -> Vector:
     if not isinstance(vector, np.ndarray) or vector.dtype != _FLOAT32:
         kind = vector.dtype if isinstance(vector, np.ndarray) else type(vector).__name__
         raise TypeError(f"expected a float32 vector, found {kind}: convert with numpy.asarray(x, numpy.float32)")
     if vector.ndim != 1:
         raise ValueError(f"expected a flat vector, found shape {vector.shape}: flatten it, as Layout.flatten does")
     return np.ascontiguousarray(vector, _FLOAT32)
+
+
+def as_finite_vector(vector: Vector) -> Vector:
+    """`as_vector`, after making sure that no coordinate is NaN or infinite."""
+    vector = as_vector(vector)
+    if not is_finite(vector):
+        raise non_finite(vector)
+    return vector
 
 
 def as_target(target: Vector) -> Vector:
@@ -73,16 +82,47 @@ def as_bytes(payload: Payload, expected: int) -> Bytes:
     """The payload as a read-only array of exactly `expected` bytes."""
     if len(payload) != expected:
         raise MalformedPayload(f"expected a payload of {expected} bytes, found {len(payload)}: made for another size?")
+    return as_array(payload)
+
+
+def as_array(payload: Payload) -> Bytes:
+    """The payload as a read-only array: one type of array, one compiled kernel."""
     array = np.frombuffer(payload, _UINT8)
-    if type(payload) is not bytes and not memoryview(payload).readonly:
-        array.flags.writeable = False  # one type of array, one compiled kernel
+    if type(payload) is not bytes and array.flags.writeable:
+        array.flags.writeable = False
     return array
 
 
+def as_payload(written: Bytes) -> Payload:
+    """What an encoder wrote into a buffer of its own, for others to read and nobody to change.
+
+    A large buffer is handed out as it is: new memory comes page by page, so that at 25 million coordinates a copy takes
+    longer than quantizing.
+    """
+    return written.tobytes() if written.size < _LARGE else written.data.toreadonly()
+
+
 def check_size(size: int) -> int:
+    """The size, if vectors of so many coordinates can be quantized."""
     if not 0 <= size < _MAX_SIZE:
         raise ValueError(f"a size must lie between 0 and {_MAX_SIZE - 1}, found {size}")
     return size
+
+
+def check_bucket(bucket: int | None) -> None:
+    """Refuse a bucket that no payload can name. `bucket` None: the whole vector is one."""
+    if bucket is not None and not 1 <= bucket <= MAX_BUCKET:
+        raise SpecError(f"a bucket holds 1 to {MAX_BUCKET} coordinates, or none for the whole vector, found {bucket}")
+
+
+def bucket_text(bucket: int | None, separator: str = ",") -> str:
+    """The bucket as a spec names it, after the separator: nothing for the default."""
+    return "" if bucket == DEFAULT_BUCKET else f"{separator}bucket={'none' if bucket is None else bucket}"
+
+
+def step_bytes(size: int, bucket: int | None) -> int:
+    """The bytes of one float32 step per bucket of `size` coordinates."""
+    return 4 * -(-check_size(size) // (bucket or max(size, 1)))
 
 
 def non_finite(vector: Vector) -> NonFiniteVector:
@@ -94,153 +134,128 @@ def non_finite(vector: Vector) -> NonFiniteVector:
     )
 
 
-def signed(word: int) -> int:
-    """A 64-bit word as int64, the one integer type that kernels are compiled for."""
-    return (word ^ _SIGN) - _SIGN
-
-
-def signed_words(stream: Stream) -> tuple[int, int]:
-    first, second = stream.words
-    return (first ^ _SIGN) - _SIGN, (second ^ _SIGN) - _SIGN
+def bad_scale(what: str) -> MalformedPayload:
+    """The error for a step or scale that no encoder writes."""
+    return MalformedPayload(f"expected finite, non-negative {what}, found another: the payload is damaged or forged")
 
 
 def seed_of(stream: Stream) -> bytes:
     """Eight bytes to send along, from which both ends make the same random numbers."""
-    return (stream.words[0] ^ stream.words[1]).to_bytes(8, "little")
+    return (stream.words[0] ^ stream.words[1]).to_bytes(SEED_BYTES, "little")
 
 
-# Where an encoder writes: straight into the bytes that it returns, where a copy would cost as much as the encoding.
-#
-# At 25 million coordinates a second buffer and its copy take longer than quantizing: the memory is new each time,
-# and the
-# system hands it out page by page.
+def seed_word(seed: bytes) -> int:
+    """The seed as int64, the one integer type that kernels are compiled for."""
+    return int.from_bytes(seed, "little", signed=True)
 
 
-_LARGE = 1 << 18  # bytes; below, a plain copy is cheaper than making the view
+class FixedRate(ABC):
+    """What follows from a payload's length and from one way to apply it: the rest of a fixed-rate quantizer."""
 
+    __slots__ = ()
 
-_CONTENT = bytes.__basicsize__ - 1  # where CPython keeps a bytes object's content, before its final zero
+    @abstractmethod
+    def payload_bytes(self, size: int) -> int:
+        """The length of every payload for `size` coordinates."""
 
+    @abstractmethod
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        """Assign (mode ASSIGN) or add (mode ADD) weight · decoded to the target; on an error, leave it as it was."""
 
-_IS_CPYTHON = platform.python_implementation() == "CPython"
+    def decode(self, payload: Payload, size: int) -> Vector:
+        target = np.empty(check_size(size), _FLOAT32)
+        self._apply(target, payload, ASSIGN, 1.0)
+        return target
 
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        self._apply(as_target(target), payload, ADD, float(weight))
 
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize if _IS_CPYTHON else None
+    def max_payload_bytes(self, size: int) -> int:
+        return self.payload_bytes(size)
 
-
-if _new_bytes is not None:
-    _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
-
-
-def new_output(size: int) -> tuple[Bytes, bytes | None]:
-    """A buffer to fill; with it, where it is large, the bytes object whose content it is. `finish` wants both."""
-    if size < _LARGE or _new_bytes is None:
-        return np.empty(size, np.uint8), None
-    data: bytes = _new_bytes(None, size)  # uninitialised, as C extensions make them
-    memory = (ctypes.c_uint8 * size).from_address(id(data) + _CONTENT)
-    return np.frombuffer(memoryview(memory), np.uint8), data
-
-
-def finish(array: Bytes, data: bytes | None) -> bytes:
-    """What was written. Nobody has seen the bytes object before."""
-    return array.tobytes() if data is None else data
-
-
-_SPAN: Final = 4096  # coordinates: 16 kB, so that the second pass over a span finds it in the first-level cache
-
-
-def bucket_count(size: int, bucket: int | None) -> int:
-    return -(-size // (bucket or max(size, 1)))
+    def bits_per_coordinate(self, size: int) -> float:
+        return 8.0 * self.payload_bytes(size) / size if size else 0.0
 
 
 @lru_cache(1024)
 def plan(size: int, bucket: int | None, bits: int) -> tuple[int, int, int, int]:
-    """Bucket length, span length, number of spans, payload bytes.
+    """Bucket length, span length, number of spans, bytes of steps and codes.
 
     A span shares neither a bucket nor a byte with its neighbours.
     """
-    check_size(size)
     length = bucket or max(size, 1)
     unit = math.lcm(length, GROUP)
     span = unit * max(1, _SPAN // unit)
-    return length, span, -(-size // span), 4 * bucket_count(size, bucket) + packed_bytes(size, bits)
+    return length, span, -(-size // span), step_bytes(size, bucket) + packed_bytes(size, bits)
 
 
-def encode_payload(
+def encode(
     kernel: Callable[..., bool],
     vector: Vector,
-    stream: Stream,
+    words: tuple[int, int],
     bucket: int | None,
     levels: float,
     bits: int,
     norm: int,
     gain: float,
     prefix: bytes = b"",
-) -> bytes:
+) -> Payload:
     """Quantize a vector into prefix, steps and codes; kernel is `encode_spans` or one with the same arguments."""
     vector = as_vector(vector)
-    size = vector.size
-    length, span, spans, total = plan(size, bucket, bits)
+    length, span, spans, total = plan(vector.size, bucket, bits)
     skip = len(prefix)
-    out, data = new_output(skip + total)
+    out = np.empty(skip + total, _UINT8)
     if skip:
-        out[:skip] = np.frombuffer(prefix, np.uint8)
-    word0, word1 = signed_words(stream)
-    if size < SERIAL_BELOW or is_serial(size):
-        sound = kernel(vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip, 0, spans)
+        out[:skip] = np.frombuffer(prefix, _UINT8)
+    word0, word1 = (words[0] ^ _SIGN) - _SIGN, (words[1] ^ _SIGN) - _SIGN
+    common = (vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip)
+    encode_spanwise(kernel, vector, common, spans)
+    return as_payload(out)
+
+
+def encode_spanwise(kernel: Callable[..., bool], vector: Vector, common: tuple[Any, ...], spans: int) -> None:
+    """Call kernel(*common, first, last) over all spans of a vector, on threads if that pays."""
+    if vector.size < _SERIAL_BELOW:
+        sound = kernel(*common, 0, spans)
     else:
-        common = (vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip)
-        sound = not over_spans(lambda first, last: not kernel(*common, first, last), spans)
+        sound = not _over_spans(lambda first, last: not kernel(*common, first, last), spans)
     if not sound:
         raise non_finite(vector)
-    return finish(out, data)
 
 
-def apply_payload(
-    target: Vector, payload: Payload, weight: float | None, bucket: int | None, levels: int, bits: int
+def apply_spanwise(kernel: Callable[..., int], size: int, common: tuple[Any, ...], spans: int) -> int:
+    """Call kernel(*common, check, first, last) over all spans, on threads if that pays; the status of the check."""
+    if size < _SERIAL_BELOW or _threads == 1:
+        return kernel(*common, True, 0, spans)
+    status = kernel(*common, True, 0, 0)
+    if status == OK:
+        _over_spans(lambda first, last: kernel(*common, False, first, last), spans)
+    return status
+
+
+def apply(
+    target: Vector, payload: Payload, mode: int, weight: float, bucket: int | None, levels: int, bits: int
 ) -> None:
-    """Assign (weight None) or add weight · decoded to the target; on an error, leave it as it was."""
-    size = as_target(target).size
+    """Assign or add weight · decoded to the target, from steps and codes that are centred on zero (QSGD, sign)."""
+    size = target.size
     length, span, spans, total = plan(size, bucket, bits)
-    data = as_bytes(payload, total)
-    mode, factor = (ASSIGN, 1.0) if weight is None else (ADD, float(weight))
-    if size < SERIAL_BELOW or is_serial(size):
-        status = apply_levels(target, data, mode, factor, length, span, levels, bits, True, 0, spans)
-    else:
-        common = (target, data, mode, factor, length, span, levels, bits)
-        status = apply_levels(*common, True, 0, 0)
-        if status == OK:
-            over_spans(lambda first, last: apply_levels(*common, False, first, last), spans)
+    common = (target, as_bytes(payload, total), mode, weight, length, span, levels, bits)
+    status = apply_spanwise(apply_levels, size, common, spans)
     if status == BAD_STEP:
-        raise MalformedPayload("expected finite, non-negative steps, found another: the payload is damaged or forged")
+        raise bad_scale("steps")
     if status:
         raise MalformedPayload(f"expected codes up to {2 * levels}, found a larger one: made by another quantizer?")
-
-
-# How many threads the kernels use.
-#
-# Kernels release the GIL and work on spans that share no byte, so plain threads suffice and the result never depends on
-# how many there are. Numba's own parallel loops would take seconds more to compile and do not survive a fork.
-
-
-SERIAL_BELOW = 1 << 19  # coordinates; below, a second thread costs more than it brings
-
-
-_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Use at most `count` threads inside the block (for benchmarks, and for workers that share a machine)."""
-    global _threads  # noqa: PLW0603 — one process, one setting
-    before, _threads = _threads, max(1, count)
+    before = _threads
+    set_threads(count)
     try:
         yield
     finally:
-        _threads = before
+        set_threads(before)
 
 
 def set_threads(count: int) -> None:
@@ -249,11 +264,7 @@ def set_threads(count: int) -> None:
     _threads = max(1, count)
 
 
-def is_serial(size: int) -> bool:
-    return _threads == 1 or size < SERIAL_BELOW
-
-
-def over_spans(work: Callable[[int, int], int], spans: int) -> int:
+def _over_spans(work: Callable[[int, int], int], spans: int) -> int:
     """Run work(first, last) over all spans; the first status that is not zero, else zero."""
     count = min(_threads, spans)
     if count <= 1:

@@ -3,6 +3,12 @@
 A quantizer owns both ends. `encode` turns a vector into bytes, `decode` turns them back, and Q(x) = decode(encode(x)).
 Whatever decodes is plain IEEE arithmetic in a fixed order (never fast-math), because server and clients on
 different machines must add bit-identical numbers to their hidden states.
+
+Sixteen bytes name a quantizer in a message:
+
+    offset  0  1       2 … 7        8     9       10 … 15
+            id flags   parameters   id    flags   parameters
+            the codec               the codec inside it, or zeros
 """
 
 from __future__ import annotations
@@ -14,15 +20,26 @@ from qafel.params import Vector
 from qafel.rng import Stream
 
 Payload: TypeAlias = bytes | memoryview
+"""What a quantizer writes and reads: bytes, or a view of a buffer of bytes."""
 
-
-CODEC_BYTES = 16
+CODEC_BYTES: Final = 16
+NONE: Final = 1
+QSGD: Final = 2
+TOP_K: Final = 3
+RAND_K: Final = 4
+AFFINE: Final = 5
+SIGN: Final = 6
+DITHERED: Final = 7
+ROTATED: Final = 8
+SCALED: Final = 9
+ZSTD_FLAG: Final = 1
+_CODEC: Final = struct.Struct("<BB6s8s")
 
 
 class Quantizer(Protocol):
     """Vector to bytes and back, with its theory.
 
-    Section II-A of the paper: E‖x − Q(x)‖² ≤ (1 − δ)‖x‖², δ in (0, 1].
+    Section II-A of the paper: E‖x − Q(x)‖² ≤ (1 − δ)‖x‖², δ in (0, 1]. `size` is the vector's number of coordinates.
     """
 
     def __hash__(self) -> int:
@@ -44,8 +61,11 @@ class Quantizer(Protocol):
         """Whether E[Q(x)] = x for every x."""
         ...
 
-    def encode(self, vector: Vector, stream: Stream) -> bytes:
-        """Quantize. Randomness comes from the stream alone; NaN or infinity raises `NonFiniteVector`."""
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        """Quantize a flat float32 vector, with randomness from the stream alone.
+
+        NaN or infinity in the vector raises `NonFiniteVector`. A large payload may be a read-only view.
+        """
         ...
 
     def decode(self, payload: Payload, size: int) -> Vector:
@@ -90,62 +110,22 @@ class FixedLength(Quantizer, Protocol):
 class Scalable(FixedLength, Protocol):
     """An unbiased quantizer that can shrink what it sends at no cost: what `scaled:` can wrap."""
 
-    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> bytes:
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
         """A payload that decodes to gain · Q(vector)."""
         ...
 
 
-# The sixteen bytes that name a quantizer in a message.
-#
-# offset  0  1       2 … 7        8     9       10 … 15
-#         id flags   parameters   id    flags   parameters
-#         the codec               the codec inside it, or zeros
-
-
-NONE: Final = 1
-
-
-QSGD: Final = 2
-
-
-TOP_K: Final = 3
-
-
-RAND_K: Final = 4
-
-
-AFFINE: Final = 5
-
-
-SIGN: Final = 6
-
-
-DITHERED: Final = 7
-
-
-ROTATED: Final = 8
-
-
-SCALED: Final = 9
-
-
-ZSTD_FLAG: Final = 1
-
-
 def pack_codec(codec_id: int, parameters: bytes = b"", inner: bytes = b"") -> bytes:
-    """One codec's sixteen bytes, with another's first eight inside."""
-    return struct.pack("<BB6s8s", codec_id, 0, parameters, inner[:8])
+    """The sixteen bytes of a codec with up to six bytes of parameters, and the first eight of the one inside it."""
+    return _CODEC.pack(codec_id, 0, parameters, inner[:8])
 
 
 def split_codec(codec: bytes) -> tuple[int, int, bytes, bytes]:
     """Identifier, flags, parameters, and the inner codec as sixteen bytes of its own (empty if there is none)."""
-    codec_id, flags, parameters, inner = struct.unpack("<BB6s8s", codec)
+    codec_id, flags, parameters, inner = _CODEC.unpack(codec)
     return codec_id, flags, parameters, inner.ljust(CODEC_BYTES, b"\0") if any(inner) else b""
 
 
-def with_flag(codec: bytes, flag: int) -> bytes:
-    return codec[:1] + bytes([codec[1] | flag]) + codec[2:]
-
-
-def without_flag(codec: bytes, flag: int) -> bytes:
-    return codec[:1] + bytes([codec[1] & ~flag & 0xFF]) + codec[2:]
+def with_flags(codec: bytes, flags: int) -> bytes:
+    """The same codec with these flags instead of its own."""
+    return codec[:1] + bytes([flags]) + codec[2:]

@@ -6,20 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-import numpy as np
-
 from qafel.errors import SpecError
 from qafel.params import Vector
+from qafel.quantizers import payloads
 from qafel.quantizers.kernels.levels import L2, MAX_ABS, encode_spans
-from qafel.quantizers.kernels.numeric import packed_bytes
-from qafel.quantizers.payloads import apply_payload, bucket_count, check_size, encode_payload
+from qafel.quantizers.payloads import DEFAULT_BUCKET, FixedRate
 from qafel.quantizers.protocol import QSGD, Payload, pack_codec
 from qafel.rng import Stream
 
 Norm = Literal["max", "l2"]
 
-DEFAULT_BUCKET: Final = 512
-MAX_BUCKET: Final = 2**24 - 1
 MAX_LEVELS: Final = 127
 
 _NORMS: Final[dict[Norm, int]] = {"max": MAX_ABS, "l2": L2}
@@ -27,7 +23,7 @@ _NORMS: Final[dict[Norm, int]] = {"max": MAX_ABS, "l2": L2}
 
 @final
 @dataclass(frozen=True, slots=True)
-class Qsgd:
+class Qsgd(FixedRate):
     """Round every coordinate at random to one of s levels of its bucket's scale, so that the mean is exact.
 
     Q(x)ᵢ = step · (⌊xᵢ/step⌋ + Bernoulli(frac(xᵢ/step))), step = ‖bucket‖ / s, the norm being max |xᵢ| or ℓ₂.
@@ -48,10 +44,7 @@ class Qsgd:
             )
         if self.norm not in _NORMS:
             raise SpecError(f"qsgd knows the norms max and l2, found {self.norm!r}")
-        if self.bucket is not None and not 1 <= self.bucket <= MAX_BUCKET:
-            raise SpecError(
-                f"a bucket holds 1 to {MAX_BUCKET} coordinates, or none for the whole vector, found {self.bucket}"
-            )
+        payloads.check_bucket(self.bucket)
 
     @staticmethod
     def of_bits(bits: int, norm: Norm = "max", bucket: int | None = DEFAULT_BUCKET) -> Qsgd:
@@ -67,20 +60,15 @@ class Qsgd:
 
     @property
     def spec(self) -> str:
-        text = (
-            f"qsgd:{self.bits}"
-            if self == Qsgd.of_bits(self.bits, self.norm, self.bucket)
-            else f"qsgd:levels={self.levels}"
-        )
-        text += ",norm=l2" if self.norm == "l2" else ""
-        if self.bucket != DEFAULT_BUCKET:
-            text += f",bucket={'none' if self.bucket is None else self.bucket}"
-        return text
+        most_levels = self == Qsgd.of_bits(self.bits, self.norm, self.bucket)
+        amount = f"{self.bits}" if most_levels else f"levels={self.levels}"
+        return f"qsgd:{amount}{',norm=l2' if self.norm == 'l2' else ''}{payloads.bucket_text(self.bucket)}"
 
     @property
     def codec(self) -> bytes:
-        fields = bytes([self.bits, self.levels, _NORMS[self.norm]]) + (self.bucket or 0).to_bytes(3, "little")
-        return pack_codec(QSGD, fields)
+        return pack_codec(
+            QSGD, bytes([self.bits, self.levels, _NORMS[self.norm]]) + (self.bucket or 0).to_bytes(3, "little")
+        )
 
     @staticmethod
     def from_parameters(fields: bytes) -> Qsgd:
@@ -88,36 +76,25 @@ class Qsgd:
         norm: Norm = "l2" if fields[2] == L2 else "max"
         return Qsgd(fields[0], fields[1], norm, int.from_bytes(fields[3:6], "little") or None)
 
-    @property
-    def unbiased(self) -> bool:
-        return True
+    unbiased = True
 
-    def encode(self, vector: Vector, stream: Stream) -> bytes:
-        norm = _NORMS[self.norm]
-        return encode_payload(encode_spans, vector, stream, self.bucket, self.levels, self.bits, norm, 1.0)
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        return self.encode_scaled(vector, stream, 1.0)
 
-    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> bytes:
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
         """A payload that decodes to gain · Q(vector)."""
         norm = _NORMS[self.norm]
-        return encode_payload(encode_spans, vector, stream, self.bucket, self.levels, self.bits, norm, gain)
+        return payloads.encode(encode_spans, vector, stream.words, self.bucket, self.levels, self.bits, norm, gain)
 
-    def decode(self, payload: Payload, size: int) -> Vector:
-        target = np.empty(check_size(size), np.float32)
-        apply_payload(target, payload, None, self.bucket, self.levels, self.bits)
-        return target
-
-    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        apply_payload(target, payload, weight, self.bucket, self.levels, self.bits)
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        payloads.apply(target, payload, mode, weight, self.bucket, self.levels, self.bits)
 
     def payload_bytes(self, size: int) -> int:
         """Every payload has this length: a float32 step per bucket, then the packed codes."""
-        return self.head_bytes(size) + packed_bytes(size, self.bits)
+        return payloads.plan(size, self.bucket, self.bits)[3]
 
     def head_bytes(self, size: int) -> int:
-        return 4 * bucket_count(check_size(size), self.bucket)
-
-    def max_payload_bytes(self, size: int) -> int:
-        return self.payload_bytes(size)
+        return payloads.step_bytes(size, self.bucket)
 
     def omega(self, size: int) -> float:
         """The exact worst case for max-abs; Lemma 3.1 of the QSGD paper for ℓ₂.
@@ -137,6 +114,3 @@ class Qsgd:
 
     def delta(self, size: int) -> float:
         return 1.0 - self.omega(size)
-
-    def bits_per_coordinate(self, size: int) -> float:
-        return 8.0 * self.payload_bytes(size) / size if size else 0.0

@@ -9,42 +9,14 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import MalformedPayload, SpecError
+from qafel.errors import SpecError
 from qafel.params import Vector
-from qafel.quantizers import payloads as parallel
-from qafel.quantizers.kernels.decode import ADD, ASSIGN, OK
-from qafel.quantizers.kernels.numeric import packed_bytes
+from qafel.quantizers import payloads
+from qafel.quantizers.kernels import OK, packed_bytes
 from qafel.quantizers.kernels.rotation import BLOCK, COLUMNS, apply_blocks, encode_blocks
-from qafel.quantizers.payloads import (
-    as_bytes,
-    as_target,
-    as_vector,
-    check_size,
-    finish,
-    new_output,
-    non_finite,
-    seed_of,
-    signed,
-)
+from qafel.quantizers.payloads import SEED_BYTES, FixedRate
 from qafel.quantizers.protocol import ROTATED, Payload, pack_codec
 from qafel.rng import Stream
-
-# The levels of `rotated`, and its bound.
-#
-# LEVELS[b]: the positive half of the 2ᵇ levels with the least mean squared error for N(0, 1) (Lloyd–Max). They are part
-# of the format: both ends must hold the same float32 numbers.
-#
-# OMEGA[b]: E‖Q(x) − x‖² ≤ ω‖x‖² for every x. Given x, a rotated coordinate in units of σ is a sum of random signs times
-# fixed numbers with variance one, so its even moments are at most a Gaussian's (Khintchine): E z² = 1, E z⁴ ≤ 3,
-# E z⁶ ≤ 15, … With θ the angle between y = Rx and q(y/σ), the error is tan²θ‖x‖².
-#
-#     1. Any polynomial c₀ + c₂z² + c₄z⁴ + … ≥ (|z| − q(z))² with c₄, c₆, … ≥ 0 gives E sin²θ ≤ c₀ + c₂ + 3c₄ + 15c₆
-# + …;
-#        the best one is a linear program. Call it B.
-#     2. sin²θ ≤ s < 1 for every y of up to 512 coordinates, from ‖y − αq‖² ≤ s‖y‖² with the best α.
-#     3. tan²θ ≤ sin²θ / (1 − s), hence ω = B / (1 − s).
-#
-# A test solves both again. On actual data the error is far smaller: D/(1−D), D being the Lloyd–Max distortion.
 
 
 def _levels(text: str) -> Vector:
@@ -53,6 +25,8 @@ def _levels(text: str) -> Vector:
     return levels
 
 
+# The positive half of the 2ᵇ levels with the least mean squared error for N(0, 1) (Lloyd–Max). They are part of the
+# format: both ends must hold the same float32 numbers.
 LEVELS: Final[dict[int, Vector]] = {
     1: _levels("0.797884583"),
     2: _levels("0.452780038 1.51041758"),
@@ -70,11 +44,16 @@ LEVELS: Final[dict[int, Vector]] = {
     ),
 }
 
-
+# E‖Q(x) − x‖² ≤ ω‖x‖² for every x. Given x, a rotated coordinate in units of σ is a sum of random signs times fixed
+# numbers with variance one, so its even moments are at most a Gaussian's (Khintchine): E z² = 1, E z⁴ ≤ 3, E z⁶ ≤ 15, …
+# With θ the angle between y = Rx and q(y/σ), the error is tan²θ‖x‖².
+#     1. Any polynomial c₀ + c₂z² + c₄z⁴ + … ≥ (|z| − q(z))² with c₄, c₆, … ≥ 0 gives
+#        E sin²θ ≤ c₀ + c₂ + 3c₄ + 15c₆ + …; the best one is a linear program. Call it B.
+#     2. sin²θ ≤ s < 1 for every y of up to 512 coordinates, from ‖y − αq‖² ≤ s‖y‖² with the best α.
+#     3. tan²θ ≤ sin²θ / (1 − s), hence ω = B / (1 − s).
+# A test solves both again. On actual data the error is far smaller: D/(1−D), D being the Lloyd–Max distortion.
+# docs/decisions/quantizers-rotated.md has the reasons.
 OMEGA: Final[dict[int, float]] = {1: 367.0, 2: 14.4, 3: 0.75, 4: 0.1125, 5: 0.024, 6: 0.0055}
-
-
-_SEED_BYTES: Final = 8
 
 
 @lru_cache(256)
@@ -85,7 +64,7 @@ def blocks(size: int, bits: int) -> tuple[NDArray[np.int64], int, int, int]:
     to the next one only if that adds less than a third. Row 0 of the table holds the number of full blocks and of
     scales; a row is start, coordinates, padded size, columns, first code, first scale, first byte.
     """
-    full, rest = divmod(check_size(size), BLOCK)
+    full, rest = divmod(payloads.check_size(size), BLOCK)
     start, code, scale, byte = full * BLOCK, full * BLOCK, full * COLUMNS, full * packed_bytes(BLOCK, bits)
     rows = [[full, 0, 0, 0, 0, 0, 0]]
     while rest:
@@ -93,20 +72,15 @@ def blocks(size: int, bits: int) -> tuple[NDArray[np.int64], int, int, int]:
         padded = above if 4 * rest >= 3 * above or above <= 16 else above // 2
         count, cols = min(rest, padded), 8 if padded >= 1024 else 1
         rows.append([start, count, padded, cols, code, scale, byte])
-        start, rest, code, scale, byte = (
-            start + count,
-            rest - count,
-            code + padded,
-            scale + cols,
-            byte + packed_bytes(padded, bits),
-        )
+        start, rest = start + count, rest - count
+        code, scale, byte = code + padded, scale + cols, byte + packed_bytes(padded, bits)
     rows[0][1] = scale
     return np.array(rows, np.int64), full + len(rows) - 1, scale, byte
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rotated:
+class Rotated(FixedRate):
     """Rotate blocks at random, send each coordinate as one of the 2ᵇ best levels for a Gaussian, rotate back.
 
     Q(x) = Rᵀ S·q(Rx/σ), S = ‖Rx‖² / ⟨Rx, q⟩, with R two rounds of random signs and a Hadamard transform, from a seed in
@@ -134,66 +108,39 @@ class Rotated:
     def from_parameters(fields: bytes) -> Rotated:
         return Rotated(fields[0])
 
-    @property
-    def unbiased(self) -> bool:
-        return True
+    unbiased = True
 
-    def encode(self, vector: Vector, stream: Stream) -> bytes:
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
         return self.encode_scaled(vector, stream, 1.0)
 
-    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> bytes:
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
         """A payload that decodes to gain · Q(vector)."""
-        vector = as_vector(vector)
+        vector = payloads.as_vector(vector)
         table, count, _, _ = blocks(vector.size, self.bits)
-        out, data = new_output(self.payload_bytes(vector.size))
-        seed = seed_of(stream)
-        out[:_SEED_BYTES] = np.frombuffer(seed, np.uint8)
-        word = signed(int.from_bytes(seed, "little"))
-        common = (vector, out, word, table, LEVELS[self.bits], self.bits, gain)
-        if parallel.is_serial(vector.size):
-            sound = encode_blocks(*common, 0, count)
-        else:
-            sound = not parallel.over_spans(lambda first, last: not encode_blocks(*common, first, last), count)
-        if not sound:
-            raise non_finite(vector)
-        return finish(out, data)
-
-    def decode(self, payload: Payload, size: int) -> Vector:
-        target = np.empty(check_size(size), np.float32)
-        self._apply(target, payload, ASSIGN, 1.0)
-        return target
-
-    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        self._apply(as_target(target), payload, ADD, float(weight))
+        out = np.empty(self.payload_bytes(vector.size), np.uint8)
+        seed = payloads.seed_of(stream)
+        out[:SEED_BYTES] = np.frombuffer(seed, np.uint8)
+        common = (vector, out, payloads.seed_word(seed), table, LEVELS[self.bits], self.bits, gain)
+        payloads.encode_spanwise(encode_blocks, vector, common, count)
+        return payloads.as_payload(out)
 
     def payload_bytes(self, size: int) -> int:
         return self.head_bytes(size) + blocks(size, self.bits)[3]
 
     def head_bytes(self, size: int) -> int:
-        return _SEED_BYTES + 4 * blocks(size, self.bits)[2]
-
-    def max_payload_bytes(self, size: int) -> int:
-        return self.payload_bytes(size)
+        return SEED_BYTES + 4 * blocks(size, self.bits)[2]
 
     def omega(self, size: int) -> float:
-        """A bound for every vector, from the moments of random signs; see gaussian_levels.py."""
+        """A bound for every vector, from the moments of random signs: see OMEGA."""
         return OMEGA[self.bits]
 
     def delta(self, size: int) -> float:
         return 1.0 - self.omega(size)
 
-    def bits_per_coordinate(self, size: int) -> float:
-        return 8.0 * self.payload_bytes(size) / size if size else 0.0
-
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
         table, count, _, _ = blocks(target.size, self.bits)
-        data = as_bytes(payload, self.payload_bytes(target.size))
-        word = signed(int.from_bytes(data[:_SEED_BYTES].tobytes(), "little"))
+        data = payloads.as_bytes(payload, self.payload_bytes(target.size))
+        word = payloads.seed_word(data[:SEED_BYTES].tobytes())
         common = (target, data, mode, weight, word, table, LEVELS[self.bits], self.bits)
-        serial = parallel.is_serial(target.size)
-        if apply_blocks(*common, True, 0, count if serial else 0) != OK:
-            raise MalformedPayload(
-                "expected finite, non-negative scales, found another: the payload is damaged or forged"
-            )
-        if not serial:
-            parallel.over_spans(lambda first, last: apply_blocks(*common, False, first, last), count)
+        if payloads.apply_spanwise(apply_blocks, target.size, common, count) != OK:
+            raise payloads.bad_scale("scales")

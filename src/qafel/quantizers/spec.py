@@ -1,9 +1,18 @@
-"""The whole family: from a spec, or from the sixteen bytes in a message, to a quantizer."""
+"""From text, or from the sixteen bytes in a message's header, to a quantizer.
+
+A spec is name[:positional][,key=value]…[+zstd]:
+
+    qsgd:4                               4 bits a coordinate
+    qsgd:levels=8,norm=l2,bucket=none
+    top_k:0.01,values=qsgd:4             `values=` comes last and takes the rest
+    scaled:qsgd:4                        takes the rest
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Final, TypeVar, cast
 
 from qafel.errors import SpecError, WrongCodec
 from qafel.params import Layout
@@ -11,6 +20,7 @@ from qafel.quantizers import protocol as ids
 from qafel.quantizers.affine import Affine
 from qafel.quantizers.dithered import Dithered
 from qafel.quantizers.identity import Identity
+from qafel.quantizers.payloads import DEFAULT_BUCKET
 from qafel.quantizers.protocol import (
     CODEC_BYTES,
     ZSTD_FLAG,
@@ -18,9 +28,9 @@ from qafel.quantizers.protocol import (
     Quantizer,
     Scalable,
     split_codec,
-    without_flag,
+    with_flags,
 )
-from qafel.quantizers.qsgd import DEFAULT_BUCKET, Norm, Qsgd
+from qafel.quantizers.qsgd import Norm, Qsgd
 from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
@@ -28,16 +38,15 @@ from qafel.quantizers.top_k import PLAIN, TopK, share_from_fields
 from qafel.quantizers.wrappers import Scaled, Zstd
 from qafel.text import did_you_mean
 
-# Text to quantizer: name[:positional][,key=value]…[+zstd].
-#
-# qsgd:4                       4 bits a coordinate
-# qsgd:levels=8,norm=l2,bucket=none
-# top_k:0.01,values=qsgd:4     `values=` comes last and takes the rest
-# scaled:qsgd:4                takes the rest
+T = TypeVar("T")
+
+NAMES: Final = ("none", "qsgd", "top_k", "rand_k", "affine", "sign", "dithered", "rotated", "scaled")
+
+_ZSTD: Final = "+zstd"
 
 
 @dataclass(slots=True)
-class Arguments:
+class SpecArguments:
     """The arguments of one spec, taken one by one; whatever is left over at the end is an error."""
 
     name: str
@@ -46,8 +55,9 @@ class Arguments:
     allowed: list[str] = field(default_factory=list)
 
     @staticmethod
-    def read(name: str, text: str) -> Arguments:
-        arguments = Arguments(name)
+    def read(name: str, text: str) -> SpecArguments:
+        """The arguments in `text`, what follows the colon of the quantizer `name`."""
+        arguments = SpecArguments(name)
         rest = text
         while rest:
             if rest.startswith("values="):
@@ -66,7 +76,7 @@ class Arguments:
         return arguments
 
     def text(self, key: str, default: str | None = None, *, first: bool = False) -> str | None:
-        """The argument `key`; with `first`, also as the positional one."""
+        """The argument `key`, or the default; with `first`, it may also be the positional one."""
         self.allowed.append(key)
         value = self.named.pop(key, None)
         if first and self.positional is not None:
@@ -75,35 +85,33 @@ class Arguments:
             value, self.positional = self.positional, None
         return default if value is None else value
 
-    def integer(self, key: str, default: int | None = None, *, first: bool = False) -> int | None:
+    def integer(self, key: str, *, first: bool = False) -> int | None:
+        """The argument as a whole number, None if it is not given."""
+        return self._converted(int, "a whole number", key, first)
+
+    def number(self, key: str, *, first: bool = False) -> float | None:
+        """The argument as a number, None if it is not given."""
+        return self._converted(float, "a number", key, first)
+
+    def _converted(self, convert: Callable[[str], T], kind: str, key: str, first: bool) -> T | None:
         value = self.text(key, first=first)
-        if value is None:
-            return default
         try:
-            return int(value)
+            return None if value is None else convert(value)
         except ValueError:
-            raise SpecError(f"{self.name}: {key} must be a whole number, found {value!r}") from None
+            raise SpecError(f"{self.name}: {key} must be {kind}, found {value!r}") from None
 
     def needed(self, key: str) -> int:
-        """A whole number that has no default, given first or by name."""
+        """A whole number that must be given, first or by name."""
         value = self.integer(key, first=True)
         if value is None:
             raise SpecError(f"{self.name} needs {key}: write {self.name}:4")
         return value
 
-    def number(self, key: str, *, first: bool = False) -> float | None:
-        value = self.text(key, first=first)
-        if value is None:
-            return None
-        try:
-            return float(value)
-        except ValueError:
-            raise SpecError(f"{self.name}: {key} must be a number, found {value!r}") from None
-
-    def bucket(self, default: int | None) -> int | None:
+    def bucket(self) -> int | None:
+        """The argument `bucket`: a whole number, or None for the whole vector."""
         value = self.text("bucket")
         if value is None:
-            return default
+            return DEFAULT_BUCKET
         if value == "none":
             return None
         if not value.isdecimal():
@@ -111,21 +119,18 @@ class Arguments:
         return int(value)
 
     def end(self) -> None:
-        """Refuse what no one asked for."""
+        """Refuse what was given and not taken."""
         if self.positional is not None:
             raise SpecError(f"{self.name}: unexpected {self.positional!r}")
         for key in self.named:
             raise SpecError(f"{self.name}: unknown key {key!r}" + did_you_mean(key, self.allowed or ["(no keys)"]))
 
 
-NAMES = ("none", "qsgd", "top_k", "rand_k", "affine", "sign", "dithered", "rotated", "scaled")
-
-
-_ZSTD = "+zstd"
-
-
 def parse(spec: str, layout: Layout | None = None) -> Quantizer:
-    """The quantizer that a text spec such as "qsgd:4" stands for. `layout` matters to `affine` alone."""
+    """The quantizer that a text spec such as "qsgd:4" stands for.
+
+    `layout` says where the model's tensors lie; it matters to `affine` alone, which without one sees a single tensor.
+    """
     text = spec.strip()
     plain = text.removesuffix(_ZSTD)
     if plain != text:
@@ -136,13 +141,13 @@ def parse(spec: str, layout: Layout | None = None) -> Quantizer:
     name, _, rest = text.partition(":")
     if name == "scaled":
         return Scaled(_scalable(parse(rest, layout)))
-    arguments = Arguments.read(name, rest)
+    arguments = SpecArguments.read(name, rest)
     quantizer = _build(arguments, layout)
     arguments.end()
     return quantizer
 
 
-def _build(arguments: Arguments, layout: Layout | None) -> Quantizer:  # noqa: PLR0911 — one return a name
+def _build(arguments: SpecArguments, layout: Layout | None) -> Quantizer:  # noqa: PLR0911 — one return a name
     match arguments.name:
         case "none":
             return Identity()
@@ -155,9 +160,9 @@ def _build(arguments: Arguments, layout: Layout | None) -> Quantizer:  # noqa: P
         case "affine":
             return Affine(arguments.needed("bits"), layout)
         case "sign":
-            return Sign(arguments.bucket(DEFAULT_BUCKET))
+            return Sign(arguments.bucket())
         case "dithered":
-            return Dithered(arguments.needed("bits"), arguments.bucket(DEFAULT_BUCKET))
+            return Dithered(arguments.needed("bits"), arguments.bucket())
         case "rotated":
             return Rotated(arguments.needed("bits"))
         case name:
@@ -166,7 +171,7 @@ def _build(arguments: Arguments, layout: Layout | None) -> Quantizer:  # noqa: P
 
 def _compressed(inner: Quantizer) -> Zstd:
     if isinstance(inner, TopK | Zstd):
-        raise SpecError(f"{inner.spec!r} is packed tightly already: leave out {_ZSTD}")
+        raise SpecError(f"{inner.spec!r} is already packed tightly: leave out {_ZSTD}")
     return Zstd(cast(FixedLength, inner))
 
 
@@ -178,10 +183,10 @@ def _scalable(inner: Quantizer) -> Scalable:
     return inner
 
 
-def _qsgd(arguments: Arguments) -> Qsgd:
+def _qsgd(arguments: SpecArguments) -> Qsgd:
     bits, levels = arguments.integer("bits", first=True), arguments.integer("levels")
     norm = cast(Norm, arguments.text("norm", "max"))
-    bucket = arguments.bucket(DEFAULT_BUCKET)
+    bucket = arguments.bucket()
     if (bits is None) == (levels is None):
         raise SpecError("qsgd takes either bits or levels: qsgd:4, or qsgd:levels=8")
     if bits is not None:
@@ -189,29 +194,27 @@ def _qsgd(arguments: Arguments) -> Qsgd:
     return Qsgd.of_levels(cast(int, levels), norm, bucket)
 
 
-def _share(arguments: Arguments) -> float | int:
+def _share(arguments: SpecArguments) -> float | int:
     fraction, count = arguments.number("fraction", first=True), arguments.integer("count")
     if (fraction is None) == (count is None):
-        raise SpecError(
-            f"{arguments.name} takes a fraction or a count: {arguments.name}:0.01, or {arguments.name}:count=10"
-        )
+        name = arguments.name
+        raise SpecError(f"{name} takes a fraction or a count: {name}:0.01, or {name}:count=10")
     return cast("float | int", fraction if count is None else count)
 
 
-def _values(arguments: Arguments) -> FixedLength:
+def _values(arguments: SpecArguments) -> FixedLength:
     spec = arguments.text("values")
     if spec is None:
         return Identity()
     inner = parse(spec)
     if not isinstance(inner, Qsgd | Sign | Dithered | Rotated):
-        raise SpecError(
-            f"{arguments.name}: values must be qsgd, dithered, rotated or sign, such as qsgd:4, found {spec!r}"
-        )
+        name = arguments.name
+        raise SpecError(f"{name}: values must be qsgd, dithered, rotated or sign, such as qsgd:4, found {spec!r}")
     return inner
 
 
 def from_codec(codec: bytes, layout: Layout | None = None) -> Quantizer:
-    """The quantizer that wrote a message, from the codec bytes in its header."""
+    """The quantizer that wrote a message, from the codec bytes in its header; `layout` as for `parse`."""
     if len(codec) != CODEC_BYTES:
         raise WrongCodec(f"expected {CODEC_BYTES} bytes that name a codec, found {len(codec)}")
     try:
@@ -226,7 +229,7 @@ def from_codec(codec: bytes, layout: Layout | None = None) -> Quantizer:
 def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:  # noqa: PLR0911 — one return a codec
     codec_id, flags, fields, inner = split_codec(codec)
     if flags & ZSTD_FLAG:
-        return _compressed(_from_fields(without_flag(codec, ZSTD_FLAG), layout))
+        return _compressed(_from_fields(with_flags(codec, flags & ~ZSTD_FLAG), layout))
     match codec_id:
         case ids.NONE:
             return Identity()

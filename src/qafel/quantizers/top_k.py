@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final, final
+from typing import ClassVar, Final, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Vector
 from qafel.quantizers.identity import Identity
-from qafel.quantizers.kernels.numeric import is_finite
 from qafel.quantizers.kernels.sparse import (
     BITMAP,
     MAX_RICE,
@@ -22,25 +22,24 @@ from qafel.quantizers.kernels.sparse import (
     select_largest,
     write_indices,
 )
-from qafel.quantizers.payloads import as_target, as_vector, check_size, non_finite
+from qafel.quantizers.payloads import as_array, as_finite_vector, as_target, check_size
 from qafel.quantizers.protocol import TOP_K, FixedLength, Payload, pack_codec
 from qafel.rng import Stream
 
-# Increasing indices to few bytes and back: close to log₂ C(d, k) bits for k of d.
-#
-# One byte says how: a Rice parameter, or 255 for a bitmap. The encoder measures and takes the shortest.
+Indices: TypeAlias = NDArray[np.uint32]
 
-
-Indices = NDArray[np.uint32]
+PLAIN: Final = Identity()
 
 
 def encode_indices(indices: Indices, size: int) -> bytes:
-    """The parameter byte and the code; nothing when every coordinate is chosen."""
+    """Increasing indices below `size` in close to log₂ C(size, count) bits; nothing when every coordinate is chosen.
+
+    The first byte says how: a Rice parameter, or 255 for a bitmap. The encoder measures and takes the shortest.
+    """
     count = indices.size
     if count == size:
         return b""
-    centre = max(0, (size // count).bit_length() - 1)
-    lengths = {rice: int(rice_bits(indices, rice)) for rice in range(max(0, centre - 2), min(MAX_RICE, centre + 2))}
+    lengths = {rice: int(rice_bits(indices, rice)) for rice in _rice_parameters(count, size)}
     lengths[BITMAP] = size
     rice = min(lengths, key=lambda choice: lengths[choice])
     out = np.zeros(1 + -(-lengths[rice] // 8), np.uint8)
@@ -49,17 +48,19 @@ def encode_indices(indices: Indices, size: int) -> bytes:
     return out.tobytes()
 
 
+def _rice_parameters(count: int, size: int) -> range:
+    """Those worth measuring: around the logarithm of the mean gap."""
+    centre = max(0, (size // count).bit_length() - 1)
+    return range(max(0, centre - 2), min(MAX_RICE, centre + 2))
+
+
 def decode_indices(payload: Payload, count: int, size: int) -> Indices:
     """The indices, checked: exactly `count`, increasing, below `size`, and no byte left over."""
     if count == size:
         if len(payload):
-            raise MalformedPayload(
-                f"expected no index bytes when all {size} coordinates are kept, found {len(payload)}"
-            )
+            raise MalformedPayload(f"expected no index bytes: all {size} coordinates are kept, found {len(payload)}")
         return np.arange(size, dtype=np.uint32)
-    data = np.frombuffer(payload, np.uint8)
-    if data.flags.writeable:
-        data.flags.writeable = False  # one type of array, one compiled kernel
+    data = as_array(payload)
     indices = np.empty(count, np.uint32)
     known = data.size > 0 and (data[0] < MAX_RICE or (data[0] == BITMAP and data.size == 1 + -(-size // 8)))
     if not known or not read_indices(data[1:], int(data[0]), size, indices):
@@ -71,47 +72,8 @@ def max_index_bytes(count: int, size: int) -> int:
     """No code of `count` indices below `size` is longer: the bitmap is always open to the encoder."""
     if count == size:
         return 0
-    centre = max(0, (size // count).bit_length() - 1)
-    choices = range(max(0, centre - 2), min(MAX_RICE, centre + 2))
-    worst = min(count * (rice + 1) + ((size - count) >> rice) for rice in choices)
+    worst = min(count * (rice + 1) + ((size - count) >> rice) for rice in _rice_parameters(count, size))
     return 1 + -(-min(size, worst) // 8)
-
-
-PLAIN: Final = Identity()
-
-
-def kept(share: float | int, size: int) -> int:
-    """How many of `size` coordinates: a count as it is, a fraction rounded to the nearest (halves up), at least one.
-
-    1 % of 113 is 1; 50 % of 113 is 57.
-    """
-    wanted = share if isinstance(share, int) else int(share * size + 0.5)
-    return min(size, max(1, wanted))
-
-
-def check_share(name: str, share: float | int) -> None:
-    if isinstance(share, int):
-        if not 1 <= share < 2**31:
-            raise SpecError(f"{name} keeps at least one coordinate, found count={share}")
-    elif not 0 < share <= 1:
-        raise SpecError(
-            f"{name} takes a fraction above 0 and up to 1, found {share}: for 10 coordinates write count=10"
-        )
-
-
-def share_text(share: float | int) -> str:
-    return f"count={share}" if isinstance(share, int) else f"{share:.9g}"
-
-
-def share_fields(share: float | int) -> bytes:
-    """Five bytes: whether it is a count, then the count or the float32 fraction."""
-    return b"\1" + struct.pack("<I", share) if isinstance(share, int) else b"\0" + struct.pack("<f", share)
-
-
-def share_from_fields(fields: bytes) -> float | int:
-    if fields[0]:
-        return int.from_bytes(fields[1:5], "little")
-    return shortest(struct.unpack("<f", fields[1:5])[0])
 
 
 def shortest(fraction: float) -> float:
@@ -119,46 +81,57 @@ def shortest(fraction: float) -> float:
     return float(str(np.float32(fraction)))
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class TopK:
-    """Keep the k coordinates of largest magnitude, set the others to zero.
+def share_from_fields(fields: bytes) -> float | int:
+    """The share in a codec's parameters: whether it is a count, then the count or the float32 fraction."""
+    if fields[0]:
+        return int.from_bytes(fields[1:5], "little")
+    return shortest(struct.unpack("<f", fields[1:5])[0])
 
-    ‖x − Q(x)‖² ≤ (1 − k/d)‖x‖², with equality when all magnitudes are equal. The kept values go as float32 or through
+
+@dataclass(frozen=True, slots=True)
+class Sparse(ABC):
+    """Send k coordinates and set the others to zero: what top-k and rand-k share.
+
+    `share` is k as a whole number, or as a fraction of all coordinates. The kept values go as float32 or through
     `values`, another quantizer over the k of them.
     """
 
     share: float | int
     values: FixedLength = PLAIN
 
+    NAME: ClassVar[str]
+    CODEC_ID: ClassVar[int]
+
     def __post_init__(self) -> None:
-        check_share("top_k", self.share)
-        if isinstance(self.share, float):
+        if isinstance(self.share, int):
+            if not 1 <= self.share < 2**31:
+                raise SpecError(f"{self.NAME} keeps at least one coordinate, found count={self.share}")
+        elif 0 < self.share <= 1:
             object.__setattr__(self, "share", shortest(self.share))
+        else:
+            raise SpecError(
+                f"{self.NAME} takes a fraction above 0 and up to 1, found {self.share}: "
+                "for 10 coordinates write count=10"
+            )
 
     @property
     def spec(self) -> str:
-        return f"top_k:{share_text(self.share)}" + ("" if self.values == PLAIN else f",values={self.values.spec}")
+        share = f"count={self.share}" if isinstance(self.share, int) else f"{self.share:.9g}"
+        return f"{self.NAME}:{share}" + ("" if self.values == PLAIN else f",values={self.values.spec}")
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(TOP_K, share_fields(self.share), b"" if self.values == PLAIN else self.values.codec)
-
-    @property
-    def unbiased(self) -> bool:
-        return False
+        is_count = isinstance(self.share, int)
+        share = struct.pack("<?I" if is_count else "<?f", is_count, self.share)
+        return pack_codec(self.CODEC_ID, share, b"" if self.values == PLAIN else self.values.codec)
 
     def count(self, size: int) -> int:
-        return kept(self.share, size)
+        """k: a count as it is, a fraction of `size` rounded to the nearest (halves up), at least one.
 
-    def encode(self, vector: Vector, stream: Stream) -> bytes:
-        vector = as_vector(vector)
-        if not is_finite(vector):
-            raise non_finite(vector)
-        chosen = np.empty(self.count(vector.size), np.uint32)
-        if chosen.size:
-            select_largest(vector.view(np.int32), chosen.size, chosen)
-        return self.values.encode(vector[chosen], stream) + encode_indices(chosen, vector.size)
+        1 % of 113 is 1; 50 % of 113 is 57.
+        """
+        wanted = self.share if isinstance(self.share, int) else int(self.share * size + 0.5)
+        return min(size, max(1, wanted))
 
     def decode(self, payload: Payload, size: int) -> Vector:
         indices, values = self._read(payload, check_size(size))
@@ -167,9 +140,41 @@ class TopK:
         return vector
 
     def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        """Add at the kept coordinates only; the others are not touched, so a −0.0 there stays −0.0."""
+        """Add at the sent coordinates only; the others are not touched, so a −0.0 there stays −0.0."""
         indices, values = self._read(payload, as_target(target).size)
         scatter_add(target, indices, values, float(weight))
+
+    @abstractmethod
+    def max_payload_bytes(self, size: int) -> int:
+        """No payload for `size` coordinates is longer than this."""
+
+    def bits_per_coordinate(self, size: int) -> float:
+        return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
+
+    @abstractmethod
+    def _read(self, payload: Payload, size: int) -> tuple[Indices, Vector]:
+        """The indices and the values in a payload, checked."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TopK(Sparse):
+    """Keep the k coordinates of largest magnitude, set the others to zero.
+
+    ‖x − Q(x)‖² ≤ (1 − k/d)‖x‖², with equality when all magnitudes are equal.
+    """
+
+    NAME = "top_k"
+    CODEC_ID = TOP_K
+
+    unbiased = False
+
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        vector = as_finite_vector(vector)
+        chosen = np.empty(self.count(vector.size), np.uint32)
+        if chosen.size:
+            select_largest(vector.view(np.int32), chosen.size, chosen)
+        return b"".join((self.values.encode(vector[chosen], stream), encode_indices(chosen, vector.size)))
 
     def max_payload_bytes(self, size: int) -> int:
         count = self.count(check_size(size))
@@ -186,16 +191,12 @@ class TopK:
         inner = self.values.delta(count)
         return inner * count / size if inner > 0 else inner
 
-    def bits_per_coordinate(self, size: int) -> float:
-        return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
-
-    def _read(self, payload: Payload, size: int) -> tuple[NDArray[np.uint32], Vector]:
+    def _read(self, payload: Payload, size: int) -> tuple[Indices, Vector]:
         count = self.count(size)
-        split = self.values.payload_bytes(count)
-        if not split <= len(payload) <= self.max_payload_bytes(size):
+        least, most = self.values.payload_bytes(count), self.max_payload_bytes(size)
+        if not least <= len(payload) <= most:
             raise MalformedPayload(
-                f"expected {split} to {self.max_payload_bytes(size)} bytes for the top {count} of {size} coordinates, "
-                f"found {len(payload)}"
+                f"expected {least} to {most} bytes for the top {count} of {size} coordinates, found {len(payload)}"
             )
         view = memoryview(payload)
-        return decode_indices(view[split:], count, size), self.values.decode(view[:split], count)
+        return decode_indices(view[least:], count, size), self.values.decode(view[:least], count)

@@ -1,4 +1,4 @@
-"""Lossless coding on top: zstandard over the packed codes, used only where it shortens the message."""
+"""Quantizers around another one: `+zstd` codes its payload without loss, `scaled:` makes it fit for the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import final
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Vector
-from qafel.quantizers.protocol import SCALED, ZSTD_FLAG, FixedLength, Payload, Scalable, pack_codec, with_flag
+from qafel.quantizers.protocol import SCALED, ZSTD_FLAG, FixedLength, Payload, Scalable, pack_codec, with_flags
 from qafel.rng import Stream
 
 _LEVEL = 1
@@ -30,20 +30,20 @@ class Zstd:
 
     @property
     def codec(self) -> bytes:
-        return with_flag(self.inner.codec, ZSTD_FLAG)
+        return with_flags(self.inner.codec, ZSTD_FLAG)
 
     @property
     def unbiased(self) -> bool:
         return self.inner.unbiased
 
-    def encode(self, vector: Vector, stream: Stream) -> bytes:
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
         import zstandard  # noqa: PLC0415 — only who compresses pays for loading it
 
         plain = self.inner.encode(vector, stream)
         head = self.inner.head_bytes(vector.size)
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=False, write_checksum=False)
         frame = compressor.compress(memoryview(plain)[head:])
-        return plain[:head] + frame if head + len(frame) < len(plain) else plain
+        return b"".join((plain[:head], frame)) if head + len(frame) < len(plain) else plain
 
     def decode(self, payload: Payload, size: int) -> Vector:
         return self.inner.decode(self._plain(payload, size), size)
@@ -70,10 +70,10 @@ class Zstd:
             return payload
         if not head < len(payload) < expected:
             raise MalformedPayload(
-                f"expected {head + 1} to {expected} bytes for {size} coordinates, found {len(payload)}"
+                f"expected {head + 1} to {expected} bytes for a size of {size}, found {len(payload)}"
             )
         view = memoryview(payload)
-        return bytes(view[:head]) + _decompressed(view[head:], expected - head)
+        return b"".join((view[:head], _decompressed(view[head:], expected - head)))
 
 
 def _decompressed(frame: memoryview, expected: int) -> bytes:
@@ -93,13 +93,10 @@ def _decompressed(frame: memoryview, expected: int) -> bytes:
     return plain
 
 
-# Scaled: any unbiased quantizer divided by 1 + ω becomes a contraction, fit for the server.
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Send Q(x) / (1 + ω): what unbiasedness is lost for, δ = 1/(1 + ω) > 0.
+    """Send Q(x) / (1 + ω) of an unbiased Q: biased, but a contraction with δ = 1/(1 + ω) > 0.
 
     E‖x − Q(x)/(1+ω)‖² ≤ (1 − 1/(1+ω))‖x‖². The division happens to the scales, which are sent anyway.
     """
@@ -108,7 +105,7 @@ class Scaled:
 
     def __post_init__(self) -> None:
         if not self.inner.unbiased:
-            raise SpecError(f"scaled takes an unbiased quantizer, and {self.inner.spec!r} is biased: use it as it is")
+            raise SpecError(f"scaled takes an unbiased quantizer; {self.inner.spec!r} is biased: use it as it is")
 
     @property
     def spec(self) -> str:
@@ -118,11 +115,9 @@ class Scaled:
     def codec(self) -> bytes:
         return pack_codec(SCALED, b"", self.inner.codec)
 
-    @property
-    def unbiased(self) -> bool:
-        return False
+    unbiased = False
 
-    def encode(self, vector: Vector, stream: Stream) -> bytes:
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
         return self.inner.encode_scaled(vector, stream, 1.0 / (1.0 + self.inner.omega(vector.size)))
 
     def decode(self, payload: Payload, size: int) -> Vector:

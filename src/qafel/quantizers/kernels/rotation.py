@@ -1,8 +1,12 @@
-"""Randomised Hadamard rotation of a block, in place.
+"""Kernels of rotated: a randomised Hadamard rotation of a block, in place, and its coordinates to codes and back.
 
 A block is a matrix of `rows` × `cols` in row-major order, and every column is rotated on its own: R = H·D₂·H·D₁ with
 D₁, D₂ random signs. Columns side by side make every butterfly a contiguous, vectorised loop. H is not normalised:
 two of them multiply by `rows`, a power of two, which whoever scales the result divides out exactly.
+
+After the rotation a column y of n coordinates looks like n draws of N(0, σ²), σ = ‖y‖/√n, whatever x was. Each is
+sent as the nearest of 2ᵇ levels q(y/σ), and the receiver multiplies by S = ‖y‖² / ⟨y, q⟩, so that the part along y,
+hence along x, comes back exactly. Vargaftik et al., DRIVE (2021) and EDEN (2022).
 """
 
 from __future__ import annotations
@@ -10,22 +14,28 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int32, njit, uint8, uint32, uint64
 
-from qafel.quantizers.kernels.decode import BAD_STEP, OK, apply_values, read_steps, steps_are_sound
-from qafel.quantizers.kernels.numeric import (
+from qafel.quantizers.kernels import (
+    BAD_STEP,
     GROUP,
     INFINITY_BITS,
     INNER,
     KERNEL,
+    LARGEST,
+    OK,
     WEYL,
+    apply_values,
     hash_pair,
     magnitude_bits,
     pack_group,
+    read_steps,
     round_keys,
+    steps_are_sound,
     unpack_group,
     weyl,
 )
 
 BLOCK, COLUMNS = 4096, 16
+_SMALLEST_POWER, _LARGEST_POWER = -126, 127
 
 
 @njit(**INNER)
@@ -120,19 +130,6 @@ def block_of(number, tail):  # type: ignore[no-untyped-def]
     return row[0], row[1], row[2], row[3], row[4], row[5]
 
 
-# Rotated blocks to codes and back: the best levels for a Gaussian, and the scale that makes them unbiased.
-#
-# After the rotation a column y of n coordinates looks like n draws of N(0, σ²), σ = ‖y‖/√n, whatever x was. Each is
-# sent as the nearest of 2ᵇ levels q(y/σ), and the receiver multiplies by S = ‖y‖² / ⟨y, q⟩, so that the part along y,
-# hence along x, comes back exactly. Vargaftik et al., DRIVE (2021) and EDEN (2022).
-
-
-_LARGEST = np.float32(np.finfo(np.float32).max)
-
-
-_SMALLEST_POWER, _LARGEST_POWER = -126, 127
-
-
 @njit(**INNER)
 def _load(x, start, count, size, block):  # type: ignore[no-untyped-def]
     """Copy x[start : start + count] into the block, padded with zeros and scaled by 2^−power to magnitudes below two.
@@ -178,16 +175,8 @@ def _scale_columns(block, size, cols, factors, at):  # type: ignore[no-untyped-d
 @njit(**INNER)
 def _quantize4(block, size, levels, codes):  # type: ignore[no-untyped-def]
     """`_quantize` for eight magnitudes, unrolled so that it vectorises."""
-    l0, l1, l2, l3, l4, l5, l6, l7 = (
-        levels[0],
-        levels[1],
-        levels[2],
-        levels[3],
-        levels[4],
-        levels[5],
-        levels[6],
-        levels[7],
-    )
+    l0, l1, l2, l3 = levels[0], levels[1], levels[2], levels[3]
+    l4, l5, l6, l7 = levels[4], levels[5], levels[6], levels[7]
     half = float32(0.5)
     e1, e2, e3, e4 = (l0 + l1) * half, (l1 + l2) * half, (l2 + l3) * half, (l3 + l4) * half
     e5, e6, e7 = (l4 + l5) * half, (l5 + l6) * half, (l6 + l7) * half
@@ -255,7 +244,7 @@ def encode_blocks(x, out, word, tail, levels, bits, gain, first, last):  # type:
         for c in range(cols):
             # S in the units of x: `rotate` multiplied by rows
             scale = np.sqrt(sums[c] / rows) / dots[c] if dots[c] > 0 else 0.0
-            scales[scale_at + c] = float32(min(scale * gain * 2.0 ** float64(power), float64(_LARGEST)))
+            scales[scale_at + c] = float32(min(scale * gain * 2.0 ** float64(power), float64(LARGEST)))
         packed_at = 8 + 4 * scales.size + _packed_start(at, number, tail, bits)
         for begin in range(0, size, GROUP):
             group = codes[begin : min(size, begin + GROUP)]

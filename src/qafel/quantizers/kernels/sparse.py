@@ -9,12 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, int64, njit, uint8, uint64
 
-from qafel.quantizers.kernels.numeric import KERNEL, mix64
+from qafel.quantizers.kernels import KERNEL, MAGNITUDE_BITS, mix64
 
 BITMAP = 255  # in the place of the Rice parameter
 MAX_RICE = 31
-
-_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 @njit(**KERNEL)
@@ -28,7 +26,7 @@ def select_largest(bits, count, chosen):  # type: ignore[no-untyped-def]
         histogram = np.zeros(1 << digit, np.int64)
         shift = known - digit
         for j in range(bits.size):
-            magnitude = int32(bits[j] & _MAGNITUDE)
+            magnitude = int32(bits[j] & MAGNITUDE_BITS)
             if int64(magnitude) >> known == int64(prefix):
                 histogram[(magnitude >> shift) & ((1 << digit) - 1)] += 1
         value = (1 << digit) - 1
@@ -38,7 +36,7 @@ def select_largest(bits, count, chosen):  # type: ignore[no-untyped-def]
         prefix, known = int32((int64(prefix) << digit) | value), shift
     place = 0
     for j in range(bits.size):
-        magnitude = int32(bits[j] & _MAGNITUDE)
+        magnitude = int32(bits[j] & MAGNITUDE_BITS)
         if magnitude > prefix or (magnitude == prefix and need > 0):
             need -= int64(magnitude == prefix)
             chosen[place] = j
