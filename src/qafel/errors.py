@@ -5,6 +5,7 @@
     │   ├── ConfigError         a setting is unknown, of the wrong type, or impossible
     │   │   └── SpecError         a quantizer's text spec does not parse
     │   ├── DataError           a dataset or run file is missing or damaged
+    │   │   └── NotComparable     runs that a published claim needs are missing, or differ from the published ones
     │   ├── OutputError         a result cannot be written
     │   └── BrokerUnreachable   no broker there, or it does not let us in
     ├── NonFiniteVector       your own vector holds a NaN or an infinity
@@ -62,6 +63,10 @@ class SpecError(ConfigError):
 
 class DataError(UserError):
     reason = "data"
+
+
+class NotComparable(DataError):
+    reason = "not-comparable"
 
 
 class OutputError(UserError):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qafel.config import load_recipe
-from qafel.paper.measured import Measured
+from qafel.paper.measured import EntryRuns
 from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
 
@@ -69,9 +69,9 @@ def rising(to: float) -> np.ndarray[Any, Any]:
     return np.linspace(0.1, to, STEPS + 1)
 
 
-def measured(*pairs: tuple[Planned, Run], quick: bool = False) -> Measured:
-    return Measured(pairs, quick)
+def measured(*pairs: tuple[Planned, Run], quick: bool = False) -> EntryRuns:
+    return EntryRuns(pairs, quick)
 
 
-def verdicts(entry: Any, found: Measured) -> list[str]:
+def verdicts(entry: Any, found: EntryRuns) -> list[str]:
     return [claim.verdict(found).result for claim in entry.claims]

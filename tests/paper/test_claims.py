@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from qafel.errors import ConfigError
+from qafel.paper import ENTRIES
 from qafel.paper.bits import PUBLISHED_UPLOADS
 from qafel.paper.convex import DIRECT_QSGD, DIRECT_TOP, HIDDEN_QSGD, HIDDEN_TOP, LOCAL_STEPS, UNQUANTIZED
-from qafel.paper.entry import Scale
-from qafel.paper.measured import Spread, band, settled
+from qafel.paper.display import curve
+from qafel.paper.entry import Extent
+from qafel.paper.measured import Spread, settled
 from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, QAFEL
-from qafel.paper.rate_effects import AT as VARIED_AT
-from qafel.paper.rate_effects import (
+from qafel.paper.rate import (
     BUFFERS,
     CLIENT,
     CLIENT_EFFECT,
@@ -25,12 +26,12 @@ from qafel.paper.rate_effects import (
     SERVER,
     SERVER_SPECS,
     STALE,
-    Kind,
+    VARIED_AT,
+    Trend,
+    Variant,
     by_horizon,
-    slope,
 )
-from qafel.paper.rate_effects import QAFEL as RATE_QAFEL
-from qafel.paper.registry import ENTRIES
+from qafel.paper.rate import QAFEL as RATE_QAFEL
 from qafel.quantizers import parse
 from tests.paper.made_up import falling, made_up, measured, rising, verdicts
 
@@ -271,10 +272,10 @@ def test_bits_are_compared_on_the_seeds_that_both_have():
 
 def test_the_family_of_bits_decides_its_task_and_step_size():
     for family, task, lr in (("cifar10", "cifar10", 40.9), ("celeba", "celeba", 1000.0)):
-        runs = ENTRIES["bits"].plan(Scale((0,), family=family))
+        runs = ENTRIES["bits"].plan(Extent((0,), family=family))
         assert {(run.config.task.name, run.config.algorithm.server_lr) for run in runs} == {(task, lr)}
     with pytest.raises(ConfigError, match="bits are varied on celeba or cifar10"):
-        ENTRIES["bits"].plan(Scale((0,), family="shakespeare"))
+        ENTRIES["bits"].plan(Extent((0,), family="shakespeare"))
 
 
 def power_law(kind, horizon, effects):
@@ -291,18 +292,18 @@ def rate(**effects):
     kinds = {
         (horizon, kind)
         for horizon in HORIZONS
-        for kind in (REFERENCE, CLIENT, SERVER, RATE_QAFEL, Kind(concurrency=STALE))
+        for kind in (REFERENCE, CLIENT, SERVER, RATE_QAFEL, Variant(concurrency=STALE))
     }
     for buffer in BUFFERS:
-        kinds |= {(VARIED_AT, Kind(buffer=buffer)), (VARIED_AT, Kind(client=CLIENT.client, buffer=buffer))}
-    kinds |= {(VARIED_AT, Kind(client=spec)) for spec in CLIENT_SPECS}
-    kinds |= {(VARIED_AT, Kind(server=spec)) for spec in SERVER_SPECS}
-    kinds |= {(VARIED_AT, Kind(concurrency=concurrency)) for concurrency in CONCURRENCIES}
+        kinds |= {(VARIED_AT, Variant(buffer=buffer)), (VARIED_AT, Variant(client=CLIENT.client, buffer=buffer))}
+    kinds |= {(VARIED_AT, Variant(client=spec)) for spec in CLIENT_SPECS}
+    kinds |= {(VARIED_AT, Variant(server=spec)) for spec in SERVER_SPECS}
+    kinds |= {(VARIED_AT, Variant(concurrency=concurrency)) for concurrency in CONCURRENCIES}
     pairs = []
     for horizon, kind in kinds:
         value = power_law(kind, horizon, {"client": -0.5, "server": -1.0, "stale": -1.0} | effects)
         columns = {"gradient_norm_squared": np.full(3, value)}
-        at = {"T": float(horizon), "kind": kind.tag}
+        at = {"T": float(horizon), "variant": kind.tag}
         staleness = {"staleness_mean": kind.concurrency / 10, "staleness_max": kind.concurrency // 4}
         pairs.append(made_up(kind.tag, np.ones(3), at=at, columns=columns, **staleness))
     return measured(*pairs)
@@ -323,8 +324,8 @@ def test_the_corollarys_powers_pass_and_others_fail():
 
 
 def test_a_slope_needs_positive_values():
-    assert slope([1, 2, 4], [1, 0.5, 0.25]) == pytest.approx(-1)
-    assert math.isnan(slope([1, 2], [1, -1]))
+    assert Trend((1, 2, 4), tuple(Spread.of([y]) for y in (1, 0.5, 0.25))).slope == pytest.approx(-1)
+    assert math.isnan(Trend((1, 2), (Spread.of([1]), Spread.of([-1]))).slope)
 
 
 def test_a_quick_run_decides_nothing_that_needs_the_whole():
@@ -335,10 +336,10 @@ def test_a_quick_run_decides_nothing_that_needs_the_whole():
 def test_a_curve_reaches_as_far_as_its_longest_run():
     """A run that met its target ends; the others go on."""
     short, long = (made_up(QAFEL, np.linspace(0, 1, rows), seed)[1] for seed, rows in enumerate((3, 5)))
-    curve = band([short, long], lambda run: run.column("uploads"))
-    assert curve.x.tolist() == [0, 10, 20, 30, 40]
-    assert curve.mean.tolist() == [0, 0.375, 0.75, 0.75, 1]
-    assert (curve.low[1], curve.high[1], curve.low[3]) == (0.25, 0.5, 0.75)
+    mean = curve(QAFEL, [short, long], "uploads")
+    assert mean.x.tolist() == [0, 10, 20, 30, 40]
+    assert mean.y.tolist() == [0, 0.375, 0.75, 0.75, 1]
+    assert (mean.low[1], mean.high[1], mean.low[3]) == (0.25, 0.5, 0.75)
 
 
 def test_a_spread_knows_what_is_not_finite():

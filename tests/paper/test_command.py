@@ -12,8 +12,8 @@ from rich.console import Console
 
 from qafel.cli import paper as paper_command
 from qafel.cli.console import SweepProgress
+from qafel.paper import ENTRIES
 from qafel.paper.entry import Change, configuration
-from qafel.paper.registry import ENTRIES
 from qafel.simulator import Row
 from qafel.sweeps.run import Planned
 from tests.command import qafel

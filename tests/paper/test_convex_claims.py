@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from qafel.paper import ENTRIES
 from qafel.paper.convex import DIRECT_TOP, LOCAL_STEPS, lowest_level
-from qafel.paper.entry import Scale
+from qafel.paper.entry import Extent
 from qafel.paper.outputs import write_outputs
-from qafel.paper.registry import ENTRIES
 from qafel.paper.related import DIRECT, FEDBUFF, HIDDEN, MCM, PLAIN_MCM, QAFEL
 from tests.paper.made_up import falling, made_up, measured
 
@@ -112,7 +112,7 @@ def test_error_is_mitigated_if_the_end_is_close_to_the_unquantized_one(claim, me
 
 
 def test_mcms_reference_is_mcm_without_quantizers():
-    planned = {run.method: run.config for run in RELATED.plan(Scale((0,)))}
+    planned = {run.method: run.config for run in RELATED.plan(Extent((0,)))}
     ours, plain = planned[MCM], planned[PLAIN_MCM]
     assert {plain.algorithm.client_quantizer, plain.algorithm.server_quantizer} == {"none"}
     quantizers = {"client_quantizer": "none", "server_quantizer": "none"}

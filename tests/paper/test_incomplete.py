@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
+from qafel.errors import NotComparable
+from qafel.paper import ENTRIES
 from qafel.paper.bits import PUBLISHED_KB
 from qafel.paper.convex import DIRECT_QSGD, HIDDEN_QSGD, UNQUANTIZED
-from qafel.paper.measured import Missing
+from qafel.paper.measured import ratios, reduction, to_target
 from qafel.paper.neural import FEDBUFF, QAFEL
-from qafel.paper.registry import ENTRIES
 from qafel.paper.related import DIRECT, HIDDEN
-from qafel.paper.targets import ratios, reduction
 from tests.paper.made_up import falling, made_up, measured, rising, verdicts
 
 GONE = np.array([0.68, 0.5, math.nan])
@@ -41,7 +41,7 @@ def test_a_ratio_that_is_no_number_is_infinite():
     gap[-3] = math.nan
     found = measured(*by_seed(**{UNQUANTIZED: (falling(1e-3),) * 2, HIDDEN_QSGD: (falling(1e-3), gap)}))
     assert ratios(found, HIDDEN_QSGD, UNQUANTIZED) == [pytest.approx(1.0), math.inf]
-    with pytest.raises(Missing, match="diverged"):
+    with pytest.raises(NotComparable, match="diverged"):
         ratios(found, UNQUANTIZED, HIDDEN_QSGD)
 
 
@@ -97,5 +97,14 @@ def test_a_reduction_is_over_the_seeds_that_both_have():
         made_up(FEDBUFF, rising(0.8), 0, upload_bytes=800, **options),
         made_up(FEDBUFF, rising(0.61), 1, upload_bytes=800, **options),
     )
-    assert reduction(measured(ours, fast, slow), "upload_bytes_total", QAFEL, FEDBUFF) == 8.0
-    assert math.isnan(reduction(measured(ours, slow), "upload_bytes_total", QAFEL, FEDBUFF))
+    sent_up = to_target("upload_bytes_total")
+    assert reduction(sent_up, measured(ours), measured(fast, slow)) == 8.0
+    with pytest.raises(NotComparable, match="no seed in common"):
+        reduction(sent_up, measured(ours), measured(slow))
+
+
+def test_a_reduction_without_a_common_seed_is_unknown_in_the_table():
+    options = {"at": {"concurrency": 100.0}, "target": 0.6, "metric_goal": "max", "recipe": "cifar10-fedbuff-c100"}
+    ours, theirs = (made_up(method, rising(0.8), seed, **options) for seed, method in enumerate((QAFEL, FEDBUFF)))
+    for found in (measured(ours), measured(ours, theirs)):
+        assert math.isnan(ENTRIES["cifar10"].table(found).rows[0][5])

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from qafel.paper.entry import Change, Scale, configuration
+from qafel.paper import ENTRIES
+from qafel.paper.display import Heading, Table
+from qafel.paper.entry import Change, Extent, configuration
 from qafel.paper.outputs import read_back, write_outputs
-from qafel.paper.registry import ENTRIES
-from qafel.paper.tables import Heading, Table
 from qafel.sweeps import sweep
 from qafel.sweeps.run import Planned
 from tests.paper.made_up import falling, made_up, measured
@@ -27,7 +27,7 @@ def tiny(tmp_path_factory):
     """The QSGD figure from runs of forty steps."""
     entry = ENTRIES["qafel-vs-direct-qsgd"]
     planned = []
-    for run in entry.plan(Scale((0, 1))):
+    for run in entry.plan(Extent((0, 1))):
         recipe = run.config.name.removesuffix("-every100")
         planned.append(Planned(run.method, configuration(recipe, run.config.seed, TINY)))
     folder = tmp_path_factory.mktemp("paper")

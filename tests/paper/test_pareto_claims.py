@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from qafel.drawing.chart import Axis, Panel, Series, labels_of
+from qafel.paper import ENTRIES
 from qafel.paper.measured import Spread
 from qafel.paper.outputs import write_outputs
 from qafel.paper.pareto import FAMILIES, PAIRS, REFERENCE
-from qafel.paper.registry import ENTRIES
 from tests.paper.made_up import falling, made_up, measured
 
 ENTRY = ENTRIES["pareto"]

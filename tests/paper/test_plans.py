@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from qafel.errors import ConfigError
+from qafel.paper import ENTRIES, entry_named
 from qafel.paper.bits import BITS
 from qafel.paper.convex import LOCAL_STEPS
-from qafel.paper.entry import Change, Scale, celeba_is_there, configuration
-from qafel.paper.registry import ENTRIES, entry_named
+from qafel.paper.entry import Change, Extent, celeba_is_there, configuration
 from qafel.sweeps.run import Planned
 
 ISSUED = (
@@ -25,11 +25,11 @@ ISSUED = (
     "rate",
     "pareto",
 )
-SCALES = {
-    "full": Scale(),
-    "quick": Scale((0,), quick=True),
-    "all methods": Scale((0, 1), all_methods=True),
-    "all methods, quick": Scale((0,), quick=True, all_methods=True),
+EXTENTS = {
+    "full": Extent(),
+    "quick": Extent((0,), quick=True),
+    "all methods": Extent((0, 1), all_methods=True),
+    "all methods, quick": Extent((0,), quick=True, all_methods=True),
 }
 
 
@@ -42,26 +42,26 @@ def test_every_figure_and_table_has_an_entry():
     assert set(ENTRIES) == set(ISSUED)
 
 
-@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+@pytest.mark.parametrize("extent", EXTENTS.values(), ids=EXTENTS)
 @pytest.mark.parametrize("name", ISSUED)
-def test_every_entrys_runs_can_be_configured(name, scale):
-    runs = ENTRIES[name].plan(scale)
+def test_every_entrys_runs_can_be_configured(name, extent):
+    runs = ENTRIES[name].plan(extent)
     assert runs
     assert len({run.folder for run in runs}) == len(runs)
-    assert {run.config.seed for run in runs} >= set(scale.seeds)
+    assert {run.config.seed for run in runs} >= set(extent.seeds)
 
 
 def test_no_two_configurations_share_a_folder():
     """Across entries and scales: or they would replace each other's runs."""
     seen = {}
     for entry in ENTRIES.values():
-        for scale in SCALES.values():
-            for run in entry.plan(scale):
+        for extent in EXTENTS.values():
+            for run in entry.plan(extent):
                 assert seen.setdefault(run.folder, run.config) == run.config
 
 
 def test_entries_share_their_runs():
-    folders = {name: {run.folder for run in ENTRIES[name].plan(Scale())} for name in ISSUED}
+    folders = {name: {run.folder for run in ENTRIES[name].plan(Extent())} for name in ISSUED}
     assert len(folders["direct-vs-unquantized"] & folders["qafel-vs-direct-qsgd"]) == 6
     assert folders["seeds"] < folders["shakespeare"]
     assert folders["pareto"] & folders["related-work"]
@@ -69,22 +69,22 @@ def test_entries_share_their_runs():
 
 def test_the_papers_sweeps_are_complete():
     assert (
-        [run.at["P"] for run in ENTRIES["local-steps"].plan(Scale((0,)))] == list(LOCAL_STEPS) == [1, 2, 4, 8, 16, 32]
+        [run.at["P"] for run in ENTRIES["local-steps"].plan(Extent((0,)))] == list(LOCAL_STEPS) == [1, 2, 4, 8, 16, 32]
     )
-    pairs = {(run.at["client"], run.at["server"]) for run in ENTRIES["bits"].plan(Scale((0,)))}
+    pairs = {(run.at["client"], run.at["server"]) for run in ENTRIES["bits"].plan(Extent((0,)))}
     assert pairs == {(client, server) for client in BITS for server in BITS} | {(32, 32)}
     for name in ("cifar10", "celeba", "shakespeare"):
-        assert {run.at["concurrency"] for run in ENTRIES[name].plan(Scale((0,)))} == {100, 500, 1000}
+        assert {run.at["concurrency"] for run in ENTRIES[name].plan(Extent((0,)))} == {100, 500, 1000}
 
 
 def test_bits_are_run_on_celeba_where_it_is_there_and_on_cifar10_else(tmp_path, monkeypatch):
     monkeypatch.setenv("QAFEL_DATA", str(tmp_path))
-    assert {run.config.task.name for run in ENTRIES["bits"].plan(Scale())} == {"cifar10"}
+    assert {run.config.task.name for run in ENTRIES["bits"].plan(Extent())} == {"cifar10"}
     published = ("identity_CelebA.txt", "list_attr_celeba.txt", "img_align_celeba/000001.jpg")
     for name in published:
-        assert {run.config.task.name for run in ENTRIES["bits"].plan(Scale())} == {"cifar10"}, f"before {name}"
+        assert {run.config.task.name for run in ENTRIES["bits"].plan(Extent())} == {"cifar10"}, f"before {name}"
         put(tmp_path / "celeba" / name)
-    runs = ENTRIES["bits"].plan(Scale())
+    runs = ENTRIES["bits"].plan(Extent())
     assert {run.config.task.name for run in runs} == {"celeba"}
     assert {run.config.algorithm.staleness_exponent for run in runs} == {0.0}
     assert {run.config.timing.rate for run in runs} == {100.0}
@@ -114,6 +114,6 @@ def test_an_unknown_entry_or_family_is_one_sentence():
     with pytest.raises(ConfigError, match="did you mean 'local-steps'"):
         entry_named("local-step")
     with pytest.raises(ConfigError, match="no recipe is called nothing-fedbuff-c"):
-        ENTRIES["cifar10"].plan(Scale(family="nothing"))
+        ENTRIES["cifar10"].plan(Extent(family="nothing"))
     with pytest.raises(ConfigError, match="of another task than celeba"):
-        ENTRIES["celeba"].plan(Scale(family="cifar10"))
+        ENTRIES["celeba"].plan(Extent(family="cifar10"))

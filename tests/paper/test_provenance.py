@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from qafel.paper.measured import Measured
+from qafel.paper import ENTRIES
+from qafel.paper.measured import EntryRuns
 from qafel.paper.outputs import beside_a_fuller_one, provenance, results_folder, write_outputs
-from qafel.paper.registry import ENTRIES
 from qafel.simulator.summary import environment
 from qafel.version import __version__
 from tests.paper.made_up import falling, made_up, measured
@@ -23,7 +23,7 @@ ELSEWHERE = {
 THERE = "qafel 0.0.7, Python 3.99.1, numpy 9.9, numba 8.8 on 96 cores, Abacus"
 
 
-def runs(*summaries, recipe="mushrooms-fedbuff") -> Measured:
+def runs(*summaries, recipe="mushrooms-fedbuff") -> EntryRuns:
     """A run of FedBuff for each summary, with seeds 0, 1, …"""
     return measured(
         *(made_up(METHODS[0], falling(1e-3), seed, recipe=recipe, **found) for seed, found in enumerate(summaries))

@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from qafel.paper.entry import Scale
+from qafel.paper import ENTRIES
+from qafel.paper.entry import Extent
 from qafel.paper.measured import Spread
 from qafel.paper.outputs import write_outputs
-from qafel.paper.rate_effects import (
+from qafel.paper.rate import (
     EFFECTS,
     HORIZONS,
     NAMES,
@@ -18,15 +19,13 @@ from qafel.paper.rate_effects import (
     REFERENCE,
     SERVER,
     SIZE,
-    _sweeps,
     over_fedbuff,
-    plan,
+    variants,
 )
-from qafel.paper.registry import ENTRIES
 from qafel.quantizers import parse
 from tests.paper.made_up import made_up, measured
 
-KINDS = {kind.tag: kind for kind in (*NAMES, *_sweeps())}
+KINDS = {kind.tag: kind for kind in (*NAMES, *variants())}
 JOINS = "Asymptotically, QAFeL's rate is that of FedBuff"
 AS_SERVER, AS_STALE = "Server quantization enters at most as 1/δ_s²", "Staleness enters at most as its square"
 FALLS = "The mean of ‖∇f(xᵗ)‖² falls at least as fast as 1/√T"
@@ -42,8 +41,8 @@ def law(kind, horizon, rate=-0.5, server=2.0, server_rate=-1.0, stale=2.0):
 def runs(luck=1.0, leave=lambda planned: True, **powers):
     """All runs of the entry, as many times `law` as the seed's luck has it."""
     pairs = []
-    for planned in plan(Scale((0,))):
-        kind, horizon = KINDS[planned.at["kind"]], planned.at["T"]
+    for planned in ENTRIES["rate"].plan(Extent((0,))):
+        kind, horizon = KINDS[planned.at["variant"]], planned.at["T"]
         mean = law(kind, horizon, **powers) * luck**planned.config.seed
         columns = {"gradient_norm_squared": np.full(3, mean)}
         stale = {"staleness_mean": kind.concurrency / 10, "staleness_max": kind.concurrency // 4}
@@ -88,7 +87,7 @@ def test_the_servers_effect_is_a_difference_from_delta_1():
 
 def test_qafel_is_compared_with_fedbuff_seed_by_seed():
     """With later seeds three times as unlucky, QAFeL's alone would seem to win by those that were not run."""
-    first = runs(luck=3.0, leave=lambda planned: planned.at["kind"] != QAFEL.tag or planned.config.seed == 0)
+    first = runs(luck=3.0, leave=lambda planned: planned.at["variant"] != QAFEL.tag or planned.config.seed == 0)
     assert over_fedbuff(first).y == pytest.approx(over_fedbuff(runs()).y)
     assert results(first)[JOINS] == "pass"
 
@@ -119,7 +118,8 @@ def partial_runs():
     """Without the server's quantizer; at the largest T only the reference."""
     return runs(
         leave=lambda planned: (
-            planned.at["kind"] != SERVER.tag and (planned.at["T"] < HORIZONS[-1] or planned.at["kind"] == REFERENCE.tag)
+            planned.at["variant"] != SERVER.tag
+            and (planned.at["T"] < HORIZONS[-1] or planned.at["variant"] == REFERENCE.tag)
         )
     )
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from qafel.cli.console import SweepProgress, console, errors
-from qafel.errors import ConfigError, DataError, UserError
-from qafel.paper.entry import Entry, Scale, why_missing
-from qafel.paper.outputs import Outcome, beside_a_fuller_one, read_back, results_folder, write_outputs
-from qafel.paper.registry import ENTRIES, entry_named
+from qafel.errors import UserError
+from qafel.paper import ENTRIES, Extent, Request, entry_named
+from qafel.paper.entry import why_missing
+from qafel.paper.outputs import EntryResult, write_entries
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps import sweep, unfinished, unique
-from qafel.sweeps.run import Planned
 
 _COLOURS = {"pass": "green", "fail": "red", "not comparable": "yellow"}
 
@@ -57,14 +55,15 @@ def paper(
     if name == "list":
         _show_list(json_output)
         return
-    asked = _Asked(seeds, quick, all_methods, family, only or [], finished)
-    entries = list(ENTRIES.values()) if name == "all" else [entry_named(name)]
-    plans = _plans(entries, asked, name, out / "runs")
-    skipped = _missing([entry for entry in entries if plans[entry.name]], plans, out / "runs", several=name == "all")
-    entries = [entry for entry in entries if plans[entry.name] and entry.name not in skipped]
-    if not entries:
-        raise UserError("; ".join(f"{entry_name}: {reason}" for entry_name, reason in skipped.items()))
-    planned = unique([run for entry in entries for run in plans[entry.name]])
+    request = Request(seeds, quick, all_methods, family, only or [], finished)
+    entries = ENTRIES if name == "all" else {name: entry_named(name)}
+    plans = request.plans(entries, out / "runs")
+    missing = {entry: why_missing(unfinished(runs, out / "runs")) for entry, runs in plans.items()}
+    skipped = {entry: reason for entry, reason in missing.items() if reason is not None}
+    if len(skipped) == len(plans):
+        raise UserError("; ".join(f"{entry}: {reason}" for entry, reason in skipped.items()))
+    plans = {entry: runs for entry, runs in plans.items() if entry not in skipped}
+    planned = unique([run for runs in plans.values() for run in runs])
     with SweepProgress(planned, unfinished(planned, out / "runs"), quiet) as progress:
         many = workers or os.cpu_count() or 1
         try:
@@ -72,13 +71,15 @@ def paper(
         except KeyboardInterrupt:
             errors.print("interrupted: the same command goes on where this one was")
             raise
-    outcomes, unwritten = _write(entries, plans, out, asked)
+    results, unwritten = write_entries(entries, plans, out, request)
     failed = {failure.run.folder: failure.reason for failure in failures}
     if json_output:
-        print(json.dumps(_as_json(outcomes, failed, skipped, unwritten), indent=2, ensure_ascii=False))
+        listed = [result.claims() | {"folder": str(result.folder)} for result in results]
+        report = {"entries": listed, "failed": failed, "skipped": skipped, "unwritten": unwritten}
+        print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        for outcome in outcomes:
-            _show(outcome)
+        for result in results:
+            _show(result)
     _complain("[yellow]skipped[/]", skipped)
     _complain("[red]failed[/]", failed)
     _complain("[red]not written[/]", unwritten)
@@ -86,107 +87,28 @@ def paper(
         raise typer.Exit(1)
 
 
-class _Asked(NamedTuple):
-    """The options that decide what is run."""
-
-    seeds: int | None
-    quick: bool
-    all_methods: bool
-    family: str | None
-    only: list[str]
-    finished: bool
-
-    def plan(self, entry: Entry) -> list[Planned]:
-        count = self.seeds or (1 if self.quick else entry.seeds)
-        runs = entry.plan(Scale(tuple(range(count)), self.quick, self.all_methods, self.family))
-        return [run for run in runs if not self.only or any(fnmatch(run.config.name, name) for name in self.only)]
-
-    def command(self, entry: Entry) -> str:
-        """The command that results state."""
-        parts = [f"--seeds {self.seeds}" if self.seeds else "", "--quick" if self.quick else ""]
-        parts += ["--all-methods" if self.all_methods else "", f"--family {self.family}" if self.family else ""]
-        parts += [*(f"--only '{pattern}'" for pattern in self.only), "--finished" if self.finished else ""]
-        return " ".join(("qafel paper", entry.name, *(part for part in parts if part)))
-
-    def folder(self, entry: Entry, runs: list[Planned], found: int, out: Path) -> Path:
-        folder = results_folder(out, entry.name, runs, self.quick, self.family)
-        return beside_a_fuller_one(folder, found) if self.only else folder
-
-
-def _plans(entries: list[Entry], asked: _Asked, name: str, runs: Path) -> dict[str, list[Planned]]:
-    plans = {entry.name: asked.plan(entry) for entry in entries}
-    if not any(plans.values()):
-        raise ConfigError(f"--only {' '.join(asked.only)}: no run of {name} has such a name")
-    if not asked.finished:
-        return plans
-    todo = {run.folder for run in unfinished([run for plan in plans.values() for run in plan], runs)}
-    plans = {entry: [run for run in plan if run.folder not in todo] for entry, plan in plans.items()}
-    if not any(plans.values()):
-        raise ConfigError(f"no run of {name} is finished in {runs}: leave out --finished")
-    return plans
-
-
-def _missing(entries: list[Entry], plans: dict[str, list[Planned]], runs: Path, several: bool) -> dict[str, str]:
-    """Entries whose data is not there, with the reason; a single one that was asked for is an error."""
-    skipped = {}
-    for entry in entries:
-        todo = unfinished(plans[entry.name], runs)
-        if (reason := why_missing(todo)) is None:
-            continue
-        if not several:
-            raise UserError(f"{entry.name}: {reason}")
-        skipped[entry.name] = reason
-    return skipped
-
-
-def _write(
-    entries: list[Entry], plans: dict[str, list[Planned]], out: Path, asked: _Asked
-) -> tuple[list[Outcome], dict[str, str]]:
-    """Every entry's files; and, by entry, why there are none: runs are missing, or damaged."""
-    outcomes, unwritten = [], {}
-    for entry in entries:
-        runs = plans[entry.name]
-        try:
-            measured = read_back(runs, out / "runs", asked.quick)
-            folder = asked.folder(entry, runs, len(measured.pairs), out)
-            outcomes.append(write_outputs(entry, measured, asked.command(entry), folder))
-        except DataError as error:
-            unwritten[entry.name] = str(error)
-    return outcomes, unwritten
-
-
 def _complain(what: str, of: dict[str, str]) -> None:
     for name, reason in of.items():
         errors.print(f"{what} {name}: {escape(reason)}", highlight=False, soft_wrap=True)
 
 
-def _as_json(
-    outcomes: list[Outcome], failed: dict[str, str], skipped: dict[str, str], unwritten: dict[str, str]
-) -> object:
-    entries = [
-        json.loads((outcome.folder / "claims.json").read_text(encoding="utf-8")) | {"folder": str(outcome.folder)}
-        for outcome in outcomes
-    ]
-    return {"entries": entries, "failed": failed, "skipped": skipped, "unwritten": unwritten}
-
-
-def _show(outcome: Outcome) -> None:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=outcome.entry.title, title_justify="left")
-    for heading in outcome.table.headings:
-        table.add_column(heading.title, justify="left" if heading is outcome.table.headings[0] else "right")
-    for row in outcome.table.shown():
+def _show(result: EntryResult) -> None:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=result.entry.title, title_justify="left")
+    for heading in result.table.headings:
+        table.add_column(heading.title, justify="left" if heading is result.table.headings[0] else "right")
+    for row in result.table.shown():
         table.add_row(*row)
     console.print(table)
-    for claim, verdict in outcome.verdicts:
+    for claim, verdict in result.verdicts:
         colour = _COLOURS[verdict.result]
         console.print(f"[{colour}]{verdict.result}[/] {claim.text}: {verdict.because}", highlight=False)
-    if warning := outcome.source.of_other_versions():
+    if warning := result.source.of_other_versions():
         console.print(f"[yellow]note[/] {warning}", highlight=False)
-    console.print(f"results in {outcome.folder}\n", highlight=False)
+    console.print(f"results in {result.folder}\n", highlight=False)
 
 
 def _show_list(json_output: bool) -> None:
-    counts = {entry.name: list(entry.plan(Scale(tuple(range(entry.seeds))))) for entry in ENTRIES.values()}
+    counts = {entry.name: list(entry.plan(Extent(tuple(range(entry.seeds))))) for entry in ENTRIES.values()}
     tasks = {name: ", ".join(dict.fromkeys(run.config.task.name for run in runs)) for name, runs in counts.items()}
     if json_output:
         listed = [

@@ -1,19 +1,43 @@
 """The paper, one entry per figure and table: real runs, real bytes, and each published claim beside what was measured.
 
-plan         which runs: a configuration each, and a name that says how it differs from its recipe
-one_run      a run's folder: finished, to be resumed, or to be made
-pool         several runs at once
-sweep        all runs of some entries
-measured     the runs read back, with their spread over seeds
-entry        an entry as data and small functions; a claim and its verdict
-tables, panels, figures, charts, page, provenance, outputs    results as files
-curves, convex, …    the entries themselves
-registry     all of them by name
+entry        what is run; an entry as data and small functions; a claim and its verdict
+measured     the runs read back, with their spread over seeds; methods compared on equal seeds
+display      tables, and the panels that several figures share
+convex, related, rate, pareto, neural, bits    the entries themselves
+outputs      where results come from, and an entry's files
 """
 
-from qafel.paper.entry import Claim, Entry, Scale, Verdict
-from qafel.paper.measured import Measured
-from qafel.paper.registry import ENTRIES, entry_named
-from qafel.sweeps.run import Planned
+from qafel.errors import ConfigError
+from qafel.paper import bits, convex, neural, pareto, rate, related
+from qafel.paper.entry import Claim, Entry, Extent, Request, Verdict
+from qafel.paper.measured import EntryRuns
+from qafel.text import did_you_mean
 
-__all__ = ["ENTRIES", "Claim", "Entry", "Measured", "Planned", "Scale", "Verdict", "entry_named"]
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        related.ENTRY,
+        convex.DIRECT_VS_UNQUANTIZED,
+        rate.ENTRY,
+        convex.QAFEL_VS_DIRECT_QSGD,
+        convex.QAFEL_VS_DIRECT_TOPK,
+        convex.LOCAL_STEPS_ENTRY,
+        neural.CIFAR10,
+        neural.CELEBA,
+        neural.SHAKESPEARE,
+        neural.SEEDS,
+        bits.ENTRY,
+        pareto.ENTRY,
+    )
+}
+"""All entries of `qafel paper`, in the paper's order."""
+
+
+def entry_named(name: str) -> Entry:
+    """The entry called `name`; a ConfigError suggests the nearest one if there is none."""
+    if name in ENTRIES:
+        return ENTRIES[name]
+    raise ConfigError(f"the paper has no entry {name!r}{did_you_mean(name, ENTRIES)}")
+
+
+__all__ = ["ENTRIES", "Claim", "Entry", "EntryRuns", "Extent", "Request", "Verdict", "entry_named"]

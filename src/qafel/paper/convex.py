@@ -9,37 +9,27 @@ from itertools import pairwise
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from qafel.paper.entry import Change, Claim, Entry, Scale, Verdict, mushrooms
-from qafel.paper.measured import SETTLED, Measured, Spread, diverged, first_below, settled
-from qafel.paper.tables import Table, count_heading
-from qafel.paper.targets import curve_panels, end_table, ratios
+from qafel.paper.display import END_COLUMNS, Heading, Table, curve_panels, end_table, spread_of, table_of
+from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
+from qafel.paper.measured import SETTLED, EntryRuns, Spread, diverged, first_below, on_common_seeds, ratios, settled
 from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
-from qafel.text import human_metric
+from qafel.text import human_count, human_metric
 
 UNQUANTIZED = "FedBuff, unquantized"
-
-
 DIRECT_QSGD, HIDDEN_QSGD = "direct, server 3 bits", "QAFeL, server 3 bits"
-
-
 DIRECT_TOP, HIDDEN_TOP = "direct, server top 50 %", "QAFeL, server top 1 %"
-
 
 CLOSE, FAR = 1.25, 2.0
 """Up to a quarter more suboptimality counts as close to another; twice as much and more is far from it."""
 
-
 STILL = 0.1
 """A run has settled if it fell by less than a tenth over its second half."""
 
-
 LOCAL_STEPS = (1, 2, 4, 8, 16, 32)
-
 
 EARLY = 0.05
 """The suboptimality at which "faster at first" is judged."""
-
 
 _RECIPES: Mapping[str, str] = {
     UNQUANTIZED: "mushrooms-fedbuff",
@@ -50,18 +40,18 @@ _RECIPES: Mapping[str, str] = {
 }
 
 
-def _plan(methods: Sequence[str], scale: Scale) -> list[Planned]:
-    return mushrooms(scale, {method: (_RECIPES[method], ()) for method in methods})
+def _plan(methods: Sequence[str], extent: Extent) -> list[Planned]:
+    return mushrooms(extent, {method: (_RECIPES[method], ()) for method in methods})
 
 
-def is_close(measured: Measured, method: str, reference: str = UNQUANTIZED) -> Verdict:
-    found = ratios(measured, method, reference)
+def _is_close(measured: EntryRuns, method: str) -> Verdict:
+    found = ratios(measured, method, UNQUANTIZED)
     return Verdict.of(max(found) <= CLOSE, f"{_end(measured, method)}: {_times(found)} the unquantized run's")
 
 
-def does_not_converge(measured: Measured, method: str, reference: str = UNQUANTIZED) -> Verdict:
+def _does_not_converge(measured: EntryRuns, method: str) -> Verdict:
     """Far from the unquantized run with every seed, and no longer getting better."""
-    found = ratios(measured, method, reference)
+    found = ratios(measured, method, UNQUANTIZED)
     still = [_late_progress(run) for run in measured.runs(method)]
     return Verdict.of(
         min(found) >= FAR and max(still) < STILL,
@@ -70,14 +60,12 @@ def does_not_converge(measured: Measured, method: str, reference: str = UNQUANTI
     )
 
 
-def diverges(measured: Measured, method: str) -> Verdict:
+def _diverges(measured: EntryRuns, method: str) -> Verdict:
     """Not finite in the end, or at twice its lowest level and more: it moves away."""
     runs = measured.runs(method)
     away = [diverged(run) or settled(run) >= FAR * lowest_level(run) for run in runs]
-    lowest = Spread.of(map(lowest_level, runs))
-    return Verdict.of(
-        all(away), f"{_end(measured, method)}, after a lowest level of {human_metric(lowest.mean)} on the way"
-    )
+    lowest = human_metric(Spread.of(map(lowest_level, runs)).mean)
+    return Verdict.of(all(away), f"{_end(measured, method)}, after a lowest level of {lowest} on the way")
 
 
 def lowest_level(run: Run) -> float:
@@ -97,7 +85,7 @@ def _late_progress(run: Run) -> float:
     return 1 - settled(run) / middle
 
 
-def _end(measured: Measured, method: str) -> str:
+def _end(measured: EntryRuns, method: str) -> str:
     ends = measured.spread(settled, method)
     if not np.isfinite(ends.mean):
         return f"f(x) − f* stopped being finite in {sum(map(diverged, measured.runs(method)))} of {ends.count} runs"
@@ -109,11 +97,11 @@ def _times(values: Sequence[float]) -> str:
     return f"{low} times" if low == high else f"{low} to {high} times"
 
 
-def _local_steps_plan(scale: Scale) -> list[Planned]:
+def _local_steps_plan(extent: Extent) -> list[Planned]:
     runs = []
     for steps in LOCAL_STEPS:
         change = Change(f"p{steps}", (f"algorithm.local_steps={steps}",))
-        planned = mushrooms(scale, {f"P = {steps}": ("mushrooms-fedbuff", (change,))})
+        planned = mushrooms(extent, {f"P = {steps}": ("mushrooms-fedbuff", (change,))})
         runs += [Planned(run.method, run.config, {"P": steps}) for run in planned]
     return runs
 
@@ -122,41 +110,35 @@ def _early(run: Run) -> float:
     return first_below(run, EARLY, "version")
 
 
-def _local_steps_table(measured: Measured) -> Table:
-    table = end_table(measured)
-    return Table(
-        (*table.headings, count_heading(f"server steps to {EARLY:g}")),
-        tuple(
-            (*row, measured.spread(_early, method)) for row, method in zip(table.rows, measured.methods, strict=True)
-        ),
-    )
+def _local_steps_table(measured: EntryRuns) -> Table:
+    early = (Heading(f"server steps to {EARLY:g}", human_count), spread_of(_early))
+    return table_of(measured.by_method(), (*END_COLUMNS, early))
 
 
-def _common_seeds(measured: Measured) -> Measured:
-    return measured.fair(*(measured.planned(P=steps) for steps in LOCAL_STEPS))
+def _fair(measured: EntryRuns) -> EntryRuns:
+    return on_common_seeds(*(measured.of(P=steps) for steps in LOCAL_STEPS))
 
 
-def _faster_at_first(measured: Measured) -> Verdict:
-    fair = _common_seeds(measured)
+def _faster_at_first(measured: EntryRuns) -> Verdict:
+    fair = _fair(measured)
     needed = [fair.spread(_early, P=steps).mean for steps in LOCAL_STEPS]
     falls = all(after < before for before, after in pairwise(needed))
     listed = ", ".join(f"{steps:.0f}" for steps in needed)
     return Verdict.of(falls, f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {listed}")
 
 
-def _worse_in_the_end(measured: Measured) -> Verdict:
+def _worse_in_the_end(measured: EntryRuns) -> Verdict:
     """Among runs that have settled, more local steps end higher."""
-    fair = _common_seeds(measured)
+    fair = _fair(measured)
     levels = {
         steps: fair.spread(settled, P=steps).mean
         for steps in LOCAL_STEPS
         if max(_late_progress(run) for run in fair.runs(P=steps)) < STILL
     }
-    listed = ", ".join(f"{human_metric(level)} (P = {steps})" for steps, level in levels.items())
     if len(levels) < 2:
         return Verdict.none("too few of the runs had settled by their end to compare where they settle")
-    values = list(levels.values())
-    rises = all(after > before for before, after in pairwise(values))
+    listed = ", ".join(f"{human_metric(level)} (P = {steps})" for steps, level in levels.items())
+    rises = all(after > before for before, after in pairwise(levels.values()))
     falling = ", ".join(str(steps) for steps in LOCAL_STEPS if steps not in levels)
     still = f"; still falling for P = {falling}" if falling else ""
     return Verdict.of(rises, f"where f(x) − f* has settled, it is at {listed}{still}")
@@ -175,12 +157,12 @@ DIRECT_VS_UNQUANTIZED = _entry(
         Claim(
             "Section I-A",
             "A naive use of quantization results in suboptimal loss",
-            partial(does_not_converge, method=DIRECT_QSGD),
+            partial(_does_not_converge, method=DIRECT_QSGD),
         ),
         Claim(
             "Section I-A",
             "FedBuff diverges when the server sends the top 50 % of coordinates",
-            partial(diverges, method=DIRECT_TOP),
+            partial(_diverges, method=DIRECT_TOP),
         ),
     ),
 )
@@ -192,8 +174,8 @@ QAFEL_VS_DIRECT_QSGD = _entry(
     "Fig. 5 (a)",
     (UNQUANTIZED, HIDDEN_QSGD, DIRECT_QSGD),
     (
-        Claim("Section IV-A", "QAFeL is very close to the unquantized case", partial(is_close, method=HIDDEN_QSGD)),
-        Claim("Section IV-A", "Direct quantization does not converge", partial(does_not_converge, method=DIRECT_QSGD)),
+        Claim("Section IV-A", "QAFeL is very close to the unquantized case", partial(_is_close, method=HIDDEN_QSGD)),
+        Claim("Section IV-A", "Direct quantization does not converge", partial(_does_not_converge, method=DIRECT_QSGD)),
     ),
 )
 
@@ -207,12 +189,12 @@ QAFEL_VS_DIRECT_TOPK = _entry(
         Claim(
             "Section IV-A",
             "QAFeL converges when the server sends the top 1 % of coordinates",
-            partial(is_close, method=HIDDEN_TOP),
+            partial(_is_close, method=HIDDEN_TOP),
         ),
         Claim(
             "Section IV-A",
             "Direct quantization diverges when the server sends the top 50 %",
-            partial(diverges, method=DIRECT_TOP),
+            partial(_diverges, method=DIRECT_TOP),
         ),
     ),
 )

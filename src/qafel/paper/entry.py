@@ -1,26 +1,27 @@
-"""One figure or table of the paper: what to run, and small functions of what came of it."""
+"""One figure or table of the paper: what to run, and small functions of the runs that decide its claims."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Literal, NamedTuple, final
 
 from qafel.config import Config, load_recipe
 from qafel.drawing.chart import Panel
-from qafel.errors import DataError
-from qafel.paper.measured import Measured, Missing
-from qafel.paper.tables import Table
+from qafel.errors import ConfigError, DataError, NotComparable
+from qafel.paper.display import Table
+from qafel.paper.measured import EntryRuns
+from qafel.sweeps import unfinished
 from qafel.sweeps.run import Planned
 from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.files import data_folder
 
-# Which runs an entry needs: a configuration each, under a name that says how it differs from its recipe.
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Extent:
     """How much of an entry to run."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -43,15 +44,14 @@ class Change:
 EVERY_100 = Change("every100", ('evaluation.unit="uploads"', "evaluation.every=100"))
 """A mushrooms run evaluated a thousand times: enough for a figure, and a fraction of the time."""
 
+_QUICK_IMAGES = Change(
+    "quick", ("stop.uploads=60", "evaluation.every=20", "task.max_samples=20", "task.test_samples=300")
+)
 
 QUICK = {
     "mushrooms": Change("quick", ("stop.uploads=4_000",)),
-    "cifar10": Change(
-        "quick", ("stop.uploads=60", "evaluation.every=20", "task.max_samples=20", "task.test_samples=300")
-    ),
-    "celeba": Change(
-        "quick", ("stop.uploads=60", "evaluation.every=20", "task.max_samples=20", "task.test_samples=300")
-    ),
+    "cifar10": _QUICK_IMAGES,
+    "celeba": _QUICK_IMAGES,
     "shakespeare": Change(
         "quick", ("stop.uploads=20", "evaluation.every=10", "task.max_samples=8", "task.test_samples=64")
     ),
@@ -60,7 +60,7 @@ QUICK = {
 
 
 def configuration(recipe: str, seed: int, *changes: Change) -> Config:
-    """A recipe as it is, or with changes and a name that lists them."""
+    """A recipe with this seed, as it is or with `changes` and a name that lists them."""
     if not changes:
         return load_recipe(recipe, (), seed)
     name = "-".join((recipe, *(change.tag for change in changes)))
@@ -68,13 +68,13 @@ def configuration(recipe: str, seed: int, *changes: Change) -> Config:
     return load_recipe(recipe, [*settings, f'name="{name}"'], seed)
 
 
-def mushrooms(scale: Scale, methods: Mapping[str, tuple[str, Sequence[Change]]]) -> list[Planned]:
-    """Runs on mushrooms: method to recipe and changes, once for every seed."""
-    quick = (QUICK["mushrooms"],) if scale.quick else ()
+def mushrooms(extent: Extent, methods: Mapping[str, tuple[str, Sequence[Change]]]) -> list[Planned]:
+    """Runs on mushrooms, once for every seed of `extent`; `methods` gives the recipe and changes of each method."""
+    quick = (QUICK["mushrooms"],) if extent.quick else ()
     return [
         Planned(method, configuration(recipe, seed, *changes, EVERY_100, *quick))
         for method, (recipe, changes) in methods.items()
-        for seed in scale.seeds
+        for seed in extent.seeds
     ]
 
 
@@ -88,10 +88,12 @@ class Verdict:
 
     @staticmethod
     def of(holds: bool, because: str) -> Verdict:
+        """Pass if the claim `holds`, else fail; `because` states the figures that decide."""
         return Verdict("pass" if holds else "fail", because)
 
     @staticmethod
     def none(because: str) -> Verdict:
+        """Neither pass nor fail: the runs cannot decide the claim."""
         return Verdict("not comparable", because)
 
     def __str__(self) -> str:
@@ -105,21 +107,18 @@ class Claim:
 
     where: str
     text: str
-    check: Callable[[Measured], Verdict]
+    check: Callable[[EntryRuns], Verdict]
     quick_suffices: bool = False
     """Whether a quick run can decide it."""
 
-    def verdict(self, measured: Measured) -> Verdict:
+    def verdict(self, measured: EntryRuns) -> Verdict:
+        """Decide the claim by an entry's runs."""
         if measured.quick and not self.quick_suffices:
             return Verdict.none("this was a quick run")
         try:
             return self.check(measured)
-        except Missing as error:
+        except NotComparable as error:
             return Verdict.none(str(error))
-
-
-def _nothing(measured: Measured) -> tuple[str, ...]:
-    return ()
 
 
 @final
@@ -133,13 +132,53 @@ class Entry:
     """Where it is in the paper."""
     time: str
     """Roughly how long a full run takes, on two cores."""
-    plan: Callable[[Scale], Sequence[Planned]]
-    table: Callable[[Measured], Table]
-    panels: Callable[[Measured], Sequence[Panel]]
+    plan: Callable[[Extent], Sequence[Planned]]
+    table: Callable[[EntryRuns], Table]
+    panels: Callable[[EntryRuns], Sequence[Panel]]
     claims: tuple[Claim, ...]
-    notes: Callable[[Measured], Sequence[str]] = _nothing
+    notes: Callable[[EntryRuns], Sequence[str]] = lambda _: ()
     """What a reader should know that the table does not say."""
     seeds: int = 3
+
+
+@final
+class Request(NamedTuple):
+    """What `qafel paper` was asked to reproduce, apart from the entry."""
+
+    seeds: int | None = None
+    """How many; None: as many as the entry has, or one of a quick run."""
+    quick: bool = False
+    all_methods: bool = False
+    family: str | None = None
+    only: Sequence[str] = ()
+    """Patterns of names of runs; empty: all runs."""
+    finished: bool = False
+    """Whether to run nothing, and use the runs that are finished."""
+
+    def plans(self, entries: Mapping[str, Entry], runs: Path) -> dict[str, list[Planned]]:
+        """The runs of each entry, by its name; an entry without any is left out. Finished runs lie in `runs`."""
+        plans = {name: self._plan(entry) for name, entry in entries.items()}
+        listed = " ".join(entries) if len(entries) == 1 else "all"
+        if not any(plans.values()):
+            raise ConfigError(f"--only {' '.join(self.only)}: no run of {listed} has such a name")
+        if self.finished:
+            todo = {run.folder for run in unfinished([run for plan in plans.values() for run in plan], runs)}
+            plans = {name: [run for run in plan if run.folder not in todo] for name, plan in plans.items()}
+            if not any(plans.values()):
+                raise ConfigError(f"no run of {listed} is finished in {runs}: leave out --finished")
+        return {name: plan for name, plan in plans.items() if plan}
+
+    def _plan(self, entry: Entry) -> list[Planned]:
+        count = self.seeds or (1 if self.quick else entry.seeds)
+        runs = entry.plan(Extent(tuple(range(count)), self.quick, self.all_methods, self.family))
+        return [run for run in runs if not self.only or any(fnmatch(run.config.name, name) for name in self.only)]
+
+    def command(self, entry: str) -> str:
+        """The command that an entry's results state."""
+        parts = [f"--seeds {self.seeds}" if self.seeds else "", "--quick" if self.quick else ""]
+        parts += ["--all-methods" if self.all_methods else "", f"--family {self.family}" if self.family else ""]
+        parts += [*(f"--only '{pattern}'" for pattern in self.only), "--finished" if self.finished else ""]
+        return " ".join(("qafel paper", entry, *(part for part in parts if part)))
 
 
 def celeba_is_there() -> bool:

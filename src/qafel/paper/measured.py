@@ -1,24 +1,31 @@
-"""The runs of an entry, read back: by method and place in the sweep, with their spread over seeds."""
+"""The runs of an entry, read back: by method and place in the sweep, with their spread over seeds.
+
+Methods are compared on the seeds that all of them were run with: an unfinished sweep has more seeds of some runs, and
+what is compared must have had the same luck.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar, final
 
 import numpy as np
 
-from qafel.errors import DataError
-from qafel.runs.reading import Column, Run
+from qafel.errors import NotComparable
+from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
+
+T = TypeVar("T")
+Figure: TypeAlias = Callable[[Run], float]
+"""One number of a run."""
 
 SETTLED = 0.1
 """The last tenth of a run is what it settled at."""
 
-
-class Missing(DataError):
-    """Runs that a result needs were not made: they failed, or were not asked for."""
+LEARNED = 0.5
+"""A run that ends below half of a good run's accuracy has not learned what the other has."""
 
 
 @final
@@ -34,7 +41,7 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float]) -> Spread:
-        """Mean, standard deviation (n − 1; of one value unknown) and range; infinite or unknown where any value is."""
+        """Mean, standard deviation (n − 1; of one value unknown) and range; infinite or unknown if any value is."""
         found = np.array(list(values), dtype=np.float64)
         if not found.size:
             return Spread(math.nan, math.nan, math.nan, math.nan, 0)
@@ -45,14 +52,14 @@ class Spread:
         return Spread(float(found.mean()), std, float(found.min()), float(found.max()), found.size)
 
     def overlaps(self, other: Spread) -> bool:
-        """Whether the ranges over seeds overlap; those of one seed say nothing."""
+        """Whether the ranges over seeds overlap; the range of one seed says nothing."""
         return self.count > 1 and self.low <= other.high and other.low <= self.high
 
 
 @final
 @dataclass(frozen=True)
-class Measured:
-    """What came of an entry's runs."""
+class EntryRuns:
+    """Runs of an entry, each with its place in the entry's plan."""
 
     pairs: tuple[tuple[Planned, Run], ...]
     quick: bool = False
@@ -65,58 +72,85 @@ class Measured:
     def seeds(self) -> list[int]:
         return sorted({planned.config.seed for planned, _ in self.pairs})
 
+    @property
+    def task(self) -> str:
+        return self.pairs[0][0].config.task.name
+
     def places(self, key: str) -> list[float]:
         """The values of `key` in the sweep, in order."""
         return sorted({float(planned.at[key]) for planned, _ in self.pairs if key in planned.at})
 
-    def runs(self, method: str | None = None, **at: float | str) -> list[Run]:
-        """The runs of a method at a place in the sweep, by seed; Missing if there is none."""
-        return [run for _, run in self.planned(method, **at)]
-
-    def planned(self, method: str | None = None, **at: float | str) -> list[tuple[Planned, Run]]:
-        if not (found := self._found(method, at)):
-            where = ", ".join(f"{key} {value}" for key, value in at.items())
-            raise Missing(f"the runs of {' at '.join(part for part in (method, where) if part)} are missing")
-        return found
-
     def has(self, method: str | None = None, **at: float | str) -> bool:
-        return bool(self._found(method, at))
+        """Whether there is a run of `method` (any, if None) at the place `at` in the sweep."""
+        return any(_is_at(planned, method, at) for planned, _ in self.pairs)
 
-    def _found(self, method: str | None, at: Mapping[str, float | str]) -> list[tuple[Planned, Run]]:
-        return [
-            (planned, run)
-            for planned, run in self.pairs
-            if method in (None, planned.method) and all(planned.at.get(key) == value for key, value in at.items())
-        ]
+    def of(self, method: str | None = None, **at: float | str) -> EntryRuns:
+        """Only the runs of `method` (any, if None) at the place `at` in the sweep; NotComparable if there is none."""
+        if not (found := tuple(pair for pair in self.pairs if _is_at(pair[0], method, at))):
+            where = ", ".join(f"{key} {value}" for key, value in at.items())
+            raise NotComparable(f"the runs of {' at '.join(part for part in (method, where) if part)} are missing")
+        return replace(self, pairs=found)
 
-    def spread(self, figure: Callable[[Run], float], method: str | None = None, **at: float | str) -> Spread:
-        return Spread.of(figure(run) for run in self.runs(method, **at))
+    def by_method(self) -> list[EntryRuns]:
+        return [self.of(method) for method in self.methods]
 
-    def fair(self, *groups: Sequence[tuple[Planned, Run]]) -> Measured:
-        """Only these groups of runs, each with the seeds that all of them have; Missing if there is no such seed.
+    def runs(self, method: str | None = None, **at: float | str) -> list[Run]:
+        """The runs that `of` gives, without their places."""
+        return [run for _, run in self.of(method, **at).pairs]
 
-        What is compared must have had the same luck: a sweep that is not finished has more seeds of some runs.
-        """
-        common = set(common_seeds(*groups))
-        kept = tuple(pair for group in groups for pair in group if pair[0].config.seed in common)
-        return Measured(kept, self.quick)
+    def spread(self, figure: Figure, method: str | None = None, **at: float | str) -> Spread:
+        """A figure of the runs that `of` gives, over their seeds."""
+        return Spread.of(map(figure, self.runs(method, **at)))
 
 
-def common_seeds(*groups: Sequence[tuple[Planned, Run]]) -> list[int]:
-    """The seeds that all groups of runs have, in order; Missing if there is none."""
-    common = set.intersection(*({planned.config.seed for planned, _ in group} for group in groups))
+def _is_at(planned: Planned, method: str | None, at: dict[str, float | str]) -> bool:
+    return method in (None, planned.method) and all(planned.at.get(key) == value for key, value in at.items())
+
+
+def on_common_seeds(*groups: EntryRuns) -> EntryRuns:
+    """These groups of runs, each with the seeds that all of them have; NotComparable if there is no such seed."""
+    common = set.intersection(*(set(group.seeds) for group in groups))
     if not common:
-        names = " and ".join(dict.fromkeys(group[0][0].method for group in groups))
-        raise Missing(f"the runs of {names} have no seed in common")
-    return sorted(common)
+        names = " and ".join(dict.fromkeys(group.methods[0] for group in groups))
+        raise NotComparable(f"the runs of {names} have no seed in common")
+    kept = tuple(pair for group in groups for pair in group.pairs if pair[0].config.seed in common)
+    return EntryRuns(kept, groups[0].quick)
 
 
-def paired(
-    figure: Callable[[Run], float], ours: Sequence[tuple[Planned, Run]], theirs: Sequence[tuple[Planned, Run]]
-) -> list[tuple[float, float]]:
-    """A figure of two groups of runs, with every seed that both have; Missing if there is none."""
-    by_seed = [{planned.config.seed: figure(run) for planned, run in group} for group in (ours, theirs)]
-    return [(by_seed[0][seed], by_seed[1][seed]) for seed in common_seeds(ours, theirs)]
+def paired(figure: Figure, ours: EntryRuns, theirs: EntryRuns) -> list[tuple[float, float]]:
+    """A figure of two groups of runs for every seed that both have; NotComparable if there is no such seed."""
+    seeds = on_common_seeds(ours, theirs).seeds
+    first, second = ({planned.config.seed: figure(run) for planned, run in group.pairs} for group in (ours, theirs))
+    return [(first[seed], second[seed]) for seed in seeds]
+
+
+def ratios(measured: EntryRuns, method: str, reference: str) -> list[float]:
+    """Seed by seed, what a method settled at over what the reference did; infinite where only the method diverged.
+
+    Anything is small next to a reference that diverged, so with one there is nothing to compare.
+    """
+    found = paired(settled, measured.of(method), measured.of(reference))
+    if not all(math.isfinite(theirs) for _, theirs in found):
+        raise NotComparable(f"{reference}, which {method} is measured against, diverged")
+    # max() and min() may drop a NaN, and with it a seed.
+    return [math.inf if math.isnan(ours) else ours / theirs for ours, theirs in found]
+
+
+def reduction(figure: Figure, ours: EntryRuns, theirs: EntryRuns) -> float:
+    """How many times less `ours` need than `theirs`: a ratio of means over the seeds that both have.
+
+    NaN if a run of these never met the target; NotComparable if no seed is common to both.
+    """
+    mean, reference = (Spread.of(values).mean for values in zip(*paired(figure, ours, theirs), strict=True))
+    return reference / mean if math.isfinite(mean) and math.isfinite(reference) else math.nan
+
+
+def if_comparable(value: Callable[[], T], otherwise: T) -> T:
+    """What `value` gives; `otherwise` if it raises NotComparable."""
+    try:
+        return value()
+    except NotComparable:
+        return otherwise
 
 
 def diverged(run: Run) -> bool:
@@ -133,46 +167,29 @@ def settled(run: Run) -> float:
 
 
 def first_below(run: Run, level: float, column: str = "uploads") -> float:
-    """Where the metric is first at or below a level; infinite if it never is."""
+    """The value of `column` where the metric is first at or below `level`; infinite if it never is."""
     reached = np.flatnonzero(run.column("metric") <= level)
     return float(run.column(column)[reached[0]]) if reached.size else math.inf
 
 
-@final
-@dataclass(frozen=True)
-class Band:
-    """A curve over seeds: its mean and range at each evaluation, over the seeds that reached it."""
+def to_target(column: str) -> Figure:
+    """The value of `column` where a run's accuracy first meets its target; infinite if it never does."""
 
-    x: Column
-    mean: Column
-    low: Column
-    high: Column
+    def figure(run: Run) -> float:
+        return run.at_target(run.column(column), "max")
+
+    return figure
 
 
-def band(runs: Sequence[Run], across: Callable[[Run], Column], column: str = "metric") -> Band:
-    """The mean curve of some runs; `across` gives each run's x values, which are averaged.
-
-    A run that ends sooner leaves the mean to the others, so that the curve reaches as far as the longest.
-    """
-    x, y = _by_row([across(run) for run in runs]), _by_row([run.column(column) for run in runs])
-    return Band(
-        np.array([row.mean() for row in x]),
-        np.array([row.mean() for row in y]),
-        np.array([row.min() for row in y]),
-        np.array([row.max() for row in y]),
-    )
+def met_target(run: Run) -> bool:
+    return math.isfinite(to_target("uploads")(run))
 
 
-def _by_row(columns: Sequence[Column]) -> list[Column]:
-    """For every row, the values of those columns that are long enough to have it."""
-    longest = max(len(column) for column in columns)
-    return [np.array([column[row] for column in columns if row < len(column)]) for row in range(longest)]
+def learned(run: Run, good: float) -> bool:
+    """Whether a run came near the accuracy `good`. A slow run did; one that diverged or got stuck did not."""
+    return not diverged(run) and settled(run) >= LEARNED * good
 
 
-def server_steps(run: Run) -> Column:
-    return run.column("version")
-
-
-def traffic(run: Run) -> Column:
-    """Bytes uploaded, plus each broadcast once."""
-    return run.traffic
+def best_accuracy(run: Run) -> float:
+    metric = run.column("metric")
+    return float(np.nanmax(metric)) if np.isfinite(metric).any() else 0.0

@@ -1,4 +1,7 @@
-"""An entry's results as files: table.csv, table.md, figure.png, figure.pdf, index.html and claims.json."""
+"""An entry's results as files: table.csv, table.md, figure.png, figure.pdf, index.html and claims.json.
+
+Each states where results come from: command, seeds, settings, versions, machines and time, as the runs recorded them.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, TypeAlias, final
 
 from plotly.offline import get_plotlyjs
 
 from qafel.drawing.chart import Panel
 from qafel.drawing.charts import charts_of, styles_of
 from qafel.drawing.figures import draw, rendered
-from qafel.drawing.page import cards, chart_data, legend, page, scrolling
-from qafel.errors import OutputError
+from qafel.drawing.page import cards, chart_data, legend, page
+from qafel.errors import DataError, OutputError
 from qafel.files import write_atomically
-from qafel.paper.entry import Claim, Entry, Verdict
-from qafel.paper.measured import Measured, Missing
-from qafel.paper.tables import Table
+from qafel.paper.display import Table, html_table
+from qafel.paper.entry import Claim, Entry, Request, Verdict
+from qafel.paper.measured import EntryRuns
 from qafel.report.tables import flatten
 from qafel.runs.reading import Run
 from qafel.simulator.summary import environment
@@ -28,13 +31,12 @@ from qafel.sweeps.run import Planned, state_of
 from qafel.text import human_seconds
 from qafel.version import __version__
 
-# Where results come from: command, seeds, settings, versions, machines and time, as the runs recorded them.
+Settings: TypeAlias = dict[str, str]
+"""Dotted keys of a configuration, and their values as text."""
 
-
-_APART = ("name", "description", "seed")
-
-
+_LEFT_OUT = ("name", "description", "seed")
 _TORCH = "torch"
+_MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not comparable": "– not comparable"}
 
 
 @final
@@ -44,7 +46,7 @@ class Environment:
 
     versions: tuple[tuple[str, str], ...]
     hardware: str | None
-    """None for runs of before it was recorded: of these only qafel's version is known."""
+    """None for runs made before it was recorded: of these only qafel's version is known."""
 
     @classmethod
     def of(cls, summary: Mapping[str, Any], with_torch: bool) -> Self:
@@ -52,7 +54,10 @@ class Environment:
         found, machine = summary.get("versions"), summary.get("hardware")
         versions = {"qafel": summary.get("qafel_version", "unknown")} | (found if isinstance(found, dict) else {})
         listed = tuple((name, str(value)) for name, value in versions.items() if with_torch or name != _TORCH)
-        return cls(listed, _machine(machine) if isinstance(machine, dict) else None)
+        if not isinstance(machine, dict):
+            return cls(listed, None)
+        cores = machine.get("cores")
+        return cls(listed, f"{cores} {'core' if cores == 1 else 'cores'}, {machine.get('processor')}")
 
     @property
     def qafel(self) -> str:
@@ -81,9 +86,9 @@ class Provenance:
     runs: int
     wall_s: float
     """Of all runs together, as each recorded its own."""
-    common: dict[str, str]
+    common: Settings
     """Settings that all runs share."""
-    differing: dict[str, dict[str, str]]
+    differing: dict[str, Settings]
     """Settings that differ, by method; several values are listed."""
 
     def sentence(self) -> str:
@@ -101,9 +106,9 @@ class Provenance:
 
     def of_other_versions(self) -> str:
         """A word of warning where runs were made by another version than the present one."""
-        others = {place.qafel: 0 for place in self.made_with if place.qafel != __version__}
+        others: Counter[str] = Counter()
         for place, count in self.made_with.items():
-            if place.qafel in others:
+            if place.qafel != __version__:
                 others[place.qafel] += count
         found = ", ".join(f"{count} by qafel {version}" for version, count in others.items())
         return f"Not made by the present qafel {__version__}: {found}; another --out makes them anew." if found else ""
@@ -125,9 +130,9 @@ class Provenance:
         return made == {self.written_with}
 
 
-def provenance(measured: Measured, command: str) -> Provenance:
-    """All that is known of how the runs came to be."""
-    common, differing = settings(measured)
+def provenance(measured: EntryRuns, command: str) -> Provenance:
+    """All that is known of how the runs came to be; `command` is the one that results state."""
+    common, differing = _settings(measured)
     each = Counter((planned.method, *sorted(planned.at.items())) for planned, _ in measured.pairs)
     return Provenance(
         command,
@@ -142,23 +147,20 @@ def provenance(measured: Measured, command: str) -> Provenance:
     )
 
 
-def settings(measured: Measured) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+def _settings(measured: EntryRuns) -> tuple[Settings, dict[str, Settings]]:
     """What all runs have in common, and for each method what not."""
     flat = [
-        (planned.method, flatten(planned.config.model_dump(exclude=set(_APART), exclude_none=True)))
+        (planned.method, flatten(planned.config.model_dump(exclude=set(_LEFT_OUT), exclude_none=True)))
         for planned, _ in measured.pairs
     ]
     keys = list(dict.fromkeys(key for _, config in flat for key in config))
     everywhere = {key: {config.get(key) for _, config in flat} for key in keys}
     common = {key: str(found.pop()) for key, found in everywhere.items() if len(found) == 1 and None not in found}
-    differing = {
-        method: {
-            key: _listed(list(values))
-            for key in keys
-            if key not in common and (values := _values(key, [config for name, config in flat if name == method]))
-        }
-        for method in measured.methods
-    }
+    differing: dict[str, Settings] = {method: {} for method in measured.methods}
+    for method, own in differing.items():
+        for key in (key for key in keys if key not in common):
+            if values := dict.fromkeys(config[key] for name, config in flat if name == method and key in config):
+                own[key] = _listed(list(values))
     return common, differing
 
 
@@ -169,190 +171,130 @@ def _environments(planned: Planned, run: Run) -> list[Environment]:
     return list(dict.fromkeys(Environment.of(place, not planned.cheap) for place in places))
 
 
-def _machine(hardware: Mapping[str, Any]) -> str:
-    """Cores and kind of processor."""
-    cores = hardware.get("cores")
-    return f"{cores} {'core' if cores == 1 else 'cores'}, {hardware.get('processor')}"
-
-
-def _values(key: str, configs: Sequence[dict[str, str]]) -> dict[str, None]:
-    return dict.fromkeys(config[key] for config in configs if key in config)
-
-
 def _listed(values: Sequence[str]) -> str:
     return ", ".join(values) if len(values) <= 12 else f"{', '.join(values[:5])}, … {values[-1]}"
 
 
-# An entry's page: claims, table, interactive charts, settings and provenance in one file that works offline.
+@final
+@dataclass(frozen=True)
+class EntryResult:
+    """What came of an entry, and where its files lie."""
 
+    entry: Entry
+    table: Table
+    panels: Sequence[Panel]
+    verdicts: Sequence[tuple[Claim, Verdict]]
+    notes: Sequence[str]
+    source: Provenance
+    folder: Path
 
-_MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not comparable": "– not comparable"}
+    @classmethod
+    def of(cls, entry: Entry, measured: EntryRuns, command: str, folder: Path) -> Self:
+        """The table, panels and verdicts that an entry makes of its runs; its files are to lie in `folder`."""
+        verdicts = tuple((claim, claim.verdict(measured)) for claim in entry.claims)
+        source = provenance(measured, command)
+        return cls(
+            entry, entry.table(measured), entry.panels(measured), verdicts, entry.notes(measured), source, folder
+        )
 
+    def csv(self) -> str:
+        comments = (
+            f"{self.entry.title}. {self.entry.paper}.",
+            self.source.command,
+            self.source.sentence(),
+            *self.notes,
+            *self._settings(),
+            *(f"{claim.text}: {verdict}" for claim, verdict in self.verdicts),
+        )
+        return self.table.csv(comments)
 
-def render_page(
-    entry: Entry,
-    table: Table,
-    panels: Sequence[Panel],
-    verdicts: Sequence[tuple[Claim, Verdict]],
-    notes: Sequence[str],
-    source: Provenance,
-) -> str:
-    """The page's HTML."""
-    charts = charts_of(panels)
-    sections = [
-        f'<p class="lead">{escape(entry.paper)}. Made by <code>{escape(source.command)}</code>.</p>',
-        "<h2>Published claims</h2>",
-        _claims(verdicts),
-        "<h2>Measured</h2>",
-        table.html(),
-        *(f'<p class="note">{escape(note)}</p>' for note in notes),
-        '<h2>Charts</h2><p class="note">Drag to zoom, double-click to see all; tap a name to hide it.</p>',
-        f"<section>{legend(styles_of(panels))}{cards(charts)}</section>",
-        "<h2>Settings that differ</h2>",
-        _differences(source),
-        f"<details><summary>Settings that all runs share</summary>{_settings(source.common)}</details>",
-        "<h2>Provenance</h2>",
-        f"<p>{escape(source.sentence())}</p>",
-        f"<footer>Written by qafel {escape(__version__)}.</footer>",
-    ]
-    return page(escape(f"{entry.title}"), "\n".join(sections), chart_data(charts), get_plotlyjs())
+    def markdown(self) -> str:
+        """A section to be pasted into a document as it is."""
+        claims = "\n".join(
+            f"| {claim.text} ({claim.where}) | **{verdict.result}** | {verdict.because} |".replace("\n", " ")
+            for claim, verdict in self.verdicts
+        )
+        settings = "\n".join(f"- {line}" for line in self._settings())
+        parts = [
+            f"## {self.entry.title}",
+            f"{self.entry.paper}. `{self.source.command}`",
+            f"![{self.entry.title}]({self.folder.name}/figure.png)",
+            self.table.markdown(),
+            *self.notes,
+            f"| published claim | here | measured |\n|---|---|---|\n{claims}",
+            self.source.sentence(),
+            f"<details><summary>Settings</summary>\n\n{settings}\n\n</details>",
+        ]
+        return "\n\n".join(parts) + "\n"
 
+    def _settings(self) -> list[str]:
+        """A line for what all runs share, and one for each method that differs."""
+        of = {"all runs": self.source.common} | self.source.differing
+        return [f"{whose}: {_by_section(values)}" for whose, values in of.items() if values]
 
-def _claims(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{_MARKS[verdict.result]}</th><td class="text">{escape(claim.text)}</td>'
-        f'<td class="text">{escape(verdict.because)}</td><td class="text">{escape(claim.where)}</td></tr>'
-        for claim, verdict in verdicts
-    )
-    head = "<thead><tr><th></th><th>claim</th><th>measured here</th><th>where</th></tr></thead>"
-    return scrolling(f"<table>{head}<tbody>{rows}</tbody></table>")
+    def claims(self) -> dict[str, Any]:
+        """The verdicts and where they come from, for programs."""
+        source = self.source
+        return {
+            "entry": self.entry.name,
+            "paper": self.entry.paper,
+            "command": source.command,
+            "seeds": list(source.seeds),
+            "made_with": [{"runs": count, **place.to_json()} for place, count in source.made_with.items()],
+            "written_with": source.written_with.to_json(),
+            "runs": source.runs,
+            "wall_s": round(source.wall_s, 3),
+            "settings": {"common": source.common, "differing": source.differing},
+            "claims": [
+                {"where": claim.where, "claim": claim.text, "result": verdict.result, "because": verdict.because}
+                for claim, verdict in self.verdicts
+            ],
+        }
+
+    def page(self) -> str:
+        """Claims, table, interactive charts, settings and provenance in one HTML file that works offline."""
+        source, charts = self.source, charts_of(self.panels)
+        claims = [
+            (_MARKS[verdict.result], claim.text, verdict.because, claim.where) for claim, verdict in self.verdicts
+        ]
+        sections = [
+            f'<p class="lead">{escape(self.entry.paper)}. Made by <code>{escape(source.command)}</code>.</p>',
+            "<h2>Published claims</h2>",
+            html_table(("", "claim", "measured here", "where"), claims, cell="text"),
+            "<h2>Measured</h2>",
+            self.table.html(),
+            *(f'<p class="note">{escape(note)}</p>' for note in self.notes),
+            '<h2>Charts</h2><p class="note">Drag to zoom, double-click to see all; tap a name to hide it.</p>',
+            f"<section>{legend(styles_of(self.panels))}{cards(charts)}</section>",
+            "<h2>Settings that differ</h2>",
+            _differences(source),
+            "<details><summary>Settings that all runs share</summary>"
+            f"{html_table((), source.common.items(), cell='text')}</details>",
+            "<h2>Provenance</h2>",
+            f"<p>{escape(source.sentence())}</p>",
+            f"<footer>Written by qafel {escape(__version__)}.</footer>",
+        ]
+        return page(escape(self.entry.title), "\n".join(sections), chart_data(charts), get_plotlyjs())
+
+    def figure(self) -> dict[str, bytes]:
+        """The figure for print, by file name."""
+        source = self.source
+        figure = draw(
+            self.panels, self.entry.title, f"{source.command} · {source.seeds_each()} · qafel {source.qafel()}"
+        )
+        description = f"{self.entry.paper}. {source.command}. {source.sentence()}"
+        return {f"figure.{kind}": rendered(figure, kind, description) for kind in ("png", "pdf")}
 
 
 def _differences(source: Provenance) -> str:
     keys = list(dict.fromkeys(key for own in source.differing.values() for key in own))
     if not keys:
         return "<p>All runs have the same settings, but for their seeds.</p>"
-    head = "".join(f'<th scope="col">{escape(key)}</th>' for key in keys)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(method)}</th>'
-        + "".join(f'<td class="text">{escape(own.get(key, "–"))}</td>' for key in keys)
-        + "</tr>"
-        for method, own in source.differing.items()
-    )
-    return scrolling(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>")
+    rows = [[method, *(own.get(key, "–") for key in keys)] for method, own in source.differing.items()]
+    return html_table(("", *keys), rows, cell="text")
 
 
-def _settings(common: dict[str, str]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(key)}</th><td class="text">{escape(value)}</td></tr>'
-        for key, value in common.items()
-    )
-    return scrolling(f"<table><tbody>{rows}</tbody></table>")
-
-
-@final
-@dataclass(frozen=True)
-class Outcome:
-    """An entry's table and verdicts, and where its files lie."""
-
-    entry: Entry
-    table: Table
-    verdicts: tuple[tuple[Claim, Verdict], ...]
-    source: Provenance
-    folder: Path
-
-
-def read_back(planned: Sequence[Planned], runs: Path, quick: bool) -> Measured:
-    """Load the finished runs; those that failed are left out."""
-    finished = [run for run in planned if state_of(run.config, runs / run.folder) == "finished"]
-    if not finished:
-        raise Missing("none of its runs was made")
-    return Measured(tuple((run, Run.load(runs / run.folder)) for run in finished), quick)
-
-
-def results_folder(out: Path, name: str, runs: Sequence[Planned], quick: bool, family: str | None) -> Path:
-    """Where an entry's results lie: quick ones and those of another family apart from the entry's own."""
-    other = family if family and any(run.config.name.startswith(family) for run in runs) else None
-    return out / "-".join(part for part in (name, other, "quick" if quick else None) if part)
-
-
-def beside_a_fuller_one(folder: Path, runs: int) -> Path:
-    """The folder itself, or where it holds the results of more runs another one: a part does not replace the whole."""
-    try:
-        before = json.loads((folder / "claims.json").read_bytes())["runs"]
-        fuller = int(before) > runs
-    except (OSError, ValueError, LookupError, TypeError):
-        return folder
-    return folder.with_name(f"{folder.name}-part") if fuller else folder
-
-
-def write_outputs(entry: Entry, measured: Measured, command: str, folder: Path) -> Outcome:
-    """Write all files of an entry."""
-    table, panels = entry.table(measured), tuple(entry.panels(measured))
-    verdicts = tuple((claim, claim.verdict(measured)) for claim in entry.claims)
-    notes, source = tuple(entry.notes(measured)), provenance(measured, command)
-    figure = draw(panels, entry.title, f"{command} · {source.seeds_each()} · qafel {source.qafel()}")
-    description = f"{entry.paper}. {command}. {source.sentence()}"
-    contents = {
-        "table.csv": table.csv(
-            (
-                f"{entry.title}. {entry.paper}.",
-                command,
-                source.sentence(),
-                *notes,
-                *_settings_of_outputs(source),
-                *(f"{claim.text}: {verdict}" for claim, verdict in verdicts),
-            )
-        ).encode(),
-        "table.md": _markdown(entry, table, verdicts, notes, source, folder.name).encode(),
-        "figure.png": rendered(figure, "png", description),
-        "figure.pdf": rendered(figure, "pdf", description),
-        "index.html": render_page(entry, table, panels, verdicts, notes, source).encode(),
-        "claims.json": (
-            json.dumps(_claims_of_outputs(entry, verdicts, source), indent=2, ensure_ascii=False) + "\n"
-        ).encode(),
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    return Outcome(entry, table, verdicts, source, folder)
-
-
-def _markdown(
-    entry: Entry,
-    table: Table,
-    verdicts: Sequence[tuple[Claim, Verdict]],
-    notes: Sequence[str],
-    source: Provenance,
-    folder: str,
-) -> str:
-    """A section to be pasted into a document as it is."""
-    claims = "\n".join(
-        f"| {claim.text} ({claim.where}) | **{verdict.result}** | {verdict.because} |".replace("\n", " ")
-        for claim, verdict in verdicts
-    )
-    parts = [
-        f"## {entry.title}",
-        f"{entry.paper}. `{source.command}`",
-        f"![{entry.title}]({folder}/figure.png)",
-        table.markdown(),
-        *notes,
-        f"| published claim | here | measured |\n|---|---|---|\n{claims}",
-        f"{source.sentence()}",
-        "<details><summary>Settings</summary>\n\n" + "\n".join(_settings_of_outputs(source, "- ")) + "\n\n</details>",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _settings_of_outputs(source: Provenance, bullet: str = "") -> tuple[str, ...]:
-    of = {"all runs": source.common} | source.differing
-    return tuple(f"{bullet}{whose}: {_by_section(values)}" for whose, values in of.items() if values)
-
-
-def _by_section(settings: Mapping[str, str]) -> str:
+def _by_section(settings: Settings) -> str:
     """As in a recipe, each section's name once: [stop] uploads = 100, at_target = true."""
     sections: dict[str, list[str]] = {}
     for key, value in settings.items():
@@ -361,19 +303,63 @@ def _by_section(settings: Mapping[str, str]) -> str:
     return "; ".join(f"[{section}] {', '.join(values)}" for section, values in sections.items())
 
 
-def _claims_of_outputs(entry: Entry, verdicts: Sequence[tuple[Claim, Verdict]], source: Provenance) -> dict[str, Any]:
-    return {
-        "entry": entry.name,
-        "paper": entry.paper,
-        "command": source.command,
-        "seeds": list(source.seeds),
-        "made_with": [{"runs": count, **place.to_json()} for place, count in source.made_with.items()],
-        "written_with": source.written_with.to_json(),
-        "runs": source.runs,
-        "wall_s": round(source.wall_s, 3),
-        "settings": {"common": source.common, "differing": source.differing},
-        "claims": [
-            {"where": claim.where, "claim": claim.text, "result": verdict.result, "because": verdict.because}
-            for claim, verdict in verdicts
-        ],
+def write_outputs(entry: Entry, measured: EntryRuns, command: str, folder: Path) -> EntryResult:
+    """Write all files of an entry to `folder`; they state `command` as what made them."""
+    result = EntryResult.of(entry, measured, command, folder)
+    texts = {
+        "table.csv": result.csv(),
+        "table.md": result.markdown(),
+        "index.html": result.page(),
+        "claims.json": json.dumps(result.claims(), indent=2, ensure_ascii=False) + "\n",
     }
+    contents = {name: text.encode() for name, text in texts.items()} | result.figure()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return result
+
+
+def write_entries(
+    entries: Mapping[str, Entry], plans: Mapping[str, Sequence[Planned]], out: Path, request: Request
+) -> tuple[list[EntryResult], dict[str, str]]:
+    """Write the files of every entry that has runs in `plans`, from the finished runs in `out`/runs.
+
+    Return the results and, by entry, why there are none: runs are missing, or damaged.
+    """
+    results, unwritten = [], {}
+    for name, planned in plans.items():
+        try:
+            measured = read_back(planned, out / "runs", request.quick)
+            folder = results_folder(out, name, planned, request.quick, request.family)
+            if request.only:
+                folder = beside_a_fuller_one(folder, len(measured.pairs))
+            results.append(write_outputs(entries[name], measured, request.command(name), folder))
+        except DataError as error:
+            unwritten[name] = str(error)
+    return results, unwritten
+
+
+def read_back(planned: Sequence[Planned], runs: Path, quick: bool) -> EntryRuns:
+    """Load those of the `planned` runs that are finished in the folder `runs`."""
+    finished = [run for run in planned if state_of(run.config, runs / run.folder) == "finished"]
+    if not finished:
+        raise DataError("none of its runs was made")
+    return EntryRuns(tuple((run, Run.load(runs / run.folder)) for run in finished), quick)
+
+
+def results_folder(out: Path, name: str, runs: Sequence[Planned], quick: bool, family: str | None) -> Path:
+    """Where the results of the entry `name` lie: quick ones and those of another family apart from the entry's own."""
+    other = family if family and any(run.config.name.startswith(family) for run in runs) else None
+    return out / "-".join(part for part in (name, other, "quick" if quick else None) if part)
+
+
+def beside_a_fuller_one(folder: Path, runs: int) -> Path:
+    """The folder itself; another one if it holds the results of more than `runs` runs: a part does not replace it."""
+    try:
+        fuller = int(json.loads((folder / "claims.json").read_bytes())["runs"]) > runs
+    except (OSError, ValueError, LookupError, TypeError):
+        return folder
+    return folder.with_name(f"{folder.name}-part") if fuller else folder

@@ -1,99 +1,340 @@
-"""Corollary 3.2, measured beside its terms: the slope in T, and what K, the quantizers and staleness do."""
+"""Corollary 3.2 on the quadratic: the slope in T, and what K, the quantizers and staleness add.
+
+Measured is the mean of ‖∇f(xᵗ)‖² over t < T, with the corollary's step sizes η_ℓ = a K⁻¹P^(−1/2)T^(−1/3) and
+η_g = b K T^(−1/6). Every effect is the difference of two means from the same seeds: with and without a quantizer, or
+staleness. Noise is made to dominate: from far away, lag and staleness would act like momentum and help.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
+from typing import final
 
 import numpy as np
 
+from qafel.config import Config
 from qafel.drawing.chart import Axis, Panel, Series
-from qafel.paper.entry import Claim, Entry, Verdict
-from qafel.paper.measured import Measured, Missing
-from qafel.paper.rate_effects import (
-    BUFFERS,
-    CLIENT_EFFECT,
-    EFFECTS,
-    FACTOR,
-    FEDBUFF,
-    NAMES,
-    QAFEL,
-    REFERENCE,
-    SERVER_EFFECT,
-    STALE_EFFECT,
-    Sweep,
-    by_buffer,
-    by_client_delta,
-    by_horizon,
-    by_server_delta,
-    by_staleness,
-    constants,
-    effect,
-    horizons,
-    known,
-    level,
-    over_fedbuff,
-    plan,
-    ratio,
-    setting,
-    spread,
-    varied_at,
-)
-from qafel.paper.tables import Cell, Heading, Table, metric_heading
-from qafel.theory import corollary, large_enough_horizon
+from qafel.errors import NotComparable
+from qafel.paper.display import Cell, Heading, Table, points, summary
+from qafel.paper.entry import Claim, Entry, Extent, Verdict
+from qafel.paper.measured import EntryRuns, Spread, if_comparable, paired
+from qafel.quantizers import parse
+from qafel.runs.reading import Run
+from qafel.sweeps.run import Planned
+from qafel.tasks.convex.synthetic import Constants, Quadratic
+from qafel.theory import Bound, Setting, corollary, corollary_step_sizes, large_enough_horizon
 
-# What Corollary 3.2 says of the measured slopes, claim by claim.
+HORIZONS, QUICK_HORIZONS = (128, 256, 512, 1024, 2048, 4096, 8192), (64, 128, 256)
+VARIED_AT, QUICK_VARIED_AT = 512, 128
+"""The T where K, the quantizers and the staleness are varied."""
 
+BUFFERS = (1, 2, 5, 10, 20, 50)
+CONCURRENCIES = (10, 20, 40, 80)
+CLIENT_SPECS = ("rand_k:0.9", "rand_k:0.75", "rand_k:0.5", "rand_k:0.25", "rand_k:0.1")
+SERVER_SPECS = tuple(f"scaled:{spec}" for spec in ("rand_k:0.75", "rand_k:0.5", "rand_k:0.35", "rand_k:0.2"))
+"""Random coordinates: their error is what δ says for every vector, not only for the worst."""
+
+SIZE, CLIENTS, LOCAL_STEPS, BUFFER = 64, 100, 2, 10
+
+FACTOR = math.sqrt(2)
+"""a = b."""
+
+STALE = 40
+"""Clients in flight of the runs with staleness: about four steps of ten updates."""
 
 ROOM = 0.1
 """By how much a slope may exceed what is predicted at most: it is fitted to few points."""
 
 
-def _rate_claim(measured: Measured) -> Verdict:
-    slopes = {
-        label: level(measured, kind).slope
-        for label, kind in (("FedBuff", FEDBUFF), ("QAFeL", QAFEL), ("neither", REFERENCE))
-    }
+@final
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a run is, apart from its T and its seed."""
+
+    client: str = "none"
+    server: str = "none"
+    concurrency: int = 0
+    buffer: int = BUFFER
+
+    @property
+    def tag(self) -> str:
+        specs = (spec.replace(":", "") for spec in (self.client, self.server))
+        return f"{'-'.join(specs)}-c{self.concurrency}-k{self.buffer}"
+
+
+REFERENCE, FEDBUFF, QAFEL = Variant(), Variant(concurrency=STALE), Variant("qsgd:4", "top_k:0.1", STALE)
+CLIENT, SERVER = Variant(client="rand_k:0.5"), Variant(server="scaled:rand_k:0.5")
+
+NAMES = {
+    FEDBUFF: "FedBuff",
+    QAFEL: "QAFeL (qsgd:4 up, top 10 % down)",
+    CLIENT: "client quantizer alone (a random half)",
+    SERVER: "server quantizer alone (a random half)",
+    REFERENCE: "neither quantizers nor staleness",
+}
+
+CLIENT_EFFECT, SERVER_EFFECT, STALE_EFFECT = "client quantizer", "server quantizer", "staleness"
+EFFECTS = {CLIENT_EFFECT: CLIENT, SERVER_EFFECT: SERVER, STALE_EFFECT: FEDBUFF}
+"""The variant that shows an effect alone, next to REFERENCE."""
+
+
+TERMS = ("start", "noise", "drift", "staleness")
+"""The terms of the corollary's bound, in its order."""
+
+
+def _plan(extent: Extent) -> list[Planned]:
+    """The grid of T for five variants, and at one T those of K, quantizers and staleness."""
+    horizons = QUICK_HORIZONS if extent.quick else HORIZONS
+    grid = [(variant, horizon) for horizon in horizons for variant in NAMES]
+    varied = [(variant, QUICK_VARIED_AT if extent.quick else VARIED_AT) for variant in variants()]
+    return list({run.folder: run for it in (*grid, *varied) for run in _repeated(*it, extent)}.values())
+
+
+def variants() -> Iterator[Variant]:
+    """Those that are run at one T only."""
+    for buffer in BUFFERS:
+        yield Variant(buffer=buffer)
+        yield Variant(client=CLIENT.client, buffer=buffer)
+    yield from (Variant(client=spec) for spec in CLIENT_SPECS)
+    yield from (Variant(server=spec) for spec in SERVER_SPECS)
+    yield from (Variant(concurrency=concurrency) for concurrency in CONCURRENCIES)
+
+
+def _repeated(variant: Variant, horizon: int, extent: Extent) -> list[Planned]:
+    """Short runs are noisier and cheaper: up to four times as many of them."""
+    count = len(extent.seeds) * (1 if extent.quick else max(1, min(4, 1024 // horizon)))
+    at: dict[str, float | str] = {"T": float(horizon), "variant": variant.tag}
+    name = NAMES.get(variant, variant.tag)
+    return [Planned(name, _configuration(variant, horizon, seed), at) for seed in range(count)]
+
+
+def _configuration(variant: Variant, horizon: int, seed: int) -> Config:
+    """A client starts every unit of time; with durations next to nothing none is stale."""
+    setting = Setting(local_steps=LOCAL_STEPS, buffer_size=variant.buffer, server_steps=horizon)
+    sizes = corollary_step_sizes(setting, FACTOR, FACTOR)
+    return Config.from_dict(
+        {
+            "name": f"rate-T{horizon}-{variant.tag}",
+            "description": "Corollary 3.2 on the quadratic",
+            "seed": seed,
+            "task": {
+                "name": "quadratic",
+                "clients": CLIENTS,
+                "dimension": SIZE,
+                "heterogeneity": 4.0,
+                "noise": 2.0,
+                "smoothness": 1.0,
+                "strong_convexity": 0.2,
+            },
+            "algorithm": {
+                "preset": "qafel",
+                "client_quantizer": variant.client,
+                "server_quantizer": variant.server,
+                "buffer_size": variant.buffer,
+                "local_steps": LOCAL_STEPS,
+                "client_lr": sizes.client_lr,
+                "server_lr": sizes.server_lr,
+            },
+            "timing": {
+                "arrivals": "constant",
+                "rate": 1.0,
+                "scale": max(1e-6, variant.concurrency / math.sqrt(2 / math.pi)),
+            },
+            "stop": {"server_steps": horizon},
+        }
+    )
+
+
+@cache
+def _constants() -> Constants:
+    """L, σ_ℓ, B and f(x⁰) − f* of the task."""
+    task = _configuration(REFERENCE, 1, 0).task.make()
+    assert isinstance(task, Quadratic)
+    return task.constants
+
+
+def _setting(measured: EntryRuns, variant: Variant, horizon: float) -> Setting:
+    """A variant as the theory sees it, with the largest staleness that was measured."""
+    stalest = max(run.number("staleness_max") for run in measured.runs(T=horizon, variant=variant.tag))
+    return Setting(
+        local_steps=LOCAL_STEPS,
+        buffer_size=variant.buffer,
+        server_steps=int(horizon),
+        max_staleness=int(stalest),
+        client_delta=parse(variant.client).delta(SIZE),
+        server_delta=parse(variant.server).delta(SIZE),
+    )
+
+
+def _bound(measured: EntryRuns, horizon: float) -> Bound:
+    """The corollary's terms for QAFeL."""
+    return corollary(_constants(), _setting(measured, QAFEL, horizon), FACTOR, FACTOR)
+
+
+def _ergodic(run: Run) -> float:
+    """(1/T) Σ ‖∇f(xᵗ)‖² over t = 0 … T − 1; infinite where the run diverged."""
+    norms, versions = run.column("gradient_norm_squared"), run.column("version")
+    if run.summary.get("status") == "diverged":
+        return math.inf
+    return float(norms[versions < versions[-1]].mean())
+
+
+def _mean(measured: EntryRuns, variant: Variant, horizon: float) -> Spread:
+    return measured.spread(_ergodic, T=horizon, variant=variant.tag)
+
+
+def _effect(measured: EntryRuns, variant: Variant, against: Variant, horizon: float) -> Spread:
+    """By how much one variant lies above another, seed by seed."""
+    return Spread.of(ours - theirs for ours, theirs in _paired(measured, variant, against, horizon))
+
+
+def _ratio(measured: EntryRuns, horizon: float) -> Spread:
+    """QAFeL over FedBuff, seed by seed."""
+    return Spread.of(ours / theirs for ours, theirs in _paired(measured, QAFEL, FEDBUFF, horizon))
+
+
+def _paired(measured: EntryRuns, variant: Variant, against: Variant, horizon: float) -> list[tuple[float, float]]:
+    return paired(_ergodic, *(measured.of(T=horizon, variant=one.tag) for one in (variant, against)))
+
+
+def _or_none(figure: Callable[[], Spread]) -> Spread:
+    """A figure, or one of no seeds where its runs are missing."""
+    return if_comparable(figure, Spread.of(()))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A figure against what is varied; where its runs are missing, the figure is one of no seeds."""
+
+    x: tuple[float, ...]
+    spreads: tuple[Spread, ...]
+
+    @staticmethod
+    def of(x: Iterable[float], figures: Iterable[Callable[[], Spread]]) -> Trend:
+        return Trend(tuple(x), tuple(map(_or_none, figures)))
+
+    @property
+    def y(self) -> tuple[float, ...]:
+        """The means; NotComparable unless there is one everywhere."""
+        if gaps := sum(not spread.count for spread in self.spreads):
+            raise NotComparable(f"the runs of {gaps} of the {len(self.x)} places in a sweep are missing")
+        return tuple(spread.mean for spread in self.spreads)
+
+    @property
+    def slope(self) -> float:
+        """Of the straight line through log y against log x; NaN where a value is not positive."""
+        values = np.array(self.y, dtype=np.float64)
+        if len(values) < 2 or not (np.isfinite(values) & (values > 0)).all():
+            return math.nan
+        return float(np.polyfit(np.log(np.array(self.x, dtype=np.float64)), np.log(values), 1)[0])
+
+    def series(self, label: str) -> Series:
+        return points(label, self.x, self.spreads)
+
+
+def _horizons(measured: EntryRuns) -> list[float]:
+    """The grid of T."""
+    if not (found := measured.places("T")):
+        raise NotComparable("the runs of all T are missing")
+    return found
+
+
+def _level(measured: EntryRuns, variant: Variant) -> Trend:
+    """The mean itself, against T."""
+    places = _horizons(measured)
+    return Trend.of(places, (partial(_mean, measured, variant, place) for place in places))
+
+
+def over_fedbuff(measured: EntryRuns) -> Trend:
+    """QAFeL's mean over FedBuff's, against T."""
+    places = _horizons(measured)
+    return Trend.of(places, (partial(_ratio, measured, place) for place in places))
+
+
+def by_horizon(measured: EntryRuns, effect: str) -> Trend:
+    """An effect against T."""
+    places = _horizons(measured)
+    return Trend.of(places, (partial(_effect, measured, EFFECTS[effect], REFERENCE, place) for place in places))
+
+
+def _by_buffer(measured: EntryRuns) -> Trend:
+    """The client quantizer's effect against K."""
+    return _varied(measured, BUFFERS, [(Variant(CLIENT.client, buffer=k), Variant(buffer=k)) for k in BUFFERS])
+
+
+def _by_client_delta(measured: EntryRuns) -> Trend:
+    """Against 1 − δ_c: by so much is 2 − δ_c above what it is for the run without a quantizer."""
+    x = [1 - parse(spec).delta(SIZE) for spec in CLIENT_SPECS]
+    return _varied(measured, x, [(Variant(client=spec), REFERENCE) for spec in CLIENT_SPECS])
+
+
+def _by_server_delta(measured: EntryRuns) -> Trend:
+    """Against 1/δ_s² − 1: by so much is 1/δ_s² above what it is for the run without a quantizer."""
+    x = [1 / parse(spec).delta(SIZE) ** 2 - 1 for spec in SERVER_SPECS]
+    return _varied(measured, x, [(Variant(server=spec), REFERENCE) for spec in SERVER_SPECS])
+
+
+def _by_staleness(measured: EntryRuns) -> Trend:
+    """The effect of staleness against its mean, in server steps."""
+    stale, at = [Variant(concurrency=concurrency) for concurrency in CONCURRENCIES], _varied_at(measured)
+    figures = (partial(measured.spread, summary("staleness_mean"), T=at, variant=one.tag) for one in stale)
+    return _varied(measured, [_or_none(figure).mean for figure in figures], [(one, REFERENCE) for one in stale])
+
+
+def _varied(measured: EntryRuns, x: Sequence[float], pairs: Sequence[tuple[Variant, Variant]]) -> Trend:
+    """The effects of the first variant of each pair against the second."""
+    at = _varied_at(measured)
+    return Trend.of(x, (partial(_effect, measured, *pair, at) for pair in pairs))
+
+
+def _varied_at(measured: EntryRuns) -> int:
+    return QUICK_VARIED_AT if measured.quick else VARIED_AT
+
+
+def _falls(measured: EntryRuns) -> Verdict:
+    buffered, quantized, neither = (_level(measured, variant).slope for variant in (FEDBUFF, QAFEL, REFERENCE))
     # The 1/T terms make the whole fall faster, while T is small; without them it is the rate itself.
-    holds = slopes["FedBuff"] <= -0.45 and slopes["QAFeL"] <= -0.45 and abs(slopes["neither"] + 0.5) <= 0.05
-    listed = f"{slopes['FedBuff']:.3f} (FedBuff), {slopes['QAFeL']:.3f} (QAFeL)"
-    return Verdict.of(holds, f"slopes in log T: {listed}, {slopes['neither']:.3f} without staleness and quantizers")
+    return Verdict.of(
+        buffered <= -0.45 and quantized <= -0.45 and abs(neither + 0.5) <= 0.05,
+        f"slopes in log T: {buffered:.3f} (FedBuff), {quantized:.3f} (QAFeL), "
+        f"{neither:.3f} without staleness and quantizers",
+    )
 
 
-def _joins(measured: Measured) -> Verdict:
-    places, ratios = horizons(measured), over_fedbuff(measured).y
+def _joins(measured: EntryRuns) -> Verdict:
+    places, ratios = _horizons(measured), over_fedbuff(measured).y
     return Verdict.of(
         ratios[-1] <= 1.1 and ratios[-1] < ratios[0],
         f"QAFeL over FedBuff: {ratios[0]:.3f} at T = {places[0]:g}, {ratios[-1]:.3f} at T = {places[-1]:g}",
     )
 
 
-def _slope_claim(measured: Measured, sweep: Callable[[Measured], Sweep], expected: float, what: str) -> Verdict:
-    found = sweep(measured).slope
+def _slope(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], expected: float, against: str) -> Verdict:
+    found = trend(measured).slope
+    what = f"its effect against {against}"
     if math.isnan(found):
         return Verdict.of(False, f"{what}: not positive everywhere, so that there is no slope")
     return Verdict.of(abs(found - expected) <= 0.3, f"{what}: slope {found:.2f}, {expected:g} predicted")
 
 
-def _bounded_slope(measured: Measured, sweep: Callable[[Measured], Sweep], most: float, what: str) -> Verdict:
-    found = sweep(measured)
+def _slope_at_most(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], most: float, against: str) -> Verdict:
+    found = trend(measured)
+    what = f"its effect against {against}"
     if not all(after >= before for before, after in pairwise(found.y)):
         return Verdict.of(False, f"{what}: it does not rise everywhere")
     return Verdict.of(found.slope <= most + ROOM, f"{what}: slope {found.slope:.2f}, at most {most:g} predicted")
 
 
-def _below_the_bound(measured: Measured) -> Verdict:
-    places = horizons(measured)
-    worst = setting(measured, QAFEL, places[-1])
-    margins = [
-        corollary(constants(), setting(measured, QAFEL, place), FACTOR, FACTOR).total
-        / spread(measured, QAFEL, place).mean
-        for place in places
-    ]
-    if (from_which := large_enough_horizon(constants(), worst, FACTOR, FACTOR)) > places[-1]:
+def _below_the_bound(measured: EntryRuns) -> Verdict:
+    places = _horizons(measured)
+    margins = [_bound(measured, place).total / _mean(measured, QAFEL, place).mean for place in places]
+    longest = _setting(measured, QAFEL, places[-1])
+    if (from_which := large_enough_horizon(_constants(), longest, FACTOR, FACTOR)) > places[-1]:
         return Verdict.none(
             f"the theorem admits these step sizes only from T = {from_which:.1e} on; its terms are "
             f"{min(margins):.0f} to {max(margins):.0f} times what was measured all the same"
@@ -103,108 +344,86 @@ def _below_the_bound(measured: Measured) -> Verdict:
     )
 
 
-def _against_horizon(name: str, expected: float) -> Callable[[Measured], Verdict]:
-    return partial(_slope_claim, sweep=partial(by_horizon, name=name), expected=expected, what="its effect against T")
+def _against_horizon(effect: str, expected: float) -> Callable[[EntryRuns], Verdict]:
+    return partial(_slope, trend=partial(by_horizon, effect=effect), expected=expected, against="T")
 
 
-CLAIMS: dict[str, Callable[[Measured], Verdict]] = {
-    "The mean of ‖∇f(xᵗ)‖² falls at least as fast as 1/√T": _rate_claim,
+CLAIMS: dict[str, Callable[[EntryRuns], Verdict]] = {
+    "The mean of ‖∇f(xᵗ)‖² falls at least as fast as 1/√T": _falls,
     "Asymptotically, QAFeL's rate is that of FedBuff": _joins,
     "Client quantization enters at 1/√T …": _against_horizon(CLIENT_EFFECT, -0.5),
-    "… and is divided by K": partial(_slope_claim, sweep=by_buffer, expected=-1.0, what="its effect against K"),
+    "… and is divided by K": partial(_slope, trend=_by_buffer, expected=-1.0, against="K"),
     "Server quantization enters at 1/T": _against_horizon(SERVER_EFFECT, -1.0),
     "Staleness enters at 1/T": _against_horizon(STALE_EFFECT, -1.0),
-    "Client quantization enters as 2 − δ_c": partial(
-        _slope_claim, sweep=by_client_delta, expected=1.0, what="its effect against 1 − δ_c"
-    ),
+    "Client quantization enters as 2 − δ_c": partial(_slope, trend=_by_client_delta, expected=1.0, against="1 − δ_c"),
     "Server quantization enters at most as 1/δ_s²": partial(
-        _bounded_slope, sweep=by_server_delta, most=1.0, what="its effect against 1/δ_s² − 1"
+        _slope_at_most, trend=_by_server_delta, most=1.0, against="1/δ_s² − 1"
     ),
     "Staleness enters at most as its square": partial(
-        _bounded_slope, sweep=by_staleness, most=2.0, what="its effect against its mean"
+        _slope_at_most, trend=_by_staleness, most=2.0, against="its mean"
     ),
     "The mean stays below the corollary's terms, for large enough T": _below_the_bound,
 }
 
 
-def _table(measured: Measured) -> Table:
+def _table(measured: EntryRuns) -> Table:
     headings = (
         Heading("T", lambda value: f"{value:,.0f}"),
-        metric_heading("FedBuff"),
-        metric_heading("QAFeL"),
+        *(Heading(name) for name in ("FedBuff", "QAFeL")),
         Heading("QAFeL / FedBuff", lambda value: f"{value:.3f}"),
-        *(metric_heading(f"{name}") for name in EFFECTS),
-        *(metric_heading(f"corollary: {name}") for name in ("start", "noise", "drift", "staleness")),
+        *(Heading(name) for name in EFFECTS),
+        *(Heading(f"corollary: {name}") for name in TERMS),
     )
     rows: list[tuple[Cell, ...]] = []
-    for horizon in horizons(measured):
+    for horizon in _horizons(measured):
         figures = (
-            partial(spread, measured, FEDBUFF, horizon),
-            partial(spread, measured, QAFEL, horizon),
-            partial(ratio, measured, QAFEL, FEDBUFF, horizon),
-            *(partial(effect, measured, *pair, horizon) for pair in EFFECTS.values()),
+            *(partial(_mean, measured, variant, horizon) for variant in (FEDBUFF, QAFEL)),
+            partial(_ratio, measured, horizon),
+            *(partial(_effect, measured, variant, REFERENCE, horizon) for variant in EFFECTS.values()),
         )
-        rows.append((horizon, *(known(figure) for figure in figures), *_terms(measured, horizon)))
+        terms = if_comparable(partial(_bound, measured, horizon), Bound(*[math.nan] * 4))
+        rows.append((horizon, *map(_or_none, figures), *(getattr(terms, name) for name in TERMS)))
     return Table(headings, tuple(rows))
 
 
-def _terms(measured: Measured, horizon: float) -> tuple[float, ...]:
-    """The corollary's terms for QAFeL; unknown where it was not run."""
-    try:
-        terms = corollary(constants(), setting(measured, QAFEL, horizon), FACTOR, FACTOR)
-    except Missing:
-        return (math.nan,) * 4
-    return terms.start, terms.noise, terms.drift, terms.staleness
-
-
-def _panels(measured: Measured) -> list[Panel]:
-    x = tuple(horizons(measured))
-    at = f"T = {varied_at(measured.quick)}"
-    horizon, added = Axis("server steps T", log=True, ticks=x), Axis("added to the mean", log=True)
-    both = [level(measured, kind).series(NAMES[kind]) for kind in (FEDBUFF, QAFEL)]
+def _panels(measured: EntryRuns) -> list[Panel]:
+    at = f"T = {_varied_at(measured)}"
+    x, y = Axis("server steps T", log=True, ticks=tuple(_horizons(measured))), Axis("added to the mean", log=True)
+    levels = [_level(measured, variant).series(NAMES[variant]) for variant in (FEDBUFF, QAFEL)]
     ratios = over_fedbuff(measured).series(NAMES[QAFEL])
     effects = [by_horizon(measured, name).series(name) for name in EFFECTS]
-    buffer, client, server, stale = (
-        sweep(measured).series(name)
-        for sweep, name in (
-            (by_buffer, CLIENT_EFFECT),
-            (by_client_delta, CLIENT_EFFECT),
-            (by_server_delta, SERVER_EFFECT),
-            (by_staleness, STALE_EFFECT),
-        )
+    # A straight line of slope −1/2 below the end of FedBuff's curve.
+    along, end = levels[0].x, 0.8 * levels[0].y[-1:]
+    half = Series("slope −1/2", along, end * (along / along[-1:]) ** -0.5, kind="reference")
+    equal = Series("equal", ratios.x, np.ones(len(ratios.x)), kind="reference")
+    varied = (
+        ("buffer", "buffer size", Axis("K", log=True, ticks=BUFFERS), _by_buffer, CLIENT_EFFECT),
+        ("client-delta", "client's quantizer", Axis("1 − δ_c", log=True), _by_client_delta, CLIENT_EFFECT),
+        ("server-delta", "server's quantizer", Axis("1/δ_s² − 1", log=True), _by_server_delta, SERVER_EFFECT),
+        ("staleness", "staleness", Axis("mean staleness, server steps", log=True), _by_staleness, STALE_EFFECT),
     )
     panels = [
-        Panel("rate", "the rate", horizon, Axis("mean of ‖∇f(xᵗ)‖²", log=True), (*both, _half(both[0]))),
-        Panel("ratio", "QAFeL over FedBuff", horizon, Axis("ratio"), (ratios, _equal(ratios))),
-        Panel("effects", "what is added", horizon, added, tuple(effects)),
-        Panel("buffer", f"buffer size, {at}", Axis("K", log=True, ticks=BUFFERS), added, (buffer,)),
-        Panel("client-delta", f"client's quantizer, {at}", Axis("1 − δ_c", log=True), added, (client,)),
-        Panel("server-delta", f"server's quantizer, {at}", Axis("1/δ_s² − 1", log=True), added, (server,)),
-        Panel("staleness", f"staleness, {at}", Axis("mean staleness, server steps", log=True), added, (stale,)),
+        Panel("rate", "the rate", x, Axis("mean of ‖∇f(xᵗ)‖²", log=True), (*levels, half)),
+        Panel("ratio", "QAFeL over FedBuff", x, Axis("ratio"), (ratios, equal)),
+        Panel("effects", "what is added", x, y, tuple(effects)),
+        *(
+            Panel(key, f"{title}, {at}", axis, y, (trend(measured).series(effect),))
+            for key, title, axis, trend, effect in varied
+        ),
     ]
     shown = [replace(panel, series=tuple(one for one in panel.series if len(one.x))) for panel in panels]
     return [panel for panel in shown if panel.series]
 
 
-def _half(beside: Series) -> Series:
-    """A straight line of slope −1/2 below a curve's end."""
-    x = beside.x
-    return Series("slope −1/2", x, 0.8 * beside.y[-1:] * (x / x[-1:]) ** -0.5, kind="reference")
-
-
-def _equal(beside: Series) -> Series:
-    return Series("equal", beside.x, np.ones(len(beside.x)), kind="reference")
-
-
-def _notes(measured: Measured) -> list[str]:
-    task, at = constants(), f"T = {varied_at(measured.quick)}"
+def _notes(measured: EntryRuns) -> list[str]:
+    task = _constants()
     return [
         f"The quadratic has L = {task.smoothness:g}, σ_ℓ = {task.gradient_noise:g}, B = {task.heterogeneity:g}, "
         f"f(x⁰) − f* = {task.initial_gap:.3g}; step sizes are the corollary's, with a = b = √2.",
         "Columns 5 to 7: what is added to the mean by a client's quantizer alone, by a server's alone (each sends a "
         "random half of the coordinates) and by staleness alone (about four steps), each against a run with the "
-        f"same seeds and without it. K, δ and staleness are varied at {at}. Bars and ± are over the "
-        "differences of the seeds.",
+        f"same seeds and without it. K, δ and staleness are varied at T = {_varied_at(measured)}. Bars and ± are over "
+        "the differences of the seeds.",
         "Without a quantizer δ = 1, so that a difference from such a run has 2 − δ_c as 1 − δ_c, and 1/δ_s² as "
         "1/δ_s² − 1.",
     ]
@@ -215,7 +434,7 @@ ENTRY = Entry(
     "The rate of convergence, and what quantizers, buffer and staleness add",
     "Corollary 3.2",
     "5 min",
-    plan,
+    _plan,
     _table,
     _panels,
     tuple(Claim("Corollary 3.2", text, check) for text, check in CLAIMS.items()),

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from qafel.drawing.chart import Axis, Panel
 from qafel.paper.convex import CLOSE
-from qafel.paper.entry import Change, Claim, Entry, Scale, Verdict, mushrooms
-from qafel.paper.measured import Measured, diverged
-from qafel.paper.tables import Heading, Table
-from qafel.paper.targets import curve, curve_panels, end_table, ratios
+from qafel.paper.display import END_COLUMNS, CellOf, Heading, Table, curve_panels, mean_of, summary, table_of
+from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
+from qafel.paper.measured import EntryRuns, diverged, ratios
 from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
 
 FEDBUFF, QAFEL = "FedBuff", "QAFeL, 4 bits"
-
-
 MCM, PLAIN_MCM = "MCM, 4 bits", "MCM, unquantized"
-
-
 DIRECT, HIDDEN = "FedAsync, direct 4 bits", "FedAsync, hidden state, 4 bits"
-
 
 _RECIPES: Mapping[str, str] = {
     QAFEL: "mushrooms-qafel-4bit",
@@ -36,6 +29,7 @@ _RECIPES: Mapping[str, str] = {
     HIDDEN: "mushrooms-fedasync-hidden",
 }
 
+TRAITS = ("asynchronous", "buffered", "quantized")
 
 _TABLE_I = {
     "FedAvg": (False, True, False),
@@ -44,18 +38,17 @@ _TABLE_I = {
     FEDBUFF: (True, True, False),
     QAFEL: (True, True, True),
 }
-"""Asynchronous, buffered aggregation, quantized communication: as the paper has them."""
-
+"""The traits of each method, as the paper has them: aggregation is buffered, communication quantized."""
 
 _UNQUANTIZED = Change("none", ('algorithm.client_quantizer="none"', 'algorithm.server_quantizer="none"'))
 
 
-def _plan(scale: Scale) -> list[Planned]:
+def _plan(extent: Extent) -> list[Planned]:
     changes = {PLAIN_MCM: (_UNQUANTIZED,)}
-    return mushrooms(scale, {method: (recipe, changes.get(method, ())) for method, recipe in _RECIPES.items()})
+    return mushrooms(extent, {method: (recipe, changes.get(method, ())) for method, recipe in _RECIPES.items()})
 
 
-def traits(run: Run) -> tuple[bool, bool, bool]:
+def _traits(run: Run) -> tuple[bool, bool, bool]:
     """What a run shows of its method: stale updates, several updates a step, less than 32 bits a parameter up."""
     return (
         run.number("staleness_max") > 0,
@@ -64,52 +57,35 @@ def traits(run: Run) -> tuple[bool, bool, bool]:
     )
 
 
-def _table(measured: Measured) -> Table:
-    base = end_table(measured)
-    names = ("asynchronous", "buffered", "quantized")
-    rows = []
-    for row, method in zip(base.rows, measured.methods, strict=True):
-        own = traits(measured.runs(method)[0])
-        time = measured.spread(lambda run: run.number("virtual_time"), method).mean
-        rows.append((*row, time, *("yes" if trait else "no" for trait in own)))
-    virtual_time = Heading("virtual time", lambda value: f"{value:,.0f}")
-    return Table((*base.headings, virtual_time, *(Heading(name) for name in names)), tuple(rows))
+def _shows(trait: int) -> CellOf:
+    return lambda runs: "yes" if _traits(runs.runs()[0])[trait] else "no"
 
 
-def _panels(measured: Measured) -> tuple[Panel, ...]:
-    by_steps, by_bytes = curve_panels(measured)
-    uploads, time = Axis("uploads", unit="count"), Axis("virtual time", log=True)
-    by_uploads, by_time = (
-        tuple(curve(method, measured.runs(method), across, axis) for method in measured.methods)
-        for across, axis in (
-            (lambda run: run.column("uploads"), uploads),
-            (lambda run: run.column("virtual_time"), time),
-        )
-    )
-    return (
-        Panel("uploads", "by uploads", uploads, by_steps.y, by_uploads, by_steps.note),
-        by_bytes,
-        Panel("time", "by virtual time", time, by_steps.y, by_time),
-    )
+def _table(measured: EntryRuns) -> Table:
+    time = (Heading("virtual time", lambda value: f"{value:,.0f}"), mean_of(summary("virtual_time")))
+    traits = [(Heading(name), _shows(index)) for index, name in enumerate(TRAITS)]
+    return table_of(measured.by_method(), (*END_COLUMNS, time, *traits))
 
 
-def _as_in_table_1(measured: Measured) -> Verdict:
+def _as_in_table_1(measured: EntryRuns) -> Verdict:
     """Every method shows in its runs the traits that Table I gives it."""
     wrong = [
-        method for method, expected in _TABLE_I.items() if any(traits(run) != expected for run in measured.runs(method))
+        method
+        for method, expected in _TABLE_I.items()
+        if any(_traits(run) != expected for run in measured.runs(method))
     ]
     listed = f"otherwise for {', '.join(wrong)}" if wrong else "staleness, updates per step and bytes per upload agree"
     return Verdict.of(not wrong, listed)
 
 
-def _mitigates(measured: Measured, method: str, reference: str) -> Verdict:
+def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:
     found = ratios(measured, method, reference)
     return Verdict.of(
         max(found) <= CLOSE, f"{min(found):.3f} to {max(found):.3f} times {reference}'s f(x) − f* in the end"
     )
 
 
-def _hidden_beats_direct(measured: Measured) -> Verdict:
+def _hidden_beats_direct(measured: EntryRuns) -> Verdict:
     # The claim is about the hidden state, so that one which diverges refutes it.
     if any(gone := [diverged(run) for run in measured.runs(HIDDEN)]):
         return Verdict.of(False, f"with a hidden state {sum(gone)} of {len(gone)} runs diverged")
@@ -126,7 +102,7 @@ ENTRY = Entry(
     "4 min",
     _plan,
     _table,
-    _panels,
+    partial(curve_panels, keys=("uploads", "bytes", "time")),
     (
         Claim("Table I", "Which methods are asynchronous, buffered and quantized", _as_in_table_1, True),
         Claim("Table I", "QAFeL mitigates error propagation", partial(_mitigates, method=QAFEL, reference=FEDBUFF)),

@@ -1,0 +1,256 @@
+"""How entries show their runs: tables for people and for programs, and the panels that several figures share."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal, TypeAlias, final
+
+import numpy as np
+
+from qafel.drawing.chart import Axis, Panel, Series
+from qafel.paper.measured import EntryRuns, Figure, Spread, settled, to_target
+from qafel.runs.reading import Column, Run
+from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
+
+Cell: TypeAlias = str | float | Spread
+CellOf: TypeAlias = Callable[[EntryRuns], Cell]
+"""What a table says of the runs of one row."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A column: its title, and how its numbers are shown."""
+
+    title: str
+    show: Callable[[float], str] = human_metric
+
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows; a cell is text, a number, or a figure over seeds."""
+
+    headings: tuple[Heading, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def shown(self) -> list[list[str]]:
+        """All cells as text, rounded."""
+        return [[_shown(cell, heading) for cell, heading in zip(row, self.headings, strict=True)] for row in self.rows]
+
+    def markdown(self) -> str:
+        """A Markdown table; a bar within a cell would end it, so it is escaped."""
+        titles = [heading.title for heading in self.headings]
+        numeric = [all(not isinstance(row[index], str) for row in self.rows) for index in range(len(titles))]
+        lines = [titles, ["--:" if right else "---" for right in numeric], *self.shown()]
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+    def html(self) -> str:
+        return html_table([heading.title for heading in self.headings], self.shown(), table="figures")
+
+    def csv(self, comments: Sequence[str] = ()) -> str:
+        """CSV with all digits; a figure over seeds takes five columns. `comments` become lines that begin with #."""
+        text = io.StringIO()
+        text.writelines(f"# {line}\n" for comment in comments for line in comment.splitlines())
+        writer = csv.writer(text, lineterminator="\n")
+        wide = [any(isinstance(row[index], Spread) for row in self.rows) for index in range(len(self.headings))]
+        titles = [(heading.title, five) for heading, five in zip(self.headings, wide, strict=True)]
+        writer.writerow([name for title, five in titles for name in ((title, *_more(title)) if five else (title,))])
+        for row in self.rows:
+            writer.writerow([value for cell, five in zip(row, wide, strict=True) for value in _values(cell, five)])
+        return text.getvalue()
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], table: str = "", cell: str = "") -> str:
+    """A table that scrolls sideways; the first cell of a row is its heading.
+
+    `head` may be empty; `table` and `cell` are the CSS classes of the table and of its cells.
+    """
+
+    def tag(name: str, kind: str) -> str:
+        return f'<{name} class="{kind}">' if kind else f"<{name}>"
+
+    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"{tag('td', cell)}{escape(text)}</td>" for text in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    above = f"<thead><tr>{titles}</tr></thead>" if head else ""
+    return f'<div class="scroll" tabindex="0">{tag("table", table)}{above}<tbody>{body}</tbody></table></div>'
+
+
+def _shown(cell: Cell, heading: Heading) -> str:
+    if isinstance(cell, str):
+        return cell
+    value = cell.mean if isinstance(cell, Spread) else cell
+    text = UNKNOWN if math.isnan(value) else heading.show(value) if math.isfinite(value) else "∞"
+    several = isinstance(cell, Spread) and cell.count > 1 and math.isfinite(cell.std)
+    return f"{text} ± {heading.show(cell.std)}" if several else text  # type: ignore[union-attr]  # several: a Spread
+
+
+def _more(title: str) -> list[str]:
+    return [f"{title}, {part}" for part in ("std", "min", "max", "seeds")]
+
+
+def _values(cell: Cell, five: bool) -> list[str | float]:
+    if isinstance(cell, Spread):
+        return [cell.mean, cell.std, cell.low, cell.high, cell.count] if five else [cell.mean]
+    return [cell, "", "", "", ""] if five else [cell]
+
+
+def table_of(rows: Iterable[EntryRuns], columns: Iterable[tuple[Heading, CellOf]]) -> Table:
+    """A table with a row for each group of runs; a column is its heading and what it says of the group."""
+    listed = list(columns)
+    cells = tuple(tuple(cell(runs) for _, cell in listed) for runs in rows)
+    return Table(tuple(heading for heading, _ in listed), cells)
+
+
+def spread_of(figure: Figure) -> CellOf:
+    """A figure with its spread over seeds."""
+    return lambda runs: runs.spread(figure)
+
+
+def mean_of(figure: Figure) -> CellOf:
+    return lambda runs: runs.spread(figure).mean
+
+
+def summary(key: str) -> Figure:
+    """A number of the run's summary."""
+    return lambda run: run.number(key)
+
+
+def method_of(runs: EntryRuns) -> str:
+    return runs.methods[0]
+
+
+def accuracy_heading(title: str) -> Heading:
+    return Heading(title, lambda value: f"{value:.3f}")
+
+
+END_COLUMNS: tuple[tuple[Heading, CellOf], ...] = (
+    (Heading("method"), method_of),
+    (Heading("f(x) − f* in the end"), spread_of(settled)),
+    (Heading("uploads", human_count), mean_of(summary("uploads"))),
+    (Heading("sent up", human_bytes), mean_of(summary("upload_bytes_total"))),
+    (Heading("broadcast", human_bytes), mean_of(summary("broadcast_bytes_total"))),
+)
+"""Where a method ends, and what it sent."""
+
+
+def end_table(measured: EntryRuns) -> Table:
+    return table_of(measured.by_method(), END_COLUMNS)
+
+
+ACROSS: Mapping[str, tuple[str, Axis, Callable[[Run], Column]]] = {
+    "steps": ("by server steps", Axis("server steps", unit="count"), lambda run: run.column("version")),
+    "uploads": ("by uploads", Axis("uploads", unit="count"), lambda run: run.column("uploads")),
+    "bytes": ("by bytes", Axis("bytes uploaded and broadcast", log=True, unit="B"), lambda run: run.traffic),
+    "time": ("by virtual time", Axis("virtual time", log=True), lambda run: run.column("virtual_time")),
+}
+"""What curves are drawn against: the panel's title, its x axis, and a run's values on it."""
+
+
+def curve(label: str, runs: Sequence[Run], across: Literal["steps", "uploads", "bytes", "time"]) -> Series:
+    """The mean metric of some runs, with its range over seeds; their x values are averaged, too.
+
+    A run that ends sooner leaves the mean to the others, so that the curve reaches as far as the longest. A
+    logarithmic axis has no place for where runs start.
+    """
+    _, axis, values = ACROSS[across]
+    x, y = _by_row([values(run) for run in runs]), _by_row([run.column("metric") for run in runs])
+    if axis.log:
+        x, y = x[1:], y[1:]
+    low, high = (np.array([get(row) for row in y]) for get in (np.min, np.max)) if len(runs) > 1 else (None, None)
+    return Series(label, np.array([row.mean() for row in x]), np.array([row.mean() for row in y]), low, high)
+
+
+def _by_row(columns: Sequence[Column]) -> list[Column]:
+    """For every row, the values of those columns that are long enough to have it."""
+    longest = max(len(column) for column in columns)
+    return [np.array([column[row] for column in columns if row < len(column)]) for row in range(longest)]
+
+
+def curve_panels(
+    measured: EntryRuns, keys: Sequence[Literal["steps", "uploads", "bytes", "time"]] = ("steps", "bytes")
+) -> tuple[Panel, ...]:
+    """f(x) − f* on a logarithmic axis, against each of `keys`; the first panel names the methods that diverged."""
+    gone = [
+        group.methods[0]
+        for group in measured.by_method()
+        if any(run.summary.get("status") == "diverged" for run in group.runs())
+    ]
+    start = max(float(run.column("metric")[0]) for run in measured.runs())
+    panels: list[Panel] = []
+    for key in keys:
+        series = [curve(method, measured.runs(method), key) for method in measured.methods]
+        # A method that diverged before its second evaluation has an empty curve; perhaps all have.
+        values = np.concatenate([one.y for one in series])
+        values = values[np.isfinite(values)]
+        limits = (float(values.min()) / 1.5, 1.5 * start) if values.size else None
+        note = f"Stopped being finite: {', '.join(gone)}." if gone and not panels else ""
+        title, x, _ = ACROSS[key]
+        panels.append(Panel(key, title, x, Axis("f(x) − f*", log=True, limits=limits), tuple(series), note))
+    return tuple(panels)
+
+
+def accuracy_panel(measured: EntryRuns, key: str, title: str, **at: float) -> Panel:
+    """Accuracy by uploads at the place `at` in the sweep, with the target; `key` and `title` are the panel's."""
+    shown = measured.of(None, **at)
+    series = [curve(method, shown.runs(method), "uploads") for method in measured.methods if shown.has(method)]
+    if math.isfinite(target := shown.runs()[0].number("target")):
+        ends = np.array([0.0, max(float(run.column("uploads")[-1]) for run in shown.runs())])
+        series.append(Series("target", ends, np.full(2, target), kind="reference"))
+    return Panel(key, title, ACROSS["uploads"][1], Axis("accuracy"), tuple(series))
+
+
+def points(
+    label: str,
+    x: Sequence[float],
+    spreads: Sequence[Spread],
+    kind: Literal["points", "line-and-points"] = "line-and-points",
+    hover: tuple[str, ...] = (),
+) -> Series:
+    """Figures over seeds as points with bars; those that are unknown or infinite are left out."""
+    kept = [(place, spread) for place, spread in zip(x, spreads, strict=True) if math.isfinite(spread.mean)]
+    mean, low, high = (np.array([getattr(spread, name) for _, spread in kept]) for name in ("mean", "low", "high"))
+    return Series(label, np.array([place for place, _ in kept]), mean, low, high, kind=kind, hover=hover)
+
+
+def target_panels(measured: EntryRuns, key: str, x: Axis) -> list[Panel]:
+    """Uploads and bytes to the target against `key`, which the entry varies; no panel of what no run has met."""
+    panels = []
+    for column, label in (
+        ("uploads", "uploads"),
+        ("upload_bytes_total", "bytes uploaded"),
+        ("broadcast_bytes_total", "bytes broadcast"),
+    ):
+        series = []
+        for group in measured.by_method():
+            places, shift = group.places(key), _beside(measured, group.methods[0], x)
+            spreads = [group.of(None, **{key: place}).spread(to_target(column)) for place in places]
+            series.append(points(group.methods[0], [place + shift for place in places], spreads))
+        if shown := tuple(one for one in series if len(one.x)):
+            panels.append(Panel(column.replace("_", "-"), label, x, _target_axis(column, label, shown), shown))
+    return panels
+
+
+def _beside(measured: EntryRuns, method: str, across: Axis) -> float:
+    """A small shift, so that the bars of equal methods do not hide each other."""
+    low, high = across.limits or (0.0, 0.0)
+    return 0.012 * (high - low) * (measured.methods.index(method) - (len(measured.methods) - 1) / 2)
+
+
+def _target_axis(column: str, label: str, series: Sequence[Series]) -> Axis:
+    """From zero, unless methods differ by more than a linear axis can show."""
+    values = np.concatenate([one.y for one in series])
+    most = max(float(one.high.max()) for one in series if one.high is not None)
+    wide = bool(values.max() > 30 * values.min())
+    unit: Literal["count", "B"] = "count" if column == "uploads" else "B"
+    return Axis(f"{label} to the target", wide, unit, limits=None if wide else (0.0, 1.1 * most))
