@@ -1,4 +1,4 @@
-"""Compiled loops of gradient descent on logistic and quadratic losses.
+"""What the convex tasks share: compiled loops of gradient descent on logistic and quadratic losses, and noise.
 
 The loops over the data run along contiguous memory without a reduction, so that they vectorise in plain IEEE
 arithmetic: the result does not depend on the width of the machine's vectors.
@@ -7,6 +7,7 @@ arithmetic: the result does not depend on the width of the machine's vectors.
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 from numba import njit
@@ -15,6 +16,8 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.rng import Stream
+
+Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -126,26 +129,38 @@ def mean_loss_of_ones(ones, targets, model, l2):  # type: ignore[no-untyped-def]
     return total / n + 0.5 * l2 * (weights * weights).sum()
 
 
-# What the convex tasks share: full-batch steps, and nothing where a term is left out.
-
-
+Data: TypeAlias = tuple[Matrix, Matrix, Vector]
+"""A client's rows, the same transposed, and a target for each row; all contiguous."""
 NOTHING = np.empty(0, np.float32)
-
-
 NO_NOISE = np.empty((0, 0), np.float32)
 
 
+def logistic_steps(
+    data: Data,
+    start: Vector,
+    local: LocalTraining,
+    steps: int,
+    l2: float,
+    linear: Vector = NOTHING,
+    noise: Matrix = NO_NOISE,
+) -> Vector:
+    """The model after `steps` of `train_logistic` from `start` on `data`, with the step size and terms of `local`."""
+    decay, proximal = np.float32(l2 + local.weight_decay), np.float32(local.proximal)
+    trained: Vector = train_logistic(
+        *data, start, linear, noise, np.float32(local.lr), steps, decay, proximal, local.clip_norm or 0.0
+    )
+    return trained
+
+
 def steps_of(local: LocalTraining, task: str) -> int:
-    """How many full-batch steps: an epoch is one."""
+    """How many full-batch steps `local` asks for: an epoch is one. `task` is its name, for the error."""
     if local.batch_size is not None:
         raise ConfigError(f"{task} trains on all of a client's data at once: leave algorithm.batch_size out")
     return local.steps or local.epochs or 1
 
 
-def gradient_noise(
-    steps: int, size: int, sigma: float, stream: Stream
-) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Gaussian noise for each step's gradient with E‖noise‖² = σ²; empty where σ is zero."""
+def gradient_noise(steps: int, size: int, sigma: float, stream: Stream) -> Matrix:
+    """Gaussian noise for the gradient of each step, with E‖noise‖² = σ²; empty if σ is zero."""
     if not sigma:
         return NO_NOISE
     noise = stream.generator().standard_normal((steps, size), dtype=np.float32)

@@ -21,11 +21,12 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError, DataError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
-from qafel.tasks.convex import kernels
-from qafel.tasks.convex.kernels import NO_NOISE, NOTHING, steps_of
+from qafel.tasks.convex.kernels import logistic_steps, mean_loss_of_ones, steps_of
 from qafel.tasks.protocol import Goal
 
-# LIBSVM's text format: one row a line, `label index:value …`, indices from 1, ascending.
+ROWS, FEATURES = 8124, 112
+OPTIMUM = 0.014484174216922262
+"""f*, from a Newton solver in float64 (a test finds it again)."""
 
 
 @final
@@ -38,7 +39,10 @@ class LabelledRows:
 
 
 def read_libsvm(path: Path, features: int | None = None) -> LabelledRows:
-    """Read a LIBSVM file; `features` is the number of columns, by default the largest index found."""
+    """Read LIBSVM's text format: a row a line, `label index:value …`, indices from 1, ascending.
+
+    `path` is the file; `features` is the number of columns, by default the largest index found.
+    """
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
@@ -71,19 +75,12 @@ def read_libsvm(path: Path, features: int | None = None) -> LabelledRows:
 
 
 def write_libsvm(rows: LabelledRows) -> str:
-    """The text that `read_libsvm` reads back, byte for byte as LIBSVM's site writes it."""
+    """The text of `rows` that `read_libsvm` reads back, byte for byte as LIBSVM's site writes it."""
     lines = []
     for row, label in zip(rows.features, rows.labels, strict=True):
         fields = " ".join(f"{column + 1}:{row[column]:g}" for column in np.flatnonzero(row))
         lines.append(f"{label:g} {fields} ")
     return "\n".join(lines)
-
-
-ROWS, FEATURES = 8124, 112
-
-
-OPTIMUM = 0.014484174216922262
-"""f*, from a Newton solver in float64 (a test finds it again)."""
 
 
 @cache
@@ -125,25 +122,11 @@ class Mushrooms:
         return np.zeros(self.layout.size, np.float32)
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
-        rows, columns, targets = self._parts[client]
-        trained: Vector = kernels.train_logistic(
-            rows,
-            columns,
-            targets,
-            start,
-            NOTHING,
-            NO_NOISE,
-            np.float32(local.lr),
-            steps_of(local, self.name),
-            np.float32(self._l2 + local.weight_decay),
-            np.float32(local.proximal),
-            local.clip_norm or 0.0,
-        )
-        return trained
+        return logistic_steps(self._parts[client], start, local, steps_of(local, self.name), self._l2)
 
     def loss(self, model: Vector) -> float:
         """f(x)."""
-        return float(kernels.mean_loss_of_ones(self._ones, self._targets, model, self._l2))
+        return float(mean_loss_of_ones(self._ones, self._targets, model, self._l2))
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         return {"metric": self.loss(model) - OPTIMUM}

@@ -17,7 +17,7 @@ from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
 from qafel.tasks.convex import kernels
-from qafel.tasks.convex.kernels import NOTHING, gradient_noise, steps_of, unit_vector
+from qafel.tasks.convex.kernels import Data, gradient_noise, logistic_steps, steps_of, unit_vector
 from qafel.tasks.protocol import Goal
 
 EVALUATED_CLIENTS = 256
@@ -132,9 +132,10 @@ class SyntheticLogistic:
         self.optimum: Vector = 3 * unit_vector(dimension, Stream.named(seed, "optimum"))
         few = min(clients, EVALUATED_CLIENTS) // 2 * 2 or 1
         parts = [self._data(client) for client in range(few)]
-        self._columns = np.ascontiguousarray(np.vstack([part for part, _ in parts]).T)
-        self._targets = np.concatenate([targets for _, targets in parts])
-        self._linear = np.mean([self._linear_term(client) for client in range(few)], axis=0, dtype=np.float64)
+        self._columns = np.ascontiguousarray(np.vstack([rows for rows, _, _ in parts]).T)
+        self._targets = np.concatenate([targets for _, _, targets in parts])
+        linear = [self._linear_term(client, data) for client, data in enumerate(parts)]
+        self._linear = np.mean(linear, axis=0, dtype=np.float64)
         self._lowest = self._loss(self.optimum)
         gap = self.evaluate(self.initial_model(Stream.named(seed, "unused")))["metric"]
         # A client's data gradient lies in the unit ball: it is at most 2 away from the mean, at x and at x*, each.
@@ -148,21 +149,9 @@ class SyntheticLogistic:
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
         steps = steps_of(local, self.name)
-        rows, targets = self._data(client)
-        trained: Vector = kernels.train_logistic(
-            rows,
-            np.ascontiguousarray(rows.T),
-            targets,
-            start,
-            self._linear_term(client, rows, targets),
-            gradient_noise(steps, self.layout.size, self._noise, stream),
-            np.float32(local.lr),
-            steps,
-            np.float32(self._l2 + local.weight_decay),
-            np.float32(local.proximal),
-            local.clip_norm or 0.0,
-        )
-        return trained
+        data = self._data(client)
+        noise = gradient_noise(steps, self.layout.size, self._noise, stream)
+        return logistic_steps(data, start, local, steps, self._l2, self._linear_term(client, data), noise)
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         return {"metric": self._loss(model) - self._lowest}
@@ -171,34 +160,15 @@ class SyntheticLogistic:
         loss = kernels.mean_loss(self._columns, self._targets, model, self._l2)
         return float(loss + self._linear @ model.astype(np.float64))
 
-    def _data(self, client: int) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float32]], Vector]:
+    def _data(self, client: int) -> Data:
         generator = Stream.named(self.seed, "data", client).generator()
         rows = generator.standard_normal((self._rows, self.layout.size), dtype=np.float32)
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        return rows, generator.integers(2, size=self._rows).astype(np.float32)
+        return rows, np.ascontiguousarray(rows.T), generator.integers(2, size=self._rows).astype(np.float32)
 
-    def _linear_term(
-        self,
-        client: int,
-        rows: np.ndarray[tuple[int, int], np.dtype[np.float32]] | None = None,
-        targets: Vector | None = None,
-    ) -> Vector:
-        """What makes the client's gradient at x* equal to its deviation."""
-        if rows is None or targets is None:
-            rows, targets = self._data(client)
-        step: Vector = kernels.train_logistic(
-            rows,
-            np.ascontiguousarray(rows.T),
-            targets,
-            self.optimum,
-            NOTHING,
-            np.empty((0, 0), np.float32),
-            np.float32(1.0),
-            1,
-            np.float32(self._l2),
-            np.float32(0.0),
-            0.0,
-        )
+    def _linear_term(self, client: int, data: Data) -> Vector:
+        """What makes the client's gradient at x* equal to its deviation: a step of size one says what it is now."""
+        step = logistic_steps(data, self.optimum, LocalTraining(1.0, steps=1), 1, self._l2)
         deviation = _paired(client, self.clients, self.layout.size, self.seed) * self._deviation
         return np.asarray(deviation - (self.optimum - step))
 

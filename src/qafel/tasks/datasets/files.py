@@ -17,7 +17,6 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias, final
@@ -102,12 +101,11 @@ def _fetch(archive: Archive, folder: Path, data: Path) -> Path:
     """The archive as a file in `folder`, its checksum compared."""
     import pooch  # noqa: PLC0415 — only a download needs it, and it loads an HTTP client
 
-    pooch.get_logger().setLevel("WARNING")  # progress is shown by a bar
+    pooch.get_logger().setLevel("WARNING")  # the bar says enough
     known = archive.md5 and f"md5:{archive.md5}"
     try:
-        with closing(_DownloadBar(archive.dataset)) as bar:
-            http = pooch.HTTPDownloader(progressbar=bar, chunk_size=_PIECE, timeout=30)
-            return Path(pooch.retrieve(archive.url, known, "archive", folder, downloader=http))
+        http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=_PIECE, timeout=30)
+        return Path(pooch.retrieve(archive.url, known, "archive", folder, downloader=http))
     except OSError as error:
         first = data / next(iter(archive.files.values()))
         check = f" (md5 {archive.md5})" if archive.md5 else ""
@@ -145,30 +143,6 @@ def _copy(source: IO[bytes] | None, path: Path) -> None:
     assert source is not None
     with source, path.open("wb") as target:
         shutil.copyfileobj(source, target, _PIECE)
-
-
-@final
-class _DownloadBar:
-    """A bar on the terminal, with the members that pooch expects of one: it sets `total` and calls the methods."""
-
-    def __init__(self, title: str) -> None:
-        from rich.console import Console  # noqa: PLC0415
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415
-
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        self._bars = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
-        self._task = self._bars.add_task(title, total=None)
-        self._bars.start()
-        self.total = 0
-
-    def update(self, count: int) -> None:
-        self._bars.update(self._task, total=self.total or None, advance=count)
-
-    def reset(self) -> None:
-        self._bars.reset(self._task)
-
-    def close(self) -> None:
-        self._bars.stop()
 
 
 def cached(

@@ -1,4 +1,4 @@
-"""Compiled loops of GroupNorm (a group per channel) + ReLU + 2×2 max-pooling on planes of float32.
+"""Compiled loops of GroupNorm (a group per channel) + ReLU + 2×2 max-pooling, and of a network's first block.
 
 With one channel per group, y = γ(x − m)/σ + β is monotone in x, so the pool can choose before it normalises: the
 largest x of a window where γ ≥ 0, the smallest where γ < 0. Only a quarter of the values is then normalised, and the
@@ -6,7 +6,8 @@ backward pass is one multiply-add for each input.
 
 The inner loops are written so that they vectorise: unsigned indices (no test for negative ones), few arrays each, and
 reductions that may be reassociated. On one machine the order of a sum is fixed, and so is the result. A plane is a row
-of a matrix, because a slice or a reshape in a compiled loop costs as much as a small plane.
+of a matrix, because a slice or a reshape in a compiled loop costs as much as a small plane. See
+docs/decisions/neural-fused-blocks.md.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ KERNEL: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract"},
 }
-
-
+PAD = 2
 _ONE, _TWO = np.uintp(1), np.uintp(2)
 
 
@@ -93,6 +93,18 @@ def sums(grad, out, best, sign, mean, scale, live):  # type: ignore[no-untyped-d
 
 
 @njit(**KERNEL)
+def _spread(plane, width, stride, places, live, factor, slope, level, to):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """One plane's gradient: a multiple of x plus a constant, and something more at the chosen places."""
+    for row in range(plane.size // width):
+        start, to_start = uintp(row * width), uintp(row * stride)
+        for signed in range(width):
+            j = uintp(signed)
+            to[to_start + j] = plane[start + j] * slope + level
+    for i in range(live.size):
+        to[uintp(places[i])] += factor * live[i]
+
+
+@njit(**KERNEL)
 def backward(grad, x, gain, out, best, places, mean, scale, grad_x, grad_gain, grad_bias):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Fill `grad_x`, and add to `grad_gain` and `grad_bias`.
 
@@ -110,23 +122,7 @@ def backward(grad, x, gain, out, best, places, mean, scale, grad_x, grad_gain, g
         factor = gain[c] * scale[p]
         slope = -factor * scale[p] * sum_gx / float32(size)
         level = -factor * sum_g / float32(size) - slope * mean[p]
-        plane, to, place = x[p], grad_x[p], places[p]
-        for i in range(size):
-            to[i] = plane[i] * slope + level
-        for i in range(live.size):
-            to[uintp(place[i])] += factor * live[i]
-
-
-# Compiled backward pass of a network's first block: to the weights of a 3×3 convolution with padding 2.
-#
-# Nobody asks for the gradient of the images, so that of the convolution's output is needed for the weights only: two
-# planes of it are made in the nearest cache, multiplied with the image under each of the nine taps, and never
-# written to
-# memory. Image and planes are laid out in rows of `stride` = width + 2 numbers, so that a tap is a shift of the whole
-# plane and the products run through one long loop; the two numbers between a plane's rows are zero.
-
-
-PAD = 2
+        _spread(x[p], size, size, places[p], live, factor, slope, level, grad_x[p])
 
 
 @njit(**KERNEL)
@@ -138,18 +134,6 @@ def _pad(image, padded):  # type: ignore[no-untyped-def]  # pragma: no cover
             start = (y + PAD) * (width + 2 * PAD) + PAD
             for x in range(width):
                 padded[channel, start + x] = image[channel, y, x]
-
-
-@njit(**KERNEL)
-def _spread(plane, width, stride, places, live, factor, slope, level, to):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One plane's gradient: a multiple of x plus a constant, and something more at the chosen places."""
-    for row in range(plane.size // width):
-        start, to_start = uintp(row * width), uintp(row * stride)
-        for signed in range(width):
-            j = uintp(signed)
-            to[to_start + j] = plane[start + j] * slope + level
-    for i in range(live.size):
-        to[uintp(places[i])] += factor * live[i]
 
 
 @njit(**KERNEL)
@@ -179,11 +163,16 @@ def _correlate(padded, offset, first, second, grad_first, grad_second):  # type:
 def first_block_backward(  # type: ignore[no-untyped-def]  # pragma: no cover
     images, grad, x, width, gain, out, best, places, mean, scale, grad_weight, grad_gain, grad_bias
 ):
-    """Add to the gradients of the convolution's weights and of the norm.
+    """Add to the gradients of the norm and of the weights of a 3×3 convolution with padding 2.
 
-    images is (batch, channels, side, side); x, out and the others are planes as in `norm_pool_kernels`, an even number
-    for each image, with places for `stride`; grad_weight is (planes of an image, channels, 3, 3). A number added to all
-    of a plane is taken away by the norm, so the gradient of the convolution's bias is zero.
+    images is (batch, channels, side, side); x, out and the others are planes as in `forward`, an even number for each
+    image, with places for `stride`; grad_weight is (planes of an image, channels, 3, 3). A number added to all of a
+    plane is taken away by the norm, so the gradient of the convolution's bias is zero.
+
+    Nobody asks for the gradient of the images, so that of the convolution's output is needed for the weights only: two
+    planes of it are made in the nearest cache, multiplied with the image under each of the nine taps, and never written
+    to memory. Image and planes have rows of `stride` = width + 2 numbers, so that a tap is a shift of the whole plane
+    and the products run through one long loop; the two numbers between a plane's rows are zero.
     """
     planes, size = x.shape
     height, stride = size // width, width + PAD
