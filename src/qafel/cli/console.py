@@ -1,4 +1,4 @@
-"""Live progress of a run on the terminal."""
+"""The terminal: where results and errors are printed, and live progress of runs and sweeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from types import TracebackType
 from typing import Self, final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from qafel.config import StopConfig
 from qafel.simulator import Row
@@ -17,42 +26,47 @@ from qafel.sweeps.run import Planned
 from qafel.text import human_bytes, human_seconds
 
 console = Console()
-
-
 errors = Console(stderr=True)
 
 
-@final
-class RunProgress:
-    """One bar per run: steps, rate, metric and bytes so far."""
+class Bars:
+    """Progress bars on a terminal, shown while the context lasts; whoever has something to show adds its own."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[amount]}"),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(compact=True),
-            console=errors,
-            disable=quiet,
-        )
+    def __init__(self, *columns: ProgressColumn, quiet: bool, console: Console = errors) -> None:
+        """Bars that begin with a spinner and have these `columns`; `quiet` shows none."""
+        self.bars = Progress(SpinnerColumn(), *columns, console=console, disable=quiet)
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
-
-    def bar(self, description: str, stop: StopConfig, metric_name: str) -> _Bar:
-        return _Bar(self._bars, description, stop, metric_name)
+        self.bars.stop()
 
 
 @final
-class _Bar:
+class RunProgress(Bars):
+    """One bar per run: steps, rate, metric and bytes so far."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[amount]}"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            quiet=quiet,
+        )
+
+    def bar(self, description: str, stop: StopConfig, metric_name: str) -> RunBar:
+        """Add the bar of a run; `description` and `metric_name` are shown, `stop` says how far it is."""
+        return RunBar(self.bars, description, stop, metric_name)
+
+
+@final
+class RunBar:
     """What a run calls at every evaluation; the screen is touched at most some twenty times a second."""
 
     def __init__(self, bars: Progress, description: str, stop: StopConfig, metric_name: str) -> None:
@@ -78,14 +92,11 @@ class _Bar:
 
 
 def share_done(row: Row, stop: StopConfig) -> float:
-    """How far a run is towards the nearest of its limits."""
+    """How far a run at `row` is towards the nearest limit of `stop`, from 0 to 1."""
     traffic = row.upload_bytes_total + row.broadcast_bytes_total
     reached = (row.version, row.uploads, row.virtual_time, traffic)
     limits = (stop.server_steps, stop.uploads, stop.virtual_time, stop.traffic_bytes)
     return max(now / limit for now, limit in zip(reached, limits, strict=True) if limit is not None)
-
-
-# Live progress of a sweep: all runs in one bar, and a line for each that goes on.
 
 
 @final
@@ -105,8 +116,8 @@ class _Line:
 
 
 @final
-class SweepProgress:
-    """Told by the sweep how it goes.
+class SweepProgress(Bars):
+    """All runs of a sweep in one bar, and a line for each run that goes on.
 
     The bar counts work, not runs, and only what this sweep has to do: so the time left is a fair guess even where
     runs differ a hundredfold, and where some go on from a checkpoint. Without a terminal each run's end is a line.
@@ -120,44 +131,34 @@ class SweepProgress:
         console: Console = errors,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        """Progress of a sweep of `runs`, of which `todo` are not finished yet; `quiet` shows nothing."""
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            quiet=quiet,
+            console=console,
+        )
         self._total, self._finished = len(runs), len(runs) - len(todo)
         self._work, self._done = sum(run.work for run in todo), 0.0
         self._lines: dict[str, _Line] = {}
         self._clock, self._start = clock, clock()
         self._word = "at most" if any(run.config.stop.at_target for run in todo) else "about"
         self._every_end = not quiet and not console.is_terminal
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=quiet,
-        )
-        self._all = self._bars.add_task("all runs", note="")
-
-    def __enter__(self) -> Self:
-        self._start = self._clock()
-        self._bars.start()
+        self._all = self.bars.add_task("all runs", note="")
         self._advance()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def started(self, run: Planned) -> None:
-        self._lines[run.folder] = _Line(run, self._bars.add_task(run.folder, total=1.0, note=""))
+        self._lines[run.folder] = _Line(run, self.bars.add_task(run.folder, total=1.0, note=""))
 
     def progressed(self, run: Planned, row: Row) -> None:
         line = self._lines[run.folder]
         line.share = min(1.0, share_done(row, run.config.stop))
-        if line.began is None:  # what a resumed run brings with it is nobody's work now
+        if line.began is None:  # what a resumed run brings with it is not work of this sweep
             line.began = line.share
             self._work -= line.began * run.work
-        self._bars.update(line.task, completed=line.share, note=f"{row.metric:.3g} after {row.uploads:,} uploads")
+        self.bars.update(line.task, completed=line.share, note=f"{row.metric:.3g} after {row.uploads:,} uploads")
         self._advance()
 
     def noted(self, run: Planned, text: str) -> None:
@@ -165,10 +166,10 @@ class SweepProgress:
 
     def ended(self, run: Planned, status: str) -> None:
         line = self._lines.pop(run.folder)
-        self._bars.remove_task(line.task)
+        self.bars.remove_task(line.task)
         self._finished += 1
         if status == "finished" and line.began is not None and not run.config.stop.at_target:
-            line.share = 1.0  # its last row may not have been told
+            line.share = 1.0  # its last row may not have been seen
         self._done += line.done
         self._work -= (1.0 - line.share) * run.work  # not done, and not to be done
         if status != "finished" or self._every_end:
@@ -188,7 +189,7 @@ class SweepProgress:
         note = f"{self._finished} of {self._total} done"
         if left is not None and self._finished < self._total:
             note += f", {self._word} {human_seconds(left)} left"
-        self._bars.update(self._all, total=max(self._work, 1e-9), completed=self._done_by_now(), note=note)
+        self.bars.update(self._all, total=max(self._work, 1e-9), completed=self._done_by_now(), note=note)
 
     def _print(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.bars.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`qafel recipes`: what there is to run."""
+"""`qafel recipes`, `qafel tasks` and `qafel quantizers`: what there is to run, to learn and to send."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from qafel.report.comparison import save_figure
 from qafel.rng import Stream
 
 _WIDE = 120  # columns of a terminal; a narrower one shows no quantizers, which the descriptions name too
-
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+tasks = typer.Typer(help="List the tasks, or show how one's data is divided among clients.")
 
 
 def recipes(json_output: Json = False) -> None:
@@ -35,6 +34,8 @@ def recipes(json_output: Json = False) -> None:
     if json_output:
         print(json.dumps([recipe.model_dump() for recipe in loaded], indent=2))
         return
+    known = {recipe.task.name: recipe.task for recipe in loaded}
+    missing = {name: task.missing() for name, task in known.items()}
     wide = console.width >= _WIDE
     table = Table(box=None, header_style="bold")
     table.add_column("recipe", min_width=max(len(recipe.name) for recipe in loaded))  # to be copied, so never cut
@@ -42,21 +43,16 @@ def recipes(json_output: Json = False) -> None:
         table.add_column(heading)
     for recipe in loaded:
         quantizers = (recipe.algorithm.client_quantizer, recipe.algorithm.server_quantizer) if wide else ()
-        table.add_row(recipe.name, recipe.description, *quantizers)
+        style = "dim" if missing[recipe.task.name] else None
+        table.add_row(recipe.name, recipe.description, *quantizers, style=style)
     console.print(table)
-
-
-# `qafel tasks`: what there is to learn, and how a dataset is divided.
-
-
-tasks = typer.Typer(help="List the tasks, or show how one's data is divided among clients.")
+    for name, reason in sorted(missing.items()):
+        if reason:
+            console.print(f"dim, {name}: {reason}", style="dim", highlight=False, markup=False)
 
 
 @tasks.callback(invoke_without_command=True)
-def list_tasks(
-    context: typer.Context,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def list_tasks(context: typer.Context, json_output: Json = False) -> None:
     """List the tasks: problems to learn.
 
     Example: qafel tasks
@@ -84,7 +80,7 @@ def show(
 
     Example: qafel tasks show cifar10 --partition dirichlet:0.1
     """
-    if name in ("mushrooms", "quadratic", "logistic"):
+    if name in TASKS and "partition" not in TASKS[name].model_fields:
         raise ConfigError(f"{name} is divided evenly: there is no partition to show")
     given = {"name": name, "data_seed": seed, "partition": partition, "clients": clients}
     settings = {key: value for key, value in given.items() if value is not None}
@@ -101,13 +97,10 @@ def show(
     )
 
 
-# The quantizers, each with its theory and what it does to two kinds of data.
-
-
 def quantizers(
     specs: Annotated[list[str] | None, typer.Argument(help="Specs to show instead of the usual ones.")] = None,
     size: Annotated[int, typer.Option("--size", "-d", help="Coordinates of the vector.", min=1)] = 29282,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: Json = False,
 ) -> None:
     """List the quantizers with δ, ω, bytes, and the error on Gaussian and heavy-tailed (Student t, 3) data.
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Self, final
+from typing import Annotated, Any, final
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from qafel.cli.console import console, errors
+from qafel.cli.console import Bars, console, errors
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
 from qafel.simulator import Row
@@ -98,32 +97,21 @@ def _save(tuning: Tuning) -> None:
 
 
 @final
-class _TuneProgress:
+class _TuneProgress(Bars):
     """One bar: how many trials are done, which one runs and how, and the best so far."""
 
     def __init__(self, name: str, trials: int, quiet: bool) -> None:
-        self._bars = Progress(
-            SpinnerColumn(),
+        super().__init__(
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=16),
             TextColumn("{task.fields[best]}"),
             TextColumn("{task.description}"),
             TextColumn("{task.fields[row]}"),
             TimeElapsedColumn(),
-            console=errors,
-            disable=quiet,
+            quiet=quiet,
         )
-        self._bar = self._bars.add_task(name, total=trials, best="", row="")
+        self._bar = self.bars.add_task(name, total=trials, best="", row="")
         self._shown_s = 0.0
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def moment(self, now: Moment) -> None:
         settings = ", ".join(f"{short(path)} {value}" for path, value in now.trial.settings.items())
@@ -131,12 +119,12 @@ class _TuneProgress:
         what = f"trial {now.trial.number}"
         if now.checked is not None:
             what = f"checking {what} ({now.checked} unseen seeds done)"
-        self._bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}")
+        self.bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}")
 
     def row(self, row: Row) -> None:
         if abs(row.wall_s - self._shown_s) > 0.1:
             self._shown_s = row.wall_s
-            self._bars.update(self._bar, row=f"· {row.uploads:,} uploads, metric {row.metric:.3g}")
+            self.bars.update(self._bar, row=f"· {row.uploads:,} uploads, metric {row.metric:.3g}")
 
 
 def _json(tuning: Tuning) -> dict[str, Any]:

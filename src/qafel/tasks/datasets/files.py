@@ -31,6 +31,7 @@ Arrays: TypeAlias = dict[str, NDArray[Any]]
 _FORMAT = 1
 _PIECE = 1 << 20
 """Bytes that are held in memory at once."""
+DOWNLOADED = "; a run downloads it if nothing of it is there"
 
 
 def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
