@@ -14,8 +14,8 @@ from qafel.paper.entry import Change, Extent, configuration
 from qafel.paper.outputs import read_back, write_outputs
 from qafel.sweeps import sweep
 from qafel.sweeps.run import Planned
+from tests.browser import needs_browser, open_in_browser, plots_in
 from tests.paper.made_up import falling, made_up, measured
-from tests.report.test_report_browser import CHROMIUM, open_in_browser, plots_in
 from tests.sweeps.test_sweep import Recorder
 
 TINY = Change("tiny", ("stop.uploads=400", 'evaluation.unit="uploads"', "evaluation.every=100"))
@@ -112,7 +112,7 @@ def test_a_run_that_diverges_at_once_leaves_the_figure_standing(tmp_path, fine):
     assert (tmp_path / "figure.png").exists()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, to open the page as a reader would")
+@needs_browser
 def test_the_page_draws_every_curve_and_the_console_is_silent(tiny, tmp_path):
     dom, console = open_in_browser(tiny.folder / "index.html", tmp_path / "profile")
     assert console == []

@@ -1,11 +1,14 @@
 """The charts say what they seem to say, whichever way is better."""
 
+import math
 from pathlib import Path
+
+import pytest
 
 from qafel.config import load_recipe
 from qafel.tuning import Objective, Range, RunOutcome, Tuning
 from qafel.tuning.objective import combine, failure
-from qafel.tuning.page import charts_of
+from qafel.tuning.page import search_panels
 from qafel.tuning.result import lead_sentence
 from qafel.tuning.trial import Trial
 
@@ -26,7 +29,7 @@ def search_of(objective, *trials):
 
 
 def drawn(tuning):
-    return {chart.key: chart for chart in charts_of(tuning)}
+    return {panel.key: panel for panel in search_panels(tuning)}
 
 
 ACCURACIES = (trial(0, "finished", -0.9), trial(1, "finished", -0.05), trial(2, "diverged", 0.0), trial(3, "failed", 0))
@@ -34,36 +37,31 @@ COSTS = (trial(0, "reached", 1000.0), trial(1, "reached", 9500.0), trial(2, "div
 
 
 def test_the_best_accuracy_is_the_darkest():
-    chart = drawn(search_of(ACCURACY, *ACCURACIES))["map"]
-    marker = chart.traces[0]["marker"]
-    assert (marker["reversescale"], marker["cmin"], marker["cmax"]) == (True, 0.05, 0.9)
-    assert list(marker["color"]) == [0.9, 0.05]
-    assert chart.notes == ("Dark is good: 0.900 to 0.0500. The ring is the best trial.",)
+    panel = drawn(search_of(ACCURACY, *ACCURACIES))["map"]
+    assert panel.series[0].shade.tolist() == [0.0, 1.0]
+    assert panel.note == "Dark is good: 0.900 to 0.0500. The ring is the best trial."
 
 
 def test_the_least_cost_is_the_darkest():
-    chart = drawn(search_of(UPLOADS, *COSTS))["map"]
-    marker = chart.traces[0]["marker"]
-    assert (marker["reversescale"], marker["cmin"]) == (False, 3.0)
-    assert chart.notes == ("Dark is good: 1,000 to 9,500. The ring is the best trial.",)
+    panel = drawn(search_of(UPLOADS, *COSTS))["map"]
+    assert panel.series[0].shade.tolist() == [0.0, 1.0]
+    assert panel.note == "Dark is good: 1,000 to 9,500. The ring is the best trial."
 
 
 def test_lost_trials_are_drawn_below_the_least_accuracy_and_above_the_highest_cost():
     history = drawn(search_of(ACCURACY, *ACCURACIES))["history"]
-    assert history.layout["yaxis"]["type"] == "linear"
-    assert history.toggles == ()
-    lost = history.traces[-1]
-    assert list(lost["x"]) == [2, 3]
-    assert all(height < 0.05 for height in lost["y"])
+    assert (history.y.log, history.y.fixed) == (False, True)
+    lost = history.series[-1]
+    assert lost.x.tolist() == [2, 3]
+    assert (lost.y < 0.05).all()
     history = drawn(search_of(UPLOADS, *COSTS))["history"]
-    assert history.layout["yaxis"]["type"] == "log"
-    assert history.traces[-1]["y"][0] > 9500
+    assert (history.y.log, history.y.fixed) == (True, False)
+    assert history.series[-1].y[0] > 9500
 
 
-def test_an_axis_that_can_be_switched_has_ticks_for_both_scales():
-    for chart in drawn(search_of(UPLOADS, *COSTS)).values():
-        for axis in chart.toggles:
-            assert "dtick" not in chart.layout[f"{axis}axis"]
+def test_the_best_so_far_goes_on_through_lost_trials():
+    best = drawn(search_of(ACCURACY, trial(0, "failed", 0), trial(1, "finished", -0.5), *ACCURACIES[1:]))["history"]
+    assert best.series[0].y.tolist() == pytest.approx([math.nan, 0.5, 0.5, 0.5, 0.5], nan_ok=True)
 
 
 def test_only_trial_zero_is_the_recipes_own():

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from qafel.cli.console import RunProgress, console
 from qafel.config import load_recipe
-from qafel.report import write_report
-from qafel.report.comparison import comparison_figure, save_figure
+from qafel.drawing.printed import save_figure
+from qafel.report import comparison_figure, write_report
 from qafel.runs.reading import Run
 from qafel.simulator.run import run as simulate
 from qafel.simulator.summary import Summary

@@ -14,10 +14,10 @@ from qafel import config
 from qafel.cli.console import console
 from qafel.config import Config
 from qafel.config.tasks import TASKS
+from qafel.drawing.printed import save_figure
 from qafel.errors import ConfigError, UserError
 from qafel.quantizers import measured, parse
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
-from qafel.report.comparison import save_figure
 from qafel.rng import Stream
 
 _WIDE = 120  # columns of a terminal; a narrower one shows no quantizers, which the descriptions name too

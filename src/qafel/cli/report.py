@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from qafel.drawing.styles import labels_of
+from qafel.drawing.printed import save_figure
 from qafel.errors import DataError, OutputError
-from qafel.report import write_report
-from qafel.report.comparison import comparison_figure, save_figure
+from qafel.report import comparison_figure, write_report
+from qafel.report.groups import run_labels
 from qafel.runs.reading import NothingToShow, Run
 
 
@@ -41,7 +41,7 @@ def report(
     write_report(loaded, page, title=title, left_out=named)
     figure = save_figure(comparison_figure(loaded), page.with_suffix(".png"))
     if as_json:
-        written = {"report": str(page), "figure": str(figure), "runs": labels_of(loaded)}
+        written = {"report": str(page), "figure": str(figure), "runs": run_labels(loaded)}
         print(json.dumps(written | {"left_out": [str(path) for path, _ in left_out]}, ensure_ascii=False))
         return
     console = Console()
@@ -70,7 +70,7 @@ def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
 
 
 def _say(console: Console, what: str, runs: list[Run], which: list[bool]) -> None:
-    if labels := [label for label, chosen in zip(labels_of(runs), which, strict=True) if chosen]:
+    if labels := [label for label, chosen in zip(run_labels(runs), which, strict=True) if chosen]:
         console.print(Text(f"{what}: {', '.join(labels)}"), soft_wrap=True)
 
 

@@ -1,52 +1,19 @@
-"""One chart of the report: a plain Plotly figure, ready for JSON.
-
-Every trace carries `meta.run`, by which the page's legend shows and hides a run in all charts at once. Text from files
-is escaped, because Plotly reads a little HTML in labels.
-"""
+"""A chart as values: panels of curves and bars on axes. `printed` draws them for print, `page` for a browser."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import numpy as np
 
-from qafel.runs.reading import Column
+from qafel.drawing.styles import Style, Values, styles_for
 
-Trace: TypeAlias = dict[str, Any]
-
-
-BYTES_AXIS = {"tickformat": ".3~s", "ticksuffix": "B", "tickangle": 0}
-
-
-COUNT_AXIS = {"tickformat": ".3~s"}
-
-
-@final
-@dataclass(frozen=True)
-class Chart:
-    """One card of the page; `toggles` names the axes that may switch between linear and logarithmic."""
-
-    key: str
-    title: str
-    notes: tuple[str, ...]
-    traces: tuple[Trace, ...]
-    layout: dict[str, Any]
-    toggles: tuple[str, ...] = ()
-    wide: bool = False
-    height: int = 340
-
-
-def plain(values: Column) -> list[float | int | None]:
-    """Six significant digits for JSON; what is not finite becomes a gap."""
-    return [_short(value) if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _short(value: float) -> float | int:
-    rounded = float(f"{value:.6g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+Ends: TypeAlias = tuple[float, float]
+Scale: TypeAlias = Literal["linear", "log"]
+Unit: TypeAlias = Literal["", "B", "count", "integer", "%"]
+Symbol: TypeAlias = Literal["dot", "circle", "cross", "ring", "up", "down"]
 
 
 @final
@@ -55,59 +22,140 @@ class Series:
     """One curve, or a set of points; `low` and `high` are drawn as a band, or as error bars on points."""
 
     label: str
-    x: Column
-    y: Column
-    low: Column | None = None
-    high: Column | None = None
-    kind: Literal["curve", "points", "line-and-points", "reference", "rings"] = "curve"
-    """A reference is a dashed line; rings are drawn on one, around points of other series."""
+    x: Values
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+    kind: Literal["curve", "steps", "points", "line-and-points", "reference", "rings", "marks"] = "curve"
+    """Steps hold each value up to the next. A reference is a dashed grey line; rings are drawn on one, around points of
+    other series. Marks are points with a symbol, of which only the words in `hover` are told."""
     hover: tuple[str, ...] = ()
     """Words for the points on the page; in print there is no room beside them."""
+    symbol: Symbol = "dot"
+    shade: Values | None = None
+    """A colour for each mark in place of the style's, from 0, dark, to 1, bright."""
+
+    @property
+    def is_reference(self) -> bool:
+        return self.kind in ("reference", "rings")
+
+
+@final
+@dataclass(frozen=True)
+class Bars:
+    """Bars of one label: where they stand, and how long they are."""
+
+    label: str
+    at: Values
+    length: Values
+    hover: tuple[str, ...] = ()
+    text: str = ""
+    """Written beyond the end of the last bar."""
+    pale: bool = False
 
 
 @final
 @dataclass(frozen=True)
 class Axis:
-    """An axis: what it measures, its scale, and what its ticks say."""
+    """An axis: what it measures, its scale, its limits, and what its ticks say."""
 
     label: str
     log: bool = False
-    unit: Literal["", "B", "count"] = ""
+    unit: Unit = ""
+    """Bytes and counts have prefixes (k, M, G); % shows a share of 1."""
     ticks: tuple[float, ...] = ()
-    limits: tuple[float, float] | None = None
+    limits: Ends | None = None
+    log_limits: Ends | None = None
+    """The limits on a logarithmic scale, if they are others."""
+    names: tuple[str, ...] = ()
+    """Words in place of numbers: the first stands at 0, the next at 1."""
+    fixed: bool = False
+    """A fixed axis keeps its scale; others can be switched by the page's reader, if they have positive values."""
+
+    @property
+    def scale(self) -> Scale:
+        return "log" if self.log else "linear"
 
 
 @final
 @dataclass(frozen=True)
 class Panel:
-    """One picture of a figure."""
+    """One picture: curves and bars on a pair of axes."""
 
     key: str
     title: str
     x: Axis
     y: Axis
-    series: tuple[Series, ...]
+    series: tuple[Series, ...] = ()
     note: str = ""
+    bars: tuple[Bars, ...] = ()
+    arrangement: Literal["grouped", "stacked", "rows"] = "grouped"
+    """Bars beside each other; on each other; or lying on each other's ends, in rows that the names of `y` head."""
+    targets: tuple[float, ...] = ()
+    """Heights to reach, each a dashed line across the panel."""
+    wide: bool = False
+    """Whether the panel takes the page's whole width."""
 
 
 def labels_of(panels: Sequence[Panel]) -> list[str]:
-    """Every label once, in order: what the legend lists and what colours follow. References, all grey, come last."""
-    grey = {series.label: series.kind in ("reference", "rings") for panel in panels for series in panel.series}
-    return sorted(grey, key=lambda label: grey[label])
+    """Every label once, in order: what the legend lists and what colours follow. References come last."""
+    grey = {series.label: series.is_reference for panel in panels for series in panel.series}
+    bars = dict.fromkeys((bars.label for panel in panels for bars in panel.bars), False)
+    return sorted(bars | grey, key=lambda label: (bars | grey)[label])
 
 
-def limits_of(panel: Panel) -> tuple[float, float]:
-    """The panel's y limits: as it says, else all curves with some room; on a log axis, all that is positive."""
-    if panel.y.limits is not None:
-        return panel.y.limits
-    parts = [part for series in panel.series for part in (series.y, series.low, series.high) if part is not None]
-    values = np.concatenate(parts) if parts else np.zeros(0)
-    values = values[np.isfinite(values) & ((values > 0) | (not panel.y.log))]
+def panel_styles(panels: Sequence[Panel]) -> tuple[Style, ...]:
+    """A style for every label of the panels."""
+    references = {series.label for panel in panels for series in panel.series if series.is_reference}
+    return styles_for(labels_of(panels), references)
+
+
+def limits_of(panel: Panel, name: Literal["x", "y"]) -> dict[Scale, Ends]:
+    """The limits of the axis `name` for each scale that it can have: as it says, else all values with some room.
+
+    Empty for bars that stand: they take the room that they need.
+    """
+    axis: Axis = getattr(panel, name)
+    if axis.names:
+        return {"linear": (-0.5, len(axis.names) - 0.5)}
+    if axis.limits is not None:
+        found: dict[Scale, Ends] = {"linear": axis.limits}
+        if (log := axis.log_limits or axis.limits)[0] > 0:
+            found["log"] = log
+        return found
+    if panel.bars:
+        return {"linear": (0.0, _longest(panel))} if panel.arrangement == "rows" else {}
+    values = _values(panel, name)
+    found = {"linear": _linear(values, from_zero=name == "y")}
+    if axis.log or (values > 0).any():
+        found["log"] = axis.log_limits or _logarithmic(values[values > 0])
+    return found
+
+
+def _longest(panel: Panel) -> float:
+    """The end of the longest row, and room for the words beyond it."""
+    at = np.concatenate([bars.at for bars in panel.bars]).astype(np.int64)
+    return 1.3 * float(np.bincount(at, np.concatenate([bars.length for bars in panel.bars])).max()) or 1.0
+
+
+def _values(panel: Panel, name: str) -> Values:
+    names = ("x",) if name == "x" else ("y", "low", "high")
+    parts = [part for series in panel.series for own in names if (part := getattr(series, own)) is not None]
+    values: Values = np.concatenate([np.zeros(0), *parts])
+    return values[np.isfinite(values)]
+
+
+def _linear(values: Values, from_zero: bool) -> Ends:
     if not values.size:
-        return (0.1, 1.0) if panel.y.log else (0.0, 1.0)
+        return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
-    if panel.y.log:
-        room = min(1.25, max(1.01, (high / low) ** 0.15))
-        return low / room, high * room
-    room = 0.05 * ((high - low) or abs(high) or 1.0)
-    return (min(0.0, low) if low < 0.4 * high else low - room), high + room
+    room = 0.04 * ((high - low) or abs(high) or 1.0)
+    return (min(0.0, low) if from_zero and low < 0.4 * high else low - room), high + room
+
+
+def _logarithmic(values: Values) -> Ends:
+    if not values.size:
+        return 0.1, 1.0
+    low, high = float(values.min()), float(values.max())
+    room = min(1.25, (high / low) ** 0.1) if high > low else 1.5
+    return low / room, high * room

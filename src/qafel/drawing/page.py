@@ -1,7 +1,7 @@
-"""The report's page: its skeleton, style and script. Nothing in it asks the network for anything.
+"""Panels drawn for a page: interactive Plotly charts in one HTML file, which asks the network for nothing.
 
 A content security policy forbids every request and every script but the two whose digests it names, so even text that
-slipped through unescaped could not run.
+slipped through unescaped could not run. The same content gives the same bytes: no date, no random identifier.
 """
 
 from __future__ import annotations
@@ -9,157 +9,56 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.resources import files
+from typing import Any, TypeAlias, final
 
-from qafel.drawing.chart import Chart
-from qafel.drawing.styles import Style
+import numpy as np
+from numpy.typing import NDArray
+from plotly.offline import get_plotlyjs
 
-STYLE = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --ink: #1f2328; --muted: #5b636d; --line: #e1e4e8;
-  --grid: #e8eaee; --accent: #0072B2; }
-@media (prefers-color-scheme: dark) { :root { --page: #0f1216; --card: #181c22; --ink: #e6e9ed; --muted: #9aa4af;
-  --line: #2a3038; --grid: #2a3038; --accent: #56B4E9; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 28px 20px 48px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 0 0 6px; letter-spacing: -0.01em; overflow-wrap: anywhere; }
-h2 { font-size: 18px; margin: 36px 0 12px; }
-h3 { font-size: 15px; margin: 0; font-weight: 600; }
-p { margin: 0 0 12px; }
-.lead { font-size: 16px; max-width: 70em; }
-.note, footer { color: var(--muted); font-size: 13px; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { padding: 9px 14px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-tbody tr:last-child > * { border-bottom: 0; }
-thead th { color: var(--muted); font-weight: 500; font-size: 13px; vertical-align: bottom; }
-th:first-child { text-align: left; position: sticky; left: 0; background: var(--card); font-weight: 600; }
-table.figures th, table.figures td { padding: 9px 8px; }
-table.figures thead th:not(:first-child) { white-space: normal; min-width: 4.2em; }
-table.figures .short { white-space: nowrap; }
-table.figures .long { overflow-wrap: anywhere; }
-table.figures th:first-child { white-space: normal; min-width: 10em; max-width: 20em; overflow-wrap: break-word; }
-td.text, thead th { max-width: 22em; }
-td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8em; }
-table:not(.figures) thead th { text-align: left; }
-.dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 8px; }
-.tag { font-size: 11px; font-weight: 500; color: var(--muted); border: 1px solid var(--line); border-radius: 6px;
-  padding: 1px 5px; margin-left: 4px; }
-.legend { position: sticky; top: 0; z-index: 5; display: flex; flex-wrap: wrap; gap: 6px; padding: 10px 0;
-  max-height: 25vh; overflow-y: auto; background: var(--page); }
-button { font: inherit; font-size: 13px; color: var(--ink); background: var(--card); border: 1px solid var(--line);
-  border-radius: 16px; padding: 4px 12px; cursor: pointer; }
-button:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
-.legend button { max-width: 100%; overflow-wrap: anywhere; text-align: left; }
-.legend button[aria-pressed="false"] { opacity: 0.45; text-decoration: line-through; }
-.legend svg { width: 22px; height: 8px; margin-right: 7px; vertical-align: middle; }
-.charts { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 14px; }
-.chart { padding: 14px 14px 10px; min-width: 0; }
-.wide { grid-column: 1 / -1; }
-.charts + h3 { margin-top: 26px; }
-h3:has(+ .charts) { margin-bottom: 10px; }
-.chart header { display: flex; align-items: center; gap: 6px; min-height: 30px; }
-.chart h3 { flex: 1; min-width: 0; overflow-wrap: anywhere; }
-.chart header button { font-size: 12px; padding: 2px 9px; color: var(--muted); }
-.chart header button[aria-pressed="true"] { color: var(--accent); border-color: var(--accent); }
-.scroll + .note { margin-top: 8px; }
-.chart .note { margin: 2px 0 0; }
-details { margin: 0 0 8px; }
-summary { cursor: pointer; padding: 6px 0; font-weight: 500; overflow-wrap: anywhere; }
-footer { margin-top: 36px; }
-#problem { display: none; padding: 10px 14px; border: 1px solid #D55E00; border-radius: 10px; margin: 0 0 12px; }
-@media (max-width: 820px) { main { padding: 18px 12px 32px; } h1 { font-size: 22px; }
-  .charts { grid-template-columns: minmax(0, 1fr); } .chart { padding: 12px 8px 8px; }
-  .legend { flex-wrap: nowrap; overflow: auto hidden; }
-  .legend button { flex: none; max-width: 75vw; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-  th, td { padding: 8px 10px; }
-  th:first-child { min-width: 8.5em; max-width: 11em; white-space: normal; overflow-wrap: break-word; } }
-@media print { .legend { position: static; max-height: none; flex-wrap: wrap; } .chart, tr { break-inside: avoid; }
-  .chart header button { display: none; } }
-"""
+from qafel.drawing.chart import Axis, Bars, Panel, Series, limits_of, panel_styles
+from qafel.drawing.styles import DASHES, GREY, Style, Values, thin
+from qafel.version import __version__
 
+Trace: TypeAlias = dict[str, Any]
 
-SCRIPT = """
-'use strict';
-const problem = text => {
-  const box = document.getElementById('problem');
-  box.textContent += 'A chart could not be drawn: ' + text + ' ';
-  box.style.display = 'block';
-};
-window.addEventListener('error', event => problem(event.message));
-window.addEventListener('unhandledrejection', event => problem(String(event.reason)));
-
-const charts = JSON.parse(document.getElementById('charts').textContent);
-const plot = key => document.getElementById('plot-' + key);
-const touch = matchMedia('(pointer: coarse)').matches;
-const narrow = () => innerWidth < 820;
-
-function colours() {
-  const root = getComputedStyle(document.documentElement);
-  return name => root.getPropertyValue('--' + name).trim();
+_POINTS = 14_000  # of all curves of a chart together
+_GAP = 0.65  # between bars in rows, for their names
+_UNITS: dict[str, dict[str, Any]] = {
+    "": {},
+    "B": {"tickformat": ".3~s", "ticksuffix": "B", "tickangle": 0},
+    "count": {"tickformat": ".3~s"},
+    "integer": {"tickformat": "d"},
+    "%": {"tickformat": ".0%"},
+}
+_SYMBOLS: dict[str, dict[str, Any]] = {
+    "dot": {"symbol": "circle", "size": 8},
+    "circle": {"symbol": "circle-open", "size": 8},
+    "cross": {"symbol": "x-thin-open", "size": 8},
+    "ring": {"symbol": "circle-open", "size": 20},
+    "up": {"symbol": "triangle-up", "size": 11},
+    "down": {"symbol": "triangle-down", "size": 11},
 }
 
-function axis(own) {
-  const colour = colours();
-  const made = Object.assign({ automargin: true, gridcolor: colour('grid'), linecolor: colour('muted'), zeroline: false,
-    tickfont: { size: 12 }, nticks: narrow() ? 6 : 9, dtick: own.type === 'log' ? 1 : undefined }, own,
-    { title: Object.assign({ font: { size: 13 }, standoff: 8 }, own.title) });
-  // Steps like 'D2' are for logarithmic axes alone.
-  if (typeof made.dtick === 'string' && made.type !== 'log') delete made.dtick;
-  return made;
-}
 
-function layout(chart) {
-  const colour = colours();
-  return Object.assign({}, chart.layout, {
-    xaxis: axis(chart.layout.xaxis), yaxis: axis(chart.layout.yaxis),
-    paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', showlegend: false, autosize: true,
-    font: { color: colour('ink'), family: getComputedStyle(document.body).fontFamily },
-    hoverlabel: { bgcolor: colour('card'), bordercolor: colour('muted'), font: { color: colour('ink') },
-      namelength: 30 },
-    margin: { l: 12, r: narrow() ? 16 : 22, t: 14, b: 12 }, hovermode: 'closest',
-    dragmode: touch ? false : 'zoom',
-  });
-}
+@final
+class Html(str):
+    """Text that is HTML already; all other text is escaped."""
 
-function draw() {
-  return Promise.all(charts.map(chart => Plotly.react(plot(chart.key), chart.traces, layout(chart), {
-    responsive: true, displayModeBar: false })));
-}
-
-for (const button of document.querySelectorAll('.legend button')) {
-  button.addEventListener('click', () => {
-    const shown = button.getAttribute('aria-pressed') !== 'true';
-    button.setAttribute('aria-pressed', String(shown));
-    for (const chart of charts)
-      for (const trace of chart.traces)
-        if (trace.meta.run === Number(button.dataset.run)) trace.visible = shown;
-    draw();
-  });
-}
-
-for (const button of document.querySelectorAll('.chart header button')) {
-  button.addEventListener('click', () => {
-    const log = button.getAttribute('aria-pressed') !== 'true';
-    button.setAttribute('aria-pressed', String(log));
-    const own = charts.find(chart => chart.key === button.dataset.chart).layout[button.dataset.axis + 'axis'];
-    own.type = log ? 'log' : 'linear';
-    if (own.ranges) own.range = own.ranges[own.type].slice();
-    draw();
-  });
-}
-
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
-draw().then(() => { document.documentElement.dataset.drawn = charts.length; });
-"""
+    __slots__ = ()
 
 
-def page(title: str, body: str, data: str, plotly_js: str) -> str:
-    """Put the page together; `title` and `body` are HTML, `data` is JSON without any `<`."""
-    scripts = f"{_digest(plotly_js)} {_digest(SCRIPT)}"
+def page(title: str, sections: Iterable[str], panels: Sequence[Panel], styles: Sequence[Style] = ()) -> str:
+    """The whole page as HTML.
+
+    `title` is plain text, `sections` are HTML, among them the `cards` of all `panels`; `styles` are those of the
+    legend, by default one for each label.
+    """
+    body, plotly_js, script = "\n".join(filter(None, sections)), get_plotlyjs(), _file("page.js")
+    scripts = f"{_digest(plotly_js)} {_digest(script)}"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {scripts}"
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -167,72 +66,240 @@ def page(title: str, body: str, data: str, plotly_js: str) -> str:
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+<title>{escape(title)}</title>
 <link rel="icon" href="data:,">
-<style>{STYLE}</style>
+<style>
+{_file("page.css")}</style>
 </head>
 <body>
 <main>
-<h1>{title}</h1>
+<h1>{escape(title)}</h1>
 <div id="problem" role="alert"></div>
 <noscript><p>The tables need nothing; the charts need JavaScript, all of which is in this file.</p></noscript>
 {body}
+<footer>Written by qafel {escape(__version__)}.</footer>
 </main>
-<script type="application/json" id="charts">{data}</script>
+<script type="application/json" id="charts">{_data(panels, styles or panel_styles(panels))}</script>
 <script>{plotly_js}</script>
-<script>{SCRIPT}</script>
+<script>{script}</script>
 </body>
 </html>
 """
+
+
+def note(text: str) -> str:
+    """A paragraph in small print."""
+    return f'<p class="note">{_cell(text)}</p>' if text else ""
+
+
+def legend(styles: Sequence[Style], label: str = "Show or hide") -> str:
+    """A button for every style, which shows or hides it in all charts; `label` tells a screen reader what they do."""
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-style="{style.index}"><svg viewBox="0 0 22 8" '
+        f'aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" stroke="{style.colour}" stroke-width="3" '
+        f'stroke-dasharray="{" ".join(map(str, DASHES[style.dash]))}"/></svg>{escape(style.label)}</button>'
+        for style in styles
+    )
+    return f'<div class="legend" role="group" aria-label="{escape(label)}">{buttons}</div>'
+
+
+def cards(panels: Sequence[Panel]) -> str:
+    """A place for every chart, with its title, note and switches."""
+    return f'<div class="charts">{"".join(_card(panel, alone=len(panels) == 1) for panel in panels)}</div>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
+    """A table that scrolls by itself if it is wider than the page.
+
+    `head` names the columns, if it is not empty; the first cell of each of the `rows` names the row. `numbers` aligns
+    the other cells to the right and keeps them on one line.
+    """
+    named = "".join(f'<th scope="col">{_cell(title)}</th>' for title in head)
+    start = "<td>" if numbers else '<td class="text">'
+    body = "".join(
+        f'<tr><th scope="row">{_cell(first)}</th>{"".join(f"{start}{_cell(cell)}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    opened = '<table class="figures">' if numbers else "<table>"
+    above = f"<thead><tr>{named}</tr></thead>" if head else ""
+    return f'<div class="scroll" tabindex="0">{opened}{above}<tbody>{body}</tbody></table></div>'
+
+
+def _cell(text: str) -> str:
+    return text if isinstance(text, Html) else escape(text)
+
+
+def _file(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _digest(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-# The parts of which every page is put together: legend, chart cards, the charts' data, tables that scroll.
-
-
-_DASHES = {"solid": "", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}
-
-
-def legend(styles: Sequence[Style], label: str = "Show or hide") -> str:
-    """A button for every name, which shows or hides it in all charts."""
-    buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-run="{index}"><svg viewBox="0 0 22 8" aria-hidden="true">'
-        f'<line x1="0" y1="4" x2="22" y2="4" stroke="{style.colour}" stroke-width="3" '
-        f'stroke-dasharray="{_DASHES[style.dash]}"/></svg>{escape(style.label)}</button>'
-        for index, style in enumerate(styles)
-    )
-    return f'<div class="legend" role="group" aria-label="{escape(label)}">{buttons}</div>'
-
-
-def cards(charts: Sequence[Chart]) -> str:
-    """A place for every chart, with its title, notes and switches."""
-    return f'<div class="charts">{"".join(_card(chart) for chart in charts)}</div>'
-
-
-def _card(chart: Chart) -> str:
+def _card(panel: Panel, alone: bool) -> str:
     toggles = "".join(
-        f'<button type="button" data-chart="{chart.key}" data-axis="{axis}" '
-        f'aria-pressed="{str(chart.layout[f"{axis}axis"]["type"] == "log").lower()}">log {axis}</button>'
-        for axis in chart.toggles
+        f'<button type="button" data-chart="{panel.key}" data-axis="{name}" '
+        f'aria-pressed="{str(axis.log).lower()}">log {name}</button>'
+        for name, axis in (("x", panel.x), ("y", panel.y))
+        if not axis.fixed and len(limits_of(panel, "x" if name == "x" else "y")) > 1
     )
-    notes = f'<p class="note">{escape(" ".join(chart.notes))}</p>' if chart.notes else ""
-    wide = " wide" if chart.wide else ""
+    wide = " wide" if panel.wide or alone else ""
+    height = max(340, 80 + 42 * len(panel.y.names)) if panel.arrangement == "rows" else 440 if alone else 340
     return (
-        f'<section class="card chart{wide}"><header><h3>{escape(chart.title)}</h3>{toggles}</header>'
-        f'{notes}<div class="plot" id="plot-{chart.key}" style="height:{chart.height}px"></div></section>'
+        f'<section class="card chart{wide}"><header><h3>{escape(panel.title)}</h3>{toggles}</header>'
+        f'{note(panel.note)}<div class="plot" id="plot-{panel.key}" style="height:{height}px"></div></section>'
     )
 
 
-def chart_data(charts: Sequence[Chart]) -> str:
-    """The charts as JSON that cannot end its script element early."""
-    content = [{"key": chart.key, "traces": chart.traces, "layout": chart.layout} for chart in charts]
-    text = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+def _data(panels: Sequence[Panel], styles: Sequence[Style]) -> str:
+    """All charts as JSON that cannot end its script element early."""
+    named = {style.label: style for style in styles}
+    charts = [{"key": panel.key, "traces": traces_of(panel, named), "layout": layout_of(panel)} for panel in panels]
+    text = json.dumps(charts, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def scrolling(table: str) -> str:
-    """A table that scrolls by itself where it is wider than the page."""
-    return f'<div class="scroll" tabindex="0">{table}</div>'
+def traces_of(panel: Panel, styles: dict[str, Style]) -> list[Trace]:
+    """The panel's curves and bars as Plotly's traces. `meta.style` is what the legend's buttons ask for.
+
+    All text is escaped, because Plotly reads a little HTML.
+    """
+    limit = max(120, min(1200, _POINTS // max(1, len(panel.series))))
+    found = []
+    for series in panel.series:
+        style, rows = styles[series.label], thin(series.y, limit)
+        if series.kind == "curve" and series.low is not None and series.high is not None:
+            # A logarithmic axis has no place for a band's end at zero or below.
+            low = np.maximum(series.low, 1e-300) if panel.y.log else series.low
+            found.append(_band(series.x, low, series.high, rows, style))
+        found.append(_curve(panel, series, rows, style))
+    return found + [_bars(bars, panel.arrangement == "rows", styles[bars.label]) for bars in panel.bars]
+
+
+def layout_of(panel: Panel) -> dict[str, Any]:
+    """Plotly's layout of the panel; the page's script adds what depends on the reader's screen."""
+    layout: dict[str, Any] = {
+        "barmode": "group" if panel.arrangement == "grouped" else "stack",
+        "xaxis": _axis(panel, panel.x, limits_of(panel, "x")),
+        "yaxis": _axis(panel, panel.y, limits_of(panel, "y")),
+        "shapes": [_target(target) for target in panel.targets],
+    }
+    if panel.arrangement != "rows":
+        return layout | {"bargap": 0.15}
+    rows = {"range": [len(panel.y.names) - 0.6, -0.75], "showgrid": False, "showticklabels": False}
+    names = [_row_name(row, name) for row, name in enumerate(panel.y.names)]
+    xaxis = layout["xaxis"] | {"nticks": 4}
+    return layout | {"xaxis": xaxis, "yaxis": rows, "bargap": _GAP, "annotations": names}
+
+
+def _named(style: Style) -> Trace:
+    return {"name": escape(style.label), "meta": {"style": style.index}}
+
+
+def _curve(panel: Panel, series: Series, rows: NDArray[np.int64], style: Style) -> Trace:
+    unit = "B" if panel.x.unit == "B" else ""
+    values = f"%{{x:.4~s}}{unit}, %{{y:.4~g}}"
+    lines = series.kind not in ("points", "marks") and (len(rows) > 1 or series.is_reference)
+    markers = series.kind in ("points", "line-and-points", "rings", "marks") or not lines
+    marker: dict[str, Any] = {"color": style.colour, **_SYMBOLS[series.symbol], "line": {"width": 1.5}}
+    if series.kind == "rings":
+        marker |= {"symbol": "circle-open", "size": 15}
+    if series.shade is not None:
+        marker |= {"color": _plain(series.shade[rows]), "colorscale": "Viridis", "cmin": 0, "cmax": 1}
+    trace: Trace = _named(style) | {
+        "type": "scatter",
+        "x": _plain(series.x[rows]),
+        "y": _plain(series.y[rows]),
+        "mode": "+".join(word for word, there in (("lines", lines), ("markers", markers)) if there),
+        "line": {"color": style.colour, "dash": style.dash, "width": 1.8},
+        "marker": marker,
+        "hovertemplate": f"{values}<extra>%{{fullData.name}}</extra>",
+    }
+    if series.kind == "steps":
+        trace["line"]["shape"] = "hv"
+    if series.kind == "marks":
+        trace["cliponaxis"] = False
+    if series.hover:
+        told = "%{text}" if series.kind == "marks" else f"%{{text}}<br>{values}"
+        trace |= {"text": [_lines(series.hover[row]) for row in rows], "hovertemplate": f"{told}<extra></extra>"}
+    if series.kind != "curve" and series.low is not None and series.high is not None:
+        up, down = _plain((series.high - series.y)[rows]), _plain((series.y - series.low)[rows])
+        bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": style.colour}
+        trace["error_y"] = bars | {"thickness": 1.2, "width": 3}
+    return trace
+
+
+def _band(x: Values, low: Values, high: Values, rows: NDArray[np.int64], style: Style) -> Trace:
+    """The range over seeds: along the top, and back along the bottom."""
+    rows = rows[np.isfinite(low[rows]) & np.isfinite(high[rows])]
+    return _named(style) | {
+        "type": "scatter",
+        "x": _plain(np.concatenate((x[rows], x[rows][::-1]))),
+        "y": _plain(np.concatenate((high[rows], low[rows][::-1]))),
+        "mode": "lines",
+        "line": {"width": 0},
+        "fill": "toself",
+        "fillcolor": f"rgba({', '.join(str(int(style.colour[at : at + 2], 16)) for at in (1, 3, 5))}, 0.18)",
+        "hoverinfo": "skip",
+    }
+
+
+def _bars(bars: Bars, lying: bool, style: Style) -> Trace:
+    at, length = _plain(bars.at), _plain(bars.length)
+    return _named(style) | {
+        "type": "bar",
+        "orientation": "h" if lying else "v",
+        "x": length if lying else at,
+        "y": at if lying else length,
+        "marker": {"color": style.colour, "opacity": 0.45 if bars.pale else 1.0},
+        "customdata": [_lines(words) for words in bars.hover],
+        "hovertemplate": "%{customdata}<extra>%{fullData.name}</extra>",
+        "text": [""] * (len(at) - 1) + [escape(bars.text)],
+        "textposition": "outside",
+        "cliponaxis": False,
+    }
+
+
+def _row_name(row: int, name: str) -> dict[str, Any]:
+    """A name above its row: beside it, on a phone, it would leave no room for the bar."""
+    place = {"x": 0, "xanchor": "left", "y": row - 0.5 * (1 - _GAP), "yanchor": "bottom", "showarrow": False}
+    return {"text": escape(name), "font": {"size": 12}, "borderpad": 0, **place}
+
+
+def _target(target: float) -> dict[str, Any]:
+    """A dashed line across the whole chart, named at its left end, where curves have hardly begun."""
+    label = {"text": f"target {target:g}", "textposition": "start", "font": {"color": GREY}}
+    line = {"color": GREY, "dash": "dash", "width": 2}
+    ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
+    return {"type": "line", "layer": "between", **ends, "line": line, "label": label}
+
+
+def _axis(panel: Panel, axis: Axis, limits: dict[Any, tuple[float, float]]) -> dict[str, Any]:
+    """Plotly's axis; `ranges` has the limits for both scales, between which the page's script switches."""
+    found = {"title": {"text": escape(axis.label)}, "type": axis.scale, "exponentformat": "power", **_UNITS[axis.unit]}
+    if axis.ticks or axis.names:
+        texts = [escape(name) for name in axis.names] or [f"{tick:g}" for tick in axis.ticks]
+        found |= {"tickvals": list(axis.ticks) or list(range(len(axis.names))), "ticktext": texts}
+    ranges = {
+        scale: [math.log10(end) for end in ends] if scale == "log" else list(ends) for scale, ends in limits.items()
+    }
+    if axis.scale in ranges:
+        found |= {"range": ranges[axis.scale], "ranges": ranges}
+    elif panel.bars:
+        found["rangemode"] = "tozero"
+    return found
+
+
+def _lines(words: str) -> str:
+    return escape(words).replace("\n", "<br>")
+
+
+def _plain(values: Values) -> list[float | int | None]:
+    """Six significant digits for JSON; what is not finite becomes a gap."""
+    return [_short(value) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _short(value: float) -> float | int:
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

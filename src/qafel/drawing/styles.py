@@ -1,65 +1,60 @@
-"""How a run looks, the same in every chart: its label, its colour and its dashes."""
+"""How charts look, in print and on a page: colours, dashes, labels that fit, and curves with fewer points."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.runs.reading import Column, Run
+Values: TypeAlias = NDArray[np.float64]
 
 # Okabe and Ito's palette, safe for colour-blind readers, without yellow and black, which vanish on white or dark.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
+BLUE, RED, GREY = PALETTE[0], PALETTE[1], PALETTE[6]
+INK, MUTED, GRID = "#1f2328", "#656d76", "#e4e7eb"
 
-
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = {"solid": (), "dash": (5, 2.5), "dot": (1.5, 1.5), "dashdot": (5, 1.5, 1, 1.5)}
+"""Plotly's words for dashes, with the lengths of strokes and gaps for those who draw them otherwise."""
 
 
 @final
 @dataclass(frozen=True)
 class Style:
-    """Label, colour and dashes of one run; `dash` is Plotly's word for it, `index` its place in the legend."""
+    """Label, colour and dashes of what the legend lists; `index` is its place there."""
 
     label: str
     colour: str
-    dash: str
+    dash: str = "solid"
     index: int = 0
 
 
-def styles_of(runs: Sequence[Run]) -> tuple[Style, ...]:
-    """One style per run: colours in the order given, then the same colours dashed."""
+def paler(colour: str, share: float = 0.45) -> str:
+    """The colour mixed with white, of which it has `share`; unlike a transparent one it hides what lies behind."""
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - share * (255 - part)):02x}" for part in parts)
+
+
+def styles_for(labels: Sequence[str], grey: Collection[str] = ()) -> tuple[Style, ...]:
+    """Give every label a style: colours in the order of `labels`, then the same colours dashed.
+
+    Labels in `grey` are references, beside which the others are read: grey and dashed.
+    """
+    dashes = tuple(DASHES)
     return tuple(
-        Style(label, PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)], index)
-        for index, label in enumerate(labels_of(runs))
+        Style(label, GREY, "dash", index)
+        if label in grey
+        else Style(label, PALETTE[index % len(PALETTE)], dashes[index // len(PALETTE) % len(dashes)], index)
+        for index, label in enumerate(labels)
     )
-
-
-def labels_of(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Names that differ: the run's own, with seed, directory or number added where others share it."""
-    labels = [run.name for run in runs]
-    additions = (
-        [f"seed {run.summary['seed']}" if "seed" in run.summary else "" for run in runs],
-        [run.path.resolve().name for run in runs],
-        [f"#{index}" for index in range(1, len(runs) + 1)],
-    )
-    for addition in additions:
-        shared = {label for label, count in Counter(labels).items() if count > 1}
-        useful = {label for label in shared if len(_additions_to(label, labels, addition)) > 1}
-        labels = [
-            f"{label} · {added}" if label in useful and added else label
-            for label, added in zip(labels, addition, strict=True)
-        ]
-    return tuple(labels)
 
 
 def short_labels(labels: Sequence[str], most: int = 44) -> tuple[str, ...]:
-    """Labels of at most so many letters, that differ if the given ones do: what long ones share at both ends goes."""
+    """Shorten labels to at most `most` letters: what long ones share at both ends goes, and they still differ."""
     if all(len(label) <= most for label in labels):
         return tuple(labels)
     words = [re.findall(r"[^\W_]+|[\W_]+", label) for label in labels]
@@ -72,7 +67,7 @@ def short_labels(labels: Sequence[str], most: int = 44) -> tuple[str, ...]:
 
 
 def _shared(words: Sequence[Sequence[str]]) -> int:
-    """How many words all begin with, of several."""
+    """How many words all begin with; none if there is only one label."""
     if len(words) < 2:
         return 0
     shortest = min(len(own) for own in words)
@@ -85,15 +80,8 @@ def _cut(label: str, most: int) -> str:
     return label if len(label) <= most else f"{label[:head]}…{label[head + 1 - most :]}"
 
 
-def _additions_to(label: str, labels: Sequence[str], addition: Sequence[str]) -> set[str]:
-    return {added for other, added in zip(labels, addition, strict=True) if other == label}
-
-
-# Fewer points, the same picture: rows of a long history to keep, the same ones every time.
-
-
-def thin(values: Column, limit: int) -> NDArray[np.int64]:
-    """Indices of at most about `limit` values that draw the same curve, in order.
+def thin(values: Values, limit: int) -> NDArray[np.int64]:
+    """Choose at most about `limit` indices of `values` that draw the same curve, in order; the same every time.
 
     The history is cut into buckets, half of them evenly and half of them logarithmically spaced, so that the early
     steps keep their detail on linear and logarithmic axes alike; of each bucket the first, the smallest and the

@@ -7,7 +7,6 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal, TypeAlias, final
 
 import numpy as np
@@ -50,9 +49,6 @@ class Table:
         lines = [titles, ["--:" if right else "---" for right in numeric], *self.shown()]
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
-    def html(self) -> str:
-        return html_table([heading.title for heading in self.headings], self.shown(), table="figures")
-
     def csv(self, comments: Sequence[str] = ()) -> str:
         """CSV with all digits; a figure over seeds takes five columns. `comments` become lines that begin with #."""
         text = io.StringIO()
@@ -64,26 +60,6 @@ class Table:
         for row in self.rows:
             writer.writerow([value for cell, five in zip(row, wide, strict=True) for value in _values(cell, five)])
         return text.getvalue()
-
-
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], table: str = "", cell: str = "") -> str:
-    """A table that scrolls sideways; the first cell of a row is its heading.
-
-    `head` may be empty; `table` and `cell` are the CSS classes of the table and of its cells.
-    """
-
-    def tag(name: str, kind: str) -> str:
-        return f'<{name} class="{kind}">' if kind else f"<{name}>"
-
-    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"{tag('td', cell)}{escape(text)}</td>" for text in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    above = f"<thead><tr>{titles}</tr></thead>" if head else ""
-    return f'<div class="scroll" tabindex="0">{tag("table", table)}{above}<tbody>{body}</tbody></table></div>'
 
 
 def _shown(cell: Cell, heading: Heading) -> str:

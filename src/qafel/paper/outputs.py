@@ -13,15 +13,12 @@ from html import escape
 from pathlib import Path
 from typing import Any, Self, TypeAlias, final
 
-from plotly.offline import get_plotlyjs
-
-from qafel.drawing.chart import Panel
-from qafel.drawing.charts import charts_of, styles_of
-from qafel.drawing.figures import draw, rendered
-from qafel.drawing.page import cards, chart_data, legend, page
+from qafel.drawing.chart import Panel, panel_styles
+from qafel.drawing.page import cards, legend, note, page, table
+from qafel.drawing.printed import draw, rendered
 from qafel.errors import DataError, OutputError
 from qafel.files import write_atomically
-from qafel.paper.display import Table, html_table
+from qafel.paper.display import Table
 from qafel.paper.entry import Claim, Entry, Request, Verdict
 from qafel.paper.measured import EntryRuns
 from qafel.report.tables import flatten
@@ -253,28 +250,27 @@ class EntryResult:
 
     def page(self) -> str:
         """Claims, table, interactive charts, settings and provenance in one HTML file that works offline."""
-        source, charts = self.source, charts_of(self.panels)
-        claims = [
+        source = self.source
+        claims = (
             (_MARKS[verdict.result], claim.text, verdict.because, claim.where) for claim, verdict in self.verdicts
-        ]
+        )
         sections = [
             f'<p class="lead">{escape(self.entry.paper)}. Made by <code>{escape(source.command)}</code>.</p>',
             "<h2>Published claims</h2>",
-            html_table(("", "claim", "measured here", "where"), claims, cell="text"),
+            table(("", "claim", "measured here", "where"), claims),
             "<h2>Measured</h2>",
-            self.table.html(),
-            *(f'<p class="note">{escape(note)}</p>' for note in self.notes),
-            '<h2>Charts</h2><p class="note">Drag to zoom, double-click to see all; tap a name to hide it.</p>',
-            f"<section>{legend(styles_of(self.panels))}{cards(charts)}</section>",
+            table([heading.title for heading in self.table.headings], self.table.shown(), numbers=True),
+            *(note(text) for text in self.notes),
+            "<h2>Charts</h2>",
+            note("Drag to zoom, double-click to see all; tap a name to hide it."),
+            f"<section>{legend(panel_styles(self.panels))}{cards(self.panels)}</section>",
             "<h2>Settings that differ</h2>",
             _differences(source),
-            "<details><summary>Settings that all runs share</summary>"
-            f"{html_table((), source.common.items(), cell='text')}</details>",
+            f"<details><summary>Settings that all runs share</summary>{table((), source.common.items())}</details>",
             "<h2>Provenance</h2>",
             f"<p>{escape(source.sentence())}</p>",
-            f"<footer>Written by qafel {escape(__version__)}.</footer>",
         ]
-        return page(escape(self.entry.title), "\n".join(sections), chart_data(charts), get_plotlyjs())
+        return page(self.entry.title, sections, self.panels)
 
     def figure(self) -> dict[str, bytes]:
         """The figure for print, by file name."""
@@ -283,7 +279,7 @@ class EntryResult:
             self.panels, self.entry.title, f"{source.command} · {source.seeds_each()} · qafel {source.qafel()}"
         )
         description = f"{self.entry.paper}. {source.command}. {source.sentence()}"
-        return {f"figure.{kind}": rendered(figure, kind, description) for kind in ("png", "pdf")}
+        return {f"figure{suffix}": rendered(figure, suffix, description) for suffix in (".png", ".pdf")}
 
 
 def _differences(source: Provenance) -> str:
@@ -291,7 +287,7 @@ def _differences(source: Provenance) -> str:
     if not keys:
         return "<p>All runs have the same settings, but for their seeds.</p>"
     rows = [[method, *(own.get(key, "–") for key in keys)] for method, own in source.differing.items()]
-    return html_table(("", *keys), rows, cell="text")
+    return table(("", *keys), rows)
 
 
 def _by_section(settings: Settings) -> str:

@@ -1,6 +1,5 @@
-"""One page that compares runs: tables and interactive charts in a single HTML file that works offline.
-
-The same runs give the same bytes: no date, no random identifier.
+"""Any runs compared: `groups` says which belong together and which part of their metric to show, `charts` turns them
+into panels, `tables` into tables, and this file makes a page of both: a single HTML file that works offline.
 """
 
 from __future__ import annotations
@@ -9,21 +8,23 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
-
-from qafel.drawing.chart import Chart
-from qafel.drawing.page import cards, chart_data, legend, page
-from qafel.drawing.styles import Style, styles_of
+from qafel.drawing.chart import Panel
+from qafel.drawing.page import cards, legend, note, page
+from qafel.drawing.styles import Style
 from qafel.errors import DataError, OutputError
-from qafel.report.charts import charts_of
-from qafel.report.groups import Group, groups_of
+from qafel.report.charts import comparison_figure, report_panels
+from qafel.report.groups import Group, groups_of, run_styles
 from qafel.report.tables import differences_table, full_configurations, headline_table, lead_sentence, provenance_table
 from qafel.runs.reading import Run
-from qafel.version import __version__
+
+__all__ = ["comparison_figure", "render_report", "write_report"]
 
 
 def write_report(runs: Sequence[Run], path: Path, title: str = "", left_out: Sequence[str] = ()) -> Path:
-    """Write the page that compares the runs, colours in the order given; it names what was left out."""
+    """Write the page that compares the runs to `path`.
+
+    Colours follow the order of `runs`; `title` is by default their names; the page names what was `left_out`.
+    """
     path = Path(path)
     text = render_report(runs, title, left_out)
     try:
@@ -35,21 +36,19 @@ def write_report(runs: Sequence[Run], path: Path, title: str = "", left_out: Seq
 
 
 def render_report(runs: Sequence[Run], title: str = "", left_out: Sequence[str] = ()) -> str:
-    """The page's HTML."""
+    """The page's HTML; the arguments are those of `write_report`."""
     if not runs:
         raise DataError("there is no run to report on: name at least one run directory")
-    styles, groups = styles_of(runs), groups_of(runs)
-    charts = [charts_of(group, f"-{number}" if number else "") for number, group in enumerate(groups)]
+    styles, groups = run_styles(runs), groups_of(runs)
+    panels = [report_panels(group, f"-{number}" if number else "") for number, group in enumerate(groups)]
     title = title or " · ".join(style.label for style in styles[:4]) + (" …" if len(styles) > 4 else "")
-    body = [
+    sections = [
         *_notes(runs, styles, groups, left_out),
-        *(_figures(group, alone=len(groups) == 1) for group in groups),
-        _charts(groups, styles, charts),
+        *(part for group in groups for part in _figures(group, alone=len(groups) == 1)),
+        *_charts(groups, styles, panels),
         *_settings(runs, styles),
-        f"<footer>Written by qafel {escape(__version__)}.</footer>",
     ]
-    data = chart_data([chart for own in charts for chart in own])
-    return page(escape(title), "\n".join(body), data, get_plotlyjs())
+    return page(title, sections, [panel for own in panels for panel in own], styles)
 
 
 def _notes(runs: Sequence[Run], styles: Sequence[Style], groups: Sequence[Group], left_out: Sequence[str]) -> list[str]:
@@ -66,33 +65,34 @@ def _notes(runs: Sequence[Run], styles: Sequence[Style], groups: Sequence[Group]
         notes.append(f"Not finished, shown up to the last evaluation: {', '.join(unfinished)}.")
     if left_out:
         notes.append(f"Left out: {', '.join(left_out)}.")
-    return [f'<p class="note">{escape(note)}</p>' for note in notes]
+    return [note(text) for text in notes]
 
 
-def _figures(group: Group, alone: bool) -> str:
+def _figures(group: Group, alone: bool) -> tuple[str, ...]:
     """A group's lead and table, under its own title if there are others."""
-    reference = escape(group.styles[group.reference].label)
     target = "To target: at the first evaluation that meets it, bytes up and broadcast. " if group.targets else ""
-    parts = (
+    reference = group.styles[group.reference].label
+    return (
         "" if alone else f"<h2>{escape(group.title)}</h2>",
         f'<p class="lead">{lead_sentence(group)}</p>',
         headline_table(group),
-        f'<p class="note">{target}Traffic ratio: bytes uploaded plus broadcast (each broadcast counted once), relative '
-        f"to {reference}. Received: bytes that all clients received together. 1 MB is 10⁶ bytes.</p>",
+        note(
+            f"{target}Traffic ratio: bytes uploaded plus broadcast (each broadcast counted once), relative "
+            f"to {reference}. Received: bytes that all clients received together. 1 MB is 10⁶ bytes."
+        ),
     )
-    return "\n".join(filter(None, parts))
 
 
-def _charts(groups: Sequence[Group], styles: Sequence[Style], charts: Sequence[Sequence[Chart]]) -> str:
+def _charts(groups: Sequence[Group], styles: Sequence[Style], panels: Sequence[Sequence[Panel]]) -> tuple[str, ...]:
     """Legend and charts in a section of their own, so that the legend does not follow the reader any further."""
     titles = [f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else "" for group in groups]
-    parts = (
-        '<section><h2>Charts</h2><p class="note">Drag to zoom, double-click to see all; tap a run to hide it.</p>',
+    return (
+        "<section><h2>Charts</h2>",
+        note("Drag to zoom, double-click to see all; tap a run to hide it."),
         legend(styles, "Show or hide runs"),
-        *(title + cards(own) for title, own in zip(titles, charts, strict=True)),
+        *(title + cards(own) for title, own in zip(titles, panels, strict=True)),
         "</section>",
     )
-    return "\n".join(parts)
 
 
 def _settings(runs: Sequence[Run], styles: Sequence[Style]) -> list[str]:

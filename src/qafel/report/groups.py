@@ -1,17 +1,19 @@
-"""Which runs may be compared: those of one task, measured by one metric with one goal."""
+"""Which runs may be compared, those of one task and metric, and which part of the metric to show of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
-from qafel.drawing.styles import Style, styles_of
+from qafel.drawing.styles import Style, styles_for
 from qafel.runs.reading import Column, Run
 from qafel.text import human_count, human_metric
 
+_DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
 _BETTER = {"min": "lower is better", "max": "higher is better"}
 
 
@@ -50,12 +52,35 @@ class Group:
         return self.targets[0] if len(stated) == len(self.targets) == 1 else None
 
 
+def run_styles(runs: Sequence[Run]) -> tuple[Style, ...]:
+    """A style for each run, in the order given."""
+    return styles_for(run_labels(runs))
+
+
+def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Names that differ: the run's own, with seed, directory or number added if others share it."""
+    labels = [run.name for run in runs]
+    additions = (
+        [f"seed {run.summary['seed']}" if "seed" in run.summary else "" for run in runs],
+        [run.path.resolve().name for run in runs],
+        [f"#{index}" for index in range(1, len(runs) + 1)],
+    )
+    for addition in additions:
+        # An addition is useful to a label if it differs among the runs that share the label.
+        distinct = Counter(label for label, _ in set(zip(labels, addition, strict=True)))
+        labels = [
+            f"{label} · {added}" if distinct[label] > 1 and added else label
+            for label, added in zip(labels, addition, strict=True)
+        ]
+    return tuple(labels)
+
+
 def groups_of(runs: Sequence[Run]) -> tuple[Group, ...]:
     """The groups in the order of their first runs; every run keeps the style that it has among all."""
     members: dict[tuple[str, str, str], list[int]] = {}
     for index, run in enumerate(runs):
         members.setdefault(_kind(run, runs), []).append(index)
-    styles = styles_of(runs)
+    styles = run_styles(runs)
     return tuple(
         Group(*kind, tuple(runs[index] for index in chosen), tuple(styles[index] for index in chosen))
         for kind, chosen in members.items()
@@ -74,23 +99,6 @@ def _is_fedbuff(run: Run) -> bool:
     return "fedbuff" in run.name.casefold() or str(run.summary.get("algorithm", "")).casefold() == "fedbuff"
 
 
-# Which part of the metric to show: scale and limits that one diverging run cannot ruin.
-
-
-_DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
-
-
-@final
-@dataclass(frozen=True)
-class Exit:
-    """Where a run's metric leaves the view: the first row beyond it, or the first that is not finite. `run` is the
-    run's place in its group.
-    """
-
-    run: int
-    row: int
-
-
 @final
 @dataclass(frozen=True)
 class MetricView:
@@ -101,20 +109,16 @@ class MetricView:
     log: bool
     low: float
     high: float
-    exits: tuple[Exit, ...]
+    leaves: Mapping[int, int]
+    """The runs that leave the limits, by their place in the group: the first row beyond, or that is not finite."""
     notes: tuple[str, ...]
+    """First those of the runs that leave, in order."""
     targets: tuple[float, ...] = ()
 
     @property
     def edge(self) -> float:
         """The limit through which a run gets worse out of the view."""
         return self.high if self.goal == "min" else self.low
-
-    def within_reach(self, values: Column) -> Column:
-        """The values, moved to just outside the view where they are far outside, for renderers that would overflow."""
-        reach = 10.0 * (self.high - self.low)
-        lowest = self.low / 10 if self.log else self.low - reach
-        return np.where(np.isfinite(values), np.clip(values, lowest, self.high + reach), np.nan)
 
 
 def metric_view(group: Group) -> MetricView:
@@ -127,17 +131,17 @@ def metric_view(group: Group) -> MetricView:
     everything = np.concatenate(finite)
     if not everything.size:
         nothing = "No run has a finite metric: nothing to draw."
-        return MetricView(group.metric, goal, log=False, low=0.0, high=1.0, exits=(), notes=(nothing,))
+        return MetricView(group.metric, goal, log=False, low=0.0, high=1.0, leaves={}, notes=(nothing,))
     starts = [curve[0] for curve in finite if curve.size and _stays(curve)]
     ceiling = max(starts) if starts else _ceiling_of_the_diverged(everything)
     log = goal == "min" and is_wide(everything[everything <= ceiling])
     targets = tuple(target for target in group.targets if target > 0 or not log)
     everything = np.concatenate((everything, sign * np.array(targets)))
     low, high = _limits(everything, ceiling, log)
-    exits = tuple(Exit(index, row) for index, curve in enumerate(curves) if (row := _first_outside(curve, high)) >= 0)
-    notes = _notes(group, exits, log, curves)
+    leaves = {index: row for index, curve in enumerate(curves) if (row := _first_outside(curve, high)) >= 0}
+    notes = _notes(group, leaves, log, curves)
     low, high = (low, high) if goal == "min" else (-high, -low)
-    return MetricView(group.metric, goal, log, low, high, exits, notes, targets)
+    return MetricView(group.metric, goal, log, low, high, leaves, notes, targets)
 
 
 def is_wide(values: Column) -> bool:
@@ -181,19 +185,18 @@ def _first_outside(curve: Column, high: float) -> int:
     return int(outside[0]) if outside.size else -1
 
 
-def _notes(group: Group, exits: Sequence[Exit], log: bool, curves: Sequence[Column]) -> tuple[str, ...]:
+def _notes(group: Group, leaves: Mapping[int, int], log: bool, curves: Sequence[Column]) -> tuple[str, ...]:
+    """What is not drawn; the triangles are those at the edge of the chart."""
     notes = []
-    for leaving in exits:
-        label, curve = group.styles[leaving.run].label, curves[leaving.run]
-        where = _where(group.runs[leaving.run], leaving.row)
-        worst = float(np.max(curve[np.isfinite(curve)], initial=-np.inf)) * (1.0 if group.goal == "min" else -1.0)
-        if np.isfinite(curve[leaving.row]):
-            notes.append(f"{label} leaves the view {where} and reaches {human_metric(worst)}.")
-        else:
-            notes.append(f"{label} stops being finite {where}.")
-    left = {leaving.run for leaving in exits}
+    triangle, sign = ("▲", 1.0) if group.goal == "min" else ("▼", -1.0)
+    for index, row in leaves.items():
+        run, label, curve = group.runs[index], group.styles[index].label, curves[index]
+        worst = sign * float(np.max(curve[np.isfinite(curve)], initial=-np.inf))
+        end = f"leaves the view {_where(run, row)} and reaches {human_metric(worst)}"
+        gone = f"stops being finite {_where(run, row)}"
+        notes.append(f"{triangle} {label} {end if np.isfinite(curve[row]) else gone}.")
     for index, (run, style) in enumerate(zip(group.runs, group.styles, strict=True)):
-        if run.diverged and index not in left:
+        if run.diverged and index not in leaves:
             notes.append(f"{style.label} diverges after its last evaluation, {_where(run, len(curves[index]) - 1)}.")
     if log and any((curve <= 0).any() for curve in curves):
         notes.append("Values of zero or below are not drawn on the logarithmic axis.")

@@ -1,4 +1,4 @@
-"""The report's first table, one for each group: a row per run, with what it learned, sent and took."""
+"""The report's tables and what it says first: what each run learned, sent and took, its settings and provenance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qafel.drawing.page import scrolling
+from qafel.drawing.page import Html, table
 from qafel.drawing.styles import Style
 from qafel.report.groups import Group
 from qafel.runs.reading import Run
@@ -18,24 +18,25 @@ from qafel.text import UNKNOWN, human_bytes, human_count, human_metric, human_ra
 
 _SENT = ("uploads", "up", "broadcast", "received", "traffic ratio", "staleness mean", "max", "wall time", "uploads/s")
 
+_PROVENANCE = ("task", "algorithm", "seed", "model_sha256", "hidden_state_sha256")
+
 
 def headline_table(group: Group) -> str:
     """How well each run learned, what it took to the target, what it sent, how stale its uploads were."""
     name = f'<span class="{"short" if len(group.metric) <= 12 else "long"}">{escape(group.metric)}</span>'
     to_target = ("uploads to target", "bytes to target") if group.targets else ()
-    columns = ("run", f"final {name}", f"best {name}", *to_target, *_SENT)
-    head = "".join(f'<th scope="col">{title}</th>' for title in columns)
-    rows = "".join(_row(group, index) for index in range(len(group.runs)))
-    return scrolling(f'<table class="figures"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+    columns = ("run", Html(f"final {name}"), Html(f"best {name}"), *to_target, *_SENT)
+    return table(columns, (_row(group, index) for index in range(len(group.runs))), numbers=True)
 
 
-def _row(group: Group, index: int) -> str:
+def _row(group: Group, index: int) -> list[str]:
     run, reference = group.runs[index], group.runs[group.reference]
-    cells = [human_metric(final_of(run)), human_metric(best_of(run, group.goal))]
+    cells = [_name(run, group.styles[index]), human_metric(final_of(run)), human_metric(best_of(run, group.goal))]
     if group.targets:
         cells.append(_or_not(uploads_to_target(group, index), human_count(uploads_to_target(group, index))))
         cells.append(_or_not(bytes_to_target(group, index), human_bytes(bytes_to_target(group, index))))
-    cells += [
+    return [
+        *cells,
         human_count(run.number("uploads")),
         human_bytes(run.number("upload_bytes_total")),
         human_bytes(run.number("broadcast_bytes_total")),
@@ -46,14 +47,12 @@ def _row(group: Group, index: int) -> str:
         human_seconds(run.number("wall_s")),
         human_rate(run.number("updates_per_s")),
     ]
-    figures = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f'<tr><th scope="row">{_name(run, group.styles[index])}</th>{figures}</tr>'
 
 
-def _name(run: Run, style: Style) -> str:
+def _name(run: Run, style: Style) -> Html:
     word = "diverged" if run.diverged else "" if run.finished else "unfinished"
     tag = f' <span class="tag">{word}</span>' if word else ""
-    return f'<span class="dot" style="background:{style.colour}"></span>{escape(style.label)}{tag}'
+    return Html(f'<span class="dot" style="background:{style.colour}"></span>{escape(style.label)}{tag}')
 
 
 def _or_not(value: float, written: str) -> str:
@@ -93,13 +92,11 @@ def ratio(value: float, reference: float) -> float:
     return value / reference if 0 < reference < math.inf else math.nan
 
 
-# What the report says first: which run reached the target with least, which ended best, which sent least.
-#
-# A run that diverged is never praised, nor one that broke off for having sent little.
-
-
 def lead_sentence(group: Group) -> str:
-    """Say it in a few sentences of HTML; nothing of a single run."""
+    """Say in HTML which run reached the target with least, which ended best, which sent least; empty for a single run.
+
+    A run that diverged is never named best, nor is one that broke off named for having sent little.
+    """
     if len(group.runs) < 2:
         return ""
     reached = _reached(group)
@@ -167,12 +164,6 @@ def _strong(group: Group, index: int) -> str:
     return f"<strong>{escape(group.styles[index].label)}</strong>"
 
 
-# The report's tables of configurations and provenance, as HTML. All text from files is escaped.
-
-
-_PROVENANCE = ("task", "algorithm", "seed", "model_sha256", "hidden_state_sha256")
-
-
 def differences_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
     """The settings in which the runs differ, one row each."""
     configs = [flatten(run.config) for run in runs]
@@ -195,15 +186,10 @@ def provenance_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
 
 def full_configurations(runs: Sequence[Run], styles: Sequence[Style]) -> str:
     """Every setting of every run, folded away."""
-    folded = []
-    for run, style in zip(runs, styles, strict=True):
-        rows = "".join(
-            f'<tr><th scope="row">{escape(key)}</th><td class="text">{escape(value)}</td></tr>'
-            for key, value in flatten(run.config).items()
-        )
-        table = scrolling(f"<table><tbody>{rows}</tbody></table>")
-        folded.append(f"<details><summary>{escape(style.label)}</summary>{table}</details>")
-    return "".join(folded)
+    return "".join(
+        f"<details><summary>{escape(style.label)}</summary>{table((), flatten(run.config).items())}</details>"
+        for run, style in zip(runs, styles, strict=True)
+    )
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -218,14 +204,8 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _by_run(keys: Sequence[str], facts: Sequence[Mapping[str, str]], styles: Sequence[Style]) -> str:
-    head = "".join(f'<th scope="col">{escape(style.label)}</th>' for style in styles)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(key)}</th>'
-        + "".join(f'<td class="text">{escape(fact.get(key, UNKNOWN))}</td>' for fact in facts)
-        + "</tr>"
-        for key in keys
-    )
-    return scrolling(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>")
+    head = ("", *(style.label for style in styles))
+    return table(head, ((key, *(fact.get(key, UNKNOWN) for fact in facts)) for key in keys))
 
 
 def _keys(facts: Sequence[Mapping[str, str]]) -> list[str]:

@@ -1,269 +1,167 @@
-"""The page of a search: its best trials, its charts, its recipe; one file that works offline."""
+"""What a search leaves: trials.csv and best.toml for scripts, and a page with its best trials, charts and recipe."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from plotly.offline import get_plotlyjs
 
-from qafel.drawing.chart import BYTES_AXIS, COUNT_AXIS, Chart, Trace, plain
-from qafel.drawing.page import cards, chart_data, page, scrolling
-from qafel.drawing.styles import PALETTE
+from qafel.drawing.chart import Axis, Bars, Panel, Series, Symbol, Unit
+from qafel.drawing.page import cards, note, page, table
+from qafel.drawing.styles import BLUE, GREY, RED, Style, Values
 from qafel.files import write_atomically
 from qafel.text import human_metric, human_seconds
 from qafel.tuning.result import Tuning, failures, figure, lead_sentence, ranked, short, unseen, unseen_value
 from qafel.tuning.search import Choices, Range
 from qafel.tuning.trial import Trial
-from qafel.version import __version__
 
-# The axes of a search's charts: what it cost, and the settings.
-
-
-_WIDE = 8.0
-
-
+SHOWN = 15
+_WIDE = 8.0  # costs that differ by more than this factor are read on a logarithmic axis
 _BEYOND = 0.08
+_MARKS: tuple[tuple[tuple[str, ...], Symbol, str], ...] = (
+    (("reached", "finished"), "dot", RED),
+    (("cut off",), "circle", RED),
+    (("missed", "diverged", "failed"), "cross", GREY),
+)
+_STYLES = (
+    *(Style(" or ".join(states), colour) for states, _, colour in _MARKS),
+    Style("best so far", BLUE),
+    Style("best", RED),
+    Style("share", BLUE),
+)
 
 
 @final
 class Heights:
-    """Where each trial stands on the axis of the objective; the lost stand at its bad end."""
+    """Where each trial of a search stands on the axis of the objective; the lost stand at its bad end."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._objective = objective = tuning.objective
-        scores = [math.nan if trial.lost else objective.shown(trial.score) for trial in tuning.trials]
-        self.measured = [score for score in scores if not math.isnan(score)]
-        self.low, self.high = (min(self.measured), max(self.measured)) if self.measured else (1.0, 1.0)
-        self.log = not objective.more_is_better and self.low > 0 and self.high > _WIDE * self.low
-        self.of = [self._bad_end() if math.isnan(score) else score for score in scores]
+        scores = np.array([math.nan if trial.lost else objective.shown(trial.score) for trial in tuning.trials])
+        measured: list[float] = scores[~np.isnan(scores)].tolist() or [1.0]
+        self.low, self.high = min(measured), max(measured)
+        self._more = objective.more_is_better
+        self._log = not self._more and self.low > 0 and self.high > _WIDE * self.low
+        self.of: Values = np.where(np.isnan(scores), self._bad_end(), scores)
         lost = sum(trial.lost for trial in tuning.trials)
         what = "missed the target, diverged or failed"
-        self.notes = (f"At the edge: what {what} ({lost} of {len(scores)}).",) if lost else ()
-        self.toggles = ("y",) if self.low > 0 and not objective.more_is_better else ()
+        self.note = f"At the edge: what {what} ({lost} of {len(scores)})." if lost else ""
 
     @property
-    def axis(self) -> dict[str, Any]:
-        ticks: dict[str, Any] = {}
-        if self._objective.name != "metric":
-            ticks = BYTES_AXIS if "bytes" in self._objective.name else COUNT_AXIS
-        if self.log and self.high < 100 * self.low:
-            # A tick a decade would be too few; some three a decade are at 2, 5 and 10. As a number of ticks and not as
-            # plotly's dtick "D2" it serves a linear axis too, to which the page can switch.
-            ticks = ticks | {"tickmode": "auto", "nticks": max(3, int(3 * math.log10(self.high / self.low)))}
-        return {"title": {"text": escape(self._objective.label)}, "type": "log" if self.log else "linear", **ticks}
+    def axis(self) -> Axis:
+        name = self._objective.name
+        unit: Unit = "" if name == "metric" else "B" if "bytes" in name else "count"
+        return Axis(self._objective.label, self._log, unit, fixed=self._more or self.low <= 0)
 
     @property
-    def colours(self) -> dict[str, Any]:
-        """The colour scale of a map: dark is good."""
-        ends = {"cmin": self.colour(self.low), "cmax": self.colour(self.high)}
-        return {"colorscale": "Viridis", "reversescale": self._objective.more_is_better, **ends}
+    def shades(self) -> Values:
+        """Colours by objective: the best is dark, the worst bright."""
+        if self.low == self.high:
+            return np.zeros(len(self.of))
+        scale = np.log10 if self._log else np.asarray
+        low, high = scale(self.low), scale(self.high)
+        shades: Values = ((scale(self.of) - low) / (high - low)).clip(0.0, 1.0)
+        return 1.0 - shades if self._more else shades
 
     @property
     def darkest_to_brightest(self) -> str:
-        """What the ends of the colour scale stand for; nothing where they are the same."""
-        if not self.measured or self.low == self.high:
+        """What the ends of the colours stand for; empty if they are the same."""
+        if self.low == self.high:
             return ""
         ends = [self._objective.text(self._objective.shown(end)) for end in (self.low, self.high)]
-        return ": {} to {}".format(*(reversed(ends) if self._objective.more_is_better else ends))
-
-    def colour(self, height: float) -> float:
-        """Where a height is on the colour scale."""
-        return math.log10(height) if self.log else height
+        return ": {} to {}".format(*(reversed(ends) if self._more else ends))
 
     def _bad_end(self) -> float:
-        if self.log:
+        if self._log:
             return 1.3 * self.high
         beyond = _BEYOND * (self.high - self.low or abs(self.high) or 1.0)
-        return self.low - beyond if self._objective.more_is_better else self.high + beyond
+        return self.low - beyond if self._more else self.high + beyond
 
 
-def setting_axis(tuning: Tuning, path: str) -> dict[str, Any]:
-    """The axis of a setting that was searched. It keeps its scale: no switch changes it."""
-    dimension = tuning.search[path]
-    axis: dict[str, Any] = {"title": {"text": escape(short(path))}}
-    if isinstance(dimension, Choices):
-        order = [escape(str(value)) for value in dimension.values]
-        return axis | {"type": "category", "categoryorder": "array", "categoryarray": order}
-    if not dimension.log:
-        return axis | {"type": "linear"}
-    decades = math.log10(dimension.high / dimension.low)
-    return axis | {"type": "log", "dtick": 1 if decades >= 2 else "D2", "exponentformat": "power"}
-
-
-# The charts of a search: how it went, where it looked, what mattered.
-
-
-BLUE, RED = PALETTE[0], PALETTE[1]
-
-
-GREY = PALETTE[6]
-
-
-def charts_of(tuning: Tuning) -> tuple[Chart, ...]:
-    """All charts there is something to show in."""
-    charts = [_history(tuning)]
+def search_panels(tuning: Tuning) -> tuple[Panel, ...]:
+    """All charts that there is something to show in: how the search went, where it looked, what mattered."""
+    heights = Heights(tuning)
+    panels = [_history(tuning, heights)]
     spread = [path for path, dimension in tuning.search.items() if isinstance(dimension, Range)]
     if len(spread) >= 2:
-        charts.append(_map(tuning, spread[0], spread[1]))
-    charts += [_slice(tuning, path) for path in tuning.search]
+        panels.append(_map(tuning, heights, spread[0], spread[1]))
+    panels += [_slice(tuning, heights, path) for path in tuning.search]
     if tuning.importance:
-        charts.append(_importance(tuning))
-    return tuple(charts)
+        panels.append(_importance(tuning))
+    return tuple(panels)
 
 
-def _history(tuning: Tuning) -> Chart:
-    heights = Heights(tuning)
-    best: list[float] = []
-    for trial in tuning.trials:
-        now = tuning.objective.shown(trial.score) if trial.good else math.nan
-        better = max if tuning.objective.more_is_better else min
-        before = best[-1] if best else math.nan
-        best.append(before if math.isnan(now) else now if math.isnan(before) else better(before, now))
+def _history(tuning: Tuning, heights: Heights) -> Panel:
     numbers = np.array([float(trial.number) for trial in tuning.trials])
-    line: Trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "best so far",
-        "meta": {"run": 0},
-        "x": plain(numbers),
-        "y": plain(np.array(best)),
-        "line": {"color": BLUE, "width": 1.8, "shape": "hv"},
-        "hovertemplate": "best up to trial %{x}: %{y:.4~s}<extra></extra>",
-    }
-    layout = {"xaxis": {"title": {"text": "trial"}, "type": "linear"}, "yaxis": heights.axis}
-    traces = (line, *_points(tuning, [trial.number for trial in tuning.trials], heights))
-    return Chart("history", "Trial by trial", heights.notes, traces, layout, heights.toggles, wide=True)
+    good = np.array([tuning.objective.shown(trial.score) if trial.good else math.nan for trial in tuning.trials])
+    best = (np.fmax if tuning.objective.more_is_better else np.fmin).accumulate(good)
+    series = (Series("best so far", numbers, best, kind="steps"), *_marks(tuning, numbers, heights.of))
+    x = Axis("trial", unit="integer", fixed=True)
+    return Panel("history", "Trial by trial", x, heights.axis, series, heights.note, wide=True)
 
 
-def _slice(tuning: Tuning, path: str) -> Chart:
-    heights = Heights(tuning)
-    values = [_plain(tuning, path, trial) for trial in tuning.trials]
-    layout = {"xaxis": setting_axis(tuning, path), "yaxis": heights.axis}
-    return Chart(
-        f"by-{short(path).replace('_', '-')}",
-        f"By {short(path)}",
-        (),
-        tuple(_points(tuning, values, heights)),
-        layout,
-        heights.toggles,
-    )
+def _slice(tuning: Tuning, heights: Heights, path: str) -> Panel:
+    x = np.array([_place(tuning, path, trial) for trial in tuning.trials])
+    key = f"by-{short(path).replace('_', '-')}"
+    return Panel(key, f"By {short(path)}", _axis(tuning, path), heights.axis, _marks(tuning, x, heights.of))
 
 
-def _map(tuning: Tuning, across: str, up: str) -> Chart:
+def _map(tuning: Tuning, heights: Heights, across: str, up: str) -> Panel:
     """Two settings, one point a trial, its colour what it cost."""
-    traces = []
-    heights = Heights(tuning)
-    for state, (states, symbol) in enumerate(_SYMBOLS):
-        chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
-        if not chosen:
-            continue
-        marker: dict[str, Any] = {"symbol": symbol, "size": 10, "color": GREY, "line": {"width": 1.5}}
-        if state < 2 and heights.measured:
-            marker |= {"color": plain(np.array([heights.colour(heights.of[index]) for index in chosen]))}
-            marker |= heights.colours
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": " or ".join(states),
-                "meta": {"run": state},
-                "x": [_plain(tuning, across, tuning.trials[index]) for index in chosen],
-                "y": [_plain(tuning, up, tuning.trials[index]) for index in chosen],
-                "text": [_hover(tuning, tuning.trials[index]) for index in chosen],
-                "hovertemplate": "%{text}<extra></extra>",
-                "marker": marker,
-            }
-        )
+    x, y = (np.array([_place(tuning, path, trial) for trial in tuning.trials]) for path in (across, up))
+    series = _marks(tuning, x, y, heights.shades)
     if (best := tuning.best) is not None:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "best",
-                "meta": {"run": 3},
-                "x": [_plain(tuning, across, best)],
-                "y": [_plain(tuning, up, best)],
-                "hoverinfo": "skip",
-                "marker": {"symbol": "circle-open", "size": 20, "color": RED, "line": {"width": 2.5}},
-            }
-        )
-    layout = {"xaxis": setting_axis(tuning, across), "yaxis": setting_axis(tuning, up)}
-    notes = (f"Dark is good{heights.darkest_to_brightest}. The ring is the best trial.",)
-    title = f"{short(across)} and {short(up)}"
-    return Chart("map", title, notes, tuple(traces), layout, height=420, wide=True)
+        at = tuning.trials.index(best)
+        series += (Series("best", x[[at]], y[[at]], None, None, "marks", (_hover(tuning, best),), "ring"),)
+    words = f"Dark is good{heights.darkest_to_brightest}. The ring is the best trial."
+    axes = _axis(tuning, across), _axis(tuning, up)
+    return Panel("map", f"{short(across)} and {short(up)}", *axes, series, words, wide=True)
 
 
-def _importance(tuning: Tuning) -> Chart:
-    names = [escape(short(path)) for path in tuning.importance]
-    shares = np.array(list(tuning.importance.values()))
-    bars: Trace = {
-        "type": "bar",
-        "orientation": "h",
-        "meta": {"run": 0},
-        "x": plain(100 * shares),
-        "y": names,
-        "marker": {"color": BLUE},
-        "hovertemplate": "%{y}: %{x:.0f} %<extra></extra>",
-    }
-    layout = {
-        "xaxis": {"title": {"text": "share, %"}, "type": "linear", "range": [0, 100]},
-        "yaxis": {"type": "category", "autorange": "reversed"},
-    }
-    notes = ("PED-ANOVA: how much a setting tells the best tenth of the trials from the rest. Rough for few trials.",)
-    return Chart("importance", "What mattered", notes, (bars,), layout, height=120 + 40 * len(names))
+def _importance(tuning: Tuning) -> Panel:
+    bars = tuple(
+        Bars("share", np.array([float(row)]), np.array([share]), (f"{short(path)}: {share:.0%}",), f"{share:.0%}")
+        for row, (path, share) in enumerate(tuning.importance.items())
+    )
+    words = "PED-ANOVA: how much a setting tells the best tenth of the trials from the rest. Rough for few trials."
+    y = Axis("", names=tuple(short(path) for path in tuning.importance))
+    return Panel("importance", "What mattered", Axis("share", unit="%"), y, (), words, bars, "rows")
 
 
-_SYMBOLS = (
-    (("reached", "finished"), "circle"),
-    (("cut off",), "circle-open"),
-    (("missed", "diverged", "failed"), "x-thin-open"),
-)
-
-
-def _points(tuning: Tuning, across: Sequence[Any], heights: Heights) -> list[Trace]:
-    traces: list[Trace] = []
-    for state, (states, symbol) in enumerate(_SYMBOLS):
+def _marks(tuning: Tuning, x: Values, y: Values, shades: Values | None = None) -> tuple[Series, ...]:
+    """A mark for each trial, its symbol what became of it."""
+    found: list[Series] = []
+    for states, symbol, _ in _MARKS:
         chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
+        words = tuple(_hover(tuning, tuning.trials[index]) for index in chosen)
+        shade = None if shades is None or symbol == "cross" else shades[chosen]
         if chosen:
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": " or ".join(states),
-                    "meta": {"run": state},
-                    "x": [across[index] for index in chosen],
-                    "y": plain(np.array([heights.of[index] for index in chosen])),
-                    "text": [_hover(tuning, tuning.trials[index]) for index in chosen],
-                    "hovertemplate": "%{text}<extra></extra>",
-                    "marker": {
-                        "symbol": symbol,
-                        "size": 8,
-                        "color": RED if state < 2 else GREY,
-                        "line": {"width": 1.5},
-                    },
-                }
-            )
-    return traces
+            found.append(Series(" or ".join(states), x[chosen], y[chosen], None, None, "marks", words, symbol, shade))
+    return tuple(found)
 
 
-def _plain(tuning: Tuning, path: str, trial: Trial) -> Any:
-    value = trial.settings[path]
-    return escape(str(value)) if isinstance(tuning.search[path], Choices) else value
+def _axis(tuning: Tuning, path: str) -> Axis:
+    """The axis of a setting that was searched. It keeps its scale: no switch changes it."""
+    dimension = tuning.search[path]
+    if isinstance(dimension, Choices):
+        return Axis(short(path), names=tuple(str(value) for value in dimension.values), fixed=True)
+    return Axis(short(path), dimension.log, fixed=True)
+
+
+def _place(tuning: Tuning, path: str, trial: Trial) -> float:
+    """Where a trial stands on the axis of a setting."""
+    names, value = _axis(tuning, path).names, trial.settings[path]
+    return float(names.index(str(value)) if names else value)
 
 
 def _hover(tuning: Tuning, trial: Trial) -> str:
-    settings = "<br>".join(f"{short(path)} {escape(str(value))}" for path, value in trial.settings.items())
-    return f"trial {trial.number}: {trial.state}, {figure(tuning, trial)}<br>{settings}"
-
-
-# What a search leaves for people and scripts: trials.csv, and best.toml, a recipe.
+    settings = "\n".join(f"{short(path)} {value}" for path, value in trial.settings.items())
+    return f"trial {trial.number}: {trial.state}, {figure(tuning, trial)}\n{settings}"
 
 
 def write_files(tuning: Tuning) -> None:
@@ -283,19 +181,8 @@ def trials_csv(tuning: Tuning) -> str:
     """
     rows = [trial_json(tuning, trial) for trial in tuning.trials]
     text = io.StringIO(newline="")
-    names = [
-        "trial",
-        "state",
-        *map(short, tuning.search),
-        "value",
-        "estimate",
-        "gap",
-        "metric",
-        "uploads",
-        "unseen",
-        "error",
-        "wall_s",
-    ]
+    names = ["trial", "state", *map(short, tuning.search)]
+    names += ["value", "estimate", "gap", "metric", "uploads", "unseen", "error", "wall_s"]
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows({**row, **{short(path): value for path, value in row["settings"].items()}} for row in rows)
@@ -324,10 +211,8 @@ def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
     }
 
 
-SHOWN = 15
-
-
 def write_page(tuning: Tuning) -> Path:
+    """Write the page to index.html in the search's folder."""
     path = tuning.out / "index.html"
     write_atomically(path, render_page(tuning).encode())
     return path
@@ -335,52 +220,44 @@ def write_page(tuning: Tuning) -> Path:
 
 def render_page(tuning: Tuning) -> str:
     """The page's HTML. The same search gives the same bytes, but for the seconds it took."""
-    charts = charts_of(tuning) if tuning.trials else ()
+    panels = search_panels(tuning) if tuning.trials else ()
     sections = [
         f'<p class="lead">{escape(lead_sentence(tuning))}</p>',
-        _table(tuning),
-        '<p class="note">Reached: measured, the mean over its seeds. Cut off: it could no longer be the best; '
-        "after ≈ stands an estimate, which steers the search, never a result. Missed: its budget ended first.</p>",
-        *(f'<p class="note">{escape(sentence[0].upper() + sentence[1:])}</p>' for sentence in failures(tuning)),
-        '<h2>Charts</h2><p class="note">● reached, ○ cut off (estimate), × missed, diverged or failed. Drag to zoom, '
-        "double-click to see all.</p>",
-        cards(charts),
+        _best_trials(tuning),
+        note(
+            "Reached: measured, the mean over its seeds. Cut off: it could no longer be the best; after ≈ stands an "
+            "estimate, which steers the search, never a result. Missed: its budget ended first."
+        ),
+        *(note(sentence[0].upper() + sentence[1:]) for sentence in failures(tuning)),
+        "<h2>Charts</h2>",
+        note("● reached, ○ cut off (estimate), × missed, diverged or failed. Drag to zoom, double-click to see all."),
+        cards(panels),
         "<h2>What was searched</h2>",
-        _searched(tuning),
+        table((), ((path, str(dimension)) for path, dimension in tuning.search.items())),
     ]
     if tuning.best is not None:
         recipe = escape(tuning.config_of(tuning.best.settings).to_toml())
         sections.append(f"<details><summary>best.toml</summary><pre>{recipe}</pre></details>")
-    sections.append(f"<footer>Written by qafel {escape(__version__)}.</footer>")
-    return page(escape(f"Search: {tuning.config.name}"), "\n".join(sections), chart_data(charts), get_plotlyjs())
+    return page(f"Search: {tuning.config.name}", sections, panels, _STYLES)
 
 
-def _table(tuning: Tuning) -> str:
+def _best_trials(tuning: Tuning) -> str:
     objective = tuning.objective
-    names = ["trial", "outcome", *map(short, tuning.search), objective.label, "on unseen seeds"]
-    names += [objective.metric_name, "took"]
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    rows = []
-    for trial in ranked(tuning)[:SHOWN]:
-        assert trial.outcome is not None
-        metric = trial_json(tuning, trial)["metric"]
-        cells = [
-            trial.state,
-            *(str(value) for value in trial.settings.values()),
-            figure(tuning, trial),
-            unseen(tuning, trial),
-            "–" if metric is None else human_metric(metric),
-            human_seconds(trial.outcome.wall_s),
-        ]
-        own = " · the recipe's own" if trial.number == 0 and tuning.starts_with_own else ""
-        body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f'<tr><th scope="row">{trial.number}{escape(own)}</th>{body}</tr>')
-    return scrolling(f'<table class="figures"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>')
+    head = ["trial", "outcome", *map(short, tuning.search), objective.label, "on unseen seeds"]
+    rows = (_row(tuning, trial) for trial in ranked(tuning)[:SHOWN])
+    return table([*head, objective.metric_name, "took"], rows, numbers=True)
 
 
-def _searched(tuning: Tuning) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(path)}</th><td class="text">{escape(str(dimension))}</td></tr>'
-        for path, dimension in tuning.search.items()
-    )
-    return scrolling(f"<table><tbody>{rows}</tbody></table>")
+def _row(tuning: Tuning, trial: Trial) -> list[str]:
+    assert trial.outcome is not None
+    metric = trial_json(tuning, trial)["metric"]
+    own = " · the recipe's own" if trial.number == 0 and tuning.starts_with_own else ""
+    return [
+        f"{trial.number}{own}",
+        trial.state,
+        *(str(value) for value in trial.settings.values()),
+        figure(tuning, trial),
+        unseen(tuning, trial),
+        "–" if metric is None else human_metric(metric),
+        human_seconds(trial.outcome.wall_s),
+    ]

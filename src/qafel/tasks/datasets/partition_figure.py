@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from qafel.drawing.chart import Axis, Bars, Panel, Series, panel_styles
+from qafel.drawing.printed import draw
+from qafel.drawing.styles import BLUE, PALETTE, Style
 from qafel.errors import ConfigError
 from qafel.tasks.datasets.partition import Partition
-
-_INK, _MUTED, _GRID = "#1f2328", "#656d76", "#e4e7eb"
-
 
 _MOST_LABELS = 12
 
@@ -25,56 +21,44 @@ _MOST_LABELS = 12
 def partition_figure(
     partition: Partition, labels: NDArray[Any], classes: Sequence[str] = (), title: str = "", shown: int = 40
 ) -> Figure:
-    """Draw the labels' shares at some clients, evenly chosen from the largest to the smallest, and the sizes of all."""
+    """Draw the labels' shares at some clients, evenly chosen from the largest to the smallest, and the sizes of all.
+
+    `labels` are those of all samples, `classes` their names, if they have any; at most `shown` clients are drawn.
+    """
     if shown < 1:
         raise ConfigError(f"a picture shows at least one client; got {shown}")
     order = np.argsort(-partition.sizes, kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, min(shown, len(order))).astype(np.int64))]
-    figure = Figure(figsize=(10, 4.2), dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_labels(left, partition, labels, chosen, classes)
-    _draw_sizes(right, partition.sizes)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=_MUTED, labelcolor=_INK)
-    figure.suptitle(title or f"{partition.clients:,} clients, {len(partition.order):,} samples", color=_INK)
-    return figure
+    panels = (_labels_panel(partition, labels, chosen, classes), _sizes_panel(partition.sizes))
+    styles = (*panel_styles(panels[:1]), Style("", BLUE))
+    return draw(panels, title or f"{partition.clients:,} clients, {len(partition.order):,} samples", styles=styles)
 
 
-def _draw_labels(
-    axes: Axes, partition: Partition, labels: NDArray[Any], chosen: NDArray[np.int64], classes: Sequence[str]
-) -> None:
+def _labels_panel(
+    partition: Partition, labels: NDArray[Any], chosen: NDArray[np.int64], classes: Sequence[str]
+) -> Panel:
     """A bar for each chosen client in the colours of its labels, each as high as its share."""
     values, totals = np.unique(labels, return_counts=True)
     # Where there are too many labels for colours, the most frequent ones have their own and the rest share one.
     named = np.sort(values[np.argsort(-totals, kind="stable")[: _MOST_LABELS if len(values) <= _MOST_LABELS else 11]])
-    bottom, sizes = np.zeros(len(chosen)), partition.sizes[chosen]
+    rest, at, bars = np.ones(len(chosen)), np.arange(len(chosen), dtype=np.float64), []
     for number, value in enumerate(named):
-        heights = np.array([np.sum(labels[partition.rows(int(client))] == value) for client in chosen]) / sizes
+        counts = np.array([np.sum(labels[partition.rows(int(client))] == value) for client in chosen])
         name = classes[int(value)] if len(classes) > int(value) else f"label {value}"
-        axes.bar(range(len(chosen)), heights, bottom=bottom, color=_colour(number), label=name, width=0.9)
-        bottom += heights
+        bars.append(Bars(name, at, counts / partition.sizes[chosen], pale=number >= len(PALETTE)))
+        rest -= bars[-1].length
     if len(named) < len(values):
-        axes.bar(range(len(chosen)), 1 - bottom, bottom=bottom, color="#c9ced4", label="others", width=0.9)
-    axes.set_xlabel(f"{len(chosen)} of {partition.clients:,} clients, largest first")
-    axes.set_ylabel("share of the client's samples")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(0, 1)
-    axes.legend(fontsize="x-small", frameon=False, loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
+        bars.append(Bars("others", at, rest, pale=True))
+    x = Axis(f"{len(chosen)} of {partition.clients:,} clients, largest first", unit="integer")
+    y = Axis("share of the client's samples", limits=(0.0, 1.0))
+    return Panel("labels", "labels", x, y, bars=tuple(bars), arrangement="stacked")
 
 
-def _draw_sizes(axes: Axes, sizes: NDArray[np.int64]) -> None:
+def _sizes_panel(sizes: NDArray[np.int64]) -> Panel:
     """How many clients have at least so many samples."""
-    ordered = np.sort(sizes)[::-1]
-    axes.step(ordered, np.arange(1, len(ordered) + 1), where="post", color="#0969da", linewidth=1.5)
-    if ordered[0] > 20 * max(1, ordered[-1]):
-        axes.set_xscale("log")
-    axes.grid(color=_GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_xlabel(f"samples (median {np.median(sizes):g}, mean {sizes.mean():.4g}, largest {sizes.max():,})")
-    axes.set_ylabel("clients with at least so many")
-
-
-def _colour(number: int) -> Any:
-    return colormaps["tab20"]((2 * number) % 20 + (number >= 10))
+    ordered = np.sort(sizes)[::-1].astype(np.float64)
+    counts = np.arange(1.0, len(ordered) + 1)
+    x = Axis("samples", log=bool(ordered[0] > 20 * max(1, ordered[-1])))
+    note = f"Samples of a client: median {np.median(sizes):g}, mean {sizes.mean():.4g}, largest {sizes.max():,}."
+    series = (Series("", ordered, counts, kind="steps"),)
+    return Panel("sizes", "sizes", x, Axis("clients with at least so many"), series, note)

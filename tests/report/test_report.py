@@ -1,89 +1,92 @@
-"""The page in a real browser: it draws every curve, asks for nothing, and complains about nothing."""
+"""The page that compares runs: complete, safe and the same every time; in a real browser it draws every curve, asks for
+nothing and complains about nothing.
+"""
 
-from __future__ import annotations
-
-import json
 import math
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping
-from html import unescape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from qafel.report import write_report
+from qafel.errors import DataError, OutputError
+from qafel.report import render_report, write_report
 from qafel.runs.reading import Run
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=8000",
+from tests.browser import (
+    add_script,
+    charts_in,
+    found_in,
+    may_skip,
+    needs_browser,
+    on_a_phone,
+    open_in_browser,
+    own_html,
+    plots_in,
 )
 
-
-def may_skip(chromium: str | None, environment: Mapping[str, str]) -> bool:
-    """A developer may lack a browser; CI may not, or these tests would vanish unnoticed."""
-    return chromium is None and not environment.get("CI")
+EVIL = '<img src=x onerror="document.title=1"></script>&\'"'
+ACCURACY = {"metric_name": "accuracy", "metric_goal": "max", "config": {"task": {"name": "cifar10"}}}
 
 
-pytestmark = pytest.mark.skipif(
-    may_skip(CHROMIUM, os.environ), reason="needs chromium, to open the page as a reader would"
-)
+def test_every_kind_has_charts_of_its_own_under_one_legend(make_run):
+    runs = [
+        Run.load(make_run(name, **about)) for name, about in (("c", ACCURACY), ("m", {}), ("d", ACCURACY), ("n", {}))
+    ]
+    charts = charts_in(render_report(runs))
+    keys = ("uploads", "bytes", "virtual-time", "lag", "staleness", "traffic", "received")
+    expected = {f"{key}{suffix}": chosen for suffix, chosen in (("", [0, 2]), ("-1", [1, 3])) for key in keys}
+    assert {key: sorted({trace["meta"]["style"] for trace in traces}) for key, traces in charts.items()} == expected
 
 
-def open_in_browser(page: Path, profile: Path) -> tuple[str, list[str]]:
-    """The page's DOM after its script ran, and what the console said."""
-    assert CHROMIUM is not None, "CI needs chromium for these tests: install it"
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "--window-size=1280,2600", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+def test_text_from_files_cannot_become_markup(make_run):
+    path = make_run("evil", config={EVIL: {EVIL: EVIL}}, name=EVIL, metric_name=EVIL, seed=EVIL, algorithm=EVIL)
+    page = own_html(render_report([Run.load(path), Run.load(path)], title=EVIL))
+    assert "<img" not in page
+    assert page.count("</script>") == 1
+    for traces in charts_in(page).values():
+        assert all("<img" not in trace["name"] for trace in traces)
 
 
-KEEP = "addEventListener('message', event => { document.body.dataset.found = event.data; });"
+def test_the_same_runs_give_the_same_bytes_and_nothing_is_linked(make_run):
+    runs = [Run.load(make_run())]
+    page = render_report(runs)
+    assert page == render_report(runs)
+    assert not re.search(r'(src|href)="(?!data:)', own_html(page))
 
 
-def add_script(page: Path, script: str) -> None:
-    """Let the page do, a second after it was drawn, what a reader's finger would; `found` is kept for `found_in`."""
-    # The page's policy allows no further script, which is its purpose.
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", page.read_text(encoding="utf-8"))
-    end = "setTimeout(() => top.postMessage(JSON.stringify(found()), '*'), 1000);"
-    script = f"<script>{KEEP} let found = () => null; setTimeout(() => {{ {script} {end} }}, 1000)</script>"
-    page.write_text(text.replace("</body>", script + "</body>"), encoding="utf-8")
+def test_ten_thousand_rows_stay_below_six_megabytes(make_run):
+    noise = np.random.default_rng(1).normal(size=10_000)
+    metric = np.geomspace(0.68, 1e-4, 10_000) * np.exp(0.1 * noise)
+    runs = [Run.load(make_run("long", metric=metric))] * 20
+    page = render_report(runs)
+    assert len(page.encode()) < 6e6
+    drawn = charts_in(page)["uploads"][0]["y"]
+    assert min(drawn) == pytest.approx(metric.min(), rel=1e-5)
 
 
-def on_a_phone(page: Path) -> Path:
-    """A page that shows another as a phone of 390 × 844 would; a window of its own is never narrower than 500."""
-    frame = f'<iframe src="{page.name}" style="border: 0; width: 390px; height: 844px"></iframe>'
-    phone = page.with_name("phone.html")
-    phone.write_text(f"<!DOCTYPE html><body>{frame}<script>{KEEP}</script></body>", encoding="utf-8")
-    return phone
+def test_an_unfinished_run_is_reported_as_such(make_run):
+    page = render_report([Run.load(make_run("killed", finished=False, metric=[0.68, 0.1]))])
+    assert "Not finished, shown up to the last evaluation: killed." in page
 
 
-def found_in(dom: str) -> Any:
-    found = re.search(r'data-found="(.*?)"', dom)
-    assert found is not None
-    return json.loads(unescape(found[1]))
+@pytest.mark.parametrize("metric", [[0.5], [math.nan], [0.0, 0.0], [1.0, 1e308, math.inf], [-1.0, -2.0]])
+def test_odd_histories_still_make_a_page(make_run, metric):
+    charts_in(render_report([Run.load(make_run(metric=metric))]))
 
 
-def plots_in(dom: str) -> dict[str, str]:
-    """Everything that was drawn into each chart."""
-    parts = re.split(r'id="plot-([a-z-]+)"', dom[: dom.index('id="charts"')])
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+def test_what_was_left_out_is_named(make_run):
+    page = own_html(render_report([Run.load(make_run())], left_out=["<new> (nothing evaluated yet)"]))
+    assert "Left out: &lt;new&gt; (nothing evaluated yet)." in page
 
 
+def test_no_run_and_no_place_are_clear_errors(make_run, tmp_path):
+    with pytest.raises(DataError, match="no run"):
+        write_report([], tmp_path / "r.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_report([Run.load(make_run())], tmp_path / "file" / "r.html")
+
+
+@needs_browser
 def test_every_chart_shows_every_curve_and_the_console_is_silent(make_run, tmp_path):
     steps = np.arange(3_000)
     diverging = 0.68 * np.exp(np.where(steps < 500, -steps / 500, steps / 200 - 3.5))
@@ -109,29 +112,31 @@ def test_every_chart_shows_every_curve_and_the_console_is_silent(make_run, tmp_p
     assert 'href="javascript' not in re.sub(r"&lt;a href=.*?&gt;", "", dom[: dom.index('id="charts"')])
 
 
+@needs_browser
 def test_the_legend_hides_a_run_everywhere_and_a_toggle_changes_the_scale(make_run, tmp_path):
     about = {"metric_name": "balanced accuracy of all clients, weighted by their samples", "target": 0.01}
     runs = [Run.load(make_run("a", **about)), Run.load(make_run("b", upload_bytes=80, **about))]
     page = write_report(runs, tmp_path / "report.html")
     script = """
-      document.querySelector('.legend button[data-run="1"]').click();
+      document.querySelector('.legend button[data-style="1"]').click();
       document.querySelector('button[data-chart="uploads"][data-axis="y"]').click();
       const box = document.querySelector('.scroll');
       found = () => ({
         scale: plot('uploads')._fullLayout.yaxis.type,
-        steps: ['log', 'linear'].map(type => axis({ type, dtick: 'D2' }).dtick || 'none'),
+        steps: [1, 2, 30].map(end => axis({ type: 'log', range: [0, end] }).dtick || 'some'),
         fits: box.scrollWidth <= box.clientWidth,
         targets: document.querySelectorAll('#plot-uploads .shapelayer path').length,
       });"""
     add_script(page, script)
     dom, console = open_in_browser(page, tmp_path / "profile")
     assert console == []
-    assert found_in(dom) == {"scale": "linear", "steps": ["D2", "none"], "fits": True, "targets": 1}
+    assert found_in(dom) == {"scale": "linear", "steps": ["some", 1, 4], "fits": True, "targets": 1}
     plots = plots_in(dom)
     assert [len(re.findall(r'<path class="js-line"', plots[key])) for key in ("uploads", "bytes", "lag")] == [1, 1, 1]
     assert len(re.findall(r'<g class="trace bars"', plots["traffic"])) == 2
 
 
+@needs_browser
 def test_on_a_phone_the_legend_leaves_room_and_stays_with_the_charts(make_run, tmp_path):
     names = [f"mushrooms-qafel-with-{bits}-bits-up-and-down" for bits in range(21)]
     runs = [Run.load(make_run(name, metric=[0.68, 0.1])) for name in names]

@@ -1,16 +1,13 @@
-"""What may be compared, what is said of it first, and what is no merit."""
+"""What the report says of its runs: figures, the best, settings and provenance, and what is no merit."""
 
-from __future__ import annotations
-
+import math
 import re
 
 import pytest
 
 from qafel.report import render_report
-from qafel.report.charts import charts_of
-from qafel.report.groups import groups_of, metric_view
 from qafel.runs.reading import Run
-from tests.report.test_report_page import charts_in, own_html
+from tests.browser import own_html
 
 ACCURACY = {"metric_name": "accuracy", "metric_goal": "max", "config": {"task": {"name": "cifar10"}}}
 
@@ -49,23 +46,6 @@ def test_runs_of_different_tasks_are_not_compared(mixed, order):
     assert [cells_of(page, label)[1] for label in ("c-qafel", "c-fedbuff")] == ["0.500", "0.600"]
     assert [cells_of(page, run.name)[6] for run in mixed] == ["0.100×", "1×", "0.200×", "1×"]
     assert "f(x) − f* / accuracy" not in page
-
-
-def test_every_kind_has_charts_of_its_own_under_one_legend(mixed):
-    runs = [mixed[2], mixed[0], mixed[3], mixed[1]]
-    charts = charts_in(render_report(runs))
-    keys = ("uploads", "bytes", "virtual-time", "lag", "staleness", "traffic", "received")
-    expected = {f"{key}{suffix}": chosen for suffix, chosen in (("", [0, 2]), ("-1", [1, 3])) for key in keys}
-    assert {key: sorted({trace["meta"]["run"] for trace in traces}) for key, traces in charts.items()} == expected
-    assert [metric_view(group).name for group in groups_of(runs)] == ["accuracy", "f(x) − f*"]
-
-
-def test_runs_of_one_kind_are_said_to_be_nothing_else(make_run):
-    killed = Run.load(make_run("killed", finished=False, config={"task": {"name": "one of my own"}}))
-    done = Run.load(make_run("done", metric_name="loss", config={"task": {"name": "one of my own"}}))
-    (group,) = groups_of([killed, done])
-    assert (group.metric, group.goal) == ("loss", "min")
-    assert "compared by itself" not in render_report([killed, done])
 
 
 def test_a_diverged_run_is_tagged_and_never_praised_though_its_last_metric_is_finite(make_run):
@@ -117,32 +97,43 @@ def test_without_a_common_target_the_lead_is_the_final_metric(make_run):
     assert "to target" not in own_html(render_report([Run.load(make_run("c"))]))
 
 
-@pytest.mark.parametrize("metric", [[0.9, 0.5], [0.9, 1e-3]])
-def test_the_target_is_a_line_within_the_limits_of_the_metric_charts(make_run, metric):
-    (group,) = groups_of([Run.load(make_run(metric=metric, target=1e-4))])
-    view = metric_view(group)
-    assert view.low < 1e-4 < view.high
-    drawn = {chart.key: chart.layout.get("shapes") for chart in charts_of(group)}
-    for key in ("uploads", "bytes", "virtual-time"):
-        (line,) = drawn[key]
-        assert (line["y0"], line["y1"], line["line"]["dash"], line["label"]["text"]) == (
-            (1e-4, 1e-4, "dash", "target 0.0001")
-        )
-    assert drawn["lag"] is None
+def test_the_table_compares_traffic_with_fedbuff(make_run):
+    page = own_html(render_report([Run.load(make_run("qafel")), Run.load(make_run("fedbuff", upload_bytes=760))]))
+    assert "<td>0.100×</td>" in page
+    assert "<td>1×</td>" in page
+    assert "0.100× the traffic of <strong>fedbuff</strong>" in page
 
 
-def test_seconds_and_virtual_time_on_one_axis_are_told_apart(make_run):
-    deployed = Run.load(make_run("deployed", virtual_time_unit="s", received_bytes_total=None))
-    simulated = Run.load(make_run("simulated"))
+def test_a_run_that_broke_off_is_not_praised_for_little_traffic(make_run):
+    killed = Run.load(make_run("killed", finished=False, metric=[0.68, 0.1]))
+    diverged = Run.load(make_run("diverged", metric=[0.68, math.nan]))
+    page = render_report(
+        [Run.load(make_run("fedbuff", upload_bytes=468)), Run.load(make_run("qafel")), killed, diverged]
+    )
+    assert "Least traffic: <strong>qafel</strong>" in page
 
-    def charts(*runs: Run):
-        return {chart.key: chart for chart in charts_of(groups_of(runs)[0])}
 
-    both = charts(deployed, simulated)
-    assert "Deployed, so in seconds: deployed." in both["virtual-time"].notes[-1]
-    assert both["received"].notes == ("Not counted: deployed.",)
-    alone = charts(deployed)
-    assert alone["virtual-time"].layout["xaxis"]["title"]["text"] == "seconds"
-    assert alone["virtual-time"].notes == ()
-    assert "received" not in alone
-    assert charts(simulated)["virtual-time"].notes == ()
+def test_of_killed_runs_alone_the_best_accuracy_is_the_highest(make_run):
+    task = {"task": {"name": "cifar10"}}
+    worse = Run.load(make_run("worse", finished=False, metric=[0.1, 0.3, 0.25], config=task))
+    better = Run.load(make_run("better", finished=False, metric=[0.1, 0.6, 0.5], config=task))
+    page = own_html(render_report([worse, better]))
+    assert "Highest final accuracy: <strong>better</strong> with 0.500." in page
+    assert "<td>0.500</td><td>0.600</td>" in page
+
+
+def test_only_settings_that_differ_are_in_the_differences(make_run):
+    one = Run.load(make_run("a", config={"algorithm": {"name": "x", "buffer_size": 10}}))
+    two = Run.load(make_run("b", config={"algorithm": {"name": "x", "buffer_size": 20}, "extra": True}))
+    page = render_report([one, two])
+    section = page[page.index("Settings that differ") : page.index("All settings")]
+    assert re.findall(r'<th scope="row">(.*?)</th>', section) == ["algorithm.buffer_size", "extra"]
+    assert "task.name" in page[page.index("All settings") :]
+
+
+def test_provenance_names_seed_versions_and_digest(make_run):
+    page = render_report([Run.load(make_run())])
+    section = page[page.index("<h2>Provenance") : page.index("<footer>")]
+    assert "ab" * 32 in section
+    assert "versions.qafel" in section
+    assert ">seed<" in section

@@ -1,0 +1,78 @@
+// Draws a page's charts with Plotly, hides and shows what the legend names, and switches the scales of axes.
+'use strict';
+const problem = text => {
+  const box = document.getElementById('problem');
+  box.textContent += 'A chart could not be drawn: ' + text + ' ';
+  box.style.display = 'block';
+};
+window.addEventListener('error', event => problem(event.message));
+window.addEventListener('unhandledrejection', event => problem(String(event.reason)));
+
+const charts = JSON.parse(document.getElementById('charts').textContent);
+const plot = key => document.getElementById('plot-' + key);
+const touch = matchMedia('(pointer: coarse)').matches;
+const narrow = () => innerWidth < 820;
+
+function colours() {
+  const root = getComputedStyle(document.documentElement);
+  return name => root.getPropertyValue('--' + name).trim();
+}
+
+// A tick a decade, but some three where decades are few and at most eight where they are many.
+function steps(own) {
+  const most = narrow() ? 6 : 9;
+  if (own.type !== 'log') return { nticks: most };
+  const decades = own.range[1] - own.range[0];
+  // Between powers of ten Plotly leaves out the unit.
+  const few = decades < (own.ticksuffix ? 1 : 2);
+  return few ? { nticks: Math.max(3, Math.floor(3 * decades)) } : { dtick: Math.ceil(decades / (most - 1)) };
+}
+
+function axis(own) {
+  const colour = colours();
+  return Object.assign({ automargin: true, gridcolor: colour('grid'), linecolor: colour('muted'), zeroline: false,
+    tickfont: { size: 12 } }, steps(own), own, { title: Object.assign({ font: { size: 13 }, standoff: 8 }, own.title) });
+}
+
+function layout(chart) {
+  const colour = colours();
+  return Object.assign({}, chart.layout, {
+    xaxis: axis(chart.layout.xaxis), yaxis: axis(chart.layout.yaxis),
+    paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', showlegend: false, autosize: true,
+    font: { color: colour('ink'), family: getComputedStyle(document.body).fontFamily },
+    hoverlabel: { bgcolor: colour('card'), bordercolor: colour('muted'), font: { color: colour('ink') },
+      namelength: 30 },
+    margin: { l: 12, r: narrow() ? 16 : 22, t: 14, b: 12 }, hovermode: 'closest',
+    dragmode: touch ? false : 'zoom',
+  });
+}
+
+function draw() {
+  return Promise.all(charts.map(chart => Plotly.react(plot(chart.key), chart.traces, layout(chart), {
+    responsive: true, displayModeBar: false })));
+}
+
+for (const button of document.querySelectorAll('.legend button')) {
+  button.addEventListener('click', () => {
+    const shown = button.getAttribute('aria-pressed') !== 'true';
+    button.setAttribute('aria-pressed', String(shown));
+    for (const chart of charts)
+      for (const trace of chart.traces)
+        if (trace.meta.style === Number(button.dataset.style)) trace.visible = shown;
+    draw();
+  });
+}
+
+for (const button of document.querySelectorAll('.chart header button')) {
+  button.addEventListener('click', () => {
+    const log = button.getAttribute('aria-pressed') !== 'true';
+    button.setAttribute('aria-pressed', String(log));
+    const own = charts.find(chart => chart.key === button.dataset.chart).layout[button.dataset.axis + 'axis'];
+    own.type = log ? 'log' : 'linear';
+    if (own.ranges) own.range = own.ranges[own.type].slice();
+    draw();
+  });
+}
+
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
+draw().then(() => { document.documentElement.dataset.drawn = charts.length; });

@@ -1,0 +1,256 @@
+"""Panels drawn for print, as PNG, PDF or SVG, without pyplot or a display; equal panels give equal pictures."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    Formatter,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+    ScalarFormatter,
+)
+
+from qafel.drawing.chart import Axis, Bars, Ends, Panel, Series, limits_of, panel_styles
+from qafel.drawing.styles import DASHES, GRID, INK, MUTED, Style, Values, paler, thin
+from qafel.errors import OutputError
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_SYMBOLS = {"dot": "o", "circle": "o", "cross": "x", "ring": "o", "up": "^", "down": "v"}
+_POINTS = 1500
+_SUFFIXES = (".png", ".pdf", ".svg")
+
+
+def draw(
+    panels: Sequence[Panel], title: str = "", footer: str = "", styles: Sequence[Style] = (), columns: int = 0
+) -> Figure:
+    """Draw all panels under one legend.
+
+    `title` stands above the legend, the panels' notes and the `footer` below. `styles` are those of the legend, by
+    default one for each label; `columns` is how many panels stand in a row, by default about three.
+    """
+    styles = styles or panel_styles(panels)
+    columns = columns or min(len(panels), {4: 2, 7: 4, 8: 4}.get(len(panels), 3))
+    rows = math.ceil(len(panels) / columns)
+    size = (4.0 * columns + 0.6, 3.5 * rows + 1.1) if columns > 1 else (6.4, 4.6)
+    figure = Figure(figsize=size, dpi=200, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, panel, {style.label: style for style in styles})
+        if len(panels) > 1:
+            axes.set_title(panel.title, fontsize=10, color=INK, parse_math=False)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    _legend(figure, panels, [style for style in styles if style.label], title)
+    notes = " ".join(dict.fromkeys(panel.note for panel in panels if panel.note))
+    below = "\n".join(filter(None, (notes, footer)))
+    figure.supxlabel(below, fontsize=7.5, color=MUTED, parse_math=False, wrap=True)
+    return figure
+
+
+def rendered(figure: Figure, suffix: str, description: str = "") -> bytes:
+    """The figure as the content of a .png, .pdf or .svg file, with `description` in its metadata and no date."""
+    named = {"Subject" if suffix == ".pdf" else "Description": description} if description else {}
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(suffix, {})
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        # A label may hold letters that the font lacks; a box in their place is enough to say so.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        figure.savefig(content, format=suffix.lstrip("."), metadata=named | undated)
+    return content.getvalue()
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure to `path`, in the format of its suffix: .png, .pdf or .svg."""
+    path = Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise OutputError(f"{path} should end in one of {', '.join(_SUFFIXES)}: the suffix chooses the format")
+    content = rendered(figure, path.suffix.lower())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror}): choose another place") from None
+    return path
+
+
+def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
+    x, y = limits_of(panel, "x").get(panel.x.scale), limits_of(panel, "y").get(panel.y.scale)
+    _scale(axes, "x", panel.x, x)
+    _scale(axes, "y", panel.y, y)
+    for series in panel.series:
+        _draw_series(axes, series, styles[series.label], y or (-math.inf, math.inf), panel.y.log)
+    if panel.bars:
+        _draw_bars(axes, panel, styles)
+    for target in panel.targets:
+        axes.axhline(target, color=MUTED, linestyle=(0, DASHES["dash"]), linewidth=1.0, zorder=1)
+        place: Any = axes.get_yaxis_transform()
+        words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": MUTED}
+        axes.annotate(f"target {target:g}", (0.01, target), (0, 3), xycoords=place, **words)
+    axes.grid(True, color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=MUTED, labelcolor=INK, labelsize=8.5, length=3, which="major")
+    axes.tick_params(length=0, which="minor")
+    axes.set_xlabel(panel.x.label, color=INK, size=9.5, parse_math=False)
+    axes.set_ylabel(panel.y.label, color=INK, size=9.5, parse_math=False)
+
+
+def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, log: bool) -> None:
+    y = _within(series.y, limits, log)
+    rows = thin(y, _POINTS)
+    x = series.x[rows]
+    if series.kind == "marks":
+        _draw_marks(axes, x, y[rows], series, style)
+        return
+    look = _look(series, style)
+    axes.plot(x, y[rows], zorder=3, **look)
+    if series.low is None or series.high is None:
+        return
+    if series.kind == "curve":
+        low, high = _within(series.low, limits, log)[rows], _within(series.high, limits, log)[rows]
+        axes.fill_between(x, low, high, color=style.colour, alpha=0.22, linewidth=0, zorder=2)
+    else:
+        reach = np.stack((series.y - series.low, series.high - series.y)).clip(0)[:, rows]
+        axes.errorbar(x, y[rows], reach, fmt="none", ecolor=style.colour, elinewidth=1.1, capsize=2.5, zorder=2)
+
+
+def _draw_marks(axes: Axes, x: Values, y: Values, series: Series, style: Style) -> None:
+    look: dict[str, Any] = {"s": 200 if series.symbol == "ring" else 36, "marker": _SYMBOLS[series.symbol]}
+    colours: Any = style.colour if series.shade is None else colormaps["viridis"](series.shade)
+    hollow = series.symbol in ("circle", "ring")
+    look |= {"facecolors": "none", "edgecolors": colours} if hollow else {"c": colours}
+    axes.scatter(x, y, clip_on=False, zorder=5, **look)
+
+
+def _look(series: Series | None, style: Style) -> dict[str, Any]:
+    """How matplotlib is to draw a line of this style; without a series, as a plain curve."""
+    dashes: Any = (0, DASHES[style.dash]) if DASHES[style.dash] else "-"
+    if series is None:
+        return {"color": style.colour, "linestyle": dashes, "linewidth": 1.4}
+    if series.is_reference:
+        ring = {"marker": "o" if series.kind == "rings" else "", "markersize": 10, "markerfacecolor": "none"}
+        return {"color": style.colour, "linestyle": dashes, "linewidth": 1.1, **ring}
+    line = series.kind in ("curve", "steps")
+    width = 1.0 if len(series.x) > 300 else 1.4
+    if style.index == 0 and line:
+        width *= 2.0  # the first one lies under all others: wide enough to be seen where they cover it
+    return {
+        "color": style.colour,
+        "linestyle": "" if series.kind == "points" else dashes,
+        "linewidth": width,
+        "marker": "" if line and len(series.x) > 1 else _MARKERS[style.index % len(_MARKERS)],
+        "markersize": 4.5,
+        "drawstyle": "steps-post" if series.kind == "steps" else "default",
+    }
+
+
+def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
+    places = np.unique(np.concatenate([bars.at for bars in panel.bars]))
+    step = float(np.diff(places).min()) if len(places) > 1 else 1.0
+    beside = len(panel.bars) if panel.arrangement == "grouped" else 1
+    rows = panel.arrangement == "rows"
+    width, base = 0.9 * step / beside, np.zeros(len(places))
+    for number, bars in enumerate(panel.bars):
+        own = np.searchsorted(places, bars.at)
+        at = bars.at + width * (number % beside - (beside - 1) / 2)
+        draw_bars = axes.barh if rows else axes.bar
+        draw_bars(at, bars.length, width, base[own], color=_fill(bars, styles[bars.label]))
+        if beside == 1:
+            base[own] += bars.length
+        if rows and bars.text:
+            axes.annotate(bars.text, (base[own[-1]], at[-1]), (3, 0), textcoords="offset points", va="center", size=8)
+    if rows:
+        axes.invert_yaxis()
+
+
+def _fill(bars: Bars, style: Style) -> str:
+    return paler(style.colour) if bars.pale else style.colour
+
+
+def _within(values: Values, limits: Ends, log: bool) -> Values:
+    """What lies far outside moves to just outside, or the renderer would overflow."""
+    low, high = limits
+    reach = 10 * (high - low)
+    return np.where(np.isfinite(values), np.clip(values, low / 10 if log else low - reach, high + reach), np.nan)
+
+
+def _scale(axes: Axes, name: str, axis: Axis, limits: Ends | None) -> None:
+    own: XAxis | YAxis = axes.xaxis if name == "x" else axes.yaxis
+    if axis.log:
+        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+        own.set_major_locator(LogLocator(numticks=8))
+        own.set_minor_formatter(NullFormatter())
+    units: dict[str, Formatter] = {
+        "B": EngFormatter(unit="B", sep=" "),
+        "count": EngFormatter(sep=""),
+        "%": PercentFormatter(1.0),
+    }
+    # Within a decade or so, powers of ten alone would leave an axis without ticks.
+    if axis.log and not axis.ticks and limits is not None and limits[1] < 15 * limits[0]:
+        own.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=20))
+        own.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if axis.ticks or axis.names:
+        own.set_major_locator(FixedLocator(list(axis.ticks or range(len(axis.names)))))
+        own.set_minor_locator(NullLocator())
+        own.set_major_formatter(ScalarFormatter())
+    if axis.names:
+        own.set_major_formatter(FuncFormatter(lambda value, _: axis.names[round(value)]))
+    if axis.unit == "integer":
+        own.set_major_locator(MaxNLocator(integer=True))
+    elif axis.unit:
+        own.set_major_formatter(units[axis.unit])
+    if limits is not None:
+        (axes.set_xlim if name == "x" else axes.set_ylim)(*limits)
+
+
+def _legend(figure: Figure, panels: Sequence[Panel], styles: Sequence[Style], title: str) -> None:
+    if not styles:
+        figure.suptitle(title, color=INK, fontsize=11.5, parse_math=False)
+        return
+    first = {series.label: series for panel in reversed(panels) for series in reversed(panel.series)}
+    bars = {bars.label: bars for panel in panels for bars in panel.bars}
+    handles = [
+        Patch(color=_fill(bars[style.label], style))
+        if style.label in bars
+        else Line2D([], [], **_look(first.get(style.label), style) | {"linewidth": 1.8})
+        for style in styles
+    ]
+    labels = [style.label for style in styles]
+    width = 75 if len(panels) == 1 else 55 * min(len(panels), 3)
+    legend = figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=max(1, min(len(labels), 6, width // (6 + max(len(label) for label in labels)))),
+        frameon=False,
+        fontsize=9,
+        handlelength=2.0,
+        labelcolor=INK,
+        title=title or None,
+        title_fontsize=11.5,
+    )
+    legend.get_title().set(color=INK, parse_math=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

@@ -1,0 +1,64 @@
+"""A page draws everything a chart can hold, asks for nothing, and lets no text become markup."""
+
+import re
+
+from qafel.drawing.chart import panel_styles
+from qafel.drawing.page import Html, cards, layout_of, legend, page, table, traces_of
+from tests.browser import charts_in, needs_browser, open_in_browser, own_html, plots_in
+from tests.drawing.everything import EVIL, PANELS
+
+PAGE = page(EVIL, [legend(panel_styles(PANELS)), cards(PANELS), table((EVIL, "b"), [(EVIL, EVIL)])], PANELS)
+
+
+def test_text_cannot_become_markup_but_html_stays():
+    own = own_html(PAGE)
+    assert "<img" not in own
+    assert own.count("</script>") == 1
+    assert "<b>1</b>" in table((), [("a", Html("<b>1</b>"))])
+    for panel in PANELS:
+        drawn = str(traces_of(panel, {style.label: style for style in panel_styles(PANELS)})) + str(layout_of(panel))
+        assert "<img" not in drawn
+
+
+def test_only_the_two_scripts_of_the_page_may_run():
+    policy = re.search(r'Content-Security-Policy" content="(.*?)"', PAGE)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-")
+    assert policy[1].count("sha256-") == 2
+
+
+def test_an_axis_can_be_switched_unless_it_is_fixed_or_has_nothing_positive():
+    switches = re.findall(r'data-chart="(\w+)" data-axis="(\w)" aria-pressed="(\w+)"', cards(PANELS))
+    shown = {(chart, axis): pressed == "true" for chart, axis, pressed in switches}
+    assert shown == {(panel.key, name): getattr(panel, name).log for panel in PANELS[:2] for name in ("x", "y")}
+    for panel in PANELS[:2]:
+        for axis in (layout_of(panel)["xaxis"], layout_of(panel)["yaxis"]):
+            assert sorted(axis["ranges"]) == ["linear", "log"]
+            assert axis["range"] == axis["ranges"][axis["type"]]
+
+
+def test_a_target_is_a_named_dashed_line_across_the_chart():
+    (line,) = layout_of(PANELS[0])["shapes"]
+    assert (line["y0"], line["y1"], line["line"]["dash"], line["label"]["text"]) == (0.01, 0.01, "dash", "target 0.01")
+
+
+def test_long_curves_are_thinned_and_what_is_not_finite_is_a_gap():
+    band, curve, _, evil, _ = charts_in(PAGE)["curves"]
+    assert len(curve["x"]) <= 1210
+    assert len(band["x"]) == 2 * len(curve["x"])
+    assert evil["y"][-1] is None
+
+
+@needs_browser
+def test_a_browser_draws_everything_and_its_console_is_silent(tmp_path):
+    (tmp_path / "page.html").write_text(PAGE, encoding="utf-8")
+    dom, console = open_in_browser(tmp_path / "page.html", tmp_path / "profile")
+    assert console == []
+    assert f'data-drawn="{len(PANELS)}"' in dom
+    plots = plots_in(dom)
+    what = ('path class="js-line', 'path class="point', 'g class="trace bars')
+    count = {key: [len(re.findall(f'<{word}"', plot)) for word in what] for key, plot in plots.items()}
+    assert count == {
+        "curves": [3, 2, 0], "points": [4, 12, 0], "marks": [0, 10, 0],
+        "grouped": [0, 0, 2], "stacked": [0, 0, 2], "rows": [0, 0, 3],
+    }  # fmt: skip

@@ -1,0 +1,50 @@
+"""Everything a chart can hold is drawn in print, and equal charts are equal files."""
+
+import numpy as np
+import pytest
+
+from qafel.drawing.chart import Axis, Panel, Series, labels_of
+from qafel.drawing.printed import draw, rendered, save_figure
+from qafel.errors import OutputError
+from tests.drawing.everything import EVIL, PANELS
+
+CURVE = Panel("p", "one", Axis("x"), Axis("y"), (Series("模型", np.arange(3.0), np.arange(3.0)),))
+
+
+def test_everything_is_drawn_under_one_legend():
+    figure = draw(PANELS, "The title", "The footer")
+    rendered(figure, ".png")
+    curves, points, marks, grouped, stacked, rows = figure.axes
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == labels_of(PANELS)
+    assert figure.get_supxlabel() == "A note.\nThe footer"
+    assert (curves.get_xscale(), curves.get_yscale(), curves.get_ylabel()) == ("log", "log", EVIL)
+    # A band and a triangle; three curves and the target.
+    assert (len(curves.collections), len(curves.lines)) == (2, 4)
+    assert len(points.containers) == 2
+    assert len(marks.collections) == 5
+    assert marks.get_xticklabels()[1].get_text() == "two"
+    assert len({bar.get_x() for bar in grouped.patches}) == 8
+    assert max(bar.get_y() + bar.get_height() for bar in stacked.patches) == 17
+    assert [bar.get_x() for bar in rows.patches] == [0, 1, 0]
+    assert rows.yaxis_inverted()
+
+
+@pytest.mark.parametrize(("name", "magic"), [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF"), ("deep/f.svg", b"<?xml")])
+def test_the_suffix_chooses_the_format_and_equal_figures_are_equal_bytes(tmp_path, name, magic):
+    first = save_figure(draw([CURVE]), tmp_path / name).read_bytes()
+    assert first.startswith(magic)
+    if not name.endswith(".svg"):
+        assert save_figure(draw([CURVE]), tmp_path / name).read_bytes() == first
+
+
+def test_a_file_says_where_it_comes_from():
+    assert b"qafel paper x" in rendered(draw([CURVE]), ".png", "qafel paper x")
+
+
+def test_an_unknown_format_and_a_place_that_cannot_be_written_are_clear_errors(tmp_path):
+    figure = draw([CURVE])
+    with pytest.raises(OutputError, match="suffix"):
+        save_figure(figure, tmp_path / "f.docx")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        save_figure(figure, tmp_path / "file" / "f.png")

@@ -1,0 +1,90 @@
+"""What may be compared, under which labels, and which part of the metric is shown."""
+
+import math
+
+import numpy as np
+
+from qafel.report import render_report
+from qafel.report.groups import MetricView, groups_of, metric_view, run_labels
+from qafel.runs.reading import Run
+
+
+def view_of(runs: list[Run]) -> MetricView:
+    (group,) = groups_of(runs)
+    return metric_view(group)
+
+
+def test_runs_of_one_name_get_labels_that_differ(make_run):
+    runs = [
+        Run.load(make_run("qafel", folder="a", seed=1)),
+        Run.load(make_run("qafel", folder="b", seed=2)),
+        Run.load(make_run("fedbuff", folder="c")),
+        Run.load(make_run("fedbuff", folder="d")),
+    ]
+    assert run_labels(runs) == ("qafel · seed 1", "qafel · seed 2", "fedbuff · c", "fedbuff · d")
+    assert len(set(run_labels([runs[0], runs[0]]))) == 2
+
+
+def test_the_reference_is_the_first_fedbuff_else_the_first_and_came_to_its_end(make_run):
+    qafel, fedbuff = Run.load(make_run("qafel")), Run.load(make_run("mushrooms-fedbuff"))
+    diverged = Run.load(make_run("fedbuff", status="diverged"))
+    killed = Run.load(make_run("killed", finished=False))
+    expected = {(qafel, fedbuff, fedbuff): 1, (qafel, qafel): 0, (diverged, killed, qafel, fedbuff): 3}
+    expected |= {(killed, diverged, qafel): 2, (killed, diverged): 1}
+    assert {runs: groups_of(runs)[0].reference for runs in expected} == expected
+
+
+def test_runs_of_one_kind_are_said_to_be_nothing_else(make_run):
+    killed = Run.load(make_run("killed", finished=False, config={"task": {"name": "one of my own"}}))
+    done = Run.load(make_run("done", metric_name="loss", config={"task": {"name": "one of my own"}}))
+    (group,) = groups_of([killed, done])
+    assert (group.metric, group.goal) == ("loss", "min")
+    assert "compared by itself" not in render_report([killed, done])
+
+
+def test_a_suboptimality_over_decades_gets_a_log_axis_and_an_accuracy_a_linear_one(make_run):
+    assert view_of([Run.load(make_run("a"))]).log
+    assert not view_of([Run.load(make_run("b", metric=[0.7, 0.5, 0.4]))]).log
+    accuracy = Run.load(make_run("c", metric=[0.01, 0.5, 0.9], metric_goal="max", metric_name="accuracy"))
+    view = view_of([accuracy])
+    assert not view.log
+    assert (view.low < 0.01, view.high > 0.9, view.leaves) == (True, True, {})
+
+
+def test_a_diverging_run_neither_stretches_the_view_nor_goes_unmentioned(make_run):
+    good = Run.load(make_run("good"))
+    bad = Run.load(make_run("bad", metric=[0.68, 0.5, 10.0, 1e3, 1e300]))
+    view = view_of([good, bad])
+    assert 0.68 < view.high < 10
+    assert view.low < 1e-4
+    assert view.leaves == {1: 2}
+    assert view.notes == ("▲ bad leaves the view at 20 uploads and reaches 1.00e300.",)
+
+
+def test_a_run_that_stops_being_finite_is_mentioned(make_run):
+    view = view_of([Run.load(make_run("good")), Run.load(make_run("nan", metric=[0.68, 0.5, math.nan]))])
+    assert view.notes == ("▲ nan stops being finite at 20 uploads.",)
+
+
+def test_an_accuracy_that_collapses_below_all_bounds_is_clipped_from_below(make_run):
+    goal = {"metric_goal": "max"}
+    good = Run.load(make_run("good", metric=[0.1, 0.9], **goal))
+    bad = Run.load(make_run("bad", metric=[0.1, -1e9], **goal))
+    view = view_of([good, bad])
+    assert -1 < view.low < 0.1
+    assert view.edge == view.low
+    assert list(view.leaves) == [1]
+
+
+def test_runs_that_all_diverge_or_are_all_nan_still_have_a_view(make_run):
+    view = view_of([Run.load(make_run("up", metric=[1.0, 10.0, 1e4]))])
+    assert view.high > 1e4
+    assert view_of([Run.load(make_run("over", metric=[1.0, 10.0, 1e300]))]).high < 1e8
+    assert "nothing to draw" in view_of([Run.load(make_run("nan", metric=[math.nan]))]).notes[0]
+
+
+def test_an_exact_zero_does_not_forbid_the_log_axis(make_run):
+    view = view_of([Run.load(make_run("a", metric=[*np.geomspace(0.68, 1e-6, 200), 0.0]))])
+    assert view.log
+    assert view.low > 0
+    assert "zero" in view.notes[-1]

@@ -1,0 +1,38 @@
+"""Numbers, written for people."""
+
+import math
+
+import pytest
+
+from qafel.text import human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (human_bytes(0), "0 B"),
+        (human_bytes(999), "999 B"),
+        (human_bytes(999_999), "1.00 MB"),
+        (human_bytes(12_345_678), "12.3 MB"),
+        (human_bytes(math.nan), "–"),
+        (human_count(9_999), "9,999"),
+        (human_count(100_000), "100 k"),
+        (human_count(6.02), "6.02"),
+        (human_rate(3205.1), "3.21 k/s"),
+        (human_metric(1.204e-4), "1.20e-4"),
+        (human_metric(0.9123), "0.912"),
+        (human_metric(math.nan), "NaN"),
+        (human_metric(math.inf), "∞"),
+        (human_metric(-1.5e6), "-1.50e6"),
+        (human_ratio(0.1311), "0.131×"),
+        (human_ratio(1.0), "1×"),
+        (human_seconds(31.24), "31.2 s"),
+        (human_seconds(125), "2 min 5 s"),
+        (human_seconds(7384), "2 h 3 min"),
+    ],
+)
+def test_numbers_are_written_for_people(written, expected):
+    assert written == expected
+
+
+# A busy machine is no failure.
