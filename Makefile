@@ -30,6 +30,7 @@ check: $(STAMP) ## Lint, format, types, import contracts
 bench: $(STAMP) ## Run the benchmarks (alone: others' load shows in the figures)
 	$(BIN)/qafel bench quantizers
 	$(BIN)/qafel bench simulator
+	$(BIN)/qafel bench training
 	$(BIN)/qafel bench deployment --case default --case mutants --updates 3000
 
 format: $(STAMP) ## Format the code

@@ -1,10 +1,14 @@
 """The benchmark compares like with like and says so in numbers."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from qafel.bench.training import NeuralFigures, PlainCnn, Rate, neural_benchmark
+from qafel.bench.training import PlainCnn, TrainingFigures, TrainingSpeed, measure_training
+from qafel.cli import app
 from qafel.errors import ConfigError
 from qafel.tasks.neural.networks import Cnn
 from qafel.tasks.neural.trainer import choose_precision, has_bfloat16
@@ -12,8 +16,21 @@ from qafel.tasks.neural.trainer import choose_precision, has_bfloat16
 CPU = torch.device("cpu")
 
 
+def test_the_command_prints_the_ratios_and_writes_the_figures(tmp_path, monkeypatch):
+    figures = TrainingFigures(
+        (TrainingSpeed("cnn", 4, "qafel", (1.0,)), TrainingSpeed("cnn", 4, "plain", (2.0,))), False
+    )
+    monkeypatch.setattr("qafel.bench.training.measure_training", lambda rounds, updates: figures)
+    file = tmp_path / "training.json"
+    result = CliRunner().invoke(app, ["bench", "training", "--json", str(file)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "cnn batch 4: qafel / plain" in result.stdout
+    assert "no bfloat16" in result.stdout
+    assert json.loads(file.read_text()) == figures.as_dict()
+
+
 def test_all_trainers_are_measured_in_one_run():
-    figures = neural_benchmark(rounds=2, updates=1, batch_sizes=(4,))
+    figures = measure_training(rounds=2, updates=1, batch_sizes=(4,))
     found = figures.as_dict()
     assert {(rate["model"], rate["trainer"]) for rate in found["rates"]} >= {
         ("cnn", "qafel"),
@@ -24,13 +41,13 @@ def test_all_trainers_are_measured_in_one_run():
     }
     assert all(rate["updates_per_s"] > 0 for rate in found["rates"])
     assert ("lstm batch 32: qafel bfloat16 / qafel float32" in found["ratios"]) == figures.bfloat16
-    assert figures.rate("cnn", 4, "plain").updates_per_s > 0
-    assert figures.rate("cnn", 5, "plain") is None
+    assert figures.speed("cnn", 4, "plain").updates_per_s > 0
+    assert figures.speed("cnn", 5, "plain") is None
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios():
-    ours, plain = Rate("cnn", 32, "qafel", (1.0, 2.0, 1.0)), Rate("cnn", 32, "plain", (2.0, 6.0, 1.0))
-    assert NeuralFigures((ours, plain), False).ratios() == {"cnn batch 32: qafel / plain": 2.0}
+    ours, plain = TrainingSpeed("cnn", 32, "qafel", (1.0, 2.0, 1.0)), TrainingSpeed("cnn", 32, "plain", (2.0, 6.0, 1.0))
+    assert TrainingFigures((ours, plain), False).ratios() == {"cnn batch 32: qafel / plain": 2.0}
     assert plain.updates_per_s == 0.5
     assert plain.best_updates_per_s == 1.0
 

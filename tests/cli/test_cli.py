@@ -18,7 +18,8 @@ def test_every_command_has_help_with_an_example():
     overview = qafel("--help").stdout
     for command in (*commands, "tasks", "bench", "broker"):
         assert command in overview
-    for command in (*commands, "tasks show", "broker init", "bench quantizers", "bench simulator", "bench deployment"):
+    benchmarks = [f"bench {name}" for name in ("quantizers", "simulator", "training", "deployment")]
+    for command in (*commands, "tasks show", "broker init", *benchmarks):
         assert "Example: qafel" in qafel(*command.split(), "--help").stdout
 
 

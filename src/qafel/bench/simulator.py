@@ -28,13 +28,12 @@ from qafel.tasks import Mushrooms, Quadratic, Task
 
 TURNS = 5
 
-
 NEVER = Evaluation(every=10**12)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Case:
+class SimulatorCase:
     """A task and how its clients come."""
 
     name: str
@@ -68,31 +67,31 @@ class Case:
 
 
 CASES = (
-    Case("mushrooms", 100, 113, 20_000),
-    Case("quadratic", 100, 100, 20_000),
-    Case("quadratic", 1_000, 100, 20_000),
-    Case("quadratic", 10_000, 100, 20_000),
-    Case("quadratic", 1_000_000, 100, 20_000),
-    Case("quadratic", 1_000, 31_594, 3_000, local_steps=1),
+    SimulatorCase("mushrooms", 100, 113, 20_000),
+    SimulatorCase("quadratic", 100, 100, 20_000),
+    SimulatorCase("quadratic", 1_000, 100, 20_000),
+    SimulatorCase("quadratic", 10_000, 100, 20_000),
+    SimulatorCase("quadratic", 1_000_000, 100, 20_000),
+    SimulatorCase("quadratic", 1_000, 31_594, 3_000, local_steps=1),
 )
 
-
 NEURAL_CASES = (
-    Case("cnn", 20, 31_594, 200, local_steps=1, batch_size=10),
-    Case("cnn", 20, 31_594, 100, local_steps=1, batch_size=32),
-    Case("lstm", 20, 819_920, 15, local_steps=1, batch_size=32),
+    SimulatorCase("cnn", 20, 31_594, 200, local_steps=1, batch_size=10),
+    SimulatorCase("cnn", 20, 31_594, 100, local_steps=1, batch_size=32),
+    SimulatorCase("lstm", 20, 819_920, 15, local_steps=1, batch_size=32),
 )
 """One step of the paper's networks; they need the extra torch."""
 
 
-def all_cases() -> tuple[Case, ...]:
+def all_cases() -> tuple[SimulatorCase, ...]:
+    """The cases that can run here: those of the networks need torch."""
     return CASES + (NEURAL_CASES if importlib.util.find_spec("torch") is not None else ())
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A row of the benchmark."""
+class SimulatorSpeed:
+    """How fast one case ran: a row of the benchmark."""
 
     task: str
     clients: int
@@ -106,24 +105,24 @@ class Measured:
     peak_mib: float
 
 
-def measure(cases: tuple[Case, ...]) -> Iterator[Measured]:
-    """Run the cases one after another."""
+def measure_simulator(cases: tuple[SimulatorCase, ...]) -> Iterator[SimulatorSpeed]:
+    """Run the cases one after another, each in a process of its own."""
     context = get_context("spawn")
     for case in cases:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_measure_into, args=(case, theirs))
         process.start()
         theirs.close()
-        yield Measured(**ours.recv())
+        yield SimulatorSpeed(**ours.recv())
         process.join()
 
 
-def _measure_into(case: Case, connection: Any) -> None:
+def _measure_into(case: SimulatorCase, connection: Any) -> None:
     gc.freeze()  # as the command line does
     connection.send(asdict(measure_case(case)))
 
 
-def measure_case(case: Case) -> Measured:
+def measure_case(case: SimulatorCase) -> SimulatorSpeed:
     """Both loops in turns, with 4 bits both ways and no evaluation."""
     task = case.task()
     algorithm = wire(
@@ -140,7 +139,7 @@ def measure_case(case: Case) -> Measured:
     full(min(100, case.updates // TURNS)), bare(min(100, case.updates // TURNS))
     turns = [(full(case.updates // TURNS), bare(case.updates // TURNS)) for _ in range(TURNS)]
     full_s, bare_s = (median(turn[which] for turn in turns) for which in (0, 1))
-    return Measured(
+    return SimulatorSpeed(
         case.name,
         case.clients,
         case.dimension,
@@ -154,7 +153,7 @@ def measure_case(case: Case) -> Measured:
     )
 
 
-def _simulated(case: Case, task: Task, algorithm: Algorithm) -> Callable[[int], float]:
+def _simulated(case: SimulatorCase, task: Task, algorithm: Algorithm) -> Callable[[int], float]:
     def turn(updates: int) -> float:
         timing, limits = Timing(HalfNormal(0), case.arrivals()), Limits(uploads=updates)
         summary = simulate(task, algorithm, timing, limits=limits, evaluation=NEVER).summary
@@ -164,7 +163,7 @@ def _simulated(case: Case, task: Task, algorithm: Algorithm) -> Callable[[int], 
     return turn
 
 
-def _bare(case: Case, task: Task, algorithm: Algorithm) -> Callable[[int], float]:
+def _bare(case: SimulatorCase, task: Task, algorithm: Algorithm) -> Callable[[int], float]:
     """The same training and nothing else: no clock, no messages, no server."""
     start, local = task.initial_model(Stream.named(0, "initial-model")), algorithm.local
     start.flags.writeable = False

@@ -34,19 +34,19 @@ from qafel.tasks.neural.networks import CharacterLstm, Cnn, Normalise, as_number
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Precision, has_bfloat16, keep_freed_memory, one_thread
 
-# What anyone would write: the paper's models trained by PyTorch's own layers and optimizer, to be measured against.
+Updates: TypeAlias = Callable[[int], float]
+"""Make so many updates and tell how many seconds one took."""
 
 
 @final
 class PlainCnn(nn.Module):
-    """The four-layer network of `Cnn`, from torch's layers."""
+    """The four-layer network of `Cnn` as anyone would write it, from torch's own layers."""
 
     def __init__(self, classes: int, dropout: float = 0.1) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 32, 3, padding=2)
-        self.conv2 = nn.Conv2d(32, 32, 3, padding=2)
-        self.conv3 = nn.Conv2d(32, 32, 3, padding=2)
-        self.conv4 = nn.Conv2d(32, 32, 3, padding=2)
+        self.convolutions = tuple(nn.Conv2d(channels, 32, 3, padding=2) for channels in (3, 32, 32, 32))
+        for number, convolution in enumerate(self.convolutions, start=1):
+            self.add_module(f"conv{number}", convolution)
         self.norm = nn.GroupNorm(32, 32)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(2)
@@ -54,47 +54,52 @@ class PlainCnn(nn.Module):
         self.linear = nn.Linear(288, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        for conv in (self.conv1, self.conv2, self.conv3, self.conv4):
+        for conv in self.convolutions:
             x = self.pool(self.relu(self.norm(conv(x))))
         scores: Tensor = self.linear(self.dropout(x.flatten(1)))
         return scores
 
 
-def plain_cnn_loop(batch_size: int) -> Callable[[int], float]:
-    """Steps on one batch of random images; a call makes so many and tells the seconds of one."""
+def plain_cnn_loop(batch_size: int) -> Updates:
+    """Updates of the plain network on one batch of random images."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch_size, 3, 32, 32, generator=generator)
     return _loop(PlainCnn(10), images, torch.randint(0, 10, (batch_size,), generator=generator))
 
 
-def plain_lstm_loop(batch_size: int) -> Callable[[int], float]:
-    """Steps on one batch of random text."""
+def plain_lstm_loop(batch_size: int) -> Updates:
+    """Updates of the plain LSTM on one batch of random text."""
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, 80, (batch_size, 81), generator=generator)
     return _loop(CharacterLstm(), text[:, :-1].contiguous(), text[:, -1].contiguous())
 
 
-def _loop(module: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[int], float]:
+def _loop(module: nn.Module, inputs: Tensor, targets: Tensor) -> Updates:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+
+    def update(_: int) -> None:
+        optimizer.zero_grad()
+        cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return _timed(update)
+
+
+def _timed(update: Callable[[int], object]) -> Updates:
+    """Updates numbered from zero, and the processor's seconds for one."""
 
     def train(count: int) -> float:
         begin = time.process_time()
-        for _ in range(count):
-            optimizer.zero_grad()
-            cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        for number in range(count):
+            update(number)
         return (time.process_time() - begin) / count
 
     return train
 
 
-Updates: TypeAlias = Callable[[int], float]
-"""Make so many updates and tell how many seconds one took."""
-
-
 @final
 @dataclass(frozen=True)
-class Rate:
+class TrainingSpeed:
     """One trainer's time per update, in each round."""
 
     model: str
@@ -110,7 +115,7 @@ class Rate:
     def best_updates_per_s(self) -> float:
         return 1 / min(self.seconds)
 
-    def times(self, other: Rate) -> float:
+    def times(self, other: TrainingSpeed) -> float:
         """How many times as fast as the other this one is."""
         return median(theirs / ours for theirs, ours in zip(other.seconds, self.seconds, strict=True))
 
@@ -126,22 +131,23 @@ class Rate:
 
 @final
 @dataclass(frozen=True)
-class NeuralFigures:
-    """All rates of one run, and the ratios that count."""
+class TrainingFigures:
+    """The speed of every trainer in one run, and the ratios that count."""
 
-    rates: tuple[Rate, ...]
+    speeds: tuple[TrainingSpeed, ...]
     bfloat16: bool
     """Whether the hardware has it; without it the LSTM trains in float32."""
 
-    def rate(self, model: str, batch_size: int, trainer: str) -> Rate | None:
+    def speed(self, model: str, batch_size: int, trainer: str) -> TrainingSpeed | None:
+        """The speed of one trainer, None if it was not measured."""
         wanted = (model, batch_size, trainer)
-        return next((r for r in self.rates if (r.model, r.batch_size, r.trainer) == wanted), None)
+        return next((s for s in self.speeds if (s.model, s.batch_size, s.trainer) == wanted), None)
 
     def ratios(self) -> dict[str, float]:
         """Our trainer against the others on the same model and batch; the LSTM's precisions against each other."""
         found = {}
-        for ours in self.rates:
-            for other in self.rates:
+        for ours in self.speeds:
+            for other in self.speeds:
                 comparable = (ours.model, ours.batch_size) == (other.model, other.batch_size)
                 if comparable and ours.trainer.startswith("qafel") and ours is not other:
                     key = f"{ours.model} batch {ours.batch_size}: {ours.trainer} / {other.trainer}"
@@ -149,42 +155,54 @@ class NeuralFigures:
         return found
 
     def as_dict(self) -> dict[str, Any]:
+        """What `--json` writes."""
         return {
             "threads": 1,
             "torch": torch.__version__,
             "bfloat16": self.bfloat16,
-            "rates": [rate.as_dict() for rate in self.rates],
+            "rates": [speed.as_dict() for speed in self.speeds],
             "ratios": self.ratios(),
         }
 
 
-def neural_benchmark(
+def measure_training(
     rounds: int = 15, updates: int = 5, batch_sizes: tuple[int, ...] = (10, 32), lstm: bool = True
-) -> NeuralFigures:
-    """Measure the CNN at each batch size and, unless told not to, the LSTM at 32."""
-    rates: list[Rate] = []
+) -> TrainingFigures:
+    """Measure how fast clients train, trainer by trainer in turns.
+
+    `rounds` is how many turns each gets and `updates` how many updates a turn has, a third of that for the LSTM.
+    The CNN is measured at each of `batch_sizes`, and the LSTM at 32 if `lstm`.
+    """
+    speeds: list[TrainingSpeed] = []
     keep_freed_memory()
     with one_thread():
         for size in batch_sizes:
-            with _elsewhere(size) as unaided:
-                trainers = {"qafel": _cnn(size), "plain, mallopt": plain_cnn_loop(size), "plain": unaided}
-                rates += _take_turns("cnn", size, trainers, rounds, updates)
+            with _plain_process(size) as unaided:
+                trainers = {
+                    "qafel": _updates(random_cnn_task(size), size),
+                    "plain, mallopt": plain_cnn_loop(size),
+                    "plain": unaided,
+                }
+                speeds += _take_turns("cnn", size, trainers, rounds, updates)
         fast = has_bfloat16(torch.device("cpu"))
         if lstm:
-            trainers = {"qafel float32": _lstm("float32"), "plain, mallopt": plain_lstm_loop(32)}
-            trainers |= {"qafel bfloat16": _lstm("bfloat16")} if fast else {}
-            rates += _take_turns("lstm", 32, trainers, rounds, max(1, updates // 3))
-    return NeuralFigures(tuple(rates), fast)
+            trainers = {
+                "qafel float32": _updates(random_lstm_task("float32"), 32),
+                "plain, mallopt": plain_lstm_loop(32),
+            }
+            trainers |= {"qafel bfloat16": _updates(random_lstm_task("bfloat16"), 32)} if fast else {}
+            speeds += _take_turns("lstm", 32, trainers, rounds, max(1, updates // 3))
+    return TrainingFigures(tuple(speeds), fast)
 
 
-def _take_turns(model: str, size: int, trainers: dict[str, Updates], rounds: int, updates: int) -> list[Rate]:
+def _take_turns(model: str, size: int, trainers: dict[str, Updates], rounds: int, updates: int) -> list[TrainingSpeed]:
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for train in trainers.values():
         train(2)  # compiles, and fills the caches
     for _ in range(rounds):
         for name, train in trainers.items():
             seconds[name].append(train(updates))
-    return [Rate(model, size, name, tuple(found)) for name, found in seconds.items()]
+    return [TrainingSpeed(model, size, name, tuple(found)) for name, found in seconds.items()]
 
 
 def random_cnn_task(batch_size: int, clients: int = 1) -> TorchTask:
@@ -204,29 +222,14 @@ def random_lstm_task(precision: Precision = "auto", clients: int = 1) -> TorchTa
     return TorchTask("lstm", CharacterLstm, data, data, part, prepare=as_numbers, precision=precision)
 
 
-def _cnn(size: int) -> Updates:
-    return _updates(random_cnn_task(size), size)
-
-
-def _lstm(precision: Precision) -> Updates:
-    return _updates(random_lstm_task(precision), 32)
-
-
 def _updates(task: TorchTask, size: int) -> Updates:
     local = LocalTraining(0.01, steps=1, batch_size=size)
     start = task.initial_model(Stream.named(0, "initial model"))
-
-    def train(count: int) -> float:
-        begin = time.process_time()
-        for number in range(count):
-            task.train(0, start, local, Stream.named(0, "train", 0, number))
-        return (time.process_time() - begin) / count
-
-    return train
+    return _timed(lambda number: task.train(0, start, local, Stream.named(0, "train", 0, number)))
 
 
 @contextlib.contextmanager
-def _elsewhere(size: int) -> Iterator[Updates]:
+def _plain_process(size: int) -> Iterator[Updates]:
     """The plain loop in a new process, whose allocator is as glibc made it."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()

@@ -26,6 +26,7 @@ app = typer.Typer(
 benchmarks = typer.Typer(help="Benchmarks that report ratios within one run.", no_args_is_help=True)
 benchmarks.command("quantizers")(bench.bench_quantizers)
 benchmarks.command("simulator")(bench.bench_simulator)
+benchmarks.command("training")(bench.bench_training)
 benchmarks.command("deployment")(bench.bench_deployment)
 app.add_typer(benchmarks, name="bench")
 app.add_typer(lists.tasks, name="tasks")

@@ -1,40 +1,34 @@
-"""Time of every quantizer, as a ratio to copying the same vector in the same run."""
+"""`qafel bench`: run a benchmark, print its table, write its figures."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
-import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from qafel.bench.simulator import all_cases, measure
+from qafel.bench.quantizers import SIZES, time_quantizer
+from qafel.bench.simulator import all_cases, measure_simulator
 from qafel.cli.broker import require_extra
 from qafel.cli.console import console, errors
-from qafel.errors import ConfigError, OutputError
+from qafel.errors import ConfigError
 from qafel.files import write_atomically
-from qafel.params import Vector
-from qafel.quantizers import parse, threads
-from qafel.quantizers.measure import SHOWN, gaussian
-from qafel.rng import Stream
+from qafel.quantizers import parse
+from qafel.quantizers.measure import SHOWN
 from qafel.text import human_bytes
 
-_SIZES: Final = [29_282, 1_000_000, 25_000_000]
-
-
-_BUDGET_S: Final = 0.4  # per figure; the median of at least five rounds
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
 
 
 def bench_quantizers(
     specs: Annotated[list[str] | None, typer.Argument(help="Specs to time instead of the usual ones.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
+    json_file: JsonFile = None,
     sizes: Annotated[list[int] | None, typer.Option("--size", help="Coordinates; may be repeated.", min=1)] = None,
     thread_counts: Annotated[list[int] | None, typer.Option("--threads", help="May be repeated.", min=1)] = None,
 ) -> None:
@@ -42,7 +36,7 @@ def bench_quantizers(
 
     Example: qafel bench quantizers --json quantizers.json
     """
-    cases = [(s, d, t) for d in sizes or _SIZES for s in specs or SHOWN for t in thread_counts or [1, 2]]
+    cases = [(s, d, t) for d in sizes or SIZES for s in specs or SHOWN for t in thread_counts or [1, 2]]
     for spec in specs or SHOWN:
         parse(spec)  # a typing mistake shows before minutes of measuring
     rows = []
@@ -50,63 +44,13 @@ def bench_quantizers(
         task = progress.add_task("measuring", total=len(cases))
         for spec, size, count in cases:
             progress.update(task, description=f"{spec} at {size}, {count} threads")
-            rows.append(benchmark_row(spec, size, count))
+            rows.append(time_quantizer(spec, size, count))
             progress.advance(task)
-    console.print(_table(rows))
-    if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {json_file}: {error.strerror}") from error
+    console.print(_quantizer_table(rows))
+    _write(json_file, rows)
 
 
-def benchmark_row(spec: str, size: int, thread_count: int) -> dict[str, Any]:
-    """Median times of one quantizer, interleaved with memcpy so that all see the same machine."""
-    quantizer, stream = parse(spec), Stream.named(0, "benchmark")
-    vector = gaussian(size)
-    target, copy = np.zeros_like(vector), np.empty_like(vector)
-    with threads(thread_count):
-        payload = quantizer.encode(vector, stream)
-        decoded = quantizer.decode(payload, size)
-        memcpy_s, encode_s, decode_s, add_s = _medians(
-            lambda: np.copyto(copy, vector),
-            lambda: quantizer.encode(vector, stream),
-            lambda: quantizer.decode(payload, size),
-            lambda: quantizer.add_decoded_(target, payload),
-        )
-    return {
-        "quantizer": quantizer.spec,
-        "size": size,
-        "threads": thread_count,
-        "encode_s": encode_s,
-        "decode_s": decode_s,
-        "add_decoded_s": add_s,
-        "memcpy_s": memcpy_s,
-        "bytes": len(payload),
-        "nmse": _nmse(vector, decoded),
-    }
-
-
-def _medians(*works: Callable[[], object]) -> list[float]:
-    """The median time of each, in rounds over all, after one unmeasured round."""
-    times: list[list[float]] = [[] for _ in works]
-    begin = time.perf_counter()
-    for turn in range(2000):
-        for work, measured_s in zip(works, times, strict=True):
-            start = time.perf_counter()
-            work()
-            measured_s.append(time.perf_counter() - start)
-        if turn >= 5 and time.perf_counter() - begin > _BUDGET_S * len(works):
-            break
-    return [float(np.median(measured_s[1:])) for measured_s in times]
-
-
-def _nmse(vector: Vector, decoded: Vector) -> float:
-    error = decoded - vector
-    return float(np.vdot(error, error) / np.vdot(vector, vector))
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _quantizer_table(rows: list[dict[str, Any]]) -> Table:
     title = "time over memcpy's, at so many threads"
     table = Table(box=None, header_style="bold", title=title, title_justify="left", padding=(0, 1, 0, 0))
     table.add_column("quantizer", no_wrap=True)
@@ -120,15 +64,10 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-# `qafel bench simulator`.
-
-
-def bench_simulator(
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON.")] = None,
-) -> None:
+def bench_simulator(json_file: JsonFile = None) -> None:
     """Measure the simulator against a bare loop that only does the same training, with 4 bits both ways.
 
-    With the extra torch, the paper's networks too; `python benchmarks/neural.py` compares those with plain PyTorch.
+    With the extra torch, the paper's networks too; `qafel bench training` compares those with plain PyTorch.
 
     Example: qafel bench simulator --json simulator.json
     """
@@ -137,8 +76,8 @@ def bench_simulator(
         table.add_column(name, justify="left" if name == "task" else "right")
     rows, cases = [], all_cases()
     with errors.status("measuring") as status:
-        for number, row in enumerate(measure(cases), start=1):
-            rows.append(row)
+        for number, row in enumerate(measure_simulator(cases), start=1):
+            rows.append(asdict(row))
             status.update(f"measured {number} of {len(cases)}: {row.task}, {row.clients:,} clients")
             table.add_row(
                 row.task if row.batch_size is None else f"{row.task}, batch {row.batch_size}",
@@ -151,19 +90,39 @@ def bench_simulator(
                 f"{row.peak_mib:,.0f}",
             )
     console.print(table)
-    if json_file is not None:
-        write_atomically(json_file, (json.dumps([asdict(row) for row in rows], indent=2) + "\n").encode())
-        console.print(f"rows in {json_file}", highlight=False)
+    _write(json_file, rows)
 
 
-# Speed, latency, wire bytes and memory of a deployment on this machine.
+def bench_training(
+    json_file: JsonFile = None,
+    rounds: Annotated[int, typer.Option(help="Turns of each trainer.", min=1)] = 15,
+    updates: Annotated[int, typer.Option(help="Updates in a turn.", min=1)] = 5,
+) -> None:
+    """Measure how fast clients train the paper's networks, against plain PyTorch, on one thread and random data.
+
+    Example: qafel bench training --json training.json
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("this benchmark needs PyTorch: pip install 'qafel[torch]'")
+    from qafel.bench.training import measure_training  # noqa: PLC0415 — torch is an extra
+
+    with errors.status("measuring"):
+        figures = measure_training(rounds, updates)
+    for speed in figures.speeds:
+        name = f"{speed.model:5} batch {speed.batch_size:3}  {speed.trainer:16}"
+        console.print(f"{name} {speed.updates_per_s:8.1f} updates/s", highlight=False)
+    for name, ratio in figures.ratios().items():
+        console.print(f"{name:50} {ratio:6.2f}", highlight=False)
+    if not figures.bfloat16:
+        console.print("this CPU has no bfloat16 that PyTorch can use: the LSTM trains in float32")
+    _write(json_file, figures.as_dict())
 
 
 _CASES = ("default", "always", "paced", "listeners", "secured", "mutants")
 
 
 def bench_deployment(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+    json_file: JsonFile = None,
     updates: Annotated[
         int, typer.Option(help="Accepted updates per case; 100,000 for the memory figure.", min=500)
     ] = 20_000,
@@ -195,17 +154,13 @@ def bench_deployment(
             raise ConfigError(f"unknown case {name!r}; choose from {', '.join(cases)}")
     found: dict[str, Any] = {}
     for name in only or cases:
-        typer.echo(f"measuring {name} …", err=True)
+        errors.print(f"measuring {name} …")
         found[name] = measure(cases[name])
-    Console().print(_table_of_bench_deployment(found))
-    if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {json_file}: {error.strerror}") from error
+    console.print(_deployment_table(found))
+    _write(json_file, found)
 
 
-def _table_of_bench_deployment(found: dict[str, Any]) -> Table:
+def _deployment_table(found: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="bold")
     table.add_column("")
     for name in found:
@@ -221,17 +176,23 @@ def _table_of_bench_deployment(found: dict[str, Any]) -> Table:
         "its growth": lambda f: human_bytes(f["server_growth_bytes"]),
         "a client's memory": lambda f: human_bytes(f["client_bytes"]),
         "broker's memory": lambda f: human_bytes(f["broker_bytes"]),
-        "deliveries/s to listeners": lambda f: _of(f, "listening", "deliveries_per_s", "{:,.0f}"),
-        "first to last, 99th percentile": lambda f: _of(f, "listening", "spread_p99_s", "{:.3f} s"),
-        "mutants sent": lambda f: _of(f, "mutants", "sent", "{:,}"),
-        "of them accepted": lambda f: _of(f, "mutants", "accepted", "{:,}"),
-        "updates/s without them": lambda f: _of(f, "mutants", "updates_per_s_without", "{:,.0f}"),
+        "deliveries/s to listeners": lambda f: _part(f, "listening", "deliveries_per_s", "{:,.0f}"),
+        "first to last, 99th percentile": lambda f: _part(f, "listening", "spread_p99_s", "{:.3f} s"),
+        "mutants sent": lambda f: _part(f, "mutants", "sent", "{:,}"),
+        "of them accepted": lambda f: _part(f, "mutants", "accepted", "{:,}"),
+        "updates/s without them": lambda f: _part(f, "mutants", "updates_per_s_without", "{:,.0f}"),
     }
     for label, show in rows.items():
         table.add_row(label, *(show(figures) for figures in found.values()))
     return table
 
 
-def _of(figures: dict[str, Any], part: str, key: str, form: str) -> str:
+def _part(figures: dict[str, Any], part: str, key: str, form: str) -> str:
     value = figures.get(part, {}).get(key)
     return "" if value is None else form.format(value)
+
+
+def _write(json_file: Path | None, figures: object) -> None:
+    if json_file is not None:
+        write_atomically(json_file, (json.dumps(figures, indent=2) + "\n").encode())
+        errors.print(f"figures in {json_file}", highlight=False)

@@ -114,7 +114,7 @@ def quantizers(
     if json_output:
         print(json.dumps(rows, indent=2))
         return
-    console.print(_table(rows, size))
+    console.print(_quantizer_table(rows, size))
     console.print(
         "mean = x: unbiased, fit for clients. ω, δ: worst case over all vectors; no δ > 0: unfit for the server. "
         "NMSE, t(3): error measured on Gaussian and on Student-t(3) data. bound: 2^(−2R), the least at R bits.",
@@ -123,7 +123,7 @@ def quantizers(
 
 
 def quantizer_row(spec: str, size: int) -> dict[str, Any]:
-    """One row: theory, bytes, measured error."""
+    """One row of the table: theory, bytes, and the error on `size` coordinates of two kinds of data."""
     quantizer = parse(spec)
     stream = Stream.named(0, "quantizer table")
     normal = measured(quantizer, [gaussian(size)], 3, stream)
@@ -142,7 +142,7 @@ def quantizer_row(spec: str, size: int) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], size: int) -> Table:
+def _quantizer_table(rows: list[dict[str, Any]], size: int) -> Table:
     table = Table(
         title=f"{size:,} coordinates", box=None, header_style="bold", title_justify="left", padding=(0, 1, 0, 0)
     )

@@ -1,15 +1,14 @@
+"""The lists: quantizers with their theory beside what they do to data."""
+
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from qafel.cli import app
-from qafel.errors import OutputError, SpecError
-
-COLUMNS = {"quantizer", "size", "threads", "encode_s", "decode_s", "add_decoded_s", "memcpy_s", "bytes", "nmse"}
+from qafel.errors import SpecError
 
 
 def run(*arguments: str) -> str:
@@ -36,15 +35,3 @@ def test_the_table_is_readable_in_80_columns() -> None:
 def test_a_spec_that_does_not_parse_is_named() -> None:
     with pytest.raises(SpecError, match="did you mean"):
         run("quantizers", "qsdg:4")
-    with pytest.raises(SpecError, match="did you mean"):
-        run("bench", "quantizers", "qsdg:4")
-
-
-def test_the_benchmark_writes_its_rows(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    run("bench", "quantizers", "qsgd:4", "top_k:0.1", "--size", "1000", "--threads", "1", "--json", str(file))
-    rows = json.loads(file.read_text())
-    assert [row["quantizer"] for row in rows] == ["qsgd:4", "top_k:0.1"]
-    assert all(set(row) == COLUMNS and row["encode_s"] > 0 for row in rows)
-    with pytest.raises(OutputError, match="cannot write"):
-        run("bench", "quantizers", "none", "--size", "10", "--threads", "1", "--json", str(tmp_path))

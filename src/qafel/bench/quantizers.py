@@ -1,0 +1,61 @@
+"""How fast quantizers are, as a ratio to copying the same float32 vector in the same run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from qafel.quantizers import parse, threads
+from qafel.quantizers.measure import gaussian
+from qafel.rng import Stream
+
+SIZES: Final = (29_282, 1_000_000, 25_000_000)
+
+_BUDGET_S: Final = 0.4  # per figure; the median of at least five rounds
+
+
+def time_quantizer(spec: str, size: int, thread_count: int) -> dict[str, Any]:
+    """Median times of one quantizer, interleaved with memcpy so that all see the same machine.
+
+    `spec` names the quantizer, `size` is the number of Gaussian coordinates, `thread_count` that of threads it may use.
+    """
+    quantizer, stream = parse(spec), Stream.named(0, "benchmark")
+    vector = gaussian(size)
+    target, copy = np.zeros_like(vector), np.empty_like(vector)
+    with threads(thread_count):
+        payload = quantizer.encode(vector, stream)
+        error = quantizer.decode(payload, size) - vector
+        memcpy_s, encode_s, decode_s, add_s = _medians(
+            lambda: np.copyto(copy, vector),
+            lambda: quantizer.encode(vector, stream),
+            lambda: quantizer.decode(payload, size),
+            lambda: quantizer.add_decoded_(target, payload),
+        )
+    return {
+        "quantizer": quantizer.spec,
+        "size": size,
+        "threads": thread_count,
+        "encode_s": encode_s,
+        "decode_s": decode_s,
+        "add_decoded_s": add_s,
+        "memcpy_s": memcpy_s,
+        "bytes": len(payload),
+        "nmse": float(np.vdot(error, error) / np.vdot(vector, vector)),
+    }
+
+
+def _medians(*works: Callable[[], object]) -> list[float]:
+    """The median time of each, in rounds over all, after one unmeasured round."""
+    times: list[list[float]] = [[] for _ in works]
+    begin = time.perf_counter()
+    for turn in range(2000):
+        for work, measured_s in zip(works, times, strict=True):
+            start = time.perf_counter()
+            work()
+            measured_s.append(time.perf_counter() - start)
+        if turn >= 5 and time.perf_counter() - begin > _BUDGET_S * len(works):
+            break
+    return [float(np.median(measured_s[1:])) for measured_s in times]
