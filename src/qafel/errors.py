@@ -5,11 +5,12 @@
     │   ├── ConfigError         a setting is unknown, of the wrong type, or impossible
     │   │   └── SpecError         a quantizer's text spec does not parse
     │   ├── DataError           a dataset or run file is missing or damaged
+    │   │   ├── NothingToShow     there is no run, or none of its evaluations yet
     │   │   └── NotComparable     runs that a published claim needs are missing, or differ from the published ones
     │   ├── OutputError         a result cannot be written
     │   └── BrokerUnreachable   no broker there, or it does not let us in
     ├── NonFiniteVector       your own vector holds a NaN or an infinity
-    ├── MessageError          a peer sent bytes that are no valid message for this receiver
+    ├── MessageError          a peer sent bytes that are not a valid message for this receiver
     │   ├── TruncatedMessage    fewer bytes than the header promises
     │   ├── OversizedMessage    more bytes than the header promises, or than this receiver takes
     │   ├── UnknownFormat       not our magic, format version or kind
@@ -65,6 +66,19 @@ class DataError(UserError):
     reason = "data"
 
 
+class NothingToShow(DataError):
+    """There is no run here, or one without any evaluation yet; among others it may be left out.
+
+    `message` is the sentence for a user, `why` a short phrase for a list of what was left out.
+    """
+
+    reason = "nothing-to-show"
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class NotComparable(DataError):
     reason = "not-comparable"
 
@@ -82,7 +96,7 @@ class NonFiniteVector(QafelError):
 
 
 class MessageError(QafelError):
-    """A peer sent bytes that are no valid message for this receiver."""
+    """A peer sent bytes that are not a valid message for this receiver."""
 
     reason = "message"
 

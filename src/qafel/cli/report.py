@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from qafel.drawing.printed import save_figure
-from qafel.errors import DataError, OutputError
+from qafel.errors import DataError, NothingToShow, OutputError
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
-from qafel.runs.reading import NothingToShow, Run
+from qafel.runs.reading import Run
 
 
 def report(

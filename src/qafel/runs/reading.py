@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import DataError
+from qafel.errors import DataError, NothingToShow
 
 # The files of a run directory, read with care: what is missing or damaged is named, with what to do.
 
@@ -27,15 +27,6 @@ _METRICS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("cifar10", "celeba", "shakespeare"), ("accuracy", "max")),
 }
 """Each task's metric and its goal. A summary states both; without one, asking the task would mean to load torch."""
-
-
-@final
-class NothingToShow(DataError):
-    """Here is no run, or one without any evaluation yet; among others it may be left out. `why` is a short phrase."""
-
-    def __init__(self, message: str, why: str) -> None:
-        super().__init__(message)
-        self.why = why
 
 
 def read_config(path: Path) -> dict[str, Any]:
