@@ -32,6 +32,7 @@
     │   ├── MissedBroadcast     broadcasts in between are missing: catch up
     │   ├── ClientAhead         the client claims a version the server has not made
     │   └── Drifted             the digest differs: start again from a snapshot
+    ├── WorkerLost            worker processes die before they begin, or again and again at the same work
     └── BrokerError           the broker did not do its part: begin a new session
         ├── BrokerLost          the connection broke, or there was no answer
         └── BrokerRefused       it answered, and said no
@@ -187,6 +188,12 @@ class ClientAhead(HiddenStateError):
 
 class Drifted(HiddenStateError):
     reason = "drifted"
+
+
+class WorkerLost(QafelError):
+    """Worker processes die before they begin, or again and again at the same work."""
+
+    reason = "worker-lost"
 
 
 class BrokerError(QafelError):

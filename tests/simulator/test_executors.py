@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import HiddenState, wire
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, WorkerLost
 from qafel.rng import Stream
 from qafel.simulator import HalfNormal, Limits, Network, Timing, simulate
 from qafel.simulator.executors.jobs import Job
-from qafel.simulator.executors.processes import Processes, WorkerLost
+from qafel.simulator.executors.processes import Processes
 from qafel.tasks import Quadratic
 
 TASK = Quadratic(30, 50)
@@ -61,7 +61,7 @@ def test_a_killed_worker_changes_nothing():
         simulation = Simulation(TASK, ALGORITHM, TIMING, 0, pool)
         for row in drive(simulation, Measurements(Evaluation(), "min"), Limits(server_steps=40)):
             if row.version in (5, 20, 21):
-                os.kill(pool._workers[row.version % 2].process.pid, signal.SIGKILL)
+                os.kill(pool._pool.pids[row.version % 2], signal.SIGKILL)
         from qafel.simulator.summary import sha256
 
         assert sha256(simulation.server.model) == sha("inline")

@@ -10,10 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
 from qafel.algorithm import wire  # noqa: E402
+from qafel.errors import WorkerLost  # noqa: E402
 from qafel.rng import Stream  # noqa: E402
 from qafel.simulator import Evaluation, HalfNormal, Limits, Timing, simulate  # noqa: E402
-from qafel.simulator.executors.jobs import shares  # noqa: E402
-from qafel.simulator.executors.processes import Processes, WorkerLost  # noqa: E402
+from qafel.simulator.executors.jobs import spans  # noqa: E402
+from qafel.simulator.executors.processes import Processes  # noqa: E402
 from qafel.simulator.measure import Measurements  # noqa: E402
 from qafel.simulator.run import drive  # noqa: E402
 from qafel.simulator.simulation import Simulation  # noqa: E402
@@ -85,15 +86,15 @@ def test_workers_killed_in_training_and_before_an_evaluation_change_nothing(expe
         for row in drive(simulation, Measurements(EVALUATION, "max"), LIMITS):
             rows.append(row)
             if row.uploads in (6, 18):
-                os.kill(pool._workers[row.uploads % 4 // 2].process.pid, signal.SIGKILL)
+                os.kill(pool._pool.pids[row.uploads % 4 // 2], signal.SIGKILL)
         assert pool.evaluate(task, simulation.server.model)["metric"] == rows[-1].metric
-        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        os.kill(pool._pool.pids[0], signal.SIGKILL)
         assert pool.evaluate(task, simulation.server.model)["metric"] == rows[-1].metric
     assert figures(rows) == expected[0]
     np.testing.assert_array_equal(simulation.server.model, expected[1])
 
 
-class DiesInExams:
+class DiesInEvaluations:
     """A task whose evaluation kills its worker."""
 
     evaluation_parts = 3
@@ -105,7 +106,7 @@ class DiesInExams:
         return getattr(self._task, name)
 
     def __reduce__(self):
-        return DiesInExams, ()
+        return DiesInEvaluations, ()
 
     def evaluate_part(self, model, part):
         os._exit(9)
@@ -116,11 +117,11 @@ class DiesInExams:
 
 def test_workers_that_die_at_an_evaluation_are_reported():
     with pytest.raises(WorkerLost, match=r"exit code 9.* at an evaluation"):
-        simulate(DiesInExams(), ALGORITHM, TIMING, limits=LIMITS, executor="processes", workers=1)
+        simulate(DiesInEvaluations(), ALGORITHM, TIMING, limits=LIMITS, executor="processes", workers=1)
 
 
 def test_every_part_is_evaluated_once():
     for parts in range(1, 9):
         for workers in range(1, 5):
-            covered = [part for first, last in shares(parts, workers) for part in range(first, last)]
+            covered = [part for span in spans(parts, workers) for part in span]
             assert covered == list(range(parts))

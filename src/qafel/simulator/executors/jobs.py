@@ -138,7 +138,7 @@ class Inline:
         """Nothing to release."""
 
 
-def shares(parts: int, workers: int) -> list[tuple[int, int]]:
-    """The parts 0 … parts−1 cut into one span (first, behind the last) per worker, none of them empty."""
+def spans(parts: int, workers: int) -> list[range]:
+    """The parts 0 … parts−1 cut into one span per worker, none of them empty."""
     count = min(parts, workers)
-    return [(parts * i // count, parts * (i + 1) // count) for i in range(count)]
+    return [range(parts * i // count, parts * (i + 1) // count) for i in range(count)]

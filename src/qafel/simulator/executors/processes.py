@@ -9,31 +9,30 @@ bytes.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from types import TracebackType
-from typing import NamedTuple, Self, final
+from typing import Any, NamedTuple, Self, TypeAlias, final
 
 import numpy as np
 
 from qafel.algorithm import Algorithm, HiddenState
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.errors import ConfigError, QafelError
+from qafel.errors import ConfigError, QafelError, WorkerLost
 from qafel.params import Vector
-from qafel.simulator.executors.jobs import Job, Trainer, shares
+from qafel.simulator.executors.jobs import Job, Trainer, spans
 from qafel.tasks.protocol import Divisible, Task
+from qafel.workers import Died, Tell, Workers, thread_limits
 
-# The life of a worker process: make the task once, then train what comes, until the other end closes.
+JOBS_PER_WORKER = 8
+
+MAX_DEATHS = 3
+
+_BUSY_S = 0.02  # handing a job over takes far less
 
 
-class Order(NamedTuple):
+class TrainingWork(NamedTuple):
     """A job as it crosses to a worker: its vector lies in shared memory, and its upload will."""
 
     number: int
@@ -46,139 +45,82 @@ class Order(NamedTuple):
     upload_slot: int
 
 
-class Done(NamedTuple):
-    """What comes back: how many bytes of the upload slot are filled, or why there are none."""
+class EvaluationWork(NamedTuple):
+    """Some parts of an evaluation; the model lies in shared memory."""
 
-    number: int
-    length: int
-    training_s: float
-    error: QafelError | None = None
+    parts: range
 
 
-class Exam(NamedTuple):
-    """Parts of an evaluation as they cross to a worker; the model lies in shared memory."""
+TrainingAnswer: TypeAlias = tuple[int, float]
+"""How many bytes of the upload slot are filled, and the seconds of training."""
 
-    number: int
-    vector_slot: int
-    first: int
-    last: int
-
-
-class Marks(NamedTuple):
-    """What comes back: the sums of every part, or why there are none."""
-
-    number: int
-    sums: list[tuple[float, ...]]
-    error: QafelError | None = None
-
-
-class Arena(NamedTuple):
-    """The shared memory of an executor: `slots` vectors and one to be evaluated, then `slots` uploads."""
-
-    name: str
-    slots: int
-    dimension: int
-    upload_bytes: int
-
-    @property
-    def size(self) -> int:
-        return 4 * self.dimension * (self.slots + 1) + self.slots * self.upload_bytes
-
-    def vectors(self, memory: SharedMemory) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        assert memory.buf is not None
-        rows = self.slots + 1
-        return np.frombuffer(memory.buf, np.float32, rows * self.dimension).reshape(rows, self.dimension)
-
-    def upload(self, memory: SharedMemory, slot: int) -> memoryview:
-        assert memory.buf is not None
-        start = 4 * self.dimension * (self.slots + 1) + slot * self.upload_bytes
-        return memory.buf[start : start + self.upload_bytes]
-
-
-class Employment(NamedTuple):
-    """What a worker is told first."""
-
-    make_task: Callable[[], Task]
-    algorithm: Algorithm
-    seed: int
-    arena: Arena
-
-
-def serve(connection: Connection) -> None:
-    """Perform orders until the connection closes. One thread: parallelism is the number of workers."""
-    try:
-        make_task, algorithm, seed, arena = Employment(*connection.recv())
-    except EOFError:
-        return  # the other end has gone already
-    trainer = Trainer(make_task(), algorithm, seed)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
-    memory = SharedMemory(arena.name)
-    vectors = arena.vectors(memory)
-    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
-        connection.send(None)
-        while True:
-            order: Order | Exam = connection.recv()
-            if isinstance(order, Exam):
-                connection.send(_examine(order, trainer.task, vectors[order.vector_slot]))
-            else:
-                connection.send(_perform(order, trainer, vectors, arena, memory))
-    del vectors
-    memory.close()
-
-
-def _perform(
-    order: Order,
-    trainer: Trainer,
-    vectors: np.ndarray[tuple[int, int], np.dtype[np.float32]],
-    arena: Arena,
-    memory: SharedMemory,
-) -> Done:
-    before = trainer.training_s
-    start = HiddenState.of(vectors[order.vector_slot].copy(), order.version)
-    try:
-        upload = trainer.perform(Job(order.number, order.client, order.sequence, start, order.weight, order.work))
-    except QafelError as error:
-        return Done(order.number, 0, trainer.training_s - before, error)
-    arena.upload(memory, order.upload_slot)[: len(upload)] = upload
-    return Done(order.number, len(upload), trainer.training_s - before)
-
-
-def _examine(exam: Exam, task: Task, model: Vector) -> Marks:
-    assert isinstance(task, Divisible)
-    try:
-        return Marks(exam.number, [task.evaluate_part(model, part) for part in range(exam.first, exam.last)])
-    except QafelError as error:
-        return Marks(exam.number, [], error)
-
-
-JOBS_PER_WORKER = 8
-
-
-MAX_DEATHS = 2
-
-
-_BUSY_S = 0.02  # handing a job over takes far less
-
-
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-
-
-class WorkerLost(QafelError):
-    """Workers died again and again at the same job."""
-
-    reason = "worker-lost"
+EvaluationAnswer: TypeAlias = list[tuple[float, ...]]
+"""The sums of every part."""
 
 
 @final
-class _Worker:
-    """One process, its connection, and the orders it has not answered."""
+class SharedSlots:
+    """Shared memory with room for `slots` vectors and one to evaluate, then for `slots` uploads.
 
-    def __init__(self, process: BaseProcess, connection: Connection) -> None:
-        self.process = process
-        self.connection = connection
-        self.orders: dict[int, Order | Exam] = {}
-        self.ready = False
+    Pickled, it opens the same memory in another process.
+    """
+
+    def __init__(self, slots: int, dimension: int, upload_bytes: int, name: str | None = None) -> None:
+        """Make the memory, or open the one that has the `name`."""
+        self.evaluated = slots
+        """The slot of the vector to evaluate."""
+        self._arguments = (slots, dimension, upload_bytes)
+        self._first_upload = 4 * dimension * (slots + 1)
+        size = self._first_upload + slots * upload_bytes
+        self._memory = SharedMemory(name) if name else SharedMemory(create=True, size=size)
+        assert self._memory.buf is not None
+        vectors = np.frombuffer(self._memory.buf, np.float32, (slots + 1) * dimension)
+        self.vectors = vectors.reshape(slots + 1, dimension)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedSlots, (*self._arguments, self._memory.name)
+
+    def upload(self, slot: int) -> memoryview:
+        assert self._memory.buf is not None
+        start = self._first_upload + slot * self._arguments[2]
+        return self._memory.buf[start : start + self._arguments[2]]
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        del self.vectors
+        self._memory.close()
+        self._memory.unlink()
+
+
+@final
+class _WorkerSide:
+    """Performs work in a worker process. One thread: parallelism is the number of workers."""
+
+    def __init__(self, make_task: Callable[[], Task], algorithm: Algorithm, seed: int, shared: SharedSlots) -> None:
+        self._trainer = Trainer(make_task(), algorithm, seed)
+        self._shared = shared
+
+    def __call__(
+        self, work: TrainingWork | EvaluationWork, tell: Tell
+    ) -> TrainingAnswer | EvaluationAnswer | QafelError:
+        try:
+            return self._train(work) if isinstance(work, TrainingWork) else self._evaluate(work)
+        except QafelError as error:
+            return error
+
+    def _train(self, work: TrainingWork) -> TrainingAnswer:
+        number, client, sequence, weight, share, version, vector_slot, upload_slot = work
+        trainer = self._trainer
+        before = trainer.training_s
+        start = HiddenState.of(self._shared.vectors[vector_slot].copy(), version)
+        upload = trainer.perform(Job(number, client, sequence, start, weight, share))
+        self._shared.upload(upload_slot)[: len(upload)] = upload
+        return len(upload), trainer.training_s - before
+
+    def _evaluate(self, work: EvaluationWork) -> EvaluationAnswer:
+        task, model = self._trainer.task, self._shared.vectors[self._shared.evaluated]
+        assert isinstance(task, Divisible)
+        return [task.evaluate_part(model, part) for part in work.parts]
 
 
 @final
@@ -190,27 +132,33 @@ class Processes:
     def __init__(
         self, workers: int, make_task: Callable[[], Task], algorithm: Algorithm, seed: int, dimension: int
     ) -> None:
+        """Prepare the processes, which start when the context is entered.
+
+        Each makes its task with `make_task`, which travels there, as the `algorithm` does; the `seed` is the run's, and
+        `dimension` the length of its vectors.
+        """
         if workers < 1:
             raise ConfigError(f"there is at least one worker, got {workers}")
         self.workers = workers
         self.training_s = 0.0
         slots = JOBS_PER_WORKER * workers
         upload_bytes = HEADER_BYTES + algorithm.client_quantizer.max_payload_bytes(dimension)
-        self._arena = Arena("", slots, dimension, upload_bytes)
-        self._memory = SharedMemory(create=True, size=self._arena.size)
-        self._arena = self._arena._replace(name=self._memory.name)
-        self._vectors = self._arena.vectors(self._memory)
-        self._employment = Employment(make_task, algorithm, seed, self._arena)
+        self._shared = SharedSlots(slots, dimension, upload_bytes)
+        self._pool: Workers[TrainingWork | EvaluationWork, Any] = Workers(
+            workers,
+            _WorkerSide,
+            (make_task, algorithm, seed, self._shared),
+            tries=MAX_DEATHS,
+            environment=thread_limits(1),
+        )
         self._free_uploads = list(range(slots))
         self._free_vectors = list(range(slots))
-        self._held: dict[int, tuple[int, int]] = {}  # version: (slot, how many orders use it)
-        self._waiting: OrderedDict[int, Order] = OrderedDict()  # the one to be handed out next first
+        self._held: dict[int, tuple[int, int]] = {}  # version: (slot, how many jobs use it)
+        self._submitted: set[int] = set()
+        self._waiting: OrderedDict[int, TrainingWork] = OrderedDict()  # the one to be handed out next first
         self._ready: dict[int, bytes | QafelError] = {}
         self._jobs_done = 0
-        self._marks: dict[int, Marks] = {}
-        self._deaths: dict[int, int] = {}
-        self._stillborn = 0
-        self._workers = [self._hire() for _ in range(workers)]
+        self._evaluated: dict[EvaluationWork, EvaluationAnswer | QafelError] = {}
 
     @property
     def room(self) -> int:
@@ -219,183 +167,99 @@ class Processes:
     def submit(self, job: Job) -> None:
         while not self._free_uploads:
             self._collect()
-        order = Order(
-            job.number,
-            job.client,
-            job.sequence,
-            job.weight,
-            job.work,
-            job.hidden_state.version,
-            self._hold(job),
-            self._free_uploads.pop(),
-        )
-        self._waiting[order.number] = order
+        number, client, sequence, hidden_state, weight, work = job
+        slots = self._hold(hidden_state), self._free_uploads.pop()
+        self._waiting[number] = TrainingWork(number, client, sequence, weight, work, hidden_state.version, *slots)
+        self._submitted.add(number)
         self._hand_out()
 
     def result(self, job: Job) -> bytes:
-        if not self._is_known(job.number):
+        number = job.number
+        if number not in self._submitted:
             self.submit(job)
-        if job.number in self._waiting:
-            self._waiting.move_to_end(job.number, last=False)
-        while job.number not in self._ready:
+        if number in self._waiting:
+            self._waiting.move_to_end(number, last=False)
+        while number not in self._ready:
             self._collect()
-        ready = self._ready.pop(job.number)
+        self._submitted.remove(number)
+        ready = self._ready.pop(number)
         if isinstance(ready, QafelError):
             raise ready
         return ready
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        """Divide the evaluation among the workers. See docs/decisions/evaluation-is-shared.md."""
         if not isinstance(task, Divisible):
             return task.evaluate(model)
-        slot = self._arena.slots
-        self._vectors[slot] = model
-        exams = [
-            Exam(-1 - i, slot, first, last)  # jobs count from 0 upwards, exams from −1 downwards
-            for i, (first, last) in enumerate(shares(task.evaluation_parts, len(self._workers)))
-        ]
-        for worker, exam in zip(self._workers.copy(), exams, strict=False):
-            self._send(worker, exam)
-        while len(self._marks) < len(exams):
+        self._shared.vectors[self._shared.evaluated] = model
+        works = [EvaluationWork(parts) for parts in spans(task.evaluation_parts, self.workers)]
+        self._pool.give_each(works)
+        while len(self._evaluated) < len(works):
             self._collect()
-        marks = [self._marks.pop(exam.number) for exam in exams]
-        for mark in marks:
-            if mark.error is not None:
-                raise mark.error
-        return task.combine([sums for mark in marks for sums in mark.sums])
+        sums: EvaluationAnswer = []
+        for answer in [self._evaluated.pop(work) for work in works]:
+            if isinstance(answer, QafelError):
+                raise answer
+            sums += answer
+        return task.combine(sums)
 
-    def _is_known(self, number: int) -> bool:
-        known = number in self._ready or number in self._waiting
-        return known or any(number in worker.orders for worker in self._workers)
-
-    def _hold(self, job: Job) -> int:
-        """The slot with the job's hidden state; one slot per version in use."""
-        version = job.hidden_state.version
+    def _hold(self, hidden_state: HiddenState) -> int:
+        """The slot with the hidden state; one slot per version in use."""
+        version = hidden_state.version
         slot, users = self._held.get(version) or (self._free_vectors.pop(), 0)
         if not users:
-            self._vectors[slot] = job.hidden_state.vector
+            self._shared.vectors[slot] = hidden_state.vector
         self._held[version] = (slot, users + 1)
         return slot
 
-    def _release(self, order: Order) -> None:
-        slot, users = self._held.pop(order.version)
+    def _release(self, work: TrainingWork) -> None:
+        slot, users = self._held.pop(work.version)
         if users > 1:
-            self._held[order.version] = (slot, users - 1)
+            self._held[work.version] = (slot, users - 1)
         else:
             self._free_vectors.append(slot)
-        self._free_uploads.append(order.upload_slot)
+        self._free_uploads.append(work.upload_slot)
 
     def _hand_out(self) -> None:
         """Give every worker as much as it should have, the least busy one first."""
         depth = min(JOBS_PER_WORKER, 1 + int(_BUSY_S * self._jobs_done / (self.training_s or _BUSY_S)))
         while self._waiting:
-            worker = min(self._workers, key=lambda worker: len(worker.orders))
-            if len(worker.orders) >= depth:
+            number = next(iter(self._waiting))
+            if not self._pool.give(self._waiting[number], depth):
                 return
-            self._send(worker, self._waiting.popitem(last=False)[1])
-
-    def _send(self, worker: _Worker, order: Order | Exam) -> None:
-        worker.orders[order.number] = order
-        try:
-            worker.connection.send(order)
-        except OSError:
-            self._replace(worker)
+            del self._waiting[number]
 
     def _collect(self) -> None:
-        """Wait for one or more answers, and take them."""
-        by_connection = {worker.connection: worker for worker in self._workers}
-        for connection in wait(list(by_connection)):
-            assert isinstance(connection, Connection)
-            worker = by_connection[connection]
-            try:
-                done: Done | Marks | None = connection.recv()
-            except (EOFError, OSError):  # at the end of a message, or in the middle of one
-                self._replace(worker)
-                continue
-            if done is None:
-                worker.ready = True
-            else:
-                self._take(worker.orders.pop(done.number), done)
+        """Wait for an answer, and take it."""
+        work, value, _ = self._pool.next()
+        if isinstance(value, Died):
+            at = f"the update of client {work.client}" if isinstance(work, TrainingWork) else "an evaluation"
+            raise WorkerLost(
+                f"workers died {value.times} times (last exit code {value.exit_code}) at {at}: is memory short? "
+                "Try fewer workers, or the inline executor"
+            )
+        if isinstance(work, EvaluationWork):
+            self._evaluated[work] = value
+        else:
+            self._take(work, value)
         self._hand_out()
 
-    def _take(self, order: Order | Exam, done: Done | Marks) -> None:
-        self._deaths.pop(order.number, None)
-        if isinstance(done, Marks):
-            self._marks[done.number] = done
-            return
-        assert isinstance(order, Order)
-        self.training_s += done.training_s
-        self._jobs_done += 1
-        upload = bytes(self._arena.upload(self._memory, order.upload_slot)[: done.length])
-        self._ready[order.number] = done.error or upload
-        self._release(order)
-
-    def _hire(self) -> _Worker:
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs,), daemon=True)
-        with _environment(_ONE_THREAD):
-            process.start()
-        theirs.close()
-        # Not as arguments of the process: `start` would wait for ever for a child that died before it read them all.
-        with suppress(OSError):
-            ours.send(self._employment)
-        return _Worker(process, ours)
-
-    def _replace(self, dead: _Worker) -> None:
-        """Hire another worker for the dead one's orders."""
-        dead.process.join()
-        dead.connection.close()
-        code = dead.process.exitcode
-        if not dead.ready:
-            self._stillborn += 1
-        if self._stillborn > MAX_DEATHS:
-            raise WorkerLost(
-                f"worker processes end before they begin (exit code {code}): what they print above says why; a script "
-                'that uses them must have its work under `if __name__ == "__main__":`'
-            )
-        for number, order in dead.orders.items():
-            self._deaths[number] = self._deaths.get(number, 0) + 1
-            if self._deaths[number] > MAX_DEATHS:
-                at = "an evaluation" if isinstance(order, Exam) else f"the update of client {order.client}"
-                raise WorkerLost(
-                    f"workers died {self._deaths[number]} times (last exit code {code}) at {at}: is memory short? "
-                    "Try fewer workers, or the inline executor"
-                )
-        worker = self._hire()
-        self._workers[self._workers.index(dead)] = worker
-        worker.orders.update(dead.orders)
-        for order in dead.orders.values():
-            if worker in self._workers:  # else it died as well, and its successor has all of them
-                self._send(worker, order)
+    def _take(self, work: TrainingWork, answer: TrainingAnswer | QafelError) -> None:
+        if isinstance(answer, QafelError):
+            self._ready[work.number] = answer
+        else:
+            length, training_s = answer
+            self.training_s += training_s
+            self._jobs_done += 1
+            self._ready[work.number] = bytes(self._shared.upload(work.upload_slot)[:length])
+        self._release(work)
 
     def __enter__(self) -> Self:
+        self._pool.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._workers:
-            worker.connection.close()
-        for worker in self._workers:
-            worker.process.join(timeout=5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-        del self._vectors
-        self._memory.close()
-        self._memory.unlink()
-
-
-@contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
-    """Change the environment for what starts meanwhile."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        self._pool.__exit__(kind, error, trace)
+        self._shared.remove()

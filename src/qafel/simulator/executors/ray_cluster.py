@@ -15,7 +15,7 @@ from typing import Any, Self, final
 from qafel.algorithm import Algorithm, HiddenState
 from qafel.errors import ConfigError, QafelError
 from qafel.params import Vector
-from qafel.simulator.executors.jobs import Job, Trainer, shares
+from qafel.simulator.executors.jobs import Job, Trainer, spans
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
 from qafel.tasks.protocol import Divisible, Task
 
@@ -39,10 +39,10 @@ class _Actor:
             result = error
         return result, self._trainer.training_s - before
 
-    def examine(self, model: Vector, first: int, last: int) -> list[tuple[float, ...]]:
+    def evaluate(self, model: Vector, parts: range) -> list[tuple[float, ...]]:
         task = self._trainer.task
         assert isinstance(task, Divisible)
-        return [task.evaluate_part(model.copy(), part) for part in range(first, last)]
+        return [task.evaluate_part(model.copy(), part) for part in parts]
 
 
 @final
@@ -111,9 +111,9 @@ class RayCluster:
         if not isinstance(task, Divisible):
             return task.evaluate(model)
         reference = self._ray.put(model)
-        spans = shares(task.evaluation_parts, len(self._actors))
-        exams = [actor.examine.remote(reference, *span) for actor, span in zip(self._actors, spans, strict=False)]
-        return task.combine([sums for marks in self._ray.get(exams) for sums in marks])
+        parts = spans(task.evaluation_parts, len(self._actors))
+        asked = [actor.evaluate.remote(reference, span) for actor, span in zip(self._actors, parts, strict=False)]
+        return task.combine([sums for part in self._ray.get(asked) for sums in part])
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,283 @@
+"""Supervised worker processes: start, hand out work, notice a death, hand the work out again.
+
+A worker first makes what it works with (`begin`), then performs one piece of work after another, in the order in which
+it was given them. So an answer needs no label: it belongs to the oldest piece that the worker has not answered, and a
+death is the fault of that piece alone.
+
+Workers ignore Ctrl-C, which is their parent's business, and end with their parent, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pickle import dumps, loads
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
+
+from qafel.errors import WorkerLost
+
+Work = TypeVar("Work")
+Value = TypeVar("Value")
+
+Tell: TypeAlias = Callable[[Any], None]
+Perform: TypeAlias = Callable[[Work, Tell], Value]
+"""Performs a piece of work and returns the answer; calls `tell` with any news on the way."""
+
+MAX_STILLBORN = 2
+"""So many workers may end before they are ready; one more, and they all would."""
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def thread_limits(threads: int) -> dict[str, str]:
+    """The environment in which numerical libraries use at most `threads` threads."""
+    return dict.fromkeys(_THREADS, str(threads))
+
+
+class Died(NamedTuple):
+    """Stands for an answer when too many workers died at a piece of work: how many, and how the last one ended."""
+
+    times: int
+    exit_code: int | None
+
+
+class Report(NamedTuple, Generic[Work, Value]):
+    """What became of a piece of work: news on the way, or at last its answer."""
+
+    work: Work
+    value: Value | Died
+    last: bool
+
+
+@final
+class _Worker(Generic[Work]):
+    """One process, our end of its connection, and the work that it has not answered, the oldest first."""
+
+    def __init__(self, process: BaseProcess, connection: Connection) -> None:
+        self.process = process
+        self.connection = connection
+        self.pending: deque[Work] = deque()
+        self.deaths = 0
+        """How many workers died at the oldest piece of work."""
+        self.ready = False
+
+
+@final
+class Workers(Generic[Work, Value]):
+    """A context with worker processes; they start when it is entered and have ended when it is left."""
+
+    def __init__(
+        self,
+        count: int,
+        begin: Callable[..., Perform[Work, Value]],
+        arguments: Sequence[object] = (),
+        *,
+        tries: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare `count` workers, at least one.
+
+        Each calls `begin(*arguments)` once and performs its work with what that returns. Work at which `tries` workers
+        died is answered with `Died`. The `environment` is added to the workers' own. Functions, arguments, work and
+        answers are pickled.
+        """
+        self._count = count
+        self._opening = (begin, tuple(arguments))
+        self._tries = tries
+        self._environment = environment or {}
+        self._stillborn = 0
+        self._workers: list[_Worker[Work]] = []
+        self._by_connection: dict[object, _Worker[Work]] = {}
+        self._reports: deque[Report[Work, Value]] = deque()
+
+    def __enter__(self) -> Self:
+        try:
+            for _ in range(self._count):
+                self._workers.append(self._start())
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    @property
+    def busy(self) -> int:
+        """How many workers have something to do."""
+        return sum(bool(worker.pending) for worker in self._workers)
+
+    @property
+    def pids(self) -> list[int | None]:
+        """The workers' process numbers."""
+        return [worker.process.pid for worker in self._workers]
+
+    def give(self, work: Work, at_most: int = 1) -> bool:
+        """Hand the work to the least busy worker; False, and nothing done, if each has `at_most` pieces already."""
+        worker = min(self._workers, key=lambda worker: len(worker.pending))
+        if len(worker.pending) >= at_most:
+            return False
+        self._hand(worker, work)
+        return True
+
+    def give_each(self, works: Sequence[Work]) -> None:
+        """Hand one piece of work to each worker, behind what it has; there are at most as many as workers."""
+        for index, work in enumerate(works):
+            self._hand(self._workers[index], work)
+
+    def next(self) -> Report[Work, Value]:
+        """Wait for news or an answer. Something must have been handed out.
+
+        Raises `WorkerLost` if workers end before they are ready.
+        """
+        while not self._reports:
+            for connection in wait(self._by_connection):  # type: ignore[arg-type]
+                self._hear(self._by_connection[connection])
+        return self._reports.popleft()
+
+    def _hear(self, worker: _Worker[Work]) -> None:
+        try:
+            last, value = loads(worker.connection.recv_bytes())
+        except (EOFError, OSError):  # between two messages, or in the middle of one
+            self._replace(worker)
+            return
+        if not worker.ready:
+            worker.ready = True
+        elif last:
+            worker.deaths = 0
+            self._reports.append(Report(worker.pending.popleft(), value, True))
+        else:
+            self._reports.append(Report(worker.pending[0], value, False))
+
+    def _hand(self, worker: _Worker[Work], work: Work) -> None:
+        message = dumps(work)
+        try:
+            worker.connection.send_bytes(message)
+        except OSError:  # it has died; if it was busy, that shows when its answers have been read
+            if not worker.pending:
+                worker = self._replace(worker)
+                with suppress(OSError):
+                    worker.connection.send_bytes(message)
+        worker.pending.append(work)
+
+    def _start(self) -> _Worker[Work]:
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,))
+        with _environment(self._environment), _interrupts_ignored():
+            process.start()
+        theirs.close()
+        # Not as arguments of the process: `start` would wait for ever for a child that died before it read them all.
+        with suppress(OSError):
+            ours.send(self._opening)
+        worker: _Worker[Work] = _Worker(process, ours)
+        self._by_connection[ours] = worker
+        return worker
+
+    def _replace(self, dead: _Worker[Work]) -> _Worker[Work]:
+        """Start another worker in place of a dead one, with its work; but for that which killed too many."""
+        del self._by_connection[dead.connection]
+        dead.connection.close()
+        dead.process.join()
+        code = dead.process.exitcode
+        if not dead.ready:
+            self._stillborn += 1
+        if self._stillborn > MAX_STILLBORN:
+            raise WorkerLost(
+                f"worker processes end before they begin (exit code {code}): what they print above says why; a script "
+                'that uses them must have its work under `if __name__ == "__main__":`'
+            )
+        pending, deaths = dead.pending, dead.deaths + (dead.ready and bool(dead.pending))
+        if deaths >= self._tries:
+            self._reports.append(Report(pending.popleft(), Died(deaths, code), True))
+            deaths = 0
+        worker = self._workers[self._workers.index(dead)] = self._start()
+        worker.pending, worker.deaths = pending, deaths
+        with suppress(OSError):
+            for work in pending:
+                worker.connection.send_bytes(dumps(work))
+        return worker
+
+    def _close(self) -> None:
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers.clear()
+        self._by_connection.clear()
+
+
+def _serve(connection: Connection) -> None:
+    """The life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+
+    def answer(value: object, last: bool = True) -> None:
+        with suppress(OSError):  # nobody listens any more, which shows when the next work is awaited
+            connection.send_bytes(dumps((last, value)))
+
+    def tell(news: object) -> None:
+        answer(news, last=False)
+
+    try:
+        begin, arguments = connection.recv()
+    except (EOFError, OSError):
+        return
+    perform = begin(*arguments)
+    answer(None)
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(0)  # what a worker holds ends with it: nothing is to be tidied up
+        answer(perform(loads(message), tell))
+
+
+def _leave_with_the_parent() -> None:
+    """Work must not go on beside that of a parent that was killed and started again."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """What starts meanwhile ignores interrupts from its first moment on. Only the main thread can see to that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Change the environment for what starts meanwhile."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
