@@ -65,7 +65,7 @@ def read_checked(path: Path, kind: str, version: int) -> bytes:
         )
     data = whole[len(expected) + _DIGEST_BYTES :]
     if head != expected or whole[len(expected) : len(expected) + _DIGEST_BYTES] != _digest(expected, data):
-        raise DataError(f"{path} is damaged, or written by a qafel before 0.2: its checksum differs")
+        raise DataError(f"{path} is damaged, or an older version of qafel wrote it: its checksum differs")
     return data
 
 
@@ -82,15 +82,17 @@ class Lock:
     Where the system or the file system has no locks, it keeps nobody out.
     """
 
-    def __init__(self, path: Path, busy: QafelError, *, patience_s: float = 0.0, remove: bool = False) -> None:
+    def __init__(self, path: Path, busy: QafelError, *, patience_s: float = 0.0, beside: Path | None = None) -> None:
         """Lock the file `path`; raise `busy` if another process has it for longer than `patience_s`.
 
-        `remove` deletes the file at the end, for a lock that lies beside a folder which is itself moved or replaced.
+        The lock is that of the folder it lies in, or, if `beside` names one, of a folder that may itself be moved or
+        replaced: then the file is deleted at the end.
         """
         self._path = path
         self._busy = busy
         self._patience_s = patience_s
-        self._remove = remove
+        self._folder = beside or path.parent
+        self._remove = beside is not None
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -100,9 +102,7 @@ class Lock:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 file = self._path.open("ab")
             except OSError as error:
-                raise OutputError(
-                    f"cannot write to {self._path.parent}: {error.strerror}; choose another folder"
-                ) from None
+                raise OutputError(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None
             try:
                 if self._take(file):
                     self._file = file

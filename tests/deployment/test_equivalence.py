@@ -13,8 +13,8 @@ import pytest
 from qafel.config import Config
 from qafel.deployment.keys import Access
 from qafel.simulator.executors.jobs import Inline, Job, Trainer
-from qafel.simulator.run import make_timing
 from qafel.simulator.simulation import Simulation
+from qafel.simulator.timing import make_timing
 from tests.deployment.live import CONFIG, serving, taking_part, until
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -75,6 +75,6 @@ def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_pat
             assert np.array_equal(held.model, simulation.server.model)
             assert np.array_equal(held.hidden_state.vector, simulation.server.hidden_state.vector)
             for client in clients:
-                assert np.array_equal(client.core.hidden_state.vector, simulation.fleet.vector)
+                assert np.array_equal(client.core.hidden_state.vector, simulation.clients_hidden_state.vector)
 
     asyncio.run(replay())

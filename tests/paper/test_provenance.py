@@ -9,7 +9,7 @@ import pytest
 from qafel.paper import ENTRIES
 from qafel.paper.measured import EntryRuns
 from qafel.paper.outputs import beside_a_fuller_one, provenance, results_folder, write_outputs
-from qafel.simulator.summary import environment
+from qafel.runs.summary import environment
 from qafel.version import __version__
 from tests.paper.made_up import falling, made_up, measured
 

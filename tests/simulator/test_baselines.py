@@ -106,7 +106,7 @@ def test_mcm(task, parts):
         estimate, memory = memory + omega, memory + alpha * omega
     # Rounding may tip a coordinate to the neighbouring level; the trajectories stay within a level's width.
     np.testing.assert_allclose(simulation.server.model, model, atol=2e-2)
-    np.testing.assert_allclose(simulation.fleet.vector, estimate, atol=5e-2)
+    np.testing.assert_allclose(simulation.clients_hidden_state.vector, estimate, atol=5e-2)
     assert np.linalg.norm(simulation.server.model - model) < 0.05 * np.linalg.norm(model)
 
 

@@ -54,15 +54,15 @@ def test_ray_gives_the_bits_that_one_thread_gives():
 
 def test_a_killed_worker_changes_nothing():
     with Processes(2, make_task, ALGORITHM, 0, 50) as pool:
-        from qafel.simulator.measure import Evaluation, Measurements
+        from qafel.runs.progress import Evaluation, Progress
         from qafel.simulator.run import drive
         from qafel.simulator.simulation import Simulation
 
         simulation = Simulation(TASK, ALGORITHM, TIMING, 0, pool)
-        for row in drive(simulation, Measurements(Evaluation(), "min"), Limits(server_steps=40)):
+        for row in drive(simulation, Progress(Evaluation(), "min"), Limits(server_steps=40)):
             if row.version in (5, 20, 21):
                 os.kill(pool._pool.pids[row.version % 2], signal.SIGKILL)
-        from qafel.simulator.summary import sha256
+        from qafel.runs.summary import sha256
 
         assert sha256(simulation.server.model) == sha("inline")
 

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 from qafel.algorithm import wire  # noqa: E402
 from qafel.errors import WorkerLost  # noqa: E402
 from qafel.rng import Stream  # noqa: E402
+from qafel.runs.progress import Progress  # noqa: E402
 from qafel.simulator import Evaluation, HalfNormal, Limits, Timing, simulate  # noqa: E402
 from qafel.simulator.executors.jobs import spans  # noqa: E402
 from qafel.simulator.executors.processes import Processes  # noqa: E402
-from qafel.simulator.measure import Measurements  # noqa: E402
 from qafel.simulator.run import drive  # noqa: E402
 from qafel.simulator.simulation import Simulation  # noqa: E402
 from qafel.tasks.datasets.partition import split  # noqa: E402
@@ -55,7 +55,7 @@ def figures(rows):
 def expected():
     task = make_task()
     simulation = Simulation(task, ALGORITHM, TIMING, 0)
-    rows = list(drive(simulation, Measurements(EVALUATION, "max"), LIMITS))
+    rows = list(drive(simulation, Progress(EVALUATION, "max"), LIMITS))
     return figures(rows), simulation.server.model
 
 
@@ -83,7 +83,7 @@ def test_workers_killed_in_training_and_before_an_evaluation_change_nothing(expe
     with Processes(2, make_task, ALGORITHM, 0, task.layout.size) as pool:
         simulation = Simulation(task, ALGORITHM, TIMING, 0, pool)
         rows = []
-        for row in drive(simulation, Measurements(EVALUATION, "max"), LIMITS):
+        for row in drive(simulation, Progress(EVALUATION, "max"), LIMITS):
             rows.append(row)
             if row.uploads in (6, 18):
                 os.kill(pool._pool.pids[row.uploads % 4 // 2], signal.SIGKILL)

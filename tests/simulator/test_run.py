@@ -6,14 +6,11 @@ import json
 import pytest
 import safetensors.numpy
 
-from qafel.algorithm import wire
 from qafel.config import Config, load_recipe
 from qafel.errors import DataError
-from qafel.runs.directory import RunDirectory, read_checkpoint, write_checkpoint
-from qafel.simulator import Evaluation, HalfNormal, Limits, Measurements, Simulation, Timing, run
-from qafel.simulator.checkpoint import restore_simulation, save_simulation
-from qafel.simulator.run import CHECKPOINT, drive
-from qafel.tasks import Mushrooms
+from qafel.runs.directory import CHECKPOINT, read_checkpoint, write_checkpoint
+from qafel.runs.listeners import Calling
+from qafel.simulator import run
 
 
 def short(recipe, **changes):
@@ -24,7 +21,7 @@ def short(recipe, **changes):
 def test_a_run_directory_holds_what_a_reader_needs(tmp_path):
     config = short("mushrooms-qafel-4bit", evaluation={"every": 10, "target": 0.3})
     seen = []
-    summary = run(config, tmp_path / "run", seen.append, checkpoint_every_s=0)
+    summary = run(config, tmp_path / "run", [Calling(seen.append)], checkpoint_every_s=0)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"} <= names
     assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
@@ -114,16 +111,7 @@ def kill(config, out, version, **options):
             raise Killed
 
     with pytest.raises(Killed):
-        run(config, out, break_off, **{"checkpoint_every_s": 0, **options})
-
-
-def test_a_directory_opened_again_knows_how_long_its_metrics_are(tmp_path):
-    with RunDirectory(tmp_path) as directory:
-        directory.append_row({"metric": 1.0})
-        kept = directory.metrics_bytes()
-        directory.append_row({"metric": 0.5})
-    with RunDirectory(tmp_path, keep_metrics_bytes=kept) as directory:
-        assert directory.metrics_bytes() == kept
+        run(config, out, [Calling(break_off)], **{"checkpoint_every_s": 0, **options})
 
 
 def test_a_run_begun_anew_is_not_resumed_from_the_checkpoint_before(tmp_path):
@@ -147,33 +135,14 @@ def test_a_resumed_runs_times_are_those_of_all_its_processes(tmp_path):
     config = short("mushrooms-fedbuff", evaluation={"every": 10})
     kill(config, tmp_path, 100)
     checkpoint = read_checkpoint(tmp_path / CHECKPOINT)
-    assert checkpoint.values["measurements"]["training_before_s"] > 0
-    checkpoint.values["measurements"].update(wall_before_s=1000.0, training_before_s=900.0)
+    assert checkpoint.values["progress"]["training_before_s"] > 0
+    checkpoint.values["progress"].update(wall_before_s=1000.0, training_before_s=900.0)
     write_checkpoint(tmp_path / CHECKPOINT, checkpoint)
     summary = run(config, tmp_path, resume=True, checkpoint_every_s=0)
     assert summary["training_s"] > 900
     assert summary["overhead_share"] < 0.11
-    again = read_checkpoint(tmp_path / CHECKPOINT).values["measurements"]
+    again = read_checkpoint(tmp_path / CHECKPOINT).values["progress"]
     assert 900 < again["training_before_s"] <= summary["training_s"]
-
-
-def test_a_checkpoint_from_before_a_field_was_added_is_read():
-    """Saved after the last row, it needs no other one."""
-
-    def begin():
-        task = Mushrooms(20)
-        algorithm = wire("fedbuff", server_lr=0.1, client_lr=2.0, local_steps=3, buffer_size=4)
-        return Simulation(task, algorithm, Timing(HalfNormal(0)), 0), Measurements(Evaluation(5), "min")
-
-    simulation, measurements = begin()
-    assert [row.version for row in drive(simulation, measurements, Limits(server_steps=10))] == [0, 5, 10]
-    checkpoint = save_simulation(simulation, measurements)
-    for name in ("training_before_s", "evaluated_version"):
-        del checkpoint.values["measurements"][name]
-    resumed, known = begin()
-    restore_simulation(checkpoint, resumed, known)
-    assert not list(drive(resumed, known, Limits(server_steps=10)))
-    assert [row.version for row in drive(resumed, known, Limits(server_steps=12))] == [12]
 
 
 def _without_wall(line):

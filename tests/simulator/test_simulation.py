@@ -107,7 +107,7 @@ def test_bytes_are_those_of_the_messages(mushrooms):
 def test_the_fleet_and_the_server_hold_the_same_hidden_state(mushrooms):
     for changes in (FOUR_BITS, {"preset": "fedbuff-direct", **FOUR_BITS}):
         found = steps(mushrooms, 10, **changes)
-        assert found.fleet.vector.tobytes() == found.server.hidden_state.vector.tobytes()
+        assert found.clients_hidden_state.vector.tobytes() == found.server.hidden_state.vector.tobytes()
 
 
 def test_the_seed_decides_everything(mushrooms):

@@ -10,10 +10,12 @@ import pytest
 from qafel.config import load_recipe
 from qafel.errors import OutputError
 from qafel.paper.entry import Change, configuration
-from qafel.simulator.run import CHECKPOINT, run, same_run
-from qafel.simulator.summary import environment
+from qafel.runs.directory import CHECKPOINT, same_run, state_of
+from qafel.runs.listeners import Calling
+from qafel.runs.summary import environment
+from qafel.simulator.run import run
 from qafel.sweeps import sweep, unfinished, unique
-from qafel.sweeps.run import Order, Planned, perform, state_of
+from qafel.sweeps.run import Order, Planned, perform
 
 STEPS = 30
 
@@ -82,7 +84,7 @@ def test_a_run_that_qafel_run_made_is_picked_up(tmp_path):
 def test_a_run_made_before_a_description_changed_still_counts(tmp_path):
     planned = short()
     run(planned.config.model_copy(update={"description": "other words"}), tmp_path / planned.folder, tensorboard=False)
-    assert state_of(planned.config, tmp_path / planned.folder) == "finished"
+    assert state_of(tmp_path / planned.folder, planned.config) == "finished"
     assert not same_run(planned.config, planned.config.model_copy(update={"seed": 7}))
 
 
@@ -91,7 +93,7 @@ def test_another_configurations_run_is_moved_aside_and_the_watcher_told(tmp_path
     wanted, other, third = short(steps=20), short(steps=10), short(steps=15)
     assert wanted.folder == other.folder == third.folder
     for number, planned in enumerate((other, third, wanted)):
-        assert state_of(planned.config, tmp_path / wanted.folder) == "absent"
+        assert state_of(tmp_path / wanted.folder, planned.config) == ("other" if number else "absent")
         recorder, failures = make([planned], tmp_path, **options)
         moved = f"{wanted.folder}: a run with other settings was there, and is now {wanted.folder}.old-{number}"
         assert (failures, recorder.notes) == ([], [moved] if number else [])
@@ -150,7 +152,7 @@ def interrupt(planned: Planned, path: Path) -> None:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(planned.config, path, progress, tensorboard=False, checkpoint_every_s=0.0)
+        run(planned.config, path, [Calling(progress)], tensorboard=False, checkpoint_every_s=0.0)
 
 
 @pytest.mark.parametrize("description", [None, "other words"])
@@ -160,7 +162,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch, de
     began = planned if description is None else described(planned, description)
     interrupt(began, tmp_path / planned.folder)
     assert (tmp_path / planned.folder / CHECKPOINT).exists()
-    assert state_of(planned.config, tmp_path / planned.folder) == "interrupted"
+    assert state_of(tmp_path / planned.folder, planned.config) == "interrupted"
     resumed = []
     original = run
 

@@ -10,7 +10,7 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, OutputError, UserError
-from qafel.simulator.run import CHECKPOINT
+from qafel.runs.directory import CHECKPOINT
 from qafel.tuning import Choices, Objective, Range
 from qafel.tuning import tune as tune_and_check
 from qafel.tuning.page import render_page, trials_csv

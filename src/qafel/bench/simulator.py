@@ -19,8 +19,8 @@ from typing import Any, final
 
 from qafel.algorithm import Algorithm, wire
 from qafel.rng import Stream
-from qafel.simulator.api import simulate
-from qafel.simulator.measure import Evaluation, Limits
+from qafel.runs.progress import Evaluation, Limits
+from qafel.simulator.run import simulate
 from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate
 from qafel.simulator.timing.durations import HalfNormal

@@ -13,9 +13,10 @@ from qafel.cli.console import RunProgress, console
 from qafel.config import load_recipe
 from qafel.drawing.printed import save_figure
 from qafel.report import comparison_figure, write_report
+from qafel.runs.listeners import Calling
 from qafel.runs.reading import Run
+from qafel.runs.summary import Summary
 from qafel.simulator.run import run as simulate
-from qafel.simulator.summary import Summary
 from qafel.text import human_bytes
 
 REFERENCE = "mushrooms-fedbuff"
@@ -46,7 +47,7 @@ def demo(
     with RunProgress() as progress:
         bars = [progress.bar(config.description, config.stop, "f − f*") for config in configs]
         for config, bar in zip(configs, bars, strict=True):
-            summary = simulate(config, out / config.name, bar, tensorboard=False)
+            summary = simulate(config, out / config.name, [Calling(bar)], tensorboard=False)
             bar.done(f"f − f* {_shown(summary['metric_final'], '.3g')} · {summary['wall_s']:.1f} s")
             summaries.append(summary)
     runs = [Run.load(out / config.name) for config in configs]

@@ -12,11 +12,13 @@ from rich.table import Table
 from qafel.cli.console import RunProgress, console, errors
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, OutputError
+from qafel.params import Layout
 from qafel.quantizers import fitness
+from qafel.runs.directory import state_of
+from qafel.runs.listeners import Calling
+from qafel.runs.summary import Summary
 from qafel.simulator.executors import ExecutorName
-from qafel.simulator.run import CHECKPOINT
 from qafel.simulator.run import run as simulate
-from qafel.simulator.summary import Summary
 from qafel.text import human_bytes
 
 
@@ -42,16 +44,18 @@ def run(
     Example: qafel run mushrooms-qafel-4bit --seed 1 --set stop.server_steps=1000
     """
     config = load_recipe(recipe, settings or (), seed)
-    warn_of_unfit_quantizers(config, strict)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
-    if not resume:
-        _refuse_to_lose_a_run(config, out, overwrite)
+    if not resume and not overwrite:
+        _refuse_to_lose_a_run(config, out)
+    task = config.task.make()
+    warn_of_unfit_quantizers(config, task.layout, strict)
     with RunProgress(quiet) as progress:
         bar = progress.bar(config.name, config.stop, "metric")
         summary = simulate(
             config,
             out,
-            bar,
+            [Calling(bar)],
+            task=task,
             executor=executor,
             workers=workers,
             resume=resume,
@@ -65,33 +69,27 @@ def run(
         _show(summary, out)
 
 
-def warn_of_unfit_quantizers(config: Config, strict: bool = False) -> None:
+def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = False) -> None:
     """Say before a run what theory holds against its quantizers; under --strict, refuse."""
-    task = config.task.make()
-    algorithm = config.algorithm.wire(task.layout)
-    warnings = fitness(algorithm.client_quantizer, task.layout.size, "client")
+    algorithm = config.algorithm.wire(layout)
+    warnings = fitness(algorithm.client_quantizer, layout.size, "client")
     if algorithm.broadcast == "difference":
-        warnings += fitness(algorithm.server_quantizer, task.layout.size, "server")
+        warnings += fitness(algorithm.server_quantizer, layout.size, "server")
     if warnings and strict:
         raise ConfigError(f"--strict: {warnings[0]}")
     for warning in warnings:
         errors.print(f"[yellow]warning:[/] {warning}", highlight=False)
 
 
-def _refuse_to_lose_a_run(config: Config, out: Path, overwrite: bool) -> None:
+def _refuse_to_lose_a_run(config: Config, out: Path) -> None:
     """A finished run may be made again, its results are the same; another one's, or half a run, are not to be lost."""
-    if overwrite:
-        return
-    if not (out / "summary.json").exists():
-        if (out / CHECKPOINT).exists():
+    match state_of(out, config):
+        case "interrupted":
             raise OutputError(f"{out} holds an unfinished run: --resume it, choose another --out, or --overwrite it")
-        return
-    try:
-        same = (out / "config.toml").read_text(encoding="utf-8") == config.to_toml()
-    except OSError:
-        same = False
-    if not same:
-        raise OutputError(f"{out} holds a run of another configuration: choose another --out, or --overwrite it")
+        case "damaged":
+            raise OutputError(f"{out} holds a damaged run: choose another --out, or --overwrite it")
+        case "other":
+            raise OutputError(f"{out} holds a run of another configuration: choose another --out, or --overwrite it")
 
 
 def _show(summary: Summary, out: Path) -> None:

@@ -88,7 +88,8 @@ def tune(
     if tuning.best is None:
         raise typer.Exit(1)
     if any("quantizer" in path for path in tuning.search):
-        warn_of_unfit_quantizers(tuning.config_of(tuning.best.settings))
+        best = tuning.config_of(tuning.best.settings)
+        warn_of_unfit_quantizers(best, best.task.make().layout)
 
 
 def _save(tuning: Tuning) -> None:

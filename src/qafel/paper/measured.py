@@ -155,7 +155,7 @@ def if_comparable(value: Callable[[], T], otherwise: T) -> T:
 
 def diverged(run: Run) -> bool:
     """Whether the model stopped being finite."""
-    return run.summary.get("status") == "diverged" or not math.isfinite(float(run.column("metric")[-1]))
+    return run.diverged
 
 
 def settled(run: Run) -> float:

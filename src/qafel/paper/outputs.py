@@ -22,9 +22,10 @@ from qafel.paper.display import Table
 from qafel.paper.entry import Claim, Entry, Request, Verdict
 from qafel.paper.measured import EntryRuns
 from qafel.report.tables import flatten
+from qafel.runs.directory import state_of
 from qafel.runs.reading import Run
-from qafel.simulator.summary import environment
-from qafel.sweeps.run import Planned, state_of
+from qafel.runs.summary import environment
+from qafel.sweeps.run import Planned
 from qafel.text import human_seconds
 from qafel.version import __version__
 
@@ -340,7 +341,7 @@ def write_entries(
 
 def read_back(planned: Sequence[Planned], runs: Path, quick: bool) -> EntryRuns:
     """Load those of the `planned` runs that are finished in the folder `runs`."""
-    finished = [run for run in planned if state_of(run.config, runs / run.folder) == "finished"]
+    finished = [run for run in planned if state_of(runs / run.folder, run.config) == "finished"]
     if not finished:
         raise DataError("none of its runs was made")
     return EntryRuns(tuple((run, Run.load(runs / run.folder)) for run in finished), quick)

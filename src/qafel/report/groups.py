@@ -11,6 +11,7 @@ import numpy as np
 
 from qafel.drawing.styles import Style, styles_for
 from qafel.runs.reading import Column, Run
+from qafel.tasks.protocol import Goal
 from qafel.text import human_count, human_metric
 
 _DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
@@ -24,7 +25,7 @@ class Group:
 
     task: str
     metric: str
-    goal: str
+    goal: Goal
     runs: tuple[Run, ...]
     styles: tuple[Style, ...]
 
@@ -77,7 +78,7 @@ def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def groups_of(runs: Sequence[Run]) -> tuple[Group, ...]:
     """The groups in the order of their first runs; every run keeps the style that it has among all."""
-    members: dict[tuple[str, str, str], list[int]] = {}
+    members: dict[tuple[str, str, Goal], list[int]] = {}
     for index, run in enumerate(runs):
         members.setdefault(_kind(run, runs), []).append(index)
     styles = run_styles(runs)
@@ -87,12 +88,12 @@ def groups_of(runs: Sequence[Run]) -> tuple[Group, ...]:
     )
 
 
-def _kind(run: Run, runs: Sequence[Run]) -> tuple[str, str, str]:
+def _kind(run: Run, runs: Sequence[Run]) -> tuple[str, str, Goal]:
     """Task, metric and goal; what a run that was killed does not state, it has from another run of its task."""
     alike = (run, *(other for other in runs if other.task == run.task))
     metric = next((str(name) for other in alike if (name := other.summary.get("metric_name"))), "metric")
-    goal = next((goal for other in alike if (goal := other.summary.get("metric_goal")) in ("min", "max")), "min")
-    return run.task, metric, str(goal)
+    goal: Goal = next((other.goal for other in alike if other.summary.get("metric_goal") in ("min", "max")), "min")
+    return run.task, metric, goal
 
 
 def _is_fedbuff(run: Run) -> bool:
@@ -105,7 +106,7 @@ class MetricView:
     """The metric's axis: name, goal, scale, limits, targets in sight, and a sentence for everything not drawn."""
 
     name: str
-    goal: str
+    goal: Goal
     log: bool
     low: float
     high: float

@@ -1,7 +1,8 @@
-"""What a run leaves behind: its directory, and the pictures and pages made from it.
+"""What a run is, for both drivers: a configuration, a seed and a driver make rows and, at the end, a summary.
 
-run_directory   written while a run goes on, atomically where it matters
-runs            read back
-plots           PNG and PDF figures
-report          a self-contained page that compares runs
+progress    what crossed, when the model is measured, what a row holds, when the run ends
+summary     a run in a page of JSON
+listeners   who hears of rows and of the end
+directory   where a run writes; how far a directory is; checkpoint files
+reading     run directories read back
 """

@@ -1,98 +1,198 @@
-"""A run's directory: config.toml, metrics.jsonl, summary.json and model.safetensors.
+"""A run's directory: config.toml, metrics.jsonl, summary.json, model.safetensors and, on the way, a checkpoint.
 
 Files that are only useful whole are written beside their place and moved there, so that a killed run leaves the old
-file or the new one, never half of one.
+file or the new one, never half of one. A directory with a summary is a finished run.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import IO, Any, Literal, Self, TypeAlias, final
 
-import safetensors
 import safetensors.numpy
-import xxhash
 
 from qafel.algorithm import Checkpoint
-from qafel.errors import DataError, OutputError
-from qafel.files import write_atomically
+from qafel.config import Config
+from qafel.errors import ConfigError, DataError, OutputError
+from qafel.files import Lock, read_checked, write_atomically, write_checked
 from qafel.params import Layout, Vector
+from qafel.runs.progress import Row
+from qafel.runs.summary import Summary
+
+FORMAT = 2
+"""Version of the directory's format; 1 did not state it. It is the first line of config.toml."""
+CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
+_CHECKPOINT_FORMAT = 2
+_HEADER = re.compile(r"# qafel run directory, format (\d+)\n")
+
+State: TypeAlias = Literal["absent", "other", "damaged", "interrupted", "finished"]
+"""How far a directory is with a configuration; "other": it holds results, and not of that one."""
 
 
 @final
 class RunDirectory:
-    """A context in which one run writes its results."""
+    """A context in which one process, and no other, writes a run's results. It is a listener of the run."""
 
-    def __init__(self, path: Path, *, keep_metrics_bytes: int = 0) -> None:
-        """Open a directory for writing; a resumed run keeps the first part of its metrics."""
+    def __init__(self, path: Path) -> None:
         self.path = path
+        whole = path.resolve()
+        # Beside the folder, which may itself be moved aside.
+        self._lock = Lock(
+            whole.with_name(f".{whole.name}.lock"),
+            OutputError(f"another process is at work in {path}: wait for its end, or choose another --out"),
+            beside=path,
+        )
+        self._metrics: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._lock.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        self._lock.__exit__(kind, error, trace)
+
+    def begin(self, toml: str, *, keep_metrics_bytes: int | None = 0) -> None:
+        """Open the directory for a run with that configuration.
+
+        A resumed run keeps the first part of its metrics; None keeps every whole row. A new one removes the checkpoint
+        of a run before: killed early and resumed, it must not take that for its own.
+        """
+        path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "summary.json").unlink(missing_ok=True)
-            self._metrics = (path / "metrics.jsonl").open("ab")
+            if keep_metrics_bytes == 0:
+                (path / CHECKPOINT).unlink(missing_ok=True)
+            self._metrics = (path / "metrics.jsonl").open("a+b")
+            if keep_metrics_bytes is None:
+                self._metrics.seek(0)
+                keep_metrics_bytes = self._metrics.read().rfind(b"\n") + 1
             self._metrics.truncate(keep_metrics_bytes)
             self._metrics.seek(0, os.SEEK_END)  # else `metrics_bytes` says the old length until a row is written
         except OSError as error:
             raise OutputError(
                 f"cannot write results to {path}: {error.strerror}; choose another folder with --out"
             ) from None
+        write_atomically(path / "config.toml", f"# qafel run directory, format {FORMAT}\n{toml}".encode())
 
-    def __enter__(self) -> Self:
-        return self
+    def on_row(self, row: Row) -> None:
+        """Append a row to the metrics."""
+        assert self._metrics is not None
+        try:
+            self._metrics.write(json.dumps(row.to_json(), allow_nan=False).encode() + b"\n")
+        except OSError as error:
+            raise OutputError(f"cannot write the evaluation of version {row.version}: {error.strerror}") from None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._metrics.close()
+    def on_end(self, summary: Summary | None) -> None:
+        """Write the summary, last of all."""
+        self.flush()
+        if summary is not None:
+            write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
-    def write_config(self, toml: str) -> None:
-        write_atomically(self.path / "config.toml", toml.encode())
-
-    def append_row(self, row: Mapping[str, Any]) -> None:
-        self._metrics.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+    def flush(self) -> None:
+        """Hand all rows to the system."""
+        if self._metrics is not None:
+            self._metrics.flush()
 
     def metrics_bytes(self) -> int:
         """How long the metrics are, all of them written out."""
+        assert self._metrics is not None
         self._metrics.flush()
         return self._metrics.tell()
 
     def write_model(self, model: Vector, layout: Layout) -> None:
-        tensors = {name: tensor.copy() for name, tensor in layout.split(model).items()}
-        write_atomically(self.path / "model.safetensors", safetensors.numpy.save(tensors))
+        write_atomically(self.path / "model.safetensors", model_file(model, layout))
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Last of all: a directory with a summary is a finished run."""
-        self._metrics.flush()
-        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    def move_aside(self) -> Path | None:
+        """Move a run with results, or half of them, out of the way; return where to. Refuse what is not a run."""
+        path = self.path
+        if not path.exists() or not any(path.iterdir()):
+            return None
+        if not (path / "config.toml").exists():
+            raise OutputError(f"{path} holds something else than a run: move it away, or choose another --out")
+        if not _has_results(path):
+            shutil.rmtree(path)  # broken off before its first checkpoint
+            return None
+        names = (path.with_name(f"{path.name}.old-{number}") for number in itertools.count(1))
+        moved = next(name for name in names if not name.exists())
+        try:
+            path.rename(moved)
+        except OSError as error:
+            raise OutputError(f"cannot move {path} aside: {error.strerror}; choose another --out") from None
+        return moved
 
 
-# A checkpoint as one file: arrays in safetensors, values as JSON in its header; written atomically, read with care.
+def model_file(model: Vector, layout: Layout) -> bytes:
+    """A model as a safetensors file, a tensor under each name of its layout."""
+    return bytes(safetensors.numpy.save({name: tensor.copy() for name, tensor in layout.split(model).items()}))
 
 
-_DIGEST_BYTES = 8
+def same_run(one: Config, other: Config) -> bool:
+    """Whether two configurations give the same results: names and descriptions do not matter."""
+    apart = {"name", "description"}
+    return one.model_dump(exclude=apart) == other.model_dump(exclude=apart)
+
+
+def state_of(path: Path, config: Config) -> State:
+    """How far a directory is with this configuration."""
+    if not _has_results(path):
+        return "absent"
+    file = path / "config.toml"
+    try:
+        text = file.read_text(encoding="utf-8")
+        require_known_format(text, file)
+        if not same_run(Config.from_toml(text, str(file)), config):
+            return "other"
+    except (OSError, UnicodeDecodeError, ConfigError, DataError):
+        return "other"
+    if _is_summary(path / "summary.json"):
+        return "finished"
+    return "interrupted" if (path / CHECKPOINT).is_file() or (path / "state").is_dir() else "damaged"
+
+
+def require_known_format(toml: str, file: Path) -> None:
+    """Raise `DataError` if a run directory was written by a newer version, whose files may mean something else."""
+    header = _HEADER.match(toml)
+    if header is not None and int(header[1]) > FORMAT:
+        raise DataError(
+            f"{file.parent} is a run directory of format {header[1]}, this version reads up to {FORMAT}: upgrade qafel"
+        )
+
+
+def _has_results(path: Path) -> bool:
+    return any((path / name).exists() for name in ("summary.json", CHECKPOINT, "state"))
+
+
+def _is_summary(file: Path) -> bool:
+    try:
+        return isinstance(json.loads(file.read_bytes()), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the checkpoint; a process killed meanwhile leaves the one before."""
+    """Replace the checkpoint; a process killed meanwhile leaves the one before.
+
+    Arrays are in safetensors, values as JSON in its header, and a checksum is over all of it.
+    """
     data = safetensors.numpy.save(checkpoint.arrays, metadata={"values": json.dumps(checkpoint.values)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, xxhash.xxh3_64_digest(data) + data)
+    write_checked(path, "checkpoint", _CHECKPOINT_FORMAT, data)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read it back; what is missing or damaged is named."""
-    try:
-        whole = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"there is no checkpoint at {path}: run without --resume") from None
-    except OSError as error:
-        raise DataError(f"checkpoint {path} cannot be read: {error.strerror}") from None
-    data = whole[_DIGEST_BYTES:]
-    if len(whole) < _DIGEST_BYTES or xxhash.xxh3_64_digest(data) != whole[:_DIGEST_BYTES]:
-        raise DataError(f"checkpoint {path} is damaged (its checksum differs): run with --overwrite")
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    """Read it back; `DataError` says what is missing, damaged or of another version."""
+    data = read_checked(path, "checkpoint", _CHECKPOINT_FORMAT)
+    header: Mapping[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return Checkpoint(safetensors.numpy.load(data), json.loads(header["__metadata__"]["values"]))

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError, NothingToShow
-
-# The files of a run directory, read with care: what is missing or damaged is named, with what to do.
-
+from qafel.runs.directory import require_known_format
+from qafel.runs.progress import meets
+from qafel.tasks.protocol import Goal
 
 _METRICS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("mushrooms", "quadratic", "logistic"), ("f(x) − f*", "min")),
@@ -32,7 +32,9 @@ _METRICS: Mapping[str, tuple[str, str]] = {
 def read_config(path: Path) -> dict[str, Any]:
     file = path / "config.toml"
     try:
-        return tomllib.loads(_read(file).decode())
+        text = _read(file).decode()
+        require_known_format(text, file)
+        return tomllib.loads(text)
     except FileNotFoundError:
         inside = sorted(child.name for child in path.iterdir() if (child / "config.toml").is_file())
         hint = f"it holds the runs {', '.join(inside)}: name those" if inside else "give the one `qafel run` wrote"
@@ -166,8 +168,8 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended because its model was no longer finite; its last metric may be finite all the same."""
-        return self.summary.get("status") == "diverged"
+        """Whether the run's model, or its last metric, was no longer finite."""
+        return self.summary.get("status") == "diverged" or not math.isfinite(float(self.column("metric")[-1]))
 
     @property
     def task(self) -> str:
@@ -185,13 +187,23 @@ class Run:
         """Bytes that crossed in the whole run: uploads, and each broadcast once."""
         return self.number("upload_bytes_total") + self.number("broadcast_bytes_total")
 
-    def at_target(self, column: Column, goal: str) -> float:
-        """A column's value at the first evaluation that meets the target; infinite where none does, NaN without one."""
-        target, metric = self.number("target"), self.column("metric")
+    @property
+    def goal(self) -> Goal:
+        """Whether the metric should be small or large."""
+        return "max" if self.summary.get("metric_goal") == "max" else "min"
+
+    def first_at(self, target: float, goal: Goal | None = None) -> int | None:
+        """The number of the first row whose metric meets a target; None if no row does. `goal` is the run's own."""
+        rows = enumerate(self.column("metric").tolist())
+        return next((number for number, metric in rows if meets(metric, target, goal or self.goal)), None)
+
+    def at_target(self, column: Column, goal: Goal | None = None) -> float:
+        """A column's value at the first row that meets the run's own target; infinite if none does, NaN without one."""
+        target = self.number("target")
         if math.isnan(target):
             return math.nan
-        met = np.flatnonzero(metric <= target if goal == "min" else metric >= target)
-        return float(column[met[0]]) if met.size else math.inf
+        first = self.first_at(target, goal)
+        return math.inf if first is None else float(column[first])
 
     @property
     def staleness_histogram(self) -> Column:
@@ -202,12 +214,9 @@ class Run:
         return np.nan_to_num(np.array([number_of(count) for count in counts], dtype=np.float64))
 
 
-# A run's evaluations as columns, in the manner of a data frame.
-
-
 @final
 class History(Mapping[str, NDArray[Any]]):
-    """Columns by name: `history["metric"]`, `history.columns`, `len(history.rows)`, `history.to_pandas()`."""
+    """A run's evaluations as columns by name: `history["metric"]`; also `columns`, `rows` and `to_pandas()`."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = list(rows)

@@ -1,25 +1,14 @@
 """Virtual time: the pure core driven by a clock, with real bytes between server and clients.
 
-clock         a heap of (time, priority, serial, event)
-draws         numbered random draws
-arrivals      who starts when
-durations     how long a client trains
-network       how long messages travel
-timing        the three above as one value
-jobs          what a client will report, as a value
-executors     where jobs run: inline, processes, ray_cluster
-simulation    the event loop
-traffic       bytes and staleness, counted as messages cross
-measure       evaluations, limits, and what came of it
-loop          advance, measure, stop, save
+timing        when clients start, how long they train, how long messages travel
+executors     what a client will report, as a job; where jobs run: inline, processes, Ray
+simulation    the clock and the event loop
 checkpoint    a simulation saved and restored
-api           simulate(task, algorithm, timing)
-build, run    a configuration to a run directory
+run           simulate(task, algorithm, timing); from a configuration to a run directory
 """
 
-from qafel.simulator.api import Result, simulate
-from qafel.simulator.measure import Evaluation, Limits, Measurements, Row
-from qafel.simulator.run import run
+from qafel.runs.progress import Evaluation, Limits, Progress, Row
+from qafel.simulator.run import Result, run, simulate
 from qafel.simulator.simulation import Simulation
 from qafel.simulator.timing import Network, Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, ConstantRate, Poisson, Rounds, Trace
@@ -34,9 +23,9 @@ __all__ = [
     "HalfNormal",
     "Limits",
     "LogNormal",
-    "Measurements",
     "Network",
     "Poisson",
+    "Progress",
     "Result",
     "Rounds",
     "Row",

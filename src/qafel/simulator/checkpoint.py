@@ -13,20 +13,19 @@ from numpy.typing import NDArray
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
 from qafel.errors import DataError
+from qafel.runs.progress import Progress, Traffic
 from qafel.simulator.executors.jobs import Job
-from qafel.simulator.measure import Measurements
 from qafel.simulator.simulation import Arrive, Deliver, Event, Gone, Simulation, Timeout
-from qafel.simulator.traffic import Traffic
 
 _COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "last_broadcast_bytes")
 
 
-def save_simulation(simulation: Simulation, measurements: Measurements) -> Checkpoint:
+def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     """Everything that the rest of the run depends on."""
     server = save_server(simulation.server)
     arrays: dict[str, NDArray[Any]] = {f"server.{name}": array for name, array in server.arrays.items()}
     arrays["sequences"] = np.array(simulation.sequences, np.uint32)
-    versions = {simulation.fleet.version: simulation.fleet}
+    versions = {simulation.clients_hidden_state.version: simulation.clients_hidden_state}
     entries = []
     for time, priority, serial, event in simulation.clock.entries():
         entries.append([time, priority, serial, *_pack(event)])
@@ -38,18 +37,18 @@ def save_simulation(simulation: Simulation, measurements: Measurements) -> Check
             arrays[f"memory.{version}"] = state.memory
     values = {
         "server": server.values,
-        "fleet": simulation.fleet.version,
+        "clients_hidden_state": simulation.clients_hidden_state.version,
         "now": simulation.clock.now,
         "serial": simulation.clock.serial,
         "events": entries,
         "counters": {name: getattr(simulation, name) for name in _COUNTERS},
         "traffic": asdict(simulation.traffic),
-        "measurements": _dump(measurements, simulation),
+        "progress": _dump(progress, simulation),
     }
     return Checkpoint(arrays, values)
 
 
-def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measurements: Measurements) -> None:
+def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress: Progress) -> None:
     """Bring a new simulation of the same configuration to where the saved one was."""
     arrays, values = checkpoint.arrays, checkpoint.values
     try:
@@ -65,7 +64,7 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measureme
             for name, array in arrays.items()
             if name.startswith("version.")
         }
-        simulation.fleet = states[values["fleet"]]
+        simulation.clients_hidden_state = states[values["clients_hidden_state"]]
         simulation.sequences = arrays["sequences"].tolist()
         for name in _COUNTERS:
             setattr(simulation, name, values["counters"][name])
@@ -75,9 +74,8 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measureme
             values["serial"],
             [(time, priority, serial, _unpack(event, states)) for time, priority, serial, *event in values["events"]],
         )
-        measurements.evaluated_version = simulation.server.version  # older checkpoints do not say
-        for name, value in values["measurements"].items():
-            setattr(measurements, name, value)
+        for name, value in values["progress"].items():
+            setattr(progress, name, value)
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"the checkpoint does not fit this run: {error!r}") from None
     for time, _, _, event in sorted(simulation.clock.entries()):
@@ -86,12 +84,12 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, measureme
     simulation.follow_arrivals()
 
 
-def _dump(measurements: Measurements, simulation: Simulation) -> dict[str, Any]:
-    kept = {entry.name: getattr(measurements, entry.name) for entry in fields(measurements)}
+def _dump(progress: Progress, simulation: Simulation) -> dict[str, Any]:
+    kept = {entry.name: getattr(progress, entry.name) for entry in fields(progress)}
     for name in ("evaluation", "goal", "began"):
         del kept[name]
-    training_s = measurements.training_before_s + simulation.executor.training_s
-    return {**kept, "wall_before_s": measurements.wall_s, "training_before_s": training_s}
+    training_s = progress.training_before_s + simulation.executor.training_s
+    return {**kept, "wall_before_s": progress.wall_s, "training_before_s": training_s}
 
 
 def _job_of(event: Event) -> Job | None:

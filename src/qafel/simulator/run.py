@@ -1,28 +1,180 @@
-"""From a configuration to a run directory."""
+"""One run in virtual time: objects in, rows and a result out; or a configuration in, a run directory out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, final
 
-from qafel.algorithm import Checkpoint
-from qafel.config import Config, TimingConfig
-from qafel.errors import ConfigError, DataError, NonFiniteVector, OutputError
-from qafel.runs.directory import RunDirectory, read_checkpoint, write_checkpoint
-from qafel.runs.listeners import TensorBoard
+from qafel.algorithm import Algorithm, Checkpoint
+from qafel.config import Config
+from qafel.errors import ConfigError, DataError, NonFiniteVector
+from qafel.params import Vector
+from qafel.runs.directory import CHECKPOINT, RunDirectory, read_checkpoint, same_run, write_checkpoint
+from qafel.runs.listeners import Calling, Listener, TensorBoard
+from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status
+from qafel.runs.reading import History
+from qafel.runs.summary import Summary, environment, summarise
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
-from qafel.simulator.measure import Evaluation, Limits, Measurements, Row
 from qafel.simulator.simulation import Simulation, require_progress
-from qafel.simulator.summary import Summary, environment, summarise
-from qafel.simulator.timing import Network, Timing
-from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate, Poisson, Rounds, Trace
-from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform, client_factors
+from qafel.simulator.timing import Timing, make_timing
+from qafel.tasks.protocol import Task
 
-# The run around the event loop: advance, measure when due, stop in time, save now and then.
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    summary: Summary
+    history: History
+    model: Vector
+    hidden_state: Vector
+
+
+def simulate(
+    task: Task,
+    algorithm: Algorithm,
+    timing: Timing,
+    *,
+    limits: Limits | None = None,
+    evaluation: Evaluation | None = None,
+    seed: int = 0,
+    executor: ExecutorName = "inline",
+    workers: int | None = None,
+    progress: Callable[[Row], None] | None = None,
+) -> Result:
+    """Run a method on a task in virtual time; nothing is written.
+
+    Any object that fulfils the protocols will do: a task, a quantizer, a staleness law (τ to a weight), durations, or
+    arrivals as an iterable of (time, client).
+
+    task        what is learnt
+    algorithm   the method, as `wire` makes it
+    timing      when clients start and how long they train
+    limits      when the run ends; by default after 1,000 server steps
+    evaluation  how often the model is measured; by default after every server step
+    seed        names all random streams
+    executor    where clients train: "inline", "processes" or "ray"; the result is the same
+    workers     how many processes train; one per core by default
+    progress    called with each row as it is measured
+    """
+    rows: list[dict[str, Any]] = []
+    listeners: list[Listener] = [Calling(lambda row: rows.append(row.to_json()))]
+    if progress is not None:
+        listeners.append(Calling(progress))
+    course = Progress(evaluation or Evaluation(), task.metric_goal)
+    with make_executor(executor, workers, task, _Returning(task), algorithm, seed) as pool:
+        simulation = Simulation(task, algorithm, timing, seed, pool)
+        summary = _conduct(simulation, course, limits or Limits(server_steps=1000), listeners)
+    return Result(summary, History(rows), simulation.server.model, simulation.server.hidden_state.vector)
+
+
+def run(
+    config: Config,
+    out: Path | RunDirectory,
+    listeners: Sequence[Listener] = (),
+    *,
+    task: Task | None = None,
+    executor: ExecutorName = "inline",
+    workers: int | None = None,
+    resume: bool = False,
+    checkpoint_every_s: float = 30.0,
+    tensorboard: bool = True,
+) -> Summary:
+    """Simulate what the configuration says; write the run directory; return its summary.
+
+    A run whose model or metric is no longer finite says "diverged" as its status.
+
+    config              the whole run
+    out                 the run directory: a path, or one that the caller has entered already
+    listeners           hear of every row and of the end
+    task                the configuration's task, if it is made already
+    executor, workers   where clients train, and in how many processes
+    resume              go on from the directory's checkpoint, to the same result as a run that was never interrupted
+    checkpoint_every_s  seconds between two checkpoints
+    tensorboard         write TensorBoard events, if it is installed
+    """
+    task = task or config.task.make()
+    algorithm = config.algorithm.wire(task.layout)
+    timing = make_timing(config.timing, config.seed, task.clients)
+    settings = config.evaluation
+    progress = Progress(Evaluation(settings.every, settings.unit, settings.target), task.metric_goal)
+    with (
+        nullcontext(out) if isinstance(out, RunDirectory) else RunDirectory(out) as directory,
+        make_executor(executor, workers, task, config.task.make, algorithm, config.seed) as pool,
+    ):
+        simulation = Simulation(task, algorithm, timing, config.seed, pool)
+        before = _resume(directory.path, config, simulation, progress) if resume else _Before()
+        elsewhere = [place for place in before.environments if place != environment()]
+        directory.begin(config.to_toml(), keep_metrics_bytes=before.metrics_bytes)
+        heard: list[Listener] = [directory, *([TensorBoard(directory.path)] if tensorboard else []), *listeners]
+
+        def save() -> None:
+            checkpoint = save_simulation(simulation, progress)
+            checkpoint.values.update(config=config.to_toml(), metrics_bytes=directory.metrics_bytes())
+            checkpoint.values.update(environments=[*elsewhere, environment()])
+            write_checkpoint(directory.path / CHECKPOINT, checkpoint)
+
+        return _conduct(
+            simulation,
+            progress,
+            Limits(**config.stop.model_dump()),
+            heard,
+            Saving(save, checkpoint_every_s),
+            before_end=partial(directory.write_model, layout=task.layout),
+            name=config.name,
+            **({"resumed_from": elsewhere} if elsewhere else {}),
+        )
+
+
+def _conduct(
+    simulation: Simulation,
+    progress: Progress,
+    limits: Limits,
+    listeners: Sequence[Listener],
+    saving: Saving | None = None,
+    before_end: Callable[[Vector], None] | None = None,
+    **more: object,
+) -> Summary:
+    """Run to an end while the listeners hear of it, and sum it up."""
+    summary: Summary | None = None
+    try:
+        status: Status = "finished"
+        try:
+            for row in drive(simulation, progress, limits, saving):
+                for listener in listeners:
+                    listener.on_row(row)
+        except NonFiniteVector:
+            status = "diverged"
+        executor, wall_s = simulation.executor, progress.wall_s
+        training_s = progress.training_before_s + executor.training_s
+        worked_s = training_s / executor.workers + progress.evaluation_s
+        if saving is not None:
+            more["checkpoint_s"] = saving.spent_s
+        if before_end is not None:
+            before_end(simulation.server.model)
+        summary = summarise(
+            status,
+            simulation.task,
+            simulation.server,
+            simulation.traffic,
+            progress,
+            simulation.clock.now,
+            turned_away=simulation.turned_away,
+            training_s=training_s,
+            overhead_share=max(0.0, 1 - worked_s / wall_s),
+            **more,
+        )
+    finally:
+        for listener in listeners:
+            listener.on_end(summary)
+    return summary
 
 
 @final
@@ -44,101 +196,37 @@ class Saving:
         self._due = ended + max(self._every_s, 50 * (ended - began))
 
 
-def drive(
-    simulation: Simulation, measurements: Measurements, limits: Limits, saving: Saving | None = None
-) -> Iterator[Row]:
+def drive(simulation: Simulation, progress: Progress, limits: Limits, saving: Saving | None = None) -> Iterator[Row]:
     """Run to an end, and yield a row for every evaluation: at the start, when due, and at the end."""
-
-    def at_target() -> bool:
-        return limits.at_target and measurements.uploads_to_target is not None
-
     if simulation.starts == simulation.arrivals == 0:
         simulation.begin()
-        yield measurements.measure(simulation)
-        if at_target():
+        yield _measure(simulation, progress)
+        if limits.at_target and progress.target_reached:
             return
-    by_uploads = measurements.evaluation.unit == "uploads"
-    while not limits.reached(simulation):
+    by_uploads = progress.evaluation.unit == "uploads"
+    traffic, clock = simulation.traffic, simulation.clock
+    while not limits.reached(simulation.server.version, traffic, clock.now):
         if simulation.idle:
             require_progress(simulation)
             break
         stepped = simulation.advance()
-        if (stepped or by_uploads) and measurements.due(simulation):
-            yield measurements.measure(simulation)
-            if at_target():
+        if (stepped or by_uploads) and progress.due(simulation.server.version, traffic.uploads):
+            yield _measure(simulation, progress)
+            if limits.at_target and progress.target_reached:
                 return
         if stepped and saving is not None:
             saving.now_and_then()
-    if measurements.stale(simulation):
-        yield measurements.measure(simulation)
+    if progress.stale(simulation.server.version, traffic.uploads):
+        yield _measure(simulation, progress)
 
 
-# From settings to the simulator's objects.
-
-
-def make_timing(config: TimingConfig, seed: int, clients: int) -> Timing:
-    """Arrivals, durations and network as the configuration has them."""
-    network = config.network
-    silent = network.upload_rate is None and network.download_rate is None and not network.latency
-    return Timing(
-        durations=_durations(config, seed),
-        arrivals=_arrivals(config, seed, clients),
-        per_example=config.per_example,
-        speeds=client_factors(seed, "speed", clients, config.speed_spread),
-        dropout=config.dropout,
-        max_concurrency=config.max_concurrency,
-        network=None
-        if silent
-        else Network.of(
-            seed,
-            clients,
-            upload_rate=network.upload_rate,
-            download_rate=network.download_rate,
-            latency=network.latency,
-            spread=network.spread,
-        ),
-    )
-
-
-def make_evaluation(config: Config) -> Evaluation:
-    return Evaluation(config.evaluation.every, config.evaluation.unit, config.evaluation.target)
-
-
-def make_limits(config: Config) -> Limits:
-    return Limits(**config.stop.model_dump())
-
-
-def _durations(config: TimingConfig, seed: int) -> Durations:
-    match config.duration:
-        case "half-normal":
-            return HalfNormal(seed, config.scale)
-        case "log-normal":
-            return LogNormal(seed, config.scale, config.spread)
-        case "uniform":
-            return Uniform(seed, config.scale, config.spread)
-        case "constant":
-            return Constant(config.scale)
-
-
-def _arrivals(config: TimingConfig, seed: int, clients: int) -> Arrivals:
-    match config.arrivals:
-        case "always-training":
-            return AlwaysTraining()
-        case "constant":
-            return ConstantRate(seed, clients, config.rate, config.draw)
-        case "poisson":
-            return Poisson(seed, clients, config.rate, config.draw)
-        case "trace":
-            assert config.trace is not None
-            return Trace(Path(config.trace), clients)
-        case "rounds":
-            return Rounds(config.over_selection, config.round_timeout)
-
-
-Progress: TypeAlias = Callable[[Row], None]
-
-
-CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
+def _measure(simulation: Simulation, progress: Progress) -> Row:
+    """Evaluate the server model now."""
+    standing = progress.take(simulation.server, simulation.traffic, simulation.clock.now)
+    began = perf_counter()
+    figures = simulation.executor.evaluate(simulation.task, standing.model)
+    progress.evaluation_s += perf_counter() - began
+    return progress.row(standing, figures)
 
 
 class _Before(NamedTuple):
@@ -148,73 +236,13 @@ class _Before(NamedTuple):
     environments: tuple[dict[str, Any], ...] = ()
 
 
-def run(
-    config: Config,
-    out: Path,
-    progress: Progress | None = None,
-    *,
-    executor: ExecutorName = "inline",
-    workers: int | None = None,
-    resume: bool = False,
-    checkpoint_every_s: float = 30.0,
-    tensorboard: bool = True,
-) -> Summary:
-    """Simulate what the configuration says; write the run directory; return its summary.
-
-    A run whose model becomes non-finite ends there, with what it has, and says "diverged" as its status. `resume`
-    goes on from the directory's checkpoint, to the same result as if the run had never been interrupted.
-    """
-    task = config.task.make()
-    algorithm = config.algorithm.wire(task.layout)
-    timing = make_timing(config.timing, config.seed, task.clients)
-    measurements = Measurements(make_evaluation(config), task.metric_goal)
-    with ExitStack() as stack:
-        pool = stack.enter_context(make_executor(executor, workers, task, config.task.make, algorithm, config.seed))
-        simulation = Simulation(task, algorithm, timing, config.seed, pool)
-        before = _resume(out, config, simulation, measurements) if resume else _begin_anew(out)
-        elsewhere = [place for place in before.environments if place != environment()]
-        directory = stack.enter_context(RunDirectory(out, keep_metrics_bytes=before.metrics_bytes))
-        directory.write_config(config.to_toml())
-        events = stack.enter_context(TensorBoard(out, tensorboard))
-
-        def save() -> None:
-            checkpoint = save_simulation(simulation, measurements)
-            checkpoint.values.update(config=config.to_toml(), metrics_bytes=directory.metrics_bytes())
-            checkpoint.values.update(environments=[*elsewhere, environment()])
-            write_checkpoint(out / CHECKPOINT, checkpoint)
-
-        saving = Saving(save, checkpoint_every_s)
-        status = "finished"
-        try:
-            for row in drive(simulation, measurements, make_limits(config), saving):
-                directory.append_row(row.to_json())
-                events.write(row)
-                if progress is not None:
-                    progress(row)
-        except NonFiniteVector:
-            status = "diverged"
-        summary = {"name": config.name, **summarise(simulation, measurements, status), "checkpoint_s": saving.spent_s}
-        if elsewhere:
-            summary["resumed_from"] = elsewhere
-        directory.write_model(simulation.server.model, task.layout)
-        directory.write_summary(summary)
-    return summary
-
-
-def same_run(one: Config, other: Config) -> bool:
-    """Whether two configurations give the same results: names and descriptions do not matter."""
-    apart = {"name", "description"}
-    return one.model_dump(exclude=apart) == other.model_dump(exclude=apart)
-
-
-def _resume(out: Path, config: Config, simulation: Simulation, measurements: Measurements) -> _Before:
+def _resume(out: Path, config: Config, simulation: Simulation, progress: Progress) -> _Before:
     """Bring the simulation to the checkpoint; return how much of the metrics belongs to it, and where it was made."""
-    checkpoint = read_checkpoint(out / CHECKPOINT)
+    checkpoint = sound_checkpoint(out)
     if not _is_of(checkpoint, config):
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
-    metrics_bytes = metrics_behind(checkpoint, out)
-    restore_simulation(checkpoint, simulation, measurements)
-    return _Before(metrics_bytes, tuple(checkpoint.values.get("environments", ())))
+    restore_simulation(checkpoint, simulation, progress)
+    return _Before(int(checkpoint.values["metrics_bytes"]), tuple(checkpoint.values.get("environments", ())))
 
 
 def _is_of(checkpoint: Checkpoint, config: Config) -> bool:
@@ -224,8 +252,16 @@ def _is_of(checkpoint: Checkpoint, config: Config) -> bool:
         return False
 
 
-def metrics_behind(checkpoint: Checkpoint, out: Path) -> int:
-    """How long the metrics were at the checkpoint. DataError where some are gone, for they are not made again."""
+def sound_checkpoint(out: Path) -> Checkpoint:
+    """A run's checkpoint. `DataError` if there is none, it is damaged, or rows before it are gone: they are not made
+    again.
+    """
+    if not (out / CHECKPOINT).exists():
+        raise DataError(f"there is no checkpoint at {out / CHECKPOINT}: run without --resume")
+    try:
+        checkpoint = read_checkpoint(out / CHECKPOINT)
+    except DataError as error:
+        raise DataError(f"{error}; begin anew with --overwrite") from None
     expected = int(checkpoint.values["metrics_bytes"])
     file = out / "metrics.jsonl"
     try:
@@ -237,15 +273,15 @@ def metrics_behind(checkpoint: Checkpoint, out: Path) -> int:
             f"{file} has {found} bytes, and had {expected} at its checkpoint: "
             "rows are lost, so begin anew with --overwrite"
         )
-    return expected
+    return checkpoint
 
 
-def _begin_anew(out: Path) -> _Before:
-    """Remove the checkpoint of a run before: killed early and resumed, the new run must not take it for its own."""
-    try:
-        (out / CHECKPOINT).unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
-        ) from None
-    return _Before()
+@final
+class _Returning:
+    """A function that returns a value, and travels to another process with it."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __call__(self) -> Task:
+        return self._task

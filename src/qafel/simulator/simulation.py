@@ -13,10 +13,11 @@ from qafel.algorithm import Algorithm, HiddenState, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, RejectedUpload
 from qafel.rng import Stream
+from qafel.runs.progress import Traffic
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
-from qafel.simulator.timing import Timing, draws
+from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
-from qafel.simulator.traffic import Traffic
+from qafel.simulator.timing.durations import uniform_draws
 from qafel.tasks.protocol import Task
 
 # The clock of virtual time: a heap of (time, priority, serial, event); the serial makes ties deterministic.
@@ -105,17 +106,17 @@ class Simulation:
         self.seed = seed
         self.executor: Executor = executor or Inline(Trainer(task, algorithm, seed))
         self.server = Server(task.initial_model(Stream.named(seed, "initial-model")), algorithm, seed, log_capacity=0)
-        self.fleet = HiddenState.of(self.server.model.copy())
+        self.clients_hidden_state = HiddenState.of(self.server.model.copy())
         """The clients' hidden state, moved by the broadcasts' bytes alone: one vector, as all hold the same."""
         self.clock: Clock[Event] = Clock()
         self.traffic = Traffic()
         self.sequences = [0] * task.clients
         """How often each client started."""
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = 0
-        self.last_broadcast_bytes = len(self.fleet.to_snapshot())
+        self.last_broadcast_bytes = len(self.clients_hidden_state.to_snapshot())
         """What a client downloads before it starts: the newest broadcast, at first the initial model."""
         self._weights = _weights(task, algorithm)
-        self._dropouts = draws.uniform(seed, "dropout")
+        self._dropouts = uniform_draws(seed, "dropout")
         self._arrivals: Iterator[Arrival] = iter(())
         self._always_training = isinstance(timing.arrivals, AlwaysTraining)
         self._ahead: list[tuple[float, int, Job]] = []
@@ -205,7 +206,7 @@ class Simulation:
             self.clock.schedule(download + duration, Gone(client))
             return
         weight = self._weights[client] if self._weights else 1.0
-        job = Job(number, client, sequence, self.fleet, weight, work)
+        job = Job(number, client, sequence, self.clients_hidden_state, weight, work)
         delay = download + duration * work
         self.clock.schedule(delay, job)
         if self.executor.looks_ahead:
@@ -245,7 +246,7 @@ class Simulation:
     def _spread(self, broadcast: bytes) -> bool:
         """Every client receives the broadcast. Algorithm 3."""
         self.traffic.count_broadcast(broadcast, self.task.clients)
-        self.fleet = self.fleet.advanced(Message.from_bytes(broadcast), self.algorithm)
+        self.clients_hidden_state = self.clients_hidden_state.advanced(Message.from_bytes(broadcast), self.algorithm)
         self.last_broadcast_bytes = len(broadcast)
         if isinstance(self.timing.arrivals, Rounds):
             self._start_round()

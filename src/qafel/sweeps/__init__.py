@@ -21,9 +21,10 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self, final
 
 from qafel.errors import QafelError
+from qafel.runs.directory import state_of
+from qafel.runs.progress import Row
 from qafel.simulator.executors import ExecutorName
-from qafel.simulator.measure import Row
-from qafel.sweeps.run import Order, Planned, perform, state_of
+from qafel.sweeps.run import Order, Planned, perform
 
 # Several runs at once: processes that each simulate one run at a time and tell how it goes.
 #
@@ -200,7 +201,7 @@ def unique(runs: Sequence[Planned]) -> list[Planned]:
 
 def unfinished(runs: Sequence[Planned], folder: Path) -> list[Planned]:
     """The runs that are still to be made, or to go on."""
-    return [run for run in unique(runs) if state_of(run.config, folder / run.folder) != "finished"]
+    return [run for run in unique(runs) if state_of(folder / run.folder, run.config) != "finished"]
 
 
 def sweep(

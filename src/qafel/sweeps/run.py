@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, TypeAlias, final
+from typing import NamedTuple, final
 
 from qafel.config import Config
-from qafel.errors import ConfigError, DataError, OutputError
-from qafel.runs.directory import read_checkpoint
+from qafel.errors import DataError
+from qafel.runs.directory import RunDirectory, state_of
+from qafel.runs.listeners import Calling
+from qafel.runs.progress import Row
 from qafel.runs.reading import Run
 from qafel.simulator.executors import ExecutorName
-from qafel.simulator.measure import Row
-from qafel.simulator.run import CHECKPOINT, metrics_behind, run, same_run
-
-if sys.platform != "win32":
-    import fcntl
-
-
-State: TypeAlias = Literal["finished", "interrupted", "absent"]
+from qafel.simulator.run import run, sound_checkpoint
 
 
 class Order(NamedTuple):
@@ -37,31 +26,6 @@ class Order(NamedTuple):
     workers: int | None = None
 
 
-def state_of(config: Config, path: Path) -> State:
-    """How far the folder is with this configuration; one with another configuration counts as absent."""
-    if not _is_of(config, path):
-        return "absent"
-    if _has_summary(path):
-        return "finished"
-    return "interrupted" if (path / CHECKPOINT).is_file() else "absent"
-
-
-def _is_of(config: Config, path: Path) -> bool:
-    file = path / "config.toml"
-    try:
-        return same_run(Config.from_toml(file.read_text(encoding="utf-8"), str(file)), config)
-    except (OSError, UnicodeDecodeError, ConfigError):
-        return False
-
-
-def _has_summary(path: Path) -> bool:
-    """Whether there is a summary that can be read."""
-    try:
-        return isinstance(json.loads((path / "summary.json").read_bytes()), dict)
-    except (OSError, ValueError, RecursionError):
-        return False
-
-
 def perform(
     order: Order,
     progress: Callable[[Row], None] | None = None,
@@ -71,97 +35,38 @@ def perform(
 
     What else has results in its folder is moved aside, never removed; `note` is told.
     """
-    with _alone_in(order.path):
-        state = state_of(order.config, order.path)
+    with RunDirectory(order.path) as directory:
+        state = state_of(order.path, order.config)
         if state == "finished":  # by another sweep, while this one was busy elsewhere
             return str(Run.load(order.path).summary.get("status", "finished"))
         if state == "interrupted" and _is_sound(order.path):
-            return _run(order, progress, resume=True)
-        found = "a damaged run" if _is_of(order.config, order.path) else "a run with other settings"
-        if (moved := _make_room(order.path)) is not None and note is not None:
+            return _run(order, directory, progress, resume=True)
+        found = "a run with other settings" if state == "other" else "a damaged run"
+        if (moved := directory.move_aside()) is not None and note is not None:
             note(f"{found} was there, and is now {moved.name}")
-        return _run(order, progress, resume=False)
-
-
-@contextmanager
-def _alone_in(path: Path) -> Iterator[None]:
-    """Keep other sweeps out of a run's folder. The lock lies beside it, as the folder itself may be replaced."""
-    if sys.platform == "win32":  # has no flock
-        yield
-        return
-    beside = path.with_name(f"{path.name}.lock")
-    lock = _locked(beside, path)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            beside.unlink()
-        lock.close()
-
-
-def _locked(beside: Path, path: Path) -> IO[bytes]:
-    while True:
-        try:
-            beside.parent.mkdir(parents=True, exist_ok=True)
-            lock = beside.open("ab")
-        except OSError as error:
-            raise OutputError(f"cannot write results to {path}: {error.strerror}; choose another --out") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who had it before may have removed the file since it was opened here: then it keeps nobody out.
-            if os.path.samestat(os.fstat(lock.fileno()), beside.stat()):
-                return lock
-        except BlockingIOError:
-            lock.close()
-            raise OutputError(f"another process is at work in {path}: wait for its end") from None
-        except FileNotFoundError:
-            pass
-        except OSError:  # a file system without locks
-            return lock
-        lock.close()
+        return _run(order, directory, progress, resume=False)
 
 
 def _is_sound(path: Path) -> bool:
     """Whether a run can go on. From a damaged checkpoint it begins anew; other errors leave it where it is."""
     try:
-        metrics_behind(read_checkpoint(path / CHECKPOINT), path)
+        sound_checkpoint(path)
     except DataError:
         return False
     return True
 
 
-def _run(order: Order, progress: Callable[[Row], None] | None, resume: bool) -> str:
+def _run(order: Order, directory: RunDirectory, progress: Callable[[Row], None] | None, resume: bool) -> str:
     summary = run(
         order.config,
-        order.path,
-        progress,
+        directory,
+        () if progress is None else (Calling(progress),),
         executor=order.executor,
         workers=order.workers,
         resume=resume,
         tensorboard=False,
     )
     return str(summary["status"])
-
-
-def _make_room(path: Path) -> Path | None:
-    """Move a run with results, or half of them, out of the way; say where to. What is no run is not ours to touch."""
-    if not path.exists() or not any(path.iterdir()):
-        return None
-    if not (path / "config.toml").exists():
-        raise OutputError(f"{path} holds something else than a run: move it away, or choose another --out")
-    if not (path / "summary.json").exists() and not (path / CHECKPOINT).exists():
-        shutil.rmtree(path)  # broken off before its first checkpoint
-        return None
-    names = (path.with_name(f"{path.name}.old-{number}") for number in itertools.count(1))
-    moved = next(name for name in names if not name.exists())
-    try:
-        path.rename(moved)
-    except OSError as error:
-        raise OutputError(f"cannot move {path} aside: {error.strerror}; choose another --out") from None
-    return moved
-
-
-# Which runs an entry needs: a configuration each, under a name that says how it differs from its recipe.
 
 
 CHEAP_TASKS = ("mushrooms", "quadratic", "logistic")

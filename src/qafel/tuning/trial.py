@@ -14,10 +14,11 @@ import numpy as np
 
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError
+from qafel.runs.directory import state_of
+from qafel.runs.listeners import Calling
 from qafel.runs.reading import Run
 from qafel.simulator import Row
 from qafel.simulator.executors import ExecutorName
-from qafel.simulator.run import CHECKPOINT
 from qafel.simulator.run import run as simulate
 from qafel.tuning.objective import GOOD, Objective, Outcome, RunOutcome, State, combine
 from qafel.tuning.search import Settings, with_settings
@@ -121,10 +122,10 @@ def _outcome(config: Config, job: Job, allowance: float, progress: Callable[[Row
 
 
 def _run(config: Config, out: Path, job: Job, allowance: float, progress: Callable[[Row], None] | None) -> None:
-    ours = _holds(out, config)
-    if ours and (out / "summary.json").exists():
+    state = state_of(out, config)
+    if state == "finished":
         return
-    resume = ours and (out / CHECKPOINT).exists()
+    resume = state == "interrupted"
     if not resume:
         shutil.rmtree(out, ignore_errors=True)
 
@@ -140,11 +141,4 @@ def _run(config: Config, out: Path, job: Job, allowance: float, progress: Callab
     settings: dict[str, Any] = {"executor": job.executor, "workers": job.executor_workers, "resume": resume}
     # To diverge is nothing unusual in a search.
     with suppress(_CutOff), np.errstate(over="ignore", invalid="ignore"):
-        simulate(config, out, watch, tensorboard=False, **settings)
-
-
-def _holds(out: Path, config: Config) -> bool:
-    try:
-        return (out / "config.toml").read_text(encoding="utf-8") == config.to_toml()
-    except OSError:
-        return False
+        simulate(config, out, [Calling(watch)], tensorboard=False, **settings)

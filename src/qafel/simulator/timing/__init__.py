@@ -1,22 +1,29 @@
-"""When things happen in a run: arrivals, durations, network, dropouts, as one value."""
+"""When things happen in a run, as one value.
+
+arrivals    who starts training when
+durations   how long a client trains
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import final
 
+from qafel.config import TimingConfig
 from qafel.errors import ConfigError
-from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, Rounds
-from qafel.simulator.timing.durations import Constant, Durations, client_factors
-
-# How long messages travel: real bytes over a client's bandwidth, so that quantization shortens virtual time.
+from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate, Poisson, Rounds, Trace
+from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform, client_factors
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Bytes per unit of virtual time each way (None: at once), a latency, and a factor for each client."""
+    """How long messages travel: real bytes over a client's bandwidth, so that quantization shortens virtual time.
+
+    Rates are bytes per unit of virtual time (None: at once); each client has its own factor.
+    """
 
     upload_rate: float | None = None
     download_rate: float | None = None
@@ -71,3 +78,54 @@ class Timing:
             raise ConfigError(f"the dropout share lies in [0, 1), got {self.dropout}")
         if not isinstance(self.arrivals, AlwaysTraining | Rounds | Iterable):
             raise ConfigError(f"arrivals are AlwaysTraining, Rounds or (time, client) pairs, got {self.arrivals!r}")
+
+
+def make_timing(config: TimingConfig, seed: int, clients: int) -> Timing:
+    """Arrivals, durations and network as the configuration has them."""
+    network = config.network
+    silent = network.upload_rate is None and network.download_rate is None and not network.latency
+    return Timing(
+        durations=_durations(config, seed),
+        arrivals=_arrivals(config, seed, clients),
+        per_example=config.per_example,
+        speeds=client_factors(seed, "speed", clients, config.speed_spread),
+        dropout=config.dropout,
+        max_concurrency=config.max_concurrency,
+        network=None
+        if silent
+        else Network.of(
+            seed,
+            clients,
+            upload_rate=network.upload_rate,
+            download_rate=network.download_rate,
+            latency=network.latency,
+            spread=network.spread,
+        ),
+    )
+
+
+def _durations(config: TimingConfig, seed: int) -> Durations:
+    match config.duration:
+        case "half-normal":
+            return HalfNormal(seed, config.scale)
+        case "log-normal":
+            return LogNormal(seed, config.scale, config.spread)
+        case "uniform":
+            return Uniform(seed, config.scale, config.spread)
+        case "constant":
+            return Constant(config.scale)
+
+
+def _arrivals(config: TimingConfig, seed: int, clients: int) -> Arrivals:
+    match config.arrivals:
+        case "always-training":
+            return AlwaysTraining()
+        case "constant":
+            return ConstantRate(seed, clients, config.rate, config.draw)
+        case "poisson":
+            return Poisson(seed, clients, config.rate, config.draw)
+        case "trace":
+            assert config.trace is not None
+            return Trace(Path(config.trace), clients)
+        case "rounds":
+            return Rounds(config.over_selection, config.round_timeout)

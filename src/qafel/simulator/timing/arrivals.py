@@ -17,8 +17,7 @@ import numpy as np
 
 from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
-from qafel.simulator.timing import draws
-from qafel.simulator.timing.draws import BLOCK
+from qafel.simulator.timing.durations import BLOCK, uniform_draws
 
 Arrival: TypeAlias = tuple[float, int] | tuple[float, int, float]
 
@@ -101,7 +100,7 @@ class Poisson:
     draw: Draw = "with-replacement"
 
     def __iter__(self) -> Iterator[Arrival]:
-        gaps = draws.uniform(self.seed, "arrival")
+        gaps = uniform_draws(self.seed, "arrival")
         now = 0.0
         for number, client in enumerate(draw_clients(self.seed, self.clients, self.draw)):
             now -= float(np.log1p(-gaps[number])) / self.rate

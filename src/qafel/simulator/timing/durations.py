@@ -3,11 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qafel.errors import ConfigError
 from qafel.rng import Stream
-from qafel.simulator.timing import draws
+
+BLOCK = 4096
+
+
+@final
+class Draws:
+    """Numbered random draws of one name: draw i in any order, without keeping any but the current block.
+
+    A resumed run needs only their number.
+    """
+
+    __slots__ = ("_block", "_number", "_purpose", "_sample", "_seed")
+
+    def __init__(self, seed: int, purpose: str, sample: Callable[[np.random.Generator], NDArray[np.float64]]) -> None:
+        self._seed = seed
+        self._purpose = purpose
+        self._sample = sample
+        self._number = -1
+        self._block: list[float] = []
+
+    def __getitem__(self, number: int) -> float:
+        block, within = divmod(number, BLOCK)
+        if block != self._number:
+            self._block = self._sample(Stream.named(self._seed, self._purpose, number=block).generator()).tolist()
+            self._number = block
+        return self._block[within]
+
+
+def normal_draws(seed: int, purpose: str) -> Draws:
+    return Draws(seed, purpose, lambda generator: generator.normal(size=BLOCK))
+
+
+def uniform_draws(seed: int, purpose: str) -> Draws:
+    """Numbers in [0, 1)."""
+    return Draws(seed, purpose, lambda generator: generator.random(BLOCK))
 
 
 class Durations(Protocol):
@@ -24,7 +62,7 @@ class HalfNormal:
 
     def __init__(self, seed: int, scale: float = 1.0) -> None:
         self._scale = scale
-        self._draws = draws.normal(seed, "duration")
+        self._draws = normal_draws(seed, "duration")
 
     def draw(self, number: int) -> float:
         return self._scale * abs(self._draws[number])
@@ -36,7 +74,7 @@ class LogNormal:
 
     def __init__(self, seed: int, scale: float = 1.0, spread: float = 0.5) -> None:
         self._scale, self._spread = scale, spread
-        self._draws = draws.normal(seed, "duration")
+        self._draws = normal_draws(seed, "duration")
 
     def draw(self, number: int) -> float:
         return self._scale * math.exp(self._spread * self._draws[number])
@@ -50,7 +88,7 @@ class Uniform:
         if not 0 <= spread <= 1:
             raise ConfigError(f"the spread of uniform durations lies in [0, 1], got {spread}")
         self._scale, self._spread = scale, spread
-        self._draws = draws.uniform(seed, "duration")
+        self._draws = uniform_draws(seed, "duration")
 
     def draw(self, number: int) -> float:
         return self._scale * (1 + self._spread * (2 * self._draws[number] - 1))

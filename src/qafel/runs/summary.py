@@ -1,4 +1,4 @@
-"""A run in a page of JSON."""
+"""A run in a page of JSON: what it was, what it did, what it cost, where it ran, and hashes of what came of it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,42 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from qafel.algorithm import Server
 from qafel.params import Vector
-from qafel.simulator.measure import Measurements
-from qafel.simulator.simulation import Simulation
-from qafel.simulator.traffic import histogram_mean
+from qafel.runs.progress import Progress, Status, Traffic, histogram_mean
+from qafel.tasks.protocol import Task
 from qafel.version import __version__
 
 Summary: TypeAlias = dict[str, Any]
 
 
-def summarise(simulation: Simulation, measurements: Measurements, status: str) -> Summary:
-    """What a run did, what it cost, and hashes of what came of it."""
-    traffic, server, task, algorithm = simulation.traffic, simulation.server, simulation.task, simulation.algorithm
-    wall_s, training_s = measurements.wall_s, measurements.training_before_s + simulation.executor.training_s
-    worked_s = training_s / simulation.executor.workers + measurements.evaluation_s
+def summarise(
+    status: Status,
+    task: Task,
+    server: Server,
+    traffic: Traffic,
+    progress: Progress,
+    virtual_time: float,
+    **more: object,
+) -> Summary:
+    """The summary of a run, the same for both drivers.
+
+    status         how it ended
+    task, server   what was learnt, and the server as it is now
+    traffic        what crossed
+    progress       what its evaluations found
+    virtual_time   the clock's time, in seconds for a deployment
+    more           what only this driver knows, such as the time spent in training
+    """
+    algorithm, wall_s = server.algorithm, progress.wall_s
     return {
-        "status": status,
+        "status": "diverged" if status == "finished" and progress.diverged else status,
         **environment(),
         "task": task.name,
         "algorithm": algorithm.name,
         "client_quantizer": algorithm.client_quantizer.spec,
         "server_quantizer": algorithm.server_quantizer.spec,
-        "seed": simulation.seed,
+        "seed": server.seed,
         "dimension": int(server.model.size),
         "clients": task.clients,
         "server_steps": server.version,
@@ -43,23 +57,21 @@ def summarise(simulation: Simulation, measurements: Measurements, status: str) -
         "broadcast_bytes_total": traffic.broadcast_bytes,
         "received_bytes_total": traffic.received_bytes,
         "rejected": dict(server.rejected),
-        "turned_away": simulation.turned_away,
         "staleness_mean": histogram_mean(traffic.staleness_counts),
         "staleness_max": max(0, len(traffic.staleness_counts) - 1),
         "staleness_histogram": traffic.staleness_counts,
         "metric_name": task.metric_name,
         "metric_goal": task.metric_goal,
-        "metric_final": measurements.final,
-        "metric_best": measurements.best,
-        "target": measurements.evaluation.target,
-        "uploads_to_target": measurements.uploads_to_target,
-        "virtual_time": simulation.clock.now,
-        "virtual_time_to_target": measurements.virtual_time_to_target,
+        "metric_final": progress.final,
+        "metric_best": progress.best,
+        "target": progress.evaluation.target,
+        "uploads_to_target": progress.uploads_to_target,
+        "virtual_time": virtual_time,
+        "virtual_time_to_target": progress.virtual_time_to_target,
         "wall_s": wall_s,
-        "updates_per_s": traffic.uploads / wall_s,
-        "training_s": training_s,
-        "evaluation_s": measurements.evaluation_s,
-        "overhead_share": max(0.0, 1 - worked_s / wall_s),
+        "updates_per_s": traffic.uploads / max(1e-9, wall_s),
+        "evaluation_s": progress.evaluation_s,
+        **more,
         "model_sha256": sha256(server.model),
         "hidden_state_sha256": sha256(server.hidden_state.vector),
     }

@@ -1,0 +1,272 @@
+"""How a run goes on: what crossed, when the model is measured, what a row holds, when the run ends.
+
+Both drivers use it, and know its parts of their own: the simulator counts virtual time, a deployment seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from time import perf_counter
+from typing import Any, Literal, NamedTuple, TypeAlias, final
+
+import numpy as np
+
+from qafel.algorithm import Server
+from qafel.errors import ConfigError
+from qafel.params import Vector
+from qafel.tasks.protocol import Goal
+
+Status: TypeAlias = Literal["running", "finished", "diverged", "stopped"]
+
+
+@final
+@dataclass(slots=True)
+class Traffic:
+    """What crossed: bytes and staleness, counted as messages go by, never computed from a formula.
+
+    Rejected uploads crossed, too: their bytes count, their number is apart.
+    """
+
+    uploads: int = 0
+    rejected_uploads: int = 0
+    upload_bytes: int = 0
+    broadcasts: int = 0
+    broadcast_bytes: int = 0
+    received_bytes: int | None = 0
+    """What all clients received together; None where the server does not see it."""
+    staleness_counts: list[int] = field(default_factory=list)
+    """How many updates had staleness 0, 1, 2, …"""
+
+    def count_upload(self, message: bytes, staleness: int) -> None:
+        self.uploads += 1
+        self.upload_bytes += len(message)
+        if staleness >= len(self.staleness_counts):
+            self.staleness_counts.extend([0] * (staleness + 1 - len(self.staleness_counts)))
+        self.staleness_counts[staleness] += 1
+
+    def count_rejected(self, message: bytes) -> None:
+        self.rejected_uploads += 1
+        self.upload_bytes += len(message)
+
+    def count_broadcast(self, message: bytes, recipients: int = 0) -> None:
+        """Count a broadcast: it is sent once, and every recipient receives it."""
+        self.broadcasts += 1
+        self.broadcast_bytes += len(message)
+        if self.received_bytes is not None:
+            self.received_bytes += len(message) * recipients
+
+    def copy(self) -> Traffic:
+        """The counts of this moment."""
+        return replace(self, staleness_counts=self.staleness_counts.copy())
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes uploaded, plus bytes broadcast, each broadcast once."""
+        return self.upload_bytes + self.broadcast_bytes
+
+
+def histogram_mean(counts: list[int]) -> float:
+    """The mean staleness that a histogram shows."""
+    return sum(tau * count for tau, count in enumerate(counts)) / max(1, sum(counts))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One evaluation. Staleness is that of the updates since the row before."""
+
+    version: int
+    uploads: int
+    virtual_time: float
+    upload_bytes_total: int
+    broadcast_bytes_total: int
+    received_bytes_total: int | None
+    staleness_mean: float
+    staleness_max: int
+    staleness_histogram: list[int]
+    hidden_state_lag: float
+    """‖x − x̂‖ / ‖x‖: how far the clients' model is from the server's."""
+    buffer_fill: int
+    metric: float
+    wall_s: float
+    figures: dict[str, float]
+    """What else the task measured, such as the loss."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, and without NaN or infinity, which JSON does not have."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "figures"}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in {**values, **self.figures}.items()
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How often to measure the server model, and the value that counts as reached.
+
+    every    so many server steps or uploads lie between two evaluations
+    unit     whether `every` counts server steps or uploads
+    target   the metric's value that counts as reached; None: there is none
+    """
+
+    every: int = 1
+    unit: Literal["server_steps", "uploads"] = "server_steps"
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"evaluations come every 1 or more {self.unit}, got {self.every}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a run ends: at whichever comes first.
+
+    server_steps    after so many server steps
+    uploads         after so many uploads that count
+    virtual_time    at this time of the simulation's clock; a deployment has no such limit
+    traffic_bytes   after so many bytes uploaded plus bytes broadcast, each broadcast counted once
+    at_target       at the first evaluation that reaches the target
+    """
+
+    server_steps: int | None = None
+    uploads: int | None = None
+    virtual_time: float | None = None
+    traffic_bytes: int | None = None
+    at_target: bool = False
+
+    def __post_init__(self) -> None:
+        if all(limit is None for limit in (self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes)):
+            raise ConfigError("a run needs an end: server_steps, uploads, virtual_time or traffic_bytes")
+
+    def reached(self, version: int, traffic: Traffic, virtual_time: float = -math.inf) -> bool:
+        """Whether a run that has come so far ends now. The target is `Progress`'s to know."""
+        return (
+            (self.server_steps is not None and version >= self.server_steps)
+            or (self.uploads is not None and traffic.uploads >= self.uploads)
+            or (self.virtual_time is not None and virtual_time >= self.virtual_time)
+            or (self.traffic_bytes is not None and traffic.total_bytes >= self.traffic_bytes)
+        )
+
+
+def meets(metric: float, target: float | None, goal: Goal) -> bool:
+    """Whether a metric is at the target or better; never without a target, and a NaN never is."""
+    if target is None:
+        return False
+    return metric <= target if goal == "min" else metric >= target
+
+
+class Standing(NamedTuple):
+    """A run at the moment for which its model is measured: the model, and what had crossed by then."""
+
+    version: int
+    virtual_time: float
+    traffic: Traffic
+    model: Vector
+    hidden_state: Vector
+    buffer_fill: int
+
+
+@final
+@dataclass(slots=True)
+class Progress:
+    """Says when to measure, makes the rows, and remembers what a resumed run must know of the time before."""
+
+    evaluation: Evaluation
+    goal: Goal
+    final: float | None = None
+    best: float | None = None
+    uploads_to_target: int | None = None
+    virtual_time_to_target: float | None = None
+    evaluation_s: float = 0.0
+    wall_before_s: float = 0.0
+    training_before_s: float = 0.0
+    """These two are of the processes that ran this before."""
+    evaluated: int = -1
+    """How many server steps or uploads there were at the last evaluation."""
+    evaluated_uploads: int = -1
+    evaluated_version: int = -1
+    seen_staleness: list[int] = field(default_factory=list)
+    began: float = field(default_factory=perf_counter)
+
+    @property
+    def wall_s(self) -> float:
+        """How long the run has gone on, in all processes that ran it."""
+        return self.wall_before_s + perf_counter() - self.began
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last evaluation found a metric that is no longer finite."""
+        return self.final is None and self.evaluated_version >= 0
+
+    @property
+    def target_reached(self) -> bool:
+        return self.uploads_to_target is not None
+
+    def due(self, version: int, uploads: int) -> bool:
+        """Whether another `every` steps or uploads have passed."""
+        count = version if self.evaluation.unit == "server_steps" else uploads
+        return count // self.evaluation.every > self.evaluated // self.evaluation.every
+
+    def stale(self, version: int, uploads: int) -> bool:
+        """Whether any update came since the last evaluation, or a step without one, as when a round times out."""
+        return uploads > self.evaluated_uploads or version > self.evaluated_version
+
+    def take(self, server: Server, traffic: Traffic, virtual_time: float) -> Standing:
+        """The run as it stands, to be measured now or soon; `due` counts from here on."""
+        by_steps = self.evaluation.unit == "server_steps"
+        self.evaluated = server.version if by_steps else traffic.uploads
+        self.evaluated_uploads, self.evaluated_version = traffic.uploads, server.version
+        hidden_state = server.hidden_state.vector
+        return Standing(server.version, virtual_time, traffic.copy(), server.model, hidden_state, server.buffer.count)
+
+    def row(self, standing: Standing, figures: Mapping[str, float]) -> Row:
+        """The row of an evaluation: what stood then, and the figures that the task measured."""
+        others, traffic = dict(figures), standing.traffic
+        metric = others.pop("metric")
+        recent = [
+            now - before for now, before in zip_longest(traffic.staleness_counts, self.seen_staleness, fillvalue=0)
+        ]
+        while recent and not recent[-1]:
+            recent.pop()
+        self.seen_staleness = traffic.staleness_counts
+        self.see(metric, traffic.uploads, standing.virtual_time)
+        return Row(
+            version=standing.version,
+            uploads=traffic.uploads,
+            virtual_time=standing.virtual_time,
+            upload_bytes_total=traffic.upload_bytes,
+            broadcast_bytes_total=traffic.broadcast_bytes,
+            received_bytes_total=traffic.received_bytes,
+            staleness_mean=histogram_mean(recent),
+            staleness_max=max(0, len(recent) - 1),
+            staleness_histogram=recent,
+            hidden_state_lag=_relative_distance(standing.model, standing.hidden_state),
+            buffer_fill=standing.buffer_fill,
+            metric=metric,
+            wall_s=self.wall_s,
+            figures=others,
+        )
+
+    def see(self, metric: float, uploads: int, virtual_time: float) -> None:
+        """Remember an evaluation's metric: the last, the best, and the first that reaches the target."""
+        self.final = metric if math.isfinite(metric) else None
+        if self.final is None:
+            return
+        if self.best is None or meets(metric, self.best, self.goal):
+            self.best = metric
+        if self.uploads_to_target is None and meets(metric, self.evaluation.target, self.goal):
+            self.uploads_to_target, self.virtual_time_to_target = uploads, virtual_time
+
+
+def _relative_distance(model: Vector, hidden_state: Vector) -> float:
+    """‖x − x̂‖ / ‖x‖, zero where both are."""
+    with np.errstate(over="ignore", invalid="ignore"):  # of a model that diverged
+        distance, norm = float(np.linalg.norm(model - hidden_state)), float(np.linalg.norm(model))
+    return distance / norm if norm else distance

@@ -1,0 +1,148 @@
+"""A run directory: who may write, how far it is, and which versions are read."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import xxhash
+
+from qafel.algorithm import Checkpoint
+from qafel.config import Config, load_recipe
+from qafel.errors import DataError, OutputError
+from qafel.runs.directory import CHECKPOINT, RunDirectory, read_checkpoint, same_run, state_of, write_checkpoint
+from qafel.runs.progress import Evaluation, Progress
+from qafel.runs.reading import Run
+from qafel.simulator import run
+from tests.runs.test_progress import server_after
+
+SHORT = ["stop.server_steps=20", "evaluation.every=10"]
+
+
+def short(*more: str) -> Config:
+    return load_recipe("mushrooms-fedbuff", [*SHORT, *more])
+
+
+def row():
+    progress = Progress(Evaluation(), "min")
+    server, traffic = server_after(2)
+    return progress.row(progress.take(server, traffic, 0.0), {"metric": 1.0})
+
+
+def test_a_directory_opened_again_knows_how_long_its_metrics_are(tmp_path):
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.begin("")
+        directory.on_row(row())
+        kept = directory.metrics_bytes()
+        directory.on_row(row())
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.begin("", keep_metrics_bytes=kept)
+        assert directory.metrics_bytes() == kept
+
+
+def test_every_whole_row_is_kept_and_half_a_row_is_cut_off(tmp_path):
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.begin("")
+        directory.on_row(row())
+        whole = directory.metrics_bytes()
+    with (tmp_path / "run/metrics.jsonl").open("ab") as file:
+        file.write(b'{"version": 3, "up')
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.begin("", keep_metrics_bytes=None)
+        assert directory.metrics_bytes() == whole
+
+
+def test_one_process_at_a_time_writes_a_run(tmp_path):
+    with RunDirectory(tmp_path / "run"), pytest.raises(OutputError, match="another process is at work in"):
+        run(short(), tmp_path / "run")
+    assert run(short(), tmp_path / "run")["status"] == "finished"
+    assert not list(tmp_path.glob(".*lock*"))
+
+
+def test_how_far_a_directory_is_with_a_configuration(tmp_path):
+    out = tmp_path / "run"
+    assert state_of(out, short()) == "absent"
+    run(short(), out, checkpoint_every_s=0)
+    assert state_of(out, short()) == "finished"
+    assert state_of(out, short("name=another")) == "finished", "names do not matter"
+    assert state_of(out, short("algorithm.client_lr=3.0")) == "other"
+    (out / "summary.json").write_bytes(b"{")
+    assert state_of(out, short()) == "interrupted"
+    (out / "summary.json").unlink()
+    assert state_of(out, short()) == "interrupted"
+    (out / CHECKPOINT).unlink()
+    assert state_of(out, short()) == "absent"
+    (out / "summary.json").write_bytes(b"{")
+    assert state_of(out, short()) == "damaged", "half a summary is no result"
+
+
+def test_names_and_descriptions_do_not_make_another_run():
+    assert same_run(short(), short("name=x", "description=y"))
+    assert not same_run(short(), short("seed=1"))
+
+
+def test_a_run_is_moved_aside_and_never_lost(tmp_path):
+    out = tmp_path / "run"
+    run(short(), out)
+    with RunDirectory(out) as directory:
+        assert directory.move_aside() == tmp_path / "run.old-1"
+        assert directory.move_aside() is None
+    assert (tmp_path / "run.old-1/summary.json").exists()
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    with RunDirectory(out) as directory, pytest.raises(OutputError, match="something else than a run"):
+        directory.move_aside()
+
+
+def test_a_run_directory_of_the_first_format_is_read(tmp_path):
+    """It did not state its format; all else is as today."""
+    out = tmp_path / "run"
+    run(short(), out)
+    text = (out / "config.toml").read_text()
+    assert text.startswith("# qafel run directory, format 2\n")
+    (out / "config.toml").write_text(text.partition("\n")[2])
+    assert state_of(out, short()) == "finished"
+    assert Run.load(out).name == "mushrooms-fedbuff"
+
+
+def test_a_run_directory_of_a_newer_format_is_refused_in_a_sentence(tmp_path):
+    out = tmp_path / "run"
+    run(short(), out)
+    text = (out / "config.toml").read_text()
+    (out / "config.toml").write_text(text.replace("format 2", "format 3"))
+    assert state_of(out, short()) == "other"
+    with pytest.raises(DataError, match="run directory of format 3, this version reads up to 2: upgrade qafel"):
+        Run.load(out)
+
+
+CHECK = Checkpoint({"model": np.arange(5, dtype=np.float32)}, {"version": 3})
+
+
+def test_a_checkpoint_of_the_first_format_is_refused_in_a_sentence(tmp_path):
+    """It was a digest of eight bytes and then the safetensors file, without a name or a version."""
+    data = safetensors.numpy.save(CHECK.arrays, metadata={"values": json.dumps(CHECK.values)})
+    (tmp_path / "old").write_bytes(xxhash.xxh3_64_digest(data) + data)
+    with pytest.raises(DataError, match="is damaged, or an older version of qafel wrote it"):
+        read_checkpoint(tmp_path / "old")
+
+
+def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path):
+    write_checkpoint(tmp_path / "new", CHECK)
+    data = (tmp_path / "new").read_bytes()
+    (tmp_path / "new").write_bytes(data.replace(b"checkpoint 2", b"checkpoint 7", 1))
+    with pytest.raises(DataError, match="has version 7 of its format, and this qafel reads version 2"):
+        read_checkpoint(tmp_path / "new")
+
+
+def test_any_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
+    write_checkpoint(tmp_path / "file", CHECK)
+    assert read_checkpoint(tmp_path / "file").values == {"version": 3}
+    data = (tmp_path / "file").read_bytes()
+    for byte in range(len(data)):
+        damaged = bytearray(data)
+        damaged[byte] ^= 1
+        (tmp_path / "file").write_bytes(damaged)
+        with pytest.raises(DataError):
+            read_checkpoint(tmp_path / "file")

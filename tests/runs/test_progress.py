@@ -1,0 +1,119 @@
+"""What both drivers agree on: when to measure, what a row holds, when a run ends."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from qafel.algorithm import Message, Server, local_update, wire
+from qafel.errors import ConfigError
+from qafel.runs.progress import Evaluation, Limits, Progress, Traffic, meets
+from qafel.runs.summary import summarise
+from qafel.tasks import Mushrooms
+
+ALGORITHM = wire("fedbuff", server_lr=0.1, client_lr=1.0, local_steps=1, buffer_size=2)
+
+
+def server_after(uploads: int) -> tuple[Server, Traffic]:
+    server, traffic = Server(np.zeros(113, np.float32), ALGORITHM, 0), Traffic()
+    for sequence in range(uploads):
+        frame = local_update(
+            server.hidden_state, lambda y, _: y + np.float32(1), ALGORITHM, 0, client=0, sequence=sequence
+        )
+        accepted = server.receive(Message.from_bytes(frame))
+        traffic.count_upload(frame, accepted.staleness)
+        if accepted.broadcast is not None:
+            traffic.count_broadcast(accepted.broadcast, 10)
+    return server, traffic
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("server_steps", [0, 6, 12]), ("uploads", [0, 3, 6, 9, 12])])
+def test_evaluations_are_due_at_every_multiple_of_steps_or_uploads(unit, expected):
+    progress, measured = Progress(Evaluation(3, unit), "min"), []
+    for uploads in range(14):
+        server, traffic = server_after(uploads)
+        if progress.due(server.version, traffic.uploads):
+            progress.take(server, traffic, 0.0)
+            measured.append(uploads)
+    assert measured == expected
+
+
+def test_a_rows_staleness_is_that_of_the_updates_since_the_row_before():
+    progress = Progress(Evaluation(), "min")
+    server, traffic = server_after(4)
+    traffic.staleness_counts[:] = [3, 1]
+    assert progress.row(progress.take(server, traffic, 0.0), {"metric": 1.0}).staleness_histogram == [3, 1]
+    traffic.staleness_counts[:] = [5, 1, 0, 1]
+    row = progress.row(progress.take(server, traffic, 1.0), {"metric": 0.5})
+    assert (row.staleness_histogram, row.staleness_mean, row.staleness_max) == ([2, 0, 0, 1], 1.0, 3)
+
+
+def test_a_model_taken_for_an_evaluation_keeps_the_counts_of_its_moment():
+    progress = Progress(Evaluation(), "min")
+    server, traffic = server_after(2)
+    standing = progress.take(server, traffic, 0.0)
+    traffic.count_upload(b"later", 7)
+    row = progress.row(standing, {"metric": 1.0})
+    assert (row.uploads, row.staleness_max) == (2, 0)
+
+
+def test_a_row_has_no_nan_in_json():
+    progress = Progress(Evaluation(), "min")
+    server, traffic = server_after(2)
+    row = progress.row(progress.take(server, traffic, 0.0), {"metric": math.nan, "loss": math.inf})
+    values = json.loads(json.dumps(row.to_json(), allow_nan=False))
+    assert values["metric"] is None
+    assert values["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("status", "metric", "said"),
+    [("finished", math.nan, "diverged"), ("finished", 0.5, "finished"), ("stopped", math.nan, "stopped")],
+)
+def test_a_run_whose_metric_is_nan_does_not_say_finished(status, metric, said):
+    progress = Progress(Evaluation(), "min")
+    server, traffic = server_after(2)
+    progress.row(progress.take(server, traffic, 0.0), {"metric": metric})
+    assert summarise(status, Mushrooms(10), server, traffic, progress, 0.0)["status"] == said
+
+
+def test_the_first_row_that_meets_the_target_counts_in_both_directions():
+    for goal, metrics in (("min", [3.0, math.nan, 1.0, 2.0, 0.5]), ("max", [0.1, math.nan, 0.9, 0.5, 0.95])):
+        progress = Progress(Evaluation(target=metrics[2]), goal)
+        for number, metric in enumerate(metrics):
+            progress.see(metric, 10 * number, float(number))
+        assert (progress.uploads_to_target, progress.virtual_time_to_target) == (20, 2.0)
+        assert progress.best == metrics[4]
+
+
+def test_nothing_meets_no_target():
+    assert not meets(0.0, None, "min")
+    assert not meets(math.nan, 1.0, "min")
+    assert not meets(math.nan, 1.0, "max")
+
+
+def test_a_run_ends_at_whichever_limit_comes_first():
+    server, traffic = server_after(6)
+    reached = {
+        "server_steps": (3, 4),
+        "uploads": (6, 7),
+        "virtual_time": (1.5, 1.6),
+        "traffic_bytes": (traffic.total_bytes, traffic.total_bytes + 1),
+    }
+    for name, (now, later) in reached.items():
+        assert Limits(**{name: now}).reached(server.version, traffic, 1.5), name
+        assert not Limits(**{name: later}).reached(server.version, traffic, 1.5), name
+    assert Limits(server_steps=100, uploads=6).reached(server.version, traffic)
+    with pytest.raises(ConfigError, match="a run needs an end"):
+        Limits(at_target=True)
+
+
+def test_received_bytes_are_unknown_where_the_server_does_not_see_them():
+    _, traffic = server_after(4)
+    assert traffic.received_bytes == 10 * traffic.broadcast_bytes > 0
+    blind = Traffic(received_bytes=None)
+    blind.count_broadcast(b"message")
+    assert blind.received_bytes is None
