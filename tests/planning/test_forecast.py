@@ -4,11 +4,11 @@ import pytest
 
 from qafel import Constant, Evaluation, HalfNormal, Limits, LogNormal, Quadratic, Timing, simulate, wire
 from qafel.errors import ConfigError
-from qafel.planning import DurationLaw, Exchange, Fleet, affordable_steps, forecast
+from qafel.planning import DurationLaw, Fleet, MessageSizes, affordable_steps, forecast
 from qafel.quantizers import parse
 
 PLAIN = parse("none")
-SMALL = Exchange.of(PLAIN, PLAIN, 4)
+SMALL = MessageSizes.of(PLAIN, PLAIN, 4)
 
 
 def simulated(clients, durations, buffer_size, steps):
@@ -45,7 +45,7 @@ def test_the_time_of_a_short_or_heavy_tailed_run_is_forecast(law, durations, cli
         assert affordable_steps(SMALL, fleet, buffer_size, budget_s=0.999 * expected) == steps - 1
 
 
-MODEL = Exchange.of(PLAIN, PLAIN, 29_282)
+MODEL = MessageSizes.of(PLAIN, PLAIN, 29_282)
 NARROW = Fleet(clients=1000, durations=DurationLaw("half-normal", 5.0), upload_rate=1e5, download_rate=1e5)
 
 
@@ -70,7 +70,7 @@ def test_no_more_can_arrive_than_there_are_clients():
 
 def test_updates_that_take_no_time_but_on_the_wire_can_be_planned_for():
     fleet = Fleet(clients=10, durations=DurationLaw("constant", 0.0), upload_rate=1000.0)
-    assert forecast(Exchange(500, 500, 500), fleet, 10, 4).duration_s == pytest.approx(2.0)
+    assert forecast(MessageSizes(500, 500, 500), fleet, 10, 4).duration_s == pytest.approx(2.0)
     with pytest.raises(ConfigError, match="duration above zero"):
         Fleet(clients=10, durations=DurationLaw("constant", 0.0))
 

@@ -55,8 +55,9 @@ def test_what_was_asked_for_is_shown_as_it_was_understood():
     asked = ["--time-budget", "2h", "--byte-budget", "1GB", "--upload-rate", "1Mbit", "--latency", "50ms"]
     command = [*MODEL, *GIVEN, *asked, "--duration", "log-normal:2,0.7", "--max-staleness", 300, "--every-copy"]
     shown = " ".join(qafel_plan(*command).stdout.split())
-    assert "log-normal:2,0.7 s per update, always training; up 125 kB/s, down at once, latency 0.05 s" in shown
-    assert "budget: 1 GB, every copy counted and 2 h; τ_max,1: 300 updates" in shown
+    assert "log-normal:2,0.7 s per update, all clients always train; " in shown
+    assert "; up 125 kB/s, down without delay, latency 0.05 s" in shown
+    assert "budget: 1 GB, every copy counted and 2 h 0 min; τ_max,1: 300 updates" in shown
     found = json.loads(qafel_plan(*command, "--json").stdout)
     assert found["inputs"] == {
         "duration": "log-normal:2,0.7",
@@ -81,7 +82,7 @@ def test_measured_constants_are_said_to_be_estimates():
     assert found["measured"] == ["smoothness", "heterogeneity", "initial_gap"]
     assert found["measured_on_clients"] == {"smoothness": 64, "heterogeneity": 64}
     why = " ".join(found["why"])
-    assert "L on 64, B on 64 of 100 clients were measured, at x⁰ alone: estimates" in why
+    assert "L on 64, B on 64 of 100 clients were measured, at x⁰ only: these are estimates" in why
     assert "full batch" in why
     given = json.loads(qafel_plan(*MODEL, *GIVEN, "--byte-budget", "1GB", "--json").stdout)
     assert given["measured"] == []
@@ -118,7 +119,7 @@ PLANNED = [*MODEL, *GIVEN, *BUDGET]
         ([*MODEL, *GIVEN, "--time-budget", "soon"], "--time-budget takes a number and a unit"),
         ([*MODEL, *GIVEN, "--byte-budget", "1GB", "--duration", "slow"], "a duration is seconds or"),
         (["--task", "mushroms", *BUDGET], "did you mean 'mushrooms'"),
-        (["--task", "mushrooms", *BUDGET, "--size", 500], "--size: the model of mushrooms has a size of its own"),
+        (["--task", "mushrooms", *BUDGET, "--size", 500], "--size: the task mushrooms sets the size of its model"),
         ([*PLANNED, "--upload-rate", "1Mb"], "'Mb' could be bits or bytes: write MB or Mbit"),
         ([*PLANNED, "--upload-rate", "1kb"], "'kb' could be bits or bytes: write kB or kbit"),
         ([*PLANNED, "--upload-rate", "1e-300"], "upload rate is positive"),
@@ -128,9 +129,9 @@ PLANNED = [*MODEL, *GIVEN, *BUDGET]
         ([*PLANNED, "--noise", "1e200"], "gradient noise σ_ℓ"),
         ([*PLANNED, "--smoothness", "1e200"], "smoothness L"),
         ([*PLANNED, "--arrival-rate", 1e6], "clients training at a time"),
-        ([*PLANNED, "--batch-size", 32], "--batch-size is that of a task's gradients"),
-        ([*PLANNED, "--seed", 1], "--seed is that of constants measured"),
-        ([*MODEL, *GIVEN, "--time-budget", "1h", "--every-copy"], "--every-copy says how a --byte-budget is counted"),
+        ([*PLANNED, "--batch-size", 32], "--batch-size needs a --task"),
+        ([*PLANNED, "--seed", 1], "--seed is used only to measure constants"),
+        ([*MODEL, *GIVEN, "--time-budget", "1h", "--every-copy"], "--every-copy needs a --byte-budget"),
     ],
 )
 def test_a_users_mistake_is_an_error_that_says_what_to_do(arguments, words):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qafel.planning import DurationLaw
-from qafel.planning.renewal import always_training, arriving
+from qafel.planning.updates import always_training, arriving
 
 LAWS = [
     DurationLaw("half-normal", 2.0),

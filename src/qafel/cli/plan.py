@@ -12,51 +12,60 @@ from qafel.cli.console import console, errors
 from qafel.config import Config
 from qafel.config.tasks import TASKS
 from qafel.errors import ConfigError
-from qafel.planning import DurationLaw, Fleet
-from qafel.planning.explain import plan_json, reasons
-from qafel.planning.plan import CLIENT_SPECS, SERVER_SPECS, Choice, Demand, Plan, make_plan
+from qafel.planning import BudgetPlan, Choice, DurationLaw, Fleet, PlanRequest, make_plan, plan_json, reasons
+from qafel.planning.plan import CLIENT_SPECS, SERVER_SPECS
 from qafel.tasks.protocol import Task
-from qafel.text import human_bytes, read_bytes, read_seconds
+from qafel.text import human_bytes, human_seconds, read_bytes, read_seconds
 from qafel.theory import Constants, estimate_constants, sampled_clients
 
 
 def plan(
-    size: Annotated[int | None, typer.Option("--size", "-d", min=1, help="Parameters of the model.")] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", "-d", min=1, help="The number of parameters of the model.")
+    ] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="The number of clients.")] = None,
     task_name: Annotated[
-        str | None, typer.Option("--task", help="Take size and clients from a task and measure L, σ_ℓ and B on it.")
+        str | None, typer.Option("--task", help="Take the size and clients of a task; measure L, σ_ℓ and B on it.")
     ] = None,
-    byte_budget: Annotated[str | None, typer.Option(help="Uploads and broadcasts (each once): 10GB.")] = None,
+    byte_budget: Annotated[
+        str | None, typer.Option(help="Bytes that uploads and broadcasts (each once) may take: 10GB.")
+    ] = None,
     every_copy: Annotated[
         bool, typer.Option("--every-copy", help="Count a broadcast once per client that receives it.")
     ] = False,
-    time_budget: Annotated[str | None, typer.Option(help="How long it may take: 3600, 90min, 12h, 2d.")] = None,
-    duration: Annotated[
-        str, typer.Option(help="Time per update: seconds, or half-normal:1, log-normal:1,0.5, uniform:1,0.5.")
-    ] = "half-normal:1",
-    upload_rate: Annotated[str | None, typer.Option(help="A client's bytes per second up: 125kB, or 1Mbit.")] = None,
-    download_rate: Annotated[str | None, typer.Option(help="A client's bytes per second down.")] = None,
-    latency: Annotated[str, typer.Option(help="Of every message: 50ms.")] = "0",
-    arrival_rate: Annotated[
-        float | None, typer.Option(help="Clients that start per second; all are always training by default.")
+    time_budget: Annotated[
+        str | None, typer.Option(help="The time that training may take: 3600, 90min, 12h, 2d.")
     ] = None,
-    local_steps: Annotated[int, typer.Option(min=1, help="P, local steps of an update.")] = 10,
-    buffer_size: Annotated[int | None, typer.Option(min=1, help="K; the best one by default.")] = None,
+    duration: Annotated[
+        str, typer.Option(help="The time per update: seconds, or half-normal:1, log-normal:1,0.5, uniform:1,0.5.")
+    ] = "half-normal:1",
+    upload_rate: Annotated[
+        str | None, typer.Option(help="Bytes per second that a client uploads: 125kB, 1Mbit.")
+    ] = None,
+    download_rate: Annotated[str | None, typer.Option(help="Bytes per second that a client downloads.")] = None,
+    latency: Annotated[str, typer.Option(help="The latency of every message: 50ms.")] = "0",
+    arrival_rate: Annotated[
+        float | None, typer.Option(help="Clients that start per second; by default all clients always train.")
+    ] = None,
+    local_steps: Annotated[int, typer.Option(min=1, help="P, the local steps of an update.")] = 10,
+    buffer_size: Annotated[int | None, typer.Option(min=1, help="K; by default the plan chooses it.")] = None,
     client_quantizer: Annotated[
-        list[str] | None, typer.Option(help="A spec to consider; may be repeated; the family by default.")
+        list[str] | None, typer.Option(help="A client quantizer to consider; can be repeated; by default many.")
     ] = None,
     server_quantizer: Annotated[
-        list[str] | None, typer.Option(help="A spec to consider; may be repeated; the family by default.")
+        list[str] | None, typer.Option(help="A server quantizer to consider; can be repeated; by default many.")
     ] = None,
-    smoothness: Annotated[float | None, typer.Option(help="L.")] = None,
-    noise: Annotated[float | None, typer.Option(help="σ_ℓ.")] = None,
-    heterogeneity: Annotated[float | None, typer.Option(help="B.")] = None,
-    gap: Annotated[float | None, typer.Option(help="f(x⁰) − f*.")] = None,
+    smoothness: Annotated[float | None, typer.Option(help="L, the smoothness of the loss.")] = None,
+    noise: Annotated[float | None, typer.Option(help="σ_ℓ, the noise of a gradient.")] = None,
+    heterogeneity: Annotated[float | None, typer.Option(help="B, the heterogeneity of the clients.")] = None,
+    gap: Annotated[float | None, typer.Option(help="f(x⁰) − f*, the gap at the start.")] = None,
     max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="τ_max,1 in updates; from the durations by default.")
+        int | None, typer.Option(min=0, help="τ_max,1 in updates; by default from the durations.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Of a gradient, where the task has batches.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the measured constants; 0 by default.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="The batch size of a gradient, if the task has batches.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of the measured constants; 0 by default.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Recommend quantizers, K and step sizes for a budget of bytes or time, by the paper's theorem.
@@ -68,11 +77,11 @@ def plan(
     if byte_budget is None and time_budget is None:
         raise ConfigError("a plan needs a budget: --byte-budget, --time-budget, or both")
     if every_copy and byte_budget is None:
-        raise ConfigError("--every-copy says how a --byte-budget is counted: give one, or leave it out")
+        raise ConfigError("--every-copy needs a --byte-budget: give one, or leave out --every-copy")
     if task_name is None and batch_size is not None:
-        raise ConfigError("--batch-size is that of a task's gradients: name a --task, or leave it out")
+        raise ConfigError("--batch-size needs a --task: name one, or leave out --batch-size")
     if seed is not None and (task_name is None or not missing):
-        raise ConfigError("--seed is that of constants measured on a --task, and none are: leave it out")
+        raise ConfigError("--seed is used only to measure constants on a --task, and none are measured: leave it out")
     fleet_of: dict[str, Any] = {
         "durations": DurationLaw.parse(duration),
         "upload_rate": None if upload_rate is None else read_bytes(upload_rate, "--upload-rate"),
@@ -90,7 +99,7 @@ def plan(
         raise ConfigError("give --size and --clients, or a --task that has them")
     fleet = Fleet(clients=clients, **fleet_of)
     constants, measured = _constants(task, given, missing, seed or 0, batch_size)
-    demand = Demand(
+    request = PlanRequest(
         size=size,
         fleet=fleet,
         constants=constants,
@@ -105,7 +114,7 @@ def plan(
         measured=measured,
         **budgets,
     )
-    made = make_plan(demand)
+    made = make_plan(request)
     if json_output:
         print(json.dumps(plan_json(made), indent=2, ensure_ascii=False))
     else:
@@ -118,7 +127,7 @@ def _task(name: str, clients: int | None, size: int | None) -> Task:
         settings["clients"] = clients
     if size is not None:
         if name in TASKS and "dimension" not in TASKS[name].model_fields:
-            raise ConfigError(f"--size: the model of {name} has a size of its own; leave it out")
+            raise ConfigError(f"--size: the task {name} sets the size of its model; leave it out")
         settings["dimension"] = size
     return Config.from_dict({"task": settings}, "qafel plan").task.make()
 
@@ -126,7 +135,7 @@ def _task(name: str, clients: int | None, size: int | None) -> Task:
 def _constants(
     task: Task | None, given: dict[str, float | None], missing: list[str], seed: int, batch: int | None
 ) -> tuple[Constants, dict[str, int | None]]:
-    """The constants as given; those that are not, measured on the task, and on how many of its clients."""
+    """The constants as given, and those that are missing measured on the task; and on how many clients each was."""
     if not missing:
         return Constants(**given), {}  # type: ignore[arg-type]  # none is missing
     if task is None:
@@ -141,8 +150,8 @@ def _constants(
     return Constants(**values), {name: sampled.get(name) for name in missing}
 
 
-def _show(made: Plan) -> None:
-    for line in _asked(made.demand):
+def _show(made: BudgetPlan) -> None:
+    for line in _asked(made.request):
         console.print(line, highlight=False)
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     other = "FedBuff, same budget" if made.fedbuff_fits else "FedBuff, one step"
@@ -162,17 +171,19 @@ def _show(made: Plan) -> None:
         console.print(f"next best bounds: {listed}", style="dim", highlight=False)
 
 
-def _asked(demand: Demand) -> list[str]:
-    """What the plan is for, as it was understood."""
-    constants, fleet = demand.constants, demand.fleet
-    up, down = (f"{human_bytes(rate)}/s" if rate else "at once" for rate in (fleet.upload_rate, fleet.download_rate))
-    arrivals = "always training" if fleet.arrival_rate is None else f"{fleet.arrival_rate:g} arrive per second"
-    counted = ", every copy counted" if demand.every_copy else ", a broadcast counted once"
-    budget = [] if demand.budget_bytes is None else [human_bytes(demand.budget_bytes) + counted]
-    budget += [] if demand.budget_s is None else [_human_time(demand.budget_s)]
-    stale = "as the durations say" if demand.max_staleness is None else f"{demand.max_staleness:,} updates"
+def _asked(request: PlanRequest) -> list[str]:
+    """What was asked for, as the plan understood it."""
+    constants, fleet = request.constants, request.fleet
+    up, down = (
+        f"{human_bytes(rate)}/s" if rate else "without delay" for rate in (fleet.upload_rate, fleet.download_rate)
+    )
+    arrivals = "all clients always train" if fleet.arrival_rate is None else f"{fleet.arrival_rate:g} arrive per second"
+    counted = ", every copy counted" if request.every_copy else ", a broadcast counted once"
+    budget = [] if request.budget_bytes is None else [human_bytes(request.budget_bytes) + counted]
+    budget += [] if request.budget_s is None else [human_seconds(request.budget_s)]
+    stale = "from the durations" if request.max_staleness is None else f"{request.max_staleness:,} updates"
     return [
-        f"{demand.size:,} parameters, {fleet.clients:,} clients; L = {constants.smoothness:.4g}, "
+        f"{request.size:,} parameters, {fleet.clients:,} clients; L = {constants.smoothness:.4g}, "
         f"σ_ℓ = {constants.gradient_noise:.4g}, B = {constants.heterogeneity:.4g}, "
         f"f(x⁰) − f* = {constants.initial_gap:.4g}",
         f"{fleet.durations} s per update, {arrivals}; up {up}, down {down}, latency {fleet.latency:g} s; "
@@ -192,22 +203,15 @@ def _column(choice: Choice) -> dict[str, str]:
         "server steps": f"{cost.server_steps:,}",
         "staleness τ": f"{setting.max_staleness:,}",
         "uploads": f"{cost.uploads:,}",
-        "bytes per upload": f"{choice.exchange.upload_bytes:,}",
-        "bytes per broadcast": f"{choice.exchange.broadcast_bytes:,}",
+        "bytes per upload": f"{choice.message_sizes.upload_bytes:,}",
+        "bytes per broadcast": f"{choice.message_sizes.broadcast_bytes:,}",
         "sent up": human_bytes(cost.upload_bytes),
         "broadcast": human_bytes(cost.broadcast_bytes),
         "received by all": human_bytes(cost.received_bytes),
-        "time": _human_time(cost.duration_s),
+        "time": human_seconds(cost.duration_s),
         "bound on ‖∇f‖²": f"{bound.total:.4g}",
         "  start": f"{bound.start:.3g}",
         "  staleness": f"{bound.staleness:.3g}",
         "  drift": f"{bound.drift:.3g}",
         "  noise": f"{bound.noise:.3g}",
     }
-
-
-def _human_time(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.3g} s"

@@ -12,17 +12,88 @@ from functools import lru_cache
 from typing import final
 
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.planning.fleet import Fleet
-from qafel.planning.renewal import Updates, always_training, arriving
+from qafel.errors import ConfigError
+from qafel.planning.updates import DurationLaw, ExpectedUpdates, always_training, arriving
 from qafel.quantizers.protocol import Quantizer
+from qafel.theory.theorem import LARGEST, require, require_not_negative, require_positive
 
-# The two messages of a method: a frame of 64 bytes and the quantizer's payload, the longest where lengths vary.
+_ROUNDING = 1e-9
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Clients, how long they train, and their network (None: messages travel at once).
+
+    Every client trains all the time (its cycle: download, train, upload), or clients arrive at a rate of their own.
+    """
+
+    clients: int
+    durations: DurationLaw
+    upload_rate: float | None = None
+    """Bytes per second."""
+    download_rate: float | None = None
+    latency: float = 0.0
+    """Seconds, of each message."""
+    arrival_rate: float | None = None
+    """Arrivals per second; None: every client is always training."""
+
+    def __post_init__(self) -> None:
+        require(1 <= self.clients <= LARGEST, "there is at least one client, and at most 1e60", self.clients)
+        for name in ("upload_rate", "download_rate", "arrival_rate"):
+            if (rate := getattr(self, name)) is not None:
+                require_positive(name.replace("_", " "), rate)
+        require_not_negative("latency", self.latency)
+        if self.arrival_rate is not None:
+            self.require_enough_clients(0, 0)
+        elif self.cycle_s(1, 1) == 0:
+            raise ConfigError(
+                "clients that are always training need a duration above zero: give the time per update, "
+                "a latency, or the network's rates"
+            )
+
+    def transfer_s(self, upload_bytes: float, download_bytes: float) -> float:
+        """Seconds that both ways of one update take."""
+        upload = upload_bytes / self.upload_rate if self.upload_rate else 0.0
+        download = download_bytes / self.download_rate if self.download_rate else 0.0
+        return 2 * self.latency + upload + download
+
+    def cycle_s(self, upload_bytes: float, download_bytes: float) -> float:
+        """Seconds from a client's start to its update's arrival, on average."""
+        return self.durations.mean + self.transfer_s(upload_bytes, download_bytes)
+
+    def updates_per_s(self, upload_bytes: float, download_bytes: float) -> float:
+        """Updates per second in the long run. A client that arrives while all are training cannot start."""
+        cycle = self.cycle_s(upload_bytes, download_bytes)
+        if self.arrival_rate is None:
+            return self.clients / cycle
+        return min(self.arrival_rate, self.clients / cycle) if cycle else self.arrival_rate
+
+    def has_enough_clients(self, upload_bytes: float, download_bytes: float) -> bool:
+        """Whether there are as many clients as the arrival rate keeps training: rate × cycle of them."""
+        training = (self.arrival_rate or 0.0) * self.cycle_s(upload_bytes, download_bytes)
+        return training <= self.clients * (1 + _ROUNDING)
+
+    def require_enough_clients(self, upload_bytes: float, download_bytes: float) -> None:
+        """Raise unless `has_enough_clients`."""
+        if not self.has_enough_clients(upload_bytes, download_bytes):
+            cycle = self.cycle_s(upload_bytes, download_bytes)
+            raise ConfigError(
+                f"{self.arrival_rate:g} arrivals per second, each for {cycle:.4g} s, keep "
+                f"{(self.arrival_rate or 0.0) * cycle:.4g} clients training at a time, and there are {self.clients}: "
+                f"the arrival rate can be at most {self.clients / cycle:.4g}"
+            )
+
+    def largest_staleness(self, upload_bytes: float, download_bytes: float, updates: int) -> int:
+        """τ_max,1: how many updates arrive during the cycle that one of `updates` cycles exceeds on average."""
+        longest = self.durations.largest(updates) + self.transfer_s(upload_bytes, download_bytes)
+        return math.ceil(longest * self.updates_per_s(upload_bytes, download_bytes) * (1 - _ROUNDING))
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """What a client sends and what the server sends."""
+class MessageSizes:
+    """Bytes of a method's messages: a frame of 64 bytes and the payload, the longest where lengths vary."""
 
     upload_bytes: int
     broadcast_bytes: int
@@ -30,29 +101,25 @@ class Exchange:
     """The whole model, which a client downloads before its first start."""
 
     @staticmethod
-    def of(client: Quantizer, server: Quantizer, size: int) -> Exchange:
-        return Exchange(
+    def of(client: Quantizer, server: Quantizer, size: int) -> MessageSizes:
+        """The messages of two quantizers for a model of `size` parameters."""
+        return MessageSizes(
             HEADER_BYTES + client.max_payload_bytes(size),
             HEADER_BYTES + server.max_payload_bytes(size),
             HEADER_BYTES + 4 * size,
         )
 
 
-# When a run's server steps come.
-#
-# A step takes K updates, which come as `renewal` says; and as every client must hear every broadcast, steps follow each
-# other no faster than a client's downlink carries them.
-
-
-_ROUNDING = 1e-9
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """The times of a method's server steps on a fleet."""
+    """The times of a method's server steps on a fleet.
 
-    updates: Updates
+    A step takes K updates; and as every client must hear every broadcast, steps follow each other no faster than a
+    client's downlink carries them.
+    """
+
+    updates: ExpectedUpdates
     snapshot_s: float
     """What the download of the whole model takes more than that of a broadcast."""
     all_at_once: bool
@@ -69,7 +136,7 @@ class Timetable:
         return self._heard_s(buffer_size, server_steps) > self._filled_s(buffer_size, server_steps)
 
     def steps_within(self, budget_s: float, buffer_size: int) -> int:
-        """The most server steps by then."""
+        """The most server steps of `buffer_size` updates by the time `budget_s`."""
         first = self._first_s(buffer_size)
         late = budget_s * (1 + _ROUNDING) - first
         if late < 0:
@@ -92,9 +159,9 @@ class Timetable:
 
 
 @lru_cache(maxsize=512)
-def timetable(exchange: Exchange, fleet: Fleet) -> Timetable:
-    """The timetable of a method's messages on a fleet."""
-    up, down = exchange.upload_bytes, exchange.broadcast_bytes
+def timetable(sizes: MessageSizes, fleet: Fleet) -> Timetable:
+    """When the server steps of a method with messages of these `sizes` come on a `fleet`."""
+    up, down = sizes.upload_bytes, sizes.broadcast_bytes
     transfer = fleet.transfer_s(up, down)
     open_loop = fleet.arrival_rate is not None
     updates = (
@@ -104,7 +171,7 @@ def timetable(exchange: Exchange, fleet: Fleet) -> Timetable:
     )
     return Timetable(
         updates,
-        fleet.transfer_s(0, exchange.snapshot_bytes) - fleet.transfer_s(0, down),
+        fleet.transfer_s(0, sizes.snapshot_bytes) - fleet.transfer_s(0, down),
         not open_loop,
         fleet.transfer_s(0, down) - 2 * fleet.latency,
     )
@@ -136,14 +203,16 @@ class Forecast:
         return self.upload_bytes + self.received_bytes
 
 
-def forecast(exchange: Exchange, fleet: Fleet, buffer_size: int, server_steps: int) -> Forecast:
-    """What T server steps of K updates send and how long they take."""
-    uploads, broadcast_bytes = buffer_size * server_steps, server_steps * exchange.broadcast_bytes
-    times = timetable(exchange, fleet)
+def forecast(sizes: MessageSizes, fleet: Fleet, buffer_size: int, server_steps: int) -> Forecast:
+    """What `server_steps` steps of `buffer_size` updates send on a `fleet`, with messages of these `sizes`, and how
+    long they take.
+    """
+    uploads, broadcast_bytes = buffer_size * server_steps, server_steps * sizes.broadcast_bytes
+    times = timetable(sizes, fleet)
     return Forecast(
         server_steps=server_steps,
         uploads=uploads,
-        upload_bytes=uploads * exchange.upload_bytes,
+        upload_bytes=uploads * sizes.upload_bytes,
         broadcast_bytes=broadcast_bytes,
         received_bytes=broadcast_bytes * fleet.clients,
         duration_s=times.duration_s(buffer_size, server_steps),
@@ -152,7 +221,7 @@ def forecast(exchange: Exchange, fleet: Fleet, buffer_size: int, server_steps: i
 
 
 def affordable_steps(
-    exchange: Exchange,
+    sizes: MessageSizes,
     fleet: Fleet,
     buffer_size: int,
     *,
@@ -160,14 +229,14 @@ def affordable_steps(
     budget_s: float | None = None,
     every_copy: bool = False,
 ) -> int:
-    """The most server steps within the budget of bytes and that of time; zero if not even one fits.
+    """The most server steps of `buffer_size` updates within both budgets; zero if not even one fits.
 
-    A broadcast counts once, or once per client that receives it with `every_copy`.
+    A broadcast counts once; with `every_copy`, once per client that receives it.
     """
     steps = []
     if budget_bytes is not None:
         copies = fleet.clients if every_copy else 1
-        steps.append(int(budget_bytes / (buffer_size * exchange.upload_bytes + copies * exchange.broadcast_bytes)))
+        steps.append(int(budget_bytes / (buffer_size * sizes.upload_bytes + copies * sizes.broadcast_bytes)))
     if budget_s is not None:
-        steps.append(timetable(exchange, fleet).steps_within(budget_s, buffer_size))
+        steps.append(timetable(sizes, fleet).steps_within(budget_s, buffer_size))
     return min(steps)

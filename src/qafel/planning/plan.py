@@ -13,8 +13,7 @@ from typing import final
 
 from qafel.errors import ConfigError
 from qafel.params import Layout
-from qafel.planning.fleet import Fleet
-from qafel.planning.forecast import Exchange, Forecast, affordable_steps, forecast
+from qafel.planning.forecast import Fleet, Forecast, MessageSizes, affordable_steps, forecast
 from qafel.quantizers import fitness, parse
 from qafel.quantizers.measure import Role
 from qafel.quantizers.payloads import check_size
@@ -22,9 +21,6 @@ from qafel.quantizers.protocol import Quantizer
 from qafel.tasks.convex.synthetic import Constants
 from qafel.theory.corollary import StepSizes, best_step_sizes, steps_to_reach
 from qafel.theory.theorem import Bound, Setting, bound, max_staleness, require_positive
-
-# What a plan chooses from: quantizers that suit their role, and buffer sizes.
-
 
 CLIENT_SPECS = (
     *("none", "qsgd:8", "qsgd:6", "qsgd:4,bucket=128", "dithered:8", "dithered:6", "dithered:4"),
@@ -34,8 +30,13 @@ CLIENT_SPECS = (
 
 SERVER_SPECS = (*CLIENT_SPECS, "scaled:rotated:2", "top_k:0.1", "top_k:0.01", "sign")
 
+NEAR = 1.05
+"""Where bytes are not budgeted, bounds up to 5 % above the least count as equal, and the fewest bytes win."""
 
-def buffer_sizes_up_to(clients: int) -> tuple[int, ...]:
+_MOST_ALTERNATIVES = 4
+
+
+def _buffer_sizes_up_to(clients: int) -> tuple[int, ...]:
     """1, 2, 5, 10, 20, 50, … and the number of clients."""
     sizes, power = [], 1
     while power <= clients:
@@ -44,22 +45,25 @@ def buffer_sizes_up_to(clients: int) -> tuple[int, ...]:
     return tuple(sorted({*sizes, clients}))
 
 
-def fit(specs: Sequence[str], size: int, role: Role, layout: Layout | None) -> list[Quantizer]:
-    """The quantizers that suit the role at this size; one that was asked for and does not is an error."""
-    suitable = []
+def _suitable(specs: Sequence[str], size: int, role: Role, layout: Layout | None) -> list[Quantizer]:
+    """The quantizers of `specs` that suit the `role` for a model of `size` parameters.
+
+    A default spec that does not suit is left out; one that the user asked for is an error.
+    """
+    found = []
     for spec in specs:
         quantizer = parse(spec, layout)
         unfit = fitness(quantizer, size, role)
         if not unfit and math.isinf(quantizer.omega(size)):
-            unfit = [f"{role} quantizer {spec!r} has no bound on its error: the theorem cannot take it"]
+            unfit = [f"{role} quantizer {spec!r} has no bound on its error: the theorem does not hold for it"]
         if not unfit:
-            suitable.append(quantizer)
+            found.append(quantizer)
         elif specs not in (CLIENT_SPECS, SERVER_SPECS):
             raise ConfigError(unfit[0])
-    return suitable
+    return found
 
 
-def efficient(quantizers: Sequence[Quantizer], size: int) -> list[Quantizer]:
+def _efficient(quantizers: Sequence[Quantizer], size: int) -> list[Quantizer]:
     """Those that no other one beats in bytes and δ: the bound falls with δ and with every byte saved."""
     ordered = sorted(quantizers, key=lambda it: (it.max_payload_bytes(size), -it.delta(size)))
     kept: list[Quantizer] = []
@@ -69,13 +73,10 @@ def efficient(quantizers: Sequence[Quantizer], size: int) -> list[Quantizer]:
     return kept
 
 
-# What is to be planned for.
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """A model, a fleet, the problem's constants, a budget, and what may be chosen."""
+class PlanRequest:
+    """What is to be planned for: a model, a fleet, the problem's constants, a budget, and what may be chosen."""
 
     size: int
     """Parameters of the model."""
@@ -100,7 +101,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ConfigError(f"a model has at least one parameter, got {self.size}")
+            raise ConfigError(f"a model has at least one parameter; got {self.size}")
         try:
             check_size(self.size)
         except ValueError as error:
@@ -113,17 +114,11 @@ class Demand:
 
     @property
     def searched(self) -> tuple[int, ...]:
-        """The buffer sizes to try, ascending. One that more than all clients must fill has to be asked for."""
+        """The buffer sizes to try, ascending; one above the number of clients only if no smaller one was asked for."""
         if self.buffer_sizes is None:
-            return buffer_sizes_up_to(self.fleet.clients)
+            return _buffer_sizes_up_to(self.fleet.clients)
         asked = tuple(sorted(set(self.buffer_sizes)))
         return tuple(size for size in asked if size <= self.fleet.clients) or asked[:1]
-
-
-NEAR = 1.05
-
-
-_MOST_ALTERNATIVES = 4
 
 
 @final
@@ -133,7 +128,7 @@ class Choice:
 
     client: Quantizer
     server: Quantizer
-    exchange: Exchange
+    message_sizes: MessageSizes
     setting: Setting
     step_sizes: StepSizes
     bound: Bound
@@ -150,10 +145,10 @@ class Choice:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BudgetPlan:
     """The recommendation, what it is compared with, and what came close."""
 
-    demand: Demand
+    request: PlanRequest
     recommended: Choice
     fedbuff: Choice
     """The best of unquantized FedBuff within the same budget; a single step where not even that fits."""
@@ -166,102 +161,99 @@ class Plan:
     """The best K of other pairs of quantizers, the least bound first."""
 
 
-def make_plan(demand: Demand) -> Plan:
-    """Search all pairs and buffer sizes. Raises where the budget does not pay for a single server step."""
+def make_plan(request: PlanRequest) -> BudgetPlan:
+    """Search all pairs of quantizers and buffer sizes for the least bound within the budget of `request`.
+
+    Raises a ConfigError if the budget does not pay for a single server step.
+    """
     plain = parse("none")
-    unquantized = _choices(demand, [plain], [plain])
-    clients = efficient(fit(demand.client_specs, demand.size, "client", demand.layout), demand.size)
-    servers = efficient(fit(demand.server_specs, demand.size, "server", demand.layout), demand.size)
-    shortest = Exchange.of(clients[0], servers[0], demand.size)
-    demand.fleet.require_enough_clients(shortest.upload_bytes, shortest.broadcast_bytes)
-    choices = [choice for choice in _choices(demand, clients, servers) if _can_arrive(demand, choice)]
+    unquantized = _choices(request, [plain], [plain])
+    clients = _efficient(_suitable(request.client_specs, request.size, "client", request.layout), request.size)
+    servers = _efficient(_suitable(request.server_specs, request.size, "server", request.layout), request.size)
+    shortest = MessageSizes.of(clients[0], servers[0], request.size)
+    request.fleet.require_enough_clients(shortest.upload_bytes, shortest.broadcast_bytes)
+    choices = [choice for choice in _choices(request, clients, servers) if _can_arrive(request, choice)]
     if not choices:
-        remedy = "raise it" if demand.buffer_sizes is None else "raise it, or lower K"
+        remedy = "raise it" if request.buffer_sizes is None else "raise it, or lower K"
         raise ConfigError(f"the budget does not pay for one server step even with the shortest messages: {remedy}")
-    near = NEAR if demand.budget_bytes is None else 1.0
+    near = NEAR if request.budget_bytes is None else 1.0
     recommended = _least(choices, near)
-    fedbuff = _least(unquantized or [evaluate_choice(demand, plain, plain, demand.searched[0], 1)], near)
-    return Plan(
-        demand,
+    fedbuff = _least(unquantized or [evaluate_choice(request, plain, plain, request.searched[0], 1)], near)
+    return BudgetPlan(
+        request,
         recommended,
         fedbuff,
         bool(unquantized),
-        _matching(demand, recommended, fedbuff.bound.total),
+        _matching(request, recommended, fedbuff.bound.total),
         tuple(choice for choice in choices if choice.pair == recommended.pair and choice is not recommended),
         _alternatives(choices, recommended),
     )
 
 
 def evaluate_choice(
-    demand: Demand, client: Quantizer, server: Quantizer, buffer_size: int, server_steps: int
+    request: PlanRequest, client: Quantizer, server: Quantizer, buffer_size: int, server_steps: int
 ) -> Choice:
-    """What Theorem 3.1 and the forecast say of one pair of quantizers, K and T."""
-    exchange = Exchange.of(client, server, demand.size)
+    """What Theorem 3.1 and the forecast say of one pair of quantizers, `buffer_size` K and `server_steps` T."""
+    messages = MessageSizes.of(client, server, request.size)
     setting = Setting(
-        local_steps=demand.local_steps,
+        local_steps=request.local_steps,
         buffer_size=buffer_size,
         server_steps=server_steps,
-        max_staleness=_staleness(demand, exchange, buffer_size, server_steps),
-        client_delta=client.delta(demand.size),
-        server_delta=server.delta(demand.size),
+        max_staleness=_staleness(request, messages, buffer_size, server_steps),
+        client_delta=client.delta(request.size),
+        server_delta=server.delta(request.size),
     ).of_length(server_steps)
-    sizes = best_step_sizes(demand.constants, setting)
-    return Choice(
-        client,
-        server,
-        exchange,
-        setting,
-        sizes,
-        bound(demand.constants, setting, sizes.client_lr, sizes.server_lr),
-        forecast(exchange, demand.fleet, buffer_size, server_steps),
-    )
+    steps = best_step_sizes(request.constants, setting)
+    found = bound(request.constants, setting, steps.client_lr, steps.server_lr)
+    costs = forecast(messages, request.fleet, buffer_size, server_steps)
+    return Choice(client, server, messages, setting, steps, found, costs)
 
 
-def _staleness(demand: Demand, exchange: Exchange, buffer_size: int, server_steps: int) -> int:
+def _staleness(request: PlanRequest, sizes: MessageSizes, buffer_size: int, server_steps: int) -> int:
     """τ_max,K of a run that is long enough for it."""
-    updates = demand.max_staleness
+    updates = request.max_staleness
     if updates is None:
         uploads = buffer_size * server_steps
-        updates = demand.fleet.largest_staleness(exchange.upload_bytes, exchange.broadcast_bytes, uploads)
+        updates = request.fleet.largest_staleness(sizes.upload_bytes, sizes.broadcast_bytes, uploads)
     return max_staleness(updates, buffer_size)
 
 
-def _choices(demand: Demand, clients: Iterable[Quantizer], servers: Sequence[Quantizer]) -> list[Choice]:
+def _choices(request: PlanRequest, clients: Iterable[Quantizer], servers: Sequence[Quantizer]) -> list[Choice]:
     found = []
     for client in clients:
         for server in servers:
-            exchange = Exchange.of(client, server, demand.size)
-            for size in demand.searched:
+            sizes = MessageSizes.of(client, server, request.size)
+            for size in request.searched:
                 steps = affordable_steps(
-                    exchange,
-                    demand.fleet,
+                    sizes,
+                    request.fleet,
                     size,
-                    budget_bytes=demand.budget_bytes,
-                    budget_s=demand.budget_s,
-                    every_copy=demand.every_copy,
+                    budget_bytes=request.budget_bytes,
+                    budget_s=request.budget_s,
+                    every_copy=request.every_copy,
                 )
                 if steps:
-                    found.append(evaluate_choice(demand, client, server, size, steps))
+                    found.append(evaluate_choice(request, client, server, size, steps))
     return found
 
 
-def _can_arrive(demand: Demand, choice: Choice) -> bool:
+def _can_arrive(request: PlanRequest, choice: Choice) -> bool:
     """Messages so long that the arrivals would need more clients than there are cannot be recommended."""
-    return demand.fleet.has_enough_clients(choice.exchange.upload_bytes, choice.exchange.broadcast_bytes)
+    return request.fleet.has_enough_clients(choice.message_sizes.upload_bytes, choice.message_sizes.broadcast_bytes)
 
 
-def _matching(demand: Demand, choice: Choice, target: float) -> Forecast | None:
+def _matching(request: PlanRequest, choice: Choice, target: float) -> Forecast | None:
     size, steps = choice.setting.buffer_size, choice.setting.server_steps
-    stale = replace(choice.setting, max_staleness=_staleness(demand, choice.exchange, size, steps))
+    stale = replace(choice.setting, max_staleness=_staleness(request, choice.message_sizes, size, steps))
     try:
-        needed = steps_to_reach(demand.constants, stale, target)
+        needed = steps_to_reach(request.constants, stale, target)
     except ConfigError:
-        return None  # a plan is one without the comparison, too
-    return forecast(choice.exchange, demand.fleet, size, needed)
+        return None  # a plan is of use without the comparison, too
+    return forecast(choice.message_sizes, request.fleet, size, needed)
 
 
 def _least(choices: Sequence[Choice], near: float) -> Choice:
-    """The fewest bytes, every copy counted, among those whose bound is at most `near` times the least."""
+    """The choice with the fewest bytes, every copy counted, of those whose bound is at most `near` times the least."""
     enough = near * min(choice.bound.total for choice in choices)
     return min(
         (choice for choice in choices if choice.bound.total <= enough),

@@ -8,11 +8,16 @@ The corollary's step sizes η_ℓ = a K⁻¹P^(−1/2)T^(−1/3), η_g = b K T^(
     8a²b² · L² (2 − δ_c)(τ² + 8/δ_s²) σ_ℓ² / (K T)               staleness
 
 The paper prints L² in the noise and L in the staleness term: the insertion gives them the other way round.
+
+The step sizes with the least bound: in log η_ℓ and log η_g the bound is a sum of exponentials of linear functions, and
+so is every condition. Both are convex, the best is unique, and a one-dimensional search over η_ℓ with the best η_g for
+each finds it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -29,6 +34,11 @@ from qafel.theory.theorem import (
     largest_server_lr,
 )
 
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_DECADES = 12.0
+_ACCURACY = 1e-5
+_MOST_STEPS = 2**60
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class StepSizes:
 
 
 def corollary_step_sizes(setting: Setting, client_factor: float = 1.0, server_factor: float = 1.0) -> StepSizes:
-    """η_ℓ = a K⁻¹P^(−1/2)T^(−1/3) and η_g = b K T^(−1/6), with a and b the two factors."""
+    """η_ℓ = a K⁻¹P^(−1/2)T^(−1/3) and η_g = b K T^(−1/6); a is `client_factor`, b is `server_factor`."""
     check_step_sizes(client_factor, server_factor)
     size, steps, horizon = setting.buffer_size, setting.local_steps, setting.server_steps
     return StepSizes(
@@ -49,26 +59,20 @@ def corollary_step_sizes(setting: Setting, client_factor: float = 1.0, server_fa
 
 
 def corollary(constants: Constants, setting: Setting, client_factor: float = 1.0, server_factor: float = 1.0) -> Bound:
-    """The corollary's four terms with their constants. They bound a run from `large_enough_horizon` on."""
+    """The corollary's four terms with their constants, for step sizes with the factors a and b.
+
+    They bound a run from `large_enough_horizon` on.
+    """
     check_constants(constants)
     check_step_sizes(client_factor, server_factor)
-    smoothness, steps, size, horizon = (
-        constants.smoothness,
-        setting.local_steps,
-        setting.buffer_size,
-        setting.server_steps,
-    )
-    sigma2, both = constants.gradient_noise**2, client_factor * server_factor
+    steps, size, horizon = setting.local_steps, setting.buffer_size, setting.server_steps
+    smoothness, sigma2, both = constants.smoothness, constants.gradient_noise**2, client_factor * server_factor
     sent = (2 - setting.client_delta) * sigma2 / size
-    root = math.sqrt(steps * horizon)
+    root, drift = math.sqrt(steps * horizon), 80 * (client_factor * smoothness / size) ** 2 * steps
     return Bound(
         start=4 / both * constants.initial_gap / root,
         staleness=8 * (both * smoothness) ** 2 * sent * setting.staleness_factor / horizon,
-        drift=80
-        * (client_factor * smoothness / size) ** 2
-        * steps
-        * (sigma2 + constants.heterogeneity)
-        / math.cbrt(horizon) ** 2,
+        drift=drift * (sigma2 + constants.heterogeneity) / math.cbrt(horizon) ** 2,
         noise=2 * both * smoothness * sent / root,
     )
 
@@ -76,39 +80,26 @@ def corollary(constants: Constants, setting: Setting, client_factor: float = 1.0
 def large_enough_horizon(
     constants: Constants, setting: Setting, client_factor: float = 1.0, server_factor: float = 1.0
 ) -> int:
-    """The smallest T from which on the corollary's step sizes are admissible; the setting's own T plays no part."""
+    """The smallest T from which on the corollary's step sizes are admissible; the T of `setting` is not used."""
 
     def suits(horizon: int) -> bool:
         longer = replace(setting, server_steps=horizon)
         sizes = corollary_step_sizes(longer, client_factor, server_factor)
         return admissible(constants, longer, sizes.client_lr, sizes.server_lr)
 
+    return _smallest(suits)
+
+
+def _smallest(holds: Callable[[int], bool], digits: int = 1000) -> int:
+    """The smallest number for which `holds` is true, to so many binary digits, by doubling and bisection."""
     high = 1
-    while not suits(high):
+    while not holds(high):
         high *= 2
     low = high // 2
-    while high - low > 1:
+    while high - low > max(1, high >> digits):
         middle = (low + high) // 2
-        low, high = (low, middle) if suits(middle) else (middle, high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-# The step sizes with the least bound, and how many steps a bound takes.
-#
-# In log η_ℓ and log η_g the bound is a sum of exponentials of linear functions, and so is every condition: both are
-# convex, the best is unique, and a one-dimensional search over η_ℓ with the best η_g for each finds it.
-
-
-_GOLDEN = (math.sqrt(5) - 1) / 2
-
-
-_DECADES = 12.0
-
-
-_ACCURACY = 1e-5
-
-
-_MOST_STEPS = 2**60
 
 
 def best_step_sizes(constants: Constants, setting: Setting) -> StepSizes:
@@ -145,7 +136,7 @@ def best_bound(constants: Constants, setting: Setting) -> Bound:
 
 
 def steps_to_reach(constants: Constants, setting: Setting, target: float) -> int:
-    """The fewest server steps T whose best bound is at most `target`; the setting's own T plays no part.
+    """The fewest server steps T whose best bound is at most `target`; the T of `setting` is not used.
 
     A run of T steps is at most T − 1 stale, so that the bound need not fall with T at first: T is doubled from one.
     """
@@ -153,18 +144,11 @@ def steps_to_reach(constants: Constants, setting: Setting, target: float) -> int
         raise ConfigError(f"the bound is positive for every T: no number of steps brings it to {target:g}")
 
     def reached(steps: int) -> bool:
+        if steps > _MOST_STEPS:
+            raise ConfigError(f"more than 2^60 server steps would be needed for a bound of {target:g}")
         return best_bound(constants, setting.of_length(steps)).total <= target
 
-    high = 1
-    while not reached(high):
-        high *= 2
-        if high > _MOST_STEPS:
-            raise ConfigError(f"more than 2^60 server steps would be needed for a bound of {target:g}")
-    low = high // 2
-    while high - low > max(1, high >> 20):
-        middle = (low + high) // 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    return _smallest(reached, digits=20)
 
 
 def _best_server_lr(constants: Constants, setting: Setting, client_lr: float) -> float:

@@ -2,6 +2,9 @@
 
 The assumptions are about every x; what is measured is what holds at the given points, x⁰ by default. All three
 are the largest over the sampled clients and points, and L and B, taken over finitely many, are estimates from below.
+
+Parameters that all estimates share: `seed` of every draw; `clients`, how many are sampled; `repeats`, the gradients of
+each; `batch_size` of a gradient; `points`, the models at which to measure.
 """
 
 from __future__ import annotations
@@ -20,13 +23,18 @@ from qafel.tasks.convex.synthetic import Constants
 from qafel.tasks.protocol import Task
 
 Wide: TypeAlias = NDArray[np.float64]
+Batch: TypeAlias = int | None
+"""Samples of a gradient; None: all that a client has."""
+Points: TypeAlias = Sequence[Vector] | None
+"""Models at which a constant is measured; None: at x⁰."""
+
 SUBOPTIMALITY = "f(x) − f*"
 _MANY, _FEW, _LARGE = 64, 8, 4096
 _SETTLED = 1e-4
 
 
-def gradient(task: Task, client: int, model: Vector, stream: Stream, batch_size: int | None = None) -> Wide:
-    """One stochastic gradient g_n(x), as the local step of rate one shows it."""
+def gradient(task: Task, client: int, model: Vector, stream: Stream, batch_size: Batch = None) -> Wide:
+    """One stochastic gradient g_n(x) of a client at the `model` x, with the randomness of `stream`."""
     local = LocalTraining(lr=1.0, steps=1, batch_size=batch_size)
     step = model.astype(np.float64) - task.train(client, model, local, stream)
     return np.asarray(step, np.float64)
@@ -38,10 +46,10 @@ def estimate_smoothness(
     seed: int = 0,
     clients: int = 8,
     iterations: int = 30,
-    batch_size: int | None = None,
-    points: Sequence[Vector] | None = None,
+    batch_size: Batch = None,
+    points: Points = None,
 ) -> float:
-    """L, by power iteration on v ↦ (g(x + εv) − g(x − εv)) / 2ε; both sides have the same stream, so noise cancels."""
+    """L, by `iterations` of v ↦ (g(x + εv) − g(x − εv)) / 2ε; both sides have the same stream, so noise cancels."""
     largest = 0.0
     for number, point in enumerate(_points(task, seed, points)):
         reach = 1e-2 * max(1.0, float(np.linalg.norm(point)))
@@ -63,26 +71,14 @@ def estimate_smoothness(
 
 
 def estimate_gradient_noise(
-    task: Task,
-    *,
-    seed: int = 0,
-    clients: int = 8,
-    repeats: int = 32,
-    batch_size: int | None = None,
-    points: Sequence[Vector] | None = None,
+    task: Task, *, seed: int = 0, clients: int = 8, repeats: int = 32, batch_size: Batch = None, points: Points = None
 ) -> float:
     """σ_ℓ: the root of the largest sample variance Σ‖g − ḡ‖²/(R − 1) of a client's gradients over R streams."""
     return float(np.sqrt(max(_spread(task, seed, clients, repeats, batch_size, points)[0])))
 
 
 def estimate_heterogeneity(
-    task: Task,
-    *,
-    seed: int = 0,
-    clients: int = 64,
-    repeats: int = 32,
-    batch_size: int | None = None,
-    points: Sequence[Vector] | None = None,
+    task: Task, *, seed: int = 0, clients: int = 64, repeats: int = 32, batch_size: Batch = None, points: Points = None
 ) -> float:
     """B: the largest ‖∇F_n(x) − ∇f(x)‖² over the clients, ∇f being their mean, less what the noise adds to it."""
     return max(0.0, *_spread(task, seed, clients, repeats, batch_size, points)[1])
@@ -93,14 +89,14 @@ def estimate_constants(
     *,
     seed: int = 0,
     initial_gap: float | None = None,
-    batch_size: int | None = None,
+    batch_size: Batch = None,
     clients: int | None = None,
     repeats: int = 16,
     iterations: int = 30,
 ) -> Constants:
-    """All that the theorem asks for, at x⁰, on as many clients as `sampled_clients` says.
+    """All constants of the theorem, at x⁰; None for `clients`: as many as `sampled_clients` says.
 
-    f(x⁰) − f* is the task's metric where that is what it measures, else its loss (f* ≥ 0), unless it is given.
+    f(x⁰) − f* is `initial_gap` if given, else the task's metric if it is that, else its loss (f* ≥ 0).
     """
     counts = sampled_clients(task, clients)
     variances, distances = _spread(task, seed, counts["heterogeneity"], repeats, batch_size, None)
@@ -115,19 +111,14 @@ def estimate_constants(
 
 
 def sampled_clients(task: Task, wanted: int | None = None) -> dict[str, int]:
-    """On how many clients each constant is measured: 64, and where a model is large L, which is dear, on eight."""
+    """On how many clients each constant is measured: on `wanted`, else on 64, and L of a large model on 8."""
     many = min(task.clients, _MANY if wanted is None else wanted)
     few = min(task.clients, _FEW) if wanted is None and task.layout.size > _LARGE else many
     return {"smoothness": few, "gradient_noise": many, "heterogeneity": many}
 
 
 def _spread(
-    task: Task,
-    seed: int,
-    clients: int,
-    repeats: int,
-    batch_size: int | None,
-    points: Sequence[Vector] | None,
+    task: Task, seed: int, clients: int, repeats: int, batch_size: Batch, points: Points
 ) -> tuple[list[float], list[float]]:
     """Each client's gradient variance at each point, and its squared distance from the mean of all."""
     if repeats < 2:
@@ -155,12 +146,12 @@ def _spread(
     return variances, distances
 
 
-def _points(task: Task, seed: int, points: Sequence[Vector] | None) -> Sequence[Vector]:
+def _points(task: Task, seed: int, points: Points) -> Sequence[Vector]:
     return [task.initial_model(Stream.named(seed, "initial-model"))] if points is None else points
 
 
 def _sampled(task: Task, wanted: int, seed: int) -> list[int]:
-    """Clients drawn without replacement; all of them where as many are wanted."""
+    """Clients drawn without replacement; all of them if as many are wanted."""
     if wanted < 1:
         raise ConfigError(f"at least one client is sampled, got {wanted}")
     if wanted >= task.clients:

@@ -5,7 +5,14 @@
                      + 80 L² P² η_ℓ² (σ_ℓ² + B)                                 drift
                      + 2L η_g η_ℓ (2 − δ_c) σ_ℓ² / K                            noise
 
-with f(x⁰) − f* where the paper prints f(0) − f(xᵀ).
+with f(x⁰) − f* where the paper prints f(0) − f(xᵀ). It holds for step sizes with
+
+    η_g²(τ² + 8/δ_s²) + (1 + (1 − δ)/K) η_ℓ η_g L ≤ 1/P         server
+    η_ℓ² ≤ 1 / (80 L² P² τ)                                     staleness
+    η_ℓ ≤ 1 / (4L(P + 1))                                       local
+
+The theorem prints δ_s for the δ of the first line; its own Corollary (appendix) has δ_c there. We take the smaller of
+the two, which is right whichever was meant. With τ = 0 the second is no condition.
 """
 
 from __future__ import annotations
@@ -17,37 +24,36 @@ from typing import Literal, final
 from qafel.errors import ConfigError
 from qafel.tasks.convex.synthetic import Constants
 
-# What a number may be: of a magnitude whose squares and products are numbers still.
-
-
 SMALLEST, LARGEST = 1e-60, 1e60
+"""The magnitudes that a number may have: squares and products of such numbers are still numbers."""
+
+ROUNDING = 1e-12
+"""What floating-point arithmetic may add to a left-hand side: the largest step sizes are admissible themselves."""
 
 
 def require(holds: bool, rule: str, found: object) -> None:
-    """Raise, with the rule and what was found, unless it holds."""
+    """Raise a ConfigError that states the `rule` and what was `found`, unless it `holds`."""
     if not holds:
         raise ConfigError(f"{rule}; got {found}")
 
 
 def require_positive(name: str, value: float) -> None:
-    """Raise unless it is above zero, and neither too small nor too large to reckon with."""
-    if not SMALLEST <= value <= LARGEST:
-        raise ConfigError(f"the {name} is positive, from {SMALLEST:g} to {LARGEST:g}; got {value}")
+    """Raise unless the `value` called `name` is above zero, and neither too small nor too large to compute with."""
+    require(SMALLEST <= value <= LARGEST, f"the {name} is positive, from {SMALLEST:g} to {LARGEST:g}", value)
 
 
 def require_not_negative(name: str, value: float) -> None:
-    """Raise unless it is zero or more, and not too large to reckon with."""
-    if not 0 <= value <= LARGEST:
-        raise ConfigError(f"the {name} is zero or more, and at most {LARGEST:g}; got {value}")
-
-
-# What is chosen or given apart from the problem: P, K, T, the quantizers' δ and the staleness.
+    """Raise unless the `value` called `name` is zero or more, and not too large to compute with."""
+    require(0 <= value <= LARGEST, f"the {name} is zero or more, and at most {LARGEST:g}", value)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A run as the theory sees it. The defaults of both δ are FedBuff's: nothing is quantized."""
+    """A run as the theory sees it: what is chosen or given apart from the problem.
+
+    The defaults of both δ are FedBuff's: nothing is quantized.
+    """
 
     local_steps: int
     """P"""
@@ -63,23 +69,13 @@ class Setting:
     """δ_s in (0, 1]."""
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("local steps", self.local_steps),
-            ("buffer size", self.buffer_size),
-            ("server steps", self.server_steps),
-        ):
+        for name in ("local steps", "buffer size", "server steps"):
+            value = getattr(self, name.replace(" ", "_"))
             require(1 <= value <= LARGEST, f"the number of {name} is at least one, and at most {LARGEST:g}", value)
         require_not_negative("maximum staleness", self.max_staleness)
-        require(
-            math.isfinite(self.client_delta) and self.client_delta <= 1,
-            "δ_c is at most one, and finite",
-            self.client_delta,
-        )
-        require(
-            0 < self.server_delta <= 1,
-            "the server's quantizer needs δ_s in (0, 1], or the hidden state may run away from the model",
-            self.server_delta,
-        )
+        require(-math.inf < self.client_delta <= 1, "δ_c is at most one, and finite", self.client_delta)
+        # With a smaller one the hidden state may run away from the model.
+        require(0 < self.server_delta <= 1, "the server's quantizer needs δ_s in (0, 1]", self.server_delta)
 
     def of_length(self, server_steps: int) -> Setting:
         """The same run, so many steps long: no update can be staler than the steps before it, τ ≤ T − 1."""
@@ -96,24 +92,25 @@ class Setting:
 
 
 def max_staleness(updates: int, buffer_size: int) -> int:
-    """The staleness in server steps, τ_max,K ≤ ⌈τ_max,1/K⌉, where `updates` is τ_max,1. Section III-A."""
+    """The staleness in server steps of `buffer_size` updates, τ_max,K ≤ ⌈τ_max,1/K⌉; `updates` is τ_max,1.
+
+    Section III-A.
+    """
     require_not_negative("maximum staleness", updates)
     require(buffer_size >= 1, "the buffer holds at least one update", buffer_size)
     return -(-updates // buffer_size)
 
 
 def check_constants(constants: Constants) -> None:
-    """Raise unless they are constants of some problem: finite, not negative, and L > 0."""
+    """Raise unless `constants` belong to some problem: finite, not negative, and L > 0."""
     require_positive("smoothness L", constants.smoothness)
-    for name, value in (
-        ("gradient noise σ_ℓ", constants.gradient_noise),
-        ("heterogeneity B", constants.heterogeneity),
-        ("gap f(x⁰) − f*", constants.initial_gap),
-    ):
-        require_not_negative(name, value)
+    require_not_negative("gradient noise σ_ℓ", constants.gradient_noise)
+    require_not_negative("heterogeneity B", constants.heterogeneity)
+    require_not_negative("gap f(x⁰) − f*", constants.initial_gap)
 
 
 def check_step_sizes(client_lr: float, server_lr: float) -> None:
+    """Raise unless η_ℓ and η_g are positive and finite."""
     require(0 < client_lr < math.inf, "the client learning rate is positive", client_lr)
     require(0 < server_lr < math.inf, "the server learning rate is positive", server_lr)
 
@@ -138,7 +135,10 @@ class Bound:
 
 
 def bound(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> Bound:
-    """The right-hand side of Theorem 3.1. It holds only for step sizes that are `admissible`."""
+    """The right-hand side of Theorem 3.1 for a problem's `constants`, a run's `setting`, η_ℓ and η_g.
+
+    It holds only for step sizes that are `admissible`.
+    """
     check_constants(constants)
     check_step_sizes(client_lr, server_lr)
     smoothness, steps, size = constants.smoothness, setting.local_steps, setting.buffer_size
@@ -157,24 +157,10 @@ def trivial_bound(constants: Constants) -> float:
     return 2 * constants.smoothness * constants.initial_gap
 
 
-# For which step sizes Theorem 3.1 holds.
-#
-#     η_g²(τ² + 8/δ_s²) + (1 + (1 − δ)/K) η_ℓ η_g L ≤ 1/P         server
-#     η_ℓ² ≤ 1 / (80 L² P² τ)                                     staleness
-#     η_ℓ ≤ 1 / (4L(P + 1))                                       local
-#
-# The theorem prints δ_s for the δ of the first line; its own Corollary (appendix) has δ_c there. We take the smaller of
-# the two, which is right whichever was meant. With τ = 0 the second is no condition.
-
-
-ROUNDING = 1e-12
-"""What floating-point arithmetic may add to a left-hand side: the largest step sizes are admissible themselves."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition: left ≤ right."""
+    """One condition of Theorem 3.1: left ≤ right."""
 
     name: Literal["server", "staleness", "local"]
     left: float
@@ -205,28 +191,26 @@ def conditions(constants: Constants, setting: Setting, client_lr: float, server_
     check_constants(constants)
     check_step_sizes(client_lr, server_lr)
     smoothness, steps = constants.smoothness, setting.local_steps
+    server = server_lr**2 * setting.staleness_factor + _cross(constants, setting) * client_lr * server_lr
     return (
-        Condition(
-            "server",
-            server_lr**2 * setting.staleness_factor + _cross(constants, setting) * client_lr * server_lr,
-            1 / steps,
-        ),
+        Condition("server", server, 1 / steps),
         Condition("staleness", client_lr**2, _divided(1, 80 * (smoothness * steps) ** 2 * setting.max_staleness)),
         Condition("local", client_lr, 1 / (4 * smoothness * (steps + 1))),
     )
 
 
 def admissible(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> bool:
+    """Whether Theorem 3.1 holds for these step sizes."""
     return all(condition.holds for condition in conditions(constants, setting, client_lr, server_lr))
 
 
 def require_admissible(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> None:
-    """Raise, naming each condition that fails and by what factor, unless Theorem 3.1 holds for these step sizes."""
+    """Raise unless Theorem 3.1 holds for these step sizes; the error names each failing condition, and its factor."""
     failing = [it for it in conditions(constants, setting, client_lr, server_lr) if not it.holds]
     if failing:
         listed = "; ".join(f"{it} fails by a factor of {it.excess:.3g}" for it in failing)
         raise ConfigError(
-            f"Theorem 3.1 says nothing for η_ℓ = {client_lr:g}, η_g = {server_lr:g}: {listed}. "
+            f"Theorem 3.1 does not hold for η_ℓ = {client_lr:g}, η_g = {server_lr:g}: {listed}. "
             f"The largest η_ℓ is {largest_client_lr(constants, setting):.4g}"
         )
 
