@@ -1,8 +1,14 @@
-"""The command line in a process of its own, as a user meets it."""
+"""The command line as a user meets it: in a process of its own, or, faster, in this one."""
 
+import contextlib
+import gc
+import io
 import os
 import subprocess
 import sys
+from unittest import mock
+
+from qafel.cli import main
 
 
 def qafel(*arguments, cwd=None, expect=0):
@@ -19,3 +25,17 @@ def qafel(*arguments, cwd=None, expect=0):
     assert finished.returncode == expect, finished.stderr
     assert "Traceback" not in finished.stderr
     return finished
+
+
+def qafel_here(*arguments, expect=0):
+    """Run a command in this process, which saves a second of imports; returns what it wrote to stdout and stderr."""
+    out, errors, code = io.StringIO(), io.StringIO(), 0
+    arguments = ["qafel", *map(str, arguments)]
+    with mock.patch.object(sys, "argv", arguments), mock.patch.object(gc, "freeze"):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            try:
+                main()
+            except SystemExit as ended:
+                code = ended.code or 0
+    assert code == expect, errors.getvalue()
+    return out.getvalue(), errors.getvalue()

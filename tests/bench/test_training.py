@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from qafel.bench.training import PlainCnn, TrainingFigures, TrainingSpeed, measure_training
 from qafel.cli import app
 from qafel.errors import ConfigError
-from qafel.tasks.neural.networks import Cnn
+from qafel.tasks.neural.published import Cnn
 from qafel.tasks.neural.trainer import choose_precision, has_bfloat16
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_the_lstm_in_bfloat16_trains_like_the_one_in_float32():
     from qafel.rng import Stream
     from qafel.tasks.datasets.partition import split
     from qafel.tasks.datasets.samples import ArraySamples
-    from qafel.tasks.neural.networks import CharacterLstm, as_numbers
+    from qafel.tasks.neural.published import CharacterLstm, as_numbers
     from qafel.tasks.neural.task import TorchTask
 
     generator, stream = np.random.default_rng(0), Stream.named(0, "test")

@@ -20,7 +20,7 @@ from qafel.simulator.run import drive  # noqa: E402
 from qafel.simulator.simulation import Simulation  # noqa: E402
 from qafel.tasks.datasets.partition import split  # noqa: E402
 from qafel.tasks.datasets.samples import ArraySamples  # noqa: E402
-from qafel.tasks.neural.networks import Cnn, Normalise  # noqa: E402
+from qafel.tasks.neural.published import Cnn, Normalise  # noqa: E402
 from qafel.tasks.neural.task import TorchTask  # noqa: E402
 
 ALGORITHM = wire(

@@ -30,7 +30,7 @@ from qafel.algorithm import LocalTraining
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
-from qafel.tasks.neural.networks import CharacterLstm, Cnn, Normalise, as_numbers
+from qafel.tasks.neural.published import CharacterLstm, Cnn, Normalise, as_numbers
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Precision, has_bfloat16, keep_freed_memory, one_thread
 

@@ -29,7 +29,7 @@ console = Console()
 errors = Console(stderr=True)
 
 
-class Bars:
+class LiveBars:
     """Progress bars on a terminal, shown while the context lasts; whoever has something to show adds its own."""
 
     def __init__(self, *columns: ProgressColumn, quiet: bool, console: Console = errors) -> None:
@@ -47,7 +47,7 @@ class Bars:
 
 
 @final
-class RunProgress(Bars):
+class RunProgress(LiveBars):
     """One bar per run: steps, rate, metric and bytes so far."""
 
     def __init__(self, quiet: bool = False) -> None:
@@ -116,7 +116,7 @@ class _Line:
 
 
 @final
-class SweepProgress(Bars):
+class SweepProgress(LiveBars):
     """All runs of a sweep in one bar, and a line for each run that goes on.
 
     The bar counts work, not runs, and only what this sweep has to do: so the time left is a fair guess even where

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from qafel.cli.console import Bars, console, errors
+from qafel.cli.console import LiveBars, console, errors
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
 from qafel.simulator import Row
@@ -98,7 +98,7 @@ def _save(tuning: Tuning) -> None:
 
 
 @final
-class _TuneProgress(Bars):
+class _TuneProgress(LiveBars):
     """One bar: how many trials are done, which one runs and how, and the best so far."""
 
     def __init__(self, name: str, trials: int, quiet: bool) -> None:

@@ -138,8 +138,7 @@ class StopConfig(Section):
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:
-        limits = (self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes)
-        if all(limit is None for limit in limits):
+        if not any((self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes)):
             raise ValueError("set at least one of server_steps, uploads, virtual_time and traffic_bytes")
         return self
 
@@ -178,8 +177,7 @@ class Config(Section):
     def from_toml(text: str, source: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
         """Read TOML `text`, apply `overrides` such as "stop.uploads=9", then set `seed` unless it is None.
 
-        A text may say `extends = "RECIPE"`: it then holds only what differs from that recipe. `source` names the text
-        in errors.
+        If it says `extends = "RECIPE"`, it holds only what differs from that recipe. `source` names it in errors.
         """
         table = read_table(text, source, overrides)
         return Config.from_dict(table if seed is None else {**table, "seed": seed}, source)
@@ -190,10 +188,9 @@ class Config(Section):
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
-    """The configuration of a recipe.
+    """The configuration of the recipe `name`, or of the TOML file at that path.
 
-    `name` is the name of one that ships or the path of a TOML file, `overrides` are settings such as
-    "stop.uploads=9", and `seed` replaces the recipe's own.
+    `overrides` are settings such as "stop.uploads=9"; `seed` replaces the recipe's own.
     """
     text, source = find_recipe(name)
     return Config.from_toml(text, source, overrides, seed)
@@ -202,10 +199,9 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
 def _explain(error: ValidationError) -> str:
     """The first thing that is wrong, in one sentence."""
     first = error.errors()[0]
-    # A task's settings are found under its name, which the user does not write.
     path = [str(part) for part in first["loc"]]
-    if path[:1] == ["task"] and path[1:2] and path[1] in TASKS:
-        del path[1]
+    if path[0:1] == ["task"] and set(path[1:2]) & set(TASKS):
+        del path[1]  # a task's settings are found under its name, which the user does not write
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
         return f"unknown key {where!r}{did_you_mean(path[-1], _keys_beside(first['loc']))}"
@@ -218,14 +214,8 @@ def _explain(error: ValidationError) -> str:
 
 def _keys_beside(location: tuple[int | str, ...]) -> Iterable[str]:
     """The keys that would have been known where an unknown one was found."""
-    section: type[Section] = Config
+    section: Any = Config
     for part in location[:-1]:
-        if part == "task":
-            continue
-        if part in TASKS:
-            section = TASKS[str(part)]
-        else:
-            annotation = section.model_fields[str(part)].annotation
-            assert isinstance(annotation, type)
-            section = annotation
-    return section.model_fields
+        if part != "task":
+            section = TASKS.get(str(part)) or section.model_fields[part].annotation
+    return list(section.model_fields)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qafel.errors import ConfigError, UserError
+from qafel.errors import ConfigError, DataError
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.cifar10 import find_cifar10
 from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.shakespeare import find_shakespeare
 
+_NO_TORCH = "{} needs PyTorch: pip install 'qafel[torch]'"
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Random streams are named by 64-bit numbers."""
 
@@ -28,17 +30,33 @@ class Section(BaseModel):
 class _TaskSection(Section):
     """A task's settings are its constructor's arguments; `data_seed` is its seed, apart from the run's."""
 
-    def arguments(self) -> dict[str, Any]:
-        values = self.model_dump(exclude={"name"})
-        if "data_seed" in values:
-            values["seed"] = values.pop("data_seed")
-        return values
+    name: str
+
+    def make(self) -> Task:
+        """The task of these settings. A neural one needs torch, which is loaded only here."""
+        settings = self.model_dump(exclude={"name"})
+        if "data_seed" in settings:
+            settings["seed"] = settings.pop("data_seed")
+        if self.name in _CONVEX:
+            return _CONVEX[self.name](**settings)
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError(_NO_TORCH.format(self.name))
+        task: Task = getattr(importlib.import_module("qafel.tasks.neural"), self.name)(**settings)
+        return task
 
     def missing(self, fetch: bool = False) -> str | None:
-        """Why the task cannot be made here, found without making it; None if it can.
+        """Why the task cannot be made here, found without making it: no torch, or no data; None if it can.
 
         `fetch` first downloads data that is not there, if its authors allow that.
         """
+        if self.name in _CONVEX:
+            return None
+        if importlib.util.find_spec("torch") is None:
+            return _NO_TORCH.format(self.name)
+        try:
+            _FIND[self.name](data_folder(), fetch)
+        except DataError as error:
+            return str(error)
         return None
 
 
@@ -47,9 +65,6 @@ class MushroomsConfig(_TaskSection):
 
     name: Literal["mushrooms"] = "mushrooms"
     clients: int = Field(100, ge=1)
-
-    def make(self) -> Task:
-        return Mushrooms(**self.arguments())
 
 
 class QuadraticConfig(_TaskSection):
@@ -64,9 +79,6 @@ class QuadraticConfig(_TaskSection):
     strong_convexity: float = Field(0.1, gt=0)
     data_seed: Seed = 0
 
-    def make(self) -> Task:
-        return Quadratic(**self.arguments())
-
 
 class LogisticConfig(_TaskSection):
     """logistic regression of any size with known optimum; data made from the client's number"""
@@ -80,37 +92,16 @@ class LogisticConfig(_TaskSection):
     l2: float = Field(0.01, gt=0)
     data_seed: Seed = 0
 
-    def make(self) -> Task:
-        return SyntheticLogistic(**self.arguments())
-
 
 class _NeuralSection(_TaskSection):
-    """What the tasks of `qafel.tasks.neural` share. They need torch, loaded only when one is made."""
+    """What the tasks of `qafel.tasks.neural` share."""
 
-    name: str
     clients: int | None = Field(None, ge=1)
     partition: str = "user"
     max_samples: int | None = Field(None, ge=1)
     test_samples: int | None = Field(None, ge=1)
     data_seed: Seed = 0
     device: str = "cpu"
-
-    def missing(self, fetch: bool = False) -> str | None:
-        try:
-            self._require_torch()
-            _FIND[self.name](data_folder(), fetch)
-        except UserError as error:
-            return str(error)
-        return None
-
-    def make(self) -> Task:
-        self._require_torch()
-        task: Task = getattr(importlib.import_module("qafel.tasks.neural"), self.name)(**self.arguments())
-        return task
-
-    def _require_torch(self) -> None:
-        if importlib.util.find_spec("torch") is None:
-            raise ConfigError(f"{self.name} needs PyTorch: pip install 'qafel[torch]'")
 
 
 class Cifar10Config(_NeuralSection):
@@ -150,4 +141,9 @@ TASKS: dict[str, type[Section]] = {
     "shakespeare": ShakespeareConfig,
 }
 """Each task's settings by its name; the docstring is its summary."""
+_CONVEX: dict[str, Callable[..., Task]] = {
+    "mushrooms": Mushrooms,
+    "quadratic": Quadratic,
+    "logistic": SyntheticLogistic,
+}
 _FIND = {"cifar10": find_cifar10, "celeba": find_celeba, "shakespeare": find_shakespeare}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from qafel.tasks.neural.networks import first_block, norm_relu_pool
+from qafel.tasks.neural.blocks import first_block, norm_relu_pool
 
 
 def plain(x, norm):

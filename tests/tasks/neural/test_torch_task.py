@@ -17,7 +17,7 @@ from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
-from qafel.tasks.neural.networks import CharacterLstm, Cnn, Normalise
+from qafel.tasks.neural.published import CharacterLstm, Cnn, Normalise
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import batches
 

@@ -52,17 +52,12 @@ class TorchTask:
     Training and evaluation run on one thread and, for equal arguments, give equal bits in every process on the same
     machine. One task serves one thread at a time: it has one module.
 
-    `name`                           of the task, for people
-    `model`                          makes the module; its initial values come from the stream of `initial_model`
-    `train`, `test`, `partition`     the samples, and which client holds which of the training samples
-    `prepare`                        turns a batch of inputs into a tensor on a device
-    `loss`                           the mean over a batch, from outputs and targets
-    `score`                          the figure of each test sample; their mean is the metric
-    `metric_name`, `metric_goal`     what it is called, and whether it should become small or large
-    `device`, `precision`            where and in which type matrices are multiplied
-    `evaluation_batch`               test samples evaluated at once
-    `rebuild`                        a call without arguments that returns an equal task, such as a `functools.partial`:
-                                     it is pickled instead of the other arguments, so that mapped data is not copied
+    `model` makes the module; its initial values come from the stream of `initial_model`. Clients hold the samples
+    `train` as `partition` says; every `evaluation_batch` of the samples `test` are one part of an evaluation. `prepare`
+    turns a batch of inputs into a tensor on a device, `loss` is the mean over a batch, and `score` the figure of each
+    test sample whose mean is the metric, which `metric_name` and `metric_goal` describe. `device` and `precision` say
+    where and in which type matrices are multiplied. `rebuild` is a call without arguments that returns an equal task,
+    such as a `functools.partial`: it is pickled instead of the other arguments, so that mapped data is not copied.
     """
 
     def __init__(

@@ -1,0 +1,83 @@
+"""`qafel run` makes a run directory, keeps what is there, and says what was wrong."""
+
+import json
+
+import pytest
+
+from tests.command import qafel, qafel_here
+
+QUICK = ["--set", "stop.server_steps=30", "--quiet"]
+
+
+def test_the_same_command_gives_the_same_model_and_another_seed_another(tmp_path):
+    def sha(*extra):
+        return json.loads(qafel("run", "mushrooms-qafel-4bit", *QUICK, "--json", *extra, cwd=tmp_path).stdout)[
+            "model_sha256"
+        ]
+
+    assert sha("--seed", 0) == sha("--seed", 0) != sha("--seed", 1)
+    assert (tmp_path / "runs/mushrooms-qafel-4bit-seed0/summary.json").exists()
+
+
+def test_a_run_says_what_it_did(tmp_path):
+    shown, _ = qafel_here("run", "mushrooms-fedbuff", *QUICK, "--out", tmp_path / "out")
+    for word in ("f(x) − f*", "uploads", "300, 516 bytes each", "model sha256", "results in"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "unknown recipe 'nonsense'"),
+        (["mushrooms-fedbuf"], "did you mean 'mushrooms-fedbuff'?"),
+        (["mushrooms-fedbuff", "--set", "stop.steps=3"], "unknown key 'stop.steps'; did you mean 'server_steps'?"),
+        (["mushrooms-fedbuff", "--set", "stop.server_steps=many"], "valid integer, found 'many'"),
+        (["mushrooms-fedbuff", "--set", "stop.server_steps=0"], "greater than or equal to 1, found 0"),
+        (["mushrooms-qafel-4bit", "--set", "algorithm.client_quantizer=qsgd:99"], "qsgd"),
+        (["mushrooms-fedbuff", "--set", "task.clients=9000"], "between 1 and 8124 clients"),
+        (["mushrooms-fedbuff", "--out", "/dev/null/run"], "cannot write to /dev/null/run"),
+        (["gone.toml"], "gone.toml cannot be read"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown, complaint = qafel_here("run", *arguments, "--quiet", expect=2)
+    assert words in complaint
+    assert complaint.count("\n") == 1
+    assert not shown
+
+
+def test_a_users_mistake_shows_no_traceback(tmp_path):
+    finished = qafel("run", "nonsense", cwd=tmp_path, expect=2)
+    assert finished.stderr.startswith("qafel: unknown recipe 'nonsense'")
+    assert finished.stderr.count("\n") == 1
+
+
+def test_another_runs_results_are_not_lost(tmp_path):
+    qafel_here("run", "mushrooms-fedbuff", *QUICK, "--out", tmp_path)
+    before = (tmp_path / "summary.json").read_text()
+    other = ["run", "mushrooms-qafel-4bit", *QUICK, "--out", tmp_path]
+    assert "holds a run of another configuration" in qafel_here(*other, expect=2)[1]
+    assert (tmp_path / "summary.json").read_text() == before
+    qafel_here(*other, "--overwrite")
+    assert (tmp_path / "summary.json").read_text() != before
+
+
+def test_an_unfinished_run_is_not_lost(tmp_path):
+    command = ["run", "mushrooms-fedbuff", *QUICK, "--checkpoint-every", 0, "--out", tmp_path]
+    qafel_here(*command)
+    (tmp_path / "summary.json").unlink()  # as if it had been killed
+    _, refused = qafel_here(*command, expect=2)
+    for word in ("holds an unfinished run", "--resume", "--overwrite"):
+        assert word in refused
+    qafel_here(*command, "--resume")
+    (tmp_path / "summary.json").unlink()
+    qafel_here(*command, "--overwrite")
+
+
+def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_strict(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    unfit = "algorithm.server_quantizer=qsgd:levels=1,norm=l2,bucket=none"
+    command = ["run", "mushrooms-qafel-qsgd", *QUICK, "--set", unfit]
+    assert "warning:" in qafel_here(*command)[1]
+    assert "--strict" in qafel_here(*command, "--strict", expect=2)[1]

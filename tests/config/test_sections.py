@@ -1,0 +1,55 @@
+"""Settings: validated, closed, frozen, and resolved once."""
+
+import pytest
+
+from qafel.algorithm.methods import Preset
+from qafel.config import Config, load_recipe
+from qafel.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algorithm.bufer_size=3", "unknown key 'algorithm.bufer_size'; did you mean 'buffer_size'?"),
+        ("timing.network.latensy=3", "unknown key 'timing.network.latensy'; did you mean 'latency'?"),
+        ("algorithm.preset=fedavg", "fedavg has client_quantizer"),
+        ("algorithm.preset=mcm", 'mcm is synchronous: it needs timing.arrivals = "rounds"'),
+        ("algorithm.local_epochs=1", "local_steps or local_epochs, not both"),
+        ("stop.at_target=true", "stop.at_target needs evaluation.target"),
+        ("timing.arrivals=trace", "go together"),
+        ("zzz=3", "unknown key 'zzz'; known are"),
+        ("algorithm.buffer_size=ten", "algorithm.buffer_size: input should be a valid integer, found 'ten'"),
+        ("algorithm.buffer_size=0", "algorithm.buffer_size: input should be greater than or equal to 1, found 0"),
+        ("algorithm.server_momentum=1.5", "less than 1"),
+        ("seed=9223372036854775808", "seed: input should be less than 9223372036854775808"),
+        ("task={name='quadratic',data_seed=-9223372036854775809}", "task.data_seed: input should be greater than"),
+        ("timing.speed_spread=1000", "timing.speed_spread: input should be less than or equal to 50"),
+        ("timing.spread=1000", "timing.spread: input should be less than or equal to 50"),
+        ("timing.network.spread=1000", "timing.network.spread: input should be less than or equal to 50"),
+        ("algorithm.preset=qafle", "unknown preset 'qafle'; did you mean 'qafel'?"),
+        ("algorithm.preset=fedbuff", "fedbuff has client_quantizer = 'none' by definition"),
+        ("algorithm.client_quantizer=qsdg:4", "qsgd"),
+        ("task.name=mushroom", "mushrooms"),
+        ("task.name.first=a", "name is a value, not a section"),
+        ("stop.server_steps", "--set takes section.key=value"),
+        ("=3", "--set takes section.key=value"),
+    ],
+)
+def test_a_wrong_setting_gets_one_clear_sentence(override, words):
+    with pytest.raises(ConfigError) as error:
+        load_recipe("mushrooms-qafel-4bit", [override])
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_configuration_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        load_recipe("mushrooms-fedbuff").seed = 3
+
+
+def test_a_preset_is_resolved_once(monkeypatch):
+    resolve, calls = Preset.resolve, []
+    monkeypatch.setattr(Preset, "resolve", lambda self, *given: calls.append(1) or resolve(self, *given))
+    config = Config.from_dict({"algorithm": {"preset": "fedprox"}, "timing": {"arrivals": "rounds"}})
+    assert config.algorithm.wire().local.proximal == config.algorithm.proximal == 0.1
+    assert calls == [1]
