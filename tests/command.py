@@ -30,12 +30,15 @@ def qafel(*arguments, cwd=None, expect=0):
 def qafel_here(*arguments, expect=0):
     """Run a command in this process, which saves a second of imports; returns what it wrote to stdout and stderr."""
     out, errors, code = io.StringIO(), io.StringIO(), 0
-    arguments = ["qafel", *map(str, arguments)]
-    with mock.patch.object(sys, "argv", arguments), mock.patch.object(gc, "freeze"):
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-            try:
-                main()
-            except SystemExit as ended:
-                code = ended.code or 0
+    with (
+        mock.patch.object(sys, "argv", ["qafel", *map(str, arguments)]),
+        mock.patch.object(gc, "freeze"),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
     assert code == expect, errors.getvalue()
     return out.getvalue(), errors.getvalue()

@@ -1,4 +1,4 @@
-"""The lists: quantizers with their theory beside what they do to data."""
+"""The lists: what there is, what of it cannot be used here, and quantizers beside what they do to data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from qafel.cli import app
 from qafel.errors import SpecError
+from tests.command import qafel_here
 
 
 def run(*arguments: str) -> str:
@@ -35,3 +36,21 @@ def test_the_table_is_readable_in_80_columns() -> None:
 def test_a_spec_that_does_not_parse_is_named() -> None:
     with pytest.raises(SpecError, match="did you mean"):
         run("quantizers", "qsdg:4")
+
+
+def test_recipes_and_tasks_are_listed():
+    names = {recipe["name"] for recipe in json.loads(qafel_here("recipes", "--json")[0])}
+    assert {"mushrooms-fedbuff", "mushrooms-qafel-qsgd", "mushrooms-direct-topk"} <= names
+    assert "mushrooms-qafel-4bit" in qafel_here("recipes")[0]
+    assert "mushrooms" in json.loads(qafel_here("tasks", "--json")[0])
+
+
+def test_recipes_whose_data_is_missing_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("QAFEL_DATA", str(tmp_path))
+    shown = " ".join(qafel_here("recipes")[0].split())
+    assert "dim, cifar10: CIFAR-10:" in shown
+    assert "dim, mushrooms" not in shown
+
+
+def test_a_task_without_a_partition_has_none_to_show():
+    assert "mushrooms is divided evenly" in qafel_here("tasks", "show", "mushrooms", expect=2)[1]
