@@ -28,7 +28,19 @@ def distances(spec: str, size: int, steps: int) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if 0 < parse(spec).delta(SIZE) < 1])
+QUICK = {
+    "qsgd:4", "qsgd:4+zstd", "sign", "dithered:4", "rotated:4", "affine:4", "top_k:0.1,values=qsgd:4", "scaled:rand_k:0.1"
+}  # fmt: skip
+
+
+def contracting() -> list[object]:
+    """Every quantizer with 0 < δ < 1: one of each family now, the others in `make test-slow`."""
+    specs = [spec for spec in SPECS if 0 < parse(spec).delta(SIZE) < 1]
+    assert set(specs) >= QUICK
+    return [pytest.param(spec, marks=() if spec in QUICK else pytest.mark.slow) for spec in specs]
+
+
+@pytest.mark.parametrize("spec", contracting())
 def test_stays_within_its_bound_for_10000_steps(spec: str) -> None:
     """Root mean square over time at most √(1−δ)/(1−√(1−δ)), which contraction implies; 10 % for chance."""
     delta = parse(spec).delta(SIZE)

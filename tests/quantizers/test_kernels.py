@@ -10,6 +10,7 @@ from scipy import stats
 
 from qafel.quantizers import parse
 from qafel.quantizers.kernels import packed_bytes
+from qafel.quantizers.kernels.sparse import select_random
 from qafel.rng import Stream
 from tests.quantizers import oracle
 from tests.quantizers.specs import same_bits, stream, vectors
@@ -102,3 +103,16 @@ def test_streams_with_neighbouring_names_are_uncorrelated() -> None:
     runs = [oracle.uniform16(1 << 16, Stream.named(s, "x").words).astype(np.float64) for s in range(51)]
     for a, b in itertools.pairwise(runs):
         assert abs(np.corrcoef(a, b)[0, 1]) < 6 / 256
+
+
+def test_random_sets_are_uniform() -> None:
+    """Each index is drawn about equally often, 5.5 standard errors: wrong alarm below 1e-5."""
+    for size, count in ((50, 5), (50, 40), (64, 32), (1, 1)):
+        hits = np.zeros(size)
+        for seed in range(4000):
+            chosen = np.empty(count, np.uint32)
+            select_random(seed, size, chosen)
+            assert (np.diff(chosen.astype(np.int64)) > 0).all()
+            hits[chosen] += 1
+        share = count / size
+        assert (np.abs(hits - 4000 * share) <= 5.5 * np.sqrt(4000 * share * (1 - share)) + 1e-9).all()

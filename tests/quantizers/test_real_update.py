@@ -17,6 +17,8 @@ from qafel.params import Layout
 from qafel.quantizers import measured, parse
 from tests.quantizers.specs import stream
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(os.environ.get("QAFEL_DATA", "")) / "cifar-10-batches-bin" / "data_batch_1.bin"
 
 

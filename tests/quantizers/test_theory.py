@@ -9,10 +9,10 @@ import pytest
 from scipy import optimize, stats
 
 from qafel.params import Layout
-from qafel.quantizers import fitness, measured, parse
+from qafel.quantizers import measured, parse
 from qafel.quantizers.measure import gaussian
 from qafel.quantizers.rotated import LEVELS, OMEGA
-from tests.quantizers.specs import SPECS, stream
+from tests.quantizers.specs import stream
 
 
 @pytest.mark.parametrize(("bits", "bucket"), [(4, 512), (4, 256), (3, 64), (2, 16), (8, 512)])
@@ -102,33 +102,3 @@ def test_scaled_contracts_what_does_not() -> None:
     textbook = parse("scaled:qsgd:4,norm=l2,bucket=none")
     result = measured(textbook, [gaussian(29_282)], 3, stream())
     assert 0 < textbook.delta(29_282) <= result.delta
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_fitness_speaks_exactly_where_theory_does(spec: str) -> None:
-    quantizer = parse(spec)
-    assert bool(fitness(quantizer, 29_282, "client")) == (not quantizer.unbiased)
-    assert bool(fitness(quantizer, 29_282, "server")) == (quantizer.delta(29_282) <= 0)
-
-
-def test_fitness_names_reason_and_remedies() -> None:
-    (sentence,) = fitness(parse("qsgd:4,norm=l2,bucket=none"), 29_282, "server")
-    for part in ("no δ > 0", "29282", "norm=max", "qsgd:4,bucket=256", "scaled:qsgd:4,norm=l2,bucket=none"):
-        assert part in sentence
-    (sentence,) = fitness(parse("top_k:0.1"), 29_282, "client")
-    assert "biased" in sentence
-    assert "qsgd:4" in sentence
-    assert parse("qsgd:4,bucket=256").delta(29_282) > 0
-
-
-def test_measured_agrees_with_what_is_known() -> None:
-    vector = gaussian(2000)
-    exact = measured(parse("none"), [vector], 2, stream())
-    assert (exact.nmse, exact.delta, exact.bias, exact.bits_per_coordinate) == (0, 1, 0, 32)
-    sparse = measured(parse("rand_k:0.25"), [vector], 200, stream())
-    assert sparse.nmse == pytest.approx(3, rel=0.05)
-    assert abs(sparse.bias) < 0.1
-    biased = measured(parse("top_k:0.5"), [vector], 2, stream())
-    assert biased.bias == pytest.approx(biased.nmse)
-    assert math.isnan(measured(parse("qsgd:4"), [vector], 1, stream()).bias)
-    assert measured(parse("qsgd:4"), [np.zeros(5, np.float32)], 2, stream()).nmse == 0

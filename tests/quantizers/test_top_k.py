@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from qafel.errors import MalformedPayload
 from qafel.quantizers import TopK, parse
-from qafel.quantizers.kernels.sparse import select_random
 from qafel.quantizers.top_k import decode_indices, encode_indices, max_index_bytes
 from tests.quantizers.specs import stream
 
@@ -57,19 +56,6 @@ def test_garbage_indices_are_refused_or_valid(garbage: bytes, count: int, size: 
     assert indices.size == count
     assert (np.diff(indices.astype(np.int64)) > 0).all()
     assert indices[-1] < size
-
-
-def test_random_sets_are_uniform() -> None:
-    """Each index is drawn about equally often, 5.5 standard errors: wrong alarm below 1e-5."""
-    for size, count in ((50, 5), (50, 40), (64, 32), (1, 1)):
-        hits = np.zeros(size)
-        for seed in range(4000):
-            chosen = np.empty(count, np.uint32)
-            select_random(seed, size, chosen)
-            assert (np.diff(chosen.astype(np.int64)) > 0).all()
-            hits[chosen] += 1
-        share = count / size
-        assert (np.abs(hits - 4000 * share) <= 5.5 * np.sqrt(4000 * share * (1 - share)) + 1e-9).all()
 
 
 def test_composition_quantizes_the_kept_values() -> None:
