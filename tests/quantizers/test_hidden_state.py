@@ -29,7 +29,8 @@ def distances(spec: str, size: int, steps: int) -> np.ndarray:
 
 
 QUICK = {
-    "qsgd:4", "qsgd:4+zstd", "sign", "dithered:4", "rotated:4", "affine:4", "top_k:0.1,values=qsgd:4", "scaled:rand_k:0.1"
+    "qsgd:4", "qsgd:4+zstd", "sign", "dithered:4", "rotated:4", "affine:4", "top_k:0.1,values=qsgd:4",
+    "scaled:rand_k:0.1",
 }  # fmt: skip
 
 
