@@ -20,10 +20,12 @@ if sys.platform != "win32":
 _DIGEST_BYTES = 8
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by new content, or leave it as it was."""
+def write_atomically(path: Path, data: bytes, make_folder: bool = False) -> None:
+    """Replace a file by new content, or leave it as it was; `make_folder` makes the folder that it lies in."""
     beside = path.with_name(f".{path.name}.part")
     try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("wb") as file:
             file.write(data)
             file.flush()

@@ -19,7 +19,7 @@ PANELS = (
             Series("curve", X, 1 / X, 0.5 / X, 2 / X),
             Series("one point", FEW[:1], FEW[:1]),
             Series(EVIL, X, np.where(X < 5e3, X, np.nan)),
-            Series("curve", FEW[:1], FEW[:1], kind="marks", hover=(EVIL,), symbol="up"),
+            Series("curve", FEW[:1], FEW[:1], kind="marks", hover=(EVIL,), symbol="triangle-up"),
         ),
         "A note.",
         targets=(0.01,),
@@ -44,7 +44,7 @@ PANELS = (
         Axis("share", unit="%", fixed=True),
         tuple(
             Series("both", FEW[:2], FEW[:2] / 10, kind="marks", symbol=symbol, shade=np.array([0.0, 1.0]))
-            for symbol in ("dot", "circle", "cross", "ring", "down")
+            for symbol in ("circle", "circle-open", "x-thin-open", "triangle-up", "triangle-down")
         ),
     ),
     Panel(

@@ -46,5 +46,5 @@ def test_an_unknown_format_and_a_place_that_cannot_be_written_are_clear_errors(t
     with pytest.raises(OutputError, match="suffix"):
         save_figure(figure, tmp_path / "f.docx")
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot write"):
         save_figure(figure, tmp_path / "file" / "f.png")

@@ -43,20 +43,22 @@ def test_runs_of_one_kind_are_said_to_be_nothing_else(make_run):
 
 
 def test_a_suboptimality_over_decades_gets_a_log_axis_and_an_accuracy_a_linear_one(make_run):
-    assert view_of([Run.load(make_run("a"))]).log
-    assert not view_of([Run.load(make_run("b", metric=[0.7, 0.5, 0.4]))]).log
+    assert view_of([Run.load(make_run("a"))]).axis.log
+    assert not view_of([Run.load(make_run("b", metric=[0.7, 0.5, 0.4]))]).axis.log
     accuracy = Run.load(make_run("c", metric=[0.01, 0.5, 0.9], metric_goal="max", metric_name="accuracy"))
     view = view_of([accuracy])
-    assert not view.log
-    assert (view.low < 0.01, view.high > 0.9, view.leaves) == (True, True, {})
+    low, high = view.axis.limits
+    assert not view.axis.log
+    assert (low < 0.01, high > 0.9, view.leaves) == (True, True, {})
 
 
 def test_a_diverging_run_neither_stretches_the_view_nor_goes_unmentioned(make_run):
     good = Run.load(make_run("good"))
     bad = Run.load(make_run("bad", metric=[0.68, 0.5, 10.0, 1e3, 1e300]))
     view = view_of([good, bad])
-    assert 0.68 < view.high < 10
-    assert view.low < 1e-4
+    low, high = view.axis.log_limits
+    assert 0.68 < high < 10
+    assert low < 1e-4
     assert view.leaves == {1: 2}
     assert view.notes == ("▲ bad leaves the view at 20 uploads and reaches 1.00e300.",)
 
@@ -71,20 +73,20 @@ def test_an_accuracy_that_collapses_below_all_bounds_is_clipped_from_below(make_
     good = Run.load(make_run("good", metric=[0.1, 0.9], **goal))
     bad = Run.load(make_run("bad", metric=[0.1, -1e9], **goal))
     view = view_of([good, bad])
-    assert -1 < view.low < 0.1
-    assert view.edge == view.low
+    assert -1 < view.edge < 0.1
+    assert view.edge == view.axis.limits[0]
     assert list(view.leaves) == [1]
 
 
 def test_runs_that_all_diverge_or_are_all_nan_still_have_a_view(make_run):
     view = view_of([Run.load(make_run("up", metric=[1.0, 10.0, 1e4]))])
-    assert view.high > 1e4
-    assert view_of([Run.load(make_run("over", metric=[1.0, 10.0, 1e300]))]).high < 1e8
+    assert view.axis.limits[1] > 1e4
+    assert view_of([Run.load(make_run("over", metric=[1.0, 10.0, 1e300]))]).edge < 1e8
     assert "nothing to draw" in view_of([Run.load(make_run("nan", metric=[math.nan]))]).notes[0]
 
 
 def test_an_exact_zero_does_not_forbid_the_log_axis(make_run):
     view = view_of([Run.load(make_run("a", metric=[*np.geomspace(0.68, 1e-6, 200), 0.0]))])
-    assert view.log
-    assert view.low > 0
+    assert view.axis.log
+    assert view.axis.log_limits[0] > 0
     assert "zero" in view.notes[-1]

@@ -82,7 +82,7 @@ def test_no_run_and_no_place_are_clear_errors(make_run, tmp_path):
     with pytest.raises(DataError, match="no run"):
         write_report([], tmp_path / "r.html")
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot write"):
         write_report([Run.load(make_run())], tmp_path / "file" / "r.html")
 
 

@@ -13,7 +13,7 @@ from qafel.drawing.styles import Style, Values, styles_for
 Ends: TypeAlias = tuple[float, float]
 Scale: TypeAlias = Literal["linear", "log"]
 Unit: TypeAlias = Literal["", "B", "count", "integer", "%"]
-Symbol: TypeAlias = Literal["dot", "circle", "cross", "ring", "up", "down"]
+Symbol: TypeAlias = Literal["circle", "circle-open", "x-thin-open", "triangle-up", "triangle-down"]
 
 
 @final
@@ -28,10 +28,10 @@ class Series:
     high: Values | None = None
     kind: Literal["curve", "steps", "points", "line-and-points", "reference", "rings", "marks"] = "curve"
     """Steps hold each value up to the next. A reference is a dashed grey line; rings are drawn on one, around points of
-    other series. Marks are points with a symbol, of which only the words in `hover` are told."""
+    other series. Marks are points with a symbol (Plotly's name of it), of which only the words in `hover` are told."""
     hover: tuple[str, ...] = ()
     """Words for the points on the page; in print there is no room beside them."""
-    symbol: Symbol = "dot"
+    symbol: Symbol = "circle"
     shade: Values | None = None
     """A colour for each mark in place of the style's, from 0, dark, to 1, bright."""
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from string import Template
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -34,14 +35,6 @@ _UNITS: dict[str, dict[str, Any]] = {
     "integer": {"tickformat": "d"},
     "%": {"tickformat": ".0%"},
 }
-_SYMBOLS: dict[str, dict[str, Any]] = {
-    "dot": {"symbol": "circle", "size": 8},
-    "circle": {"symbol": "circle-open", "size": 8},
-    "cross": {"symbol": "x-thin-open", "size": 8},
-    "ring": {"symbol": "circle-open", "size": 20},
-    "up": {"symbol": "triangle-up", "size": 11},
-    "down": {"symbol": "triangle-down", "size": 11},
-}
 
 
 @final
@@ -57,34 +50,18 @@ def page(title: str, sections: Iterable[str], panels: Sequence[Panel], styles: S
     `title` is plain text, `sections` are HTML, among them the `cards` of all `panels`; `styles` are those of the
     legend, by default one for each label.
     """
-    body, plotly_js, script = "\n".join(filter(None, sections)), get_plotlyjs(), _file("page.js")
-    scripts = f"{_digest(plotly_js)} {_digest(script)}"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {scripts}"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{_file("page.css")}</style>
-</head>
-<body>
-<main>
-<h1>{escape(title)}</h1>
-<div id="problem" role="alert"></div>
-<noscript><p>The tables need nothing; the charts need JavaScript, all of which is in this file.</p></noscript>
-{body}
-<footer>Written by qafel {escape(__version__)}.</footer>
-</main>
-<script type="application/json" id="charts">{_data(panels, styles or panel_styles(panels))}</script>
-<script>{plotly_js}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    plotly, script = get_plotlyjs(), _file("page.js")
+    allowed = f"{_digest(plotly)} {_digest(script)}"
+    return Template(_file("page.html")).substitute(
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
+        title=escape(title),
+        style=_file("page.css"),
+        body="\n".join(filter(None, sections)),
+        version=escape(__version__),
+        charts=_data(panels, styles or panel_styles(panels)),
+        plotly=plotly,
+        script=script,
+    )
 
 
 def note(text: str) -> str:
@@ -202,9 +179,9 @@ def _curve(panel: Panel, series: Series, rows: NDArray[np.int64], style: Style) 
     values = f"%{{x:.4~s}}{unit}, %{{y:.4~g}}"
     lines = series.kind not in ("points", "marks") and (len(rows) > 1 or series.is_reference)
     markers = series.kind in ("points", "line-and-points", "rings", "marks") or not lines
-    marker: dict[str, Any] = {"color": style.colour, **_SYMBOLS[series.symbol], "line": {"width": 1.5}}
+    marker: dict[str, Any] = {"color": style.colour, "symbol": series.symbol, "size": 8, "line": {"width": 1.5}}
     if series.kind == "rings":
-        marker |= {"symbol": "circle-open", "size": 15}
+        marker |= {"symbol": "circle-open", "size": 17}
     if series.shade is not None:
         marker |= {"color": _plain(series.shade[rows]), "colorscale": "Viridis", "cmin": 0, "cmax": 1}
     trace: Trace = _named(style) | {
@@ -295,11 +272,6 @@ def _lines(words: str) -> str:
     return escape(words).replace("\n", "<br>")
 
 
-def _plain(values: Values) -> list[float | int | None]:
+def _plain(values: Values) -> list[float | None]:
     """Six significant digits for JSON; what is not finite becomes a gap."""
-    return [_short(value) if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _short(value: float) -> float | int:
-    rounded = float(f"{value:.6g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]

@@ -10,32 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import (
-    EngFormatter,
-    FixedLocator,
-    Formatter,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-    PercentFormatter,
-    ScalarFormatter,
-)
 
 from qafel.drawing.chart import Axis, Bars, Ends, Panel, Series, limits_of, panel_styles
 from qafel.drawing.styles import DASHES, GRID, INK, MUTED, Style, Values, paler, thin
 from qafel.errors import OutputError
+from qafel.files import write_atomically
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_SYMBOLS = {"dot": "o", "circle": "o", "cross": "x", "ring": "o", "up": "^", "down": "v"}
+_SYMBOLS = {"circle": "o", "circle-open": "o", "x-thin-open": "x", "triangle-up": "^", "triangle-down": "v"}
+_UNITS = {"B": ("B", " "), "count": ("", "")}
 _POINTS = 1500
 _SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -85,12 +75,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise OutputError(f"{path} should end in one of {', '.join(_SUFFIXES)}: the suffix chooses the format")
-    content = rendered(figure, path.suffix.lower())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written ({error.strerror}): choose another place") from None
+    write_atomically(path, rendered(figure, path.suffix.lower()), make_folder=True)
     return path
 
 
@@ -137,11 +122,10 @@ def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, log: bo
 
 
 def _draw_marks(axes: Axes, x: Values, y: Values, series: Series, style: Style) -> None:
-    look: dict[str, Any] = {"s": 200 if series.symbol == "ring" else 36, "marker": _SYMBOLS[series.symbol]}
     colours: Any = style.colour if series.shade is None else colormaps["viridis"](series.shade)
-    hollow = series.symbol in ("circle", "ring")
-    look |= {"facecolors": "none", "edgecolors": colours} if hollow else {"c": colours}
-    axes.scatter(x, y, clip_on=False, zorder=5, **look)
+    hollow = series.symbol == "circle-open"
+    look: dict[str, Any] = {"facecolors": "none", "edgecolors": colours} if hollow else {"c": colours}
+    axes.scatter(x, y, marker=_SYMBOLS[series.symbol], clip_on=False, zorder=5, **look)
 
 
 def _look(series: Series | None, style: Style) -> dict[str, Any]:
@@ -200,27 +184,22 @@ def _scale(axes: Axes, name: str, axis: Axis, limits: Ends | None) -> None:
     own: XAxis | YAxis = axes.xaxis if name == "x" else axes.yaxis
     if axis.log:
         (axes.set_xscale if name == "x" else axes.set_yscale)("log")
-        own.set_major_locator(LogLocator(numticks=8))
-        own.set_minor_formatter(NullFormatter())
-    units: dict[str, Formatter] = {
-        "B": EngFormatter(unit="B", sep=" "),
-        "count": EngFormatter(sep=""),
-        "%": PercentFormatter(1.0),
-    }
-    # Within a decade or so, powers of ten alone would leave an axis without ticks.
-    if axis.log and not axis.ticks and limits is not None and limits[1] < 15 * limits[0]:
-        own.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=20))
-        own.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        own.set_major_locator(ticker.LogLocator(numticks=8))
+        own.set_minor_formatter(ticker.NullFormatter())
+    if axis.log and limits is not None and limits[1] < 15 * limits[0]:
+        # Within a decade or so, powers of ten alone would leave an axis without ticks.
+        own.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=20))
+        own.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     if axis.ticks or axis.names:
-        own.set_major_locator(FixedLocator(list(axis.ticks or range(len(axis.names)))))
-        own.set_minor_locator(NullLocator())
-        own.set_major_formatter(ScalarFormatter())
-    if axis.names:
-        own.set_major_formatter(FuncFormatter(lambda value, _: axis.names[round(value)]))
-    if axis.unit == "integer":
-        own.set_major_locator(MaxNLocator(integer=True))
+        own.set_ticks(axis.ticks or range(len(axis.names)), axis.names or [f"{tick:g}" for tick in axis.ticks])
+        own.set_minor_locator(ticker.NullLocator())
+    elif axis.unit == "integer":
+        own.set_major_locator(ticker.MaxNLocator(integer=True))
+    elif axis.unit == "%":
+        own.set_major_formatter(ticker.PercentFormatter(1.0))
     elif axis.unit:
-        own.set_major_formatter(units[axis.unit])
+        unit, space = _UNITS[axis.unit]
+        own.set_major_formatter(ticker.EngFormatter(unit, sep=space))
     if limits is not None:
         (axes.set_xlim if name == "x" else axes.set_ylim)(*limits)
 

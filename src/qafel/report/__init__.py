@@ -11,7 +11,8 @@ from pathlib import Path
 from qafel.drawing.chart import Panel
 from qafel.drawing.page import cards, legend, note, page
 from qafel.drawing.styles import Style
-from qafel.errors import DataError, OutputError
+from qafel.errors import DataError
+from qafel.files import write_atomically
 from qafel.report.charts import comparison_figure, report_panels
 from qafel.report.groups import Group, groups_of, run_styles
 from qafel.report.tables import differences_table, full_configurations, headline_table, lead_sentence, provenance_table
@@ -26,12 +27,7 @@ def write_report(runs: Sequence[Run], path: Path, title: str = "", left_out: Seq
     Colours follow the order of `runs`; `title` is by default their names; the page names what was `left_out`.
     """
     path = Path(path)
-    text = render_report(runs, title, left_out)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written ({error.strerror}): choose another place") from None
+    write_atomically(path, render_report(runs, title, left_out).encode(), make_folder=True)
     return path
 
 

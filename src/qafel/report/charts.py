@@ -68,22 +68,20 @@ def _metric_panel(
             np.array([view.edge]),
             kind="marks",
             hover=(words,),
-            symbol="up" if view.goal == "min" else "down",
+            symbol="triangle-up" if group.goal == "min" else "triangle-down",
         )
         for (index, row), words in zip(view.leaves.items(), view.notes, strict=False)
     ]
-    # The limits for both scales, between which the page switches; a logarithmic one only if all limits are positive.
-    ends = (min(0.0, view.low) if view.log else view.low, view.high)
-    y = Axis(view.name, view.log, limits=ends, log_limits=(view.low, view.high) if view.low > 0 else None)
-    x = _x_axis(label, across, log)
     series = (*curves, *marks) if curves else ()
-    return Panel(by, f"{view.name} by {label}", x, y, series, " ".join(view.notes), targets=view.targets)
+    targets = tuple(target for target in group.targets if target > 0 or not view.axis.log)
+    title, note = f"{group.metric} by {label}", " ".join(view.notes)
+    return Panel(by, title, _x_axis(label, across, log), view.axis, series, note, targets=targets)
 
 
 def _bytes_panel(group: Group, view: MetricView) -> Panel:
     across = [run.traffic for run in group.runs]
     panel = _metric_panel(group, view, "bytes", _BYTES, across, log=_totals_differ(across))
-    return replace(panel, title=f"{view.name} by bytes", x=replace(panel.x, unit="B"))
+    return replace(panel, title=f"{group.metric} by bytes", x=replace(panel.x, unit="B"))
 
 
 def _time_panel(group: Group, view: MetricView) -> Panel:
@@ -96,7 +94,7 @@ def _time_panel(group: Group, view: MetricView) -> Panel:
     label = "seconds" if len(deployed) == len(group.runs) else "virtual time"
     panel = _metric_panel(group, view, "virtual-time", label, [run.column("virtual_time") for run in group.runs])
     if label == "seconds":
-        return replace(panel, title=f"{view.name} by time")
+        return replace(panel, title=f"{group.metric} by time")
     if not deployed:
         return panel
     mixed = f"Deployed, so in seconds: {', '.join(deployed)}. The others are in virtual time, which has no unit."

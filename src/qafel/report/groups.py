@@ -9,6 +9,7 @@ from typing import final
 
 import numpy as np
 
+from qafel.drawing.chart import Axis
 from qafel.drawing.styles import Style, styles_for
 from qafel.runs.reading import Column, Run
 from qafel.tasks.protocol import Goal
@@ -103,23 +104,15 @@ def _is_fedbuff(run: Run) -> bool:
 @final
 @dataclass(frozen=True)
 class MetricView:
-    """The metric's axis: name, goal, scale, limits, targets in sight, and a sentence for everything not drawn."""
+    """The metric's axis, with limits that one diverging run cannot ruin, and a sentence for everything not drawn."""
 
-    name: str
-    goal: Goal
-    log: bool
-    low: float
-    high: float
+    axis: Axis
+    edge: float
+    """The limit through which a run gets worse out of the view."""
     leaves: Mapping[int, int]
     """The runs that leave the limits, by their place in the group: the first row beyond, or that is not finite."""
     notes: tuple[str, ...]
     """First those of the runs that leave, in order."""
-    targets: tuple[float, ...] = ()
-
-    @property
-    def edge(self) -> float:
-        """The limit through which a run gets worse out of the view."""
-        return self.high if self.goal == "min" else self.low
 
 
 def metric_view(group: Group) -> MetricView:
@@ -132,17 +125,18 @@ def metric_view(group: Group) -> MetricView:
     everything = np.concatenate(finite)
     if not everything.size:
         nothing = "No run has a finite metric: nothing to draw."
-        return MetricView(group.metric, goal, log=False, low=0.0, high=1.0, leaves={}, notes=(nothing,))
+        return MetricView(Axis(group.metric, limits=(0.0, 1.0)), 1.0, {}, (nothing,))
     starts = [curve[0] for curve in finite if curve.size and _stays(curve)]
     ceiling = max(starts) if starts else _ceiling_of_the_diverged(everything)
     log = goal == "min" and is_wide(everything[everything <= ceiling])
-    targets = tuple(target for target in group.targets if target > 0 or not log)
-    everything = np.concatenate((everything, sign * np.array(targets)))
-    low, high = _limits(everything, ceiling, log)
+    everything = np.concatenate((everything, sign * np.array(group.targets)))
+    low, high = _limits(everything[everything > 0] if log else everything, ceiling, log)
     leaves = {index: row for index, curve in enumerate(curves) if (row := _first_outside(curve, high)) >= 0}
     notes = _notes(group, leaves, log, curves)
     low, high = (low, high) if goal == "min" else (-high, -low)
-    return MetricView(group.metric, goal, log, low, high, leaves, notes, targets)
+    # The limits for both scales, between which a page can switch.
+    axis = Axis(group.metric, log, limits=(0.0 if log else low, high), log_limits=(low, high) if log else None)
+    return MetricView(axis, high if goal == "min" else low, leaves, notes)
 
 
 def is_wide(values: Column) -> bool:
@@ -176,7 +170,7 @@ def _limits(values: Column, ceiling: float, log: bool) -> tuple[float, float]:
     floor = float(values.min())
     if log:
         top = min(3.0 * ceiling, 1.3 * float(values.max()))
-        return float(values[values > 0].min()) / 1.5, top
+        return floor / 1.5, top
     spread = ceiling - floor or abs(ceiling) or 1.0
     return floor - 0.04 * spread, min(ceiling + 0.5 * spread, float(values.max()) + 0.04 * spread)
 

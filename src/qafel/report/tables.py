@@ -33,8 +33,8 @@ def _row(group: Group, index: int) -> list[str]:
     run, reference = group.runs[index], group.runs[group.reference]
     cells = [_name(run, group.styles[index]), human_metric(final_of(run)), human_metric(best_of(run, group.goal))]
     if group.targets:
-        cells.append(_or_not(uploads_to_target(group, index), human_count(uploads_to_target(group, index))))
-        cells.append(_or_not(bytes_to_target(group, index), human_bytes(bytes_to_target(group, index))))
+        uploads, traffic = (figures[index] for figures in _to_target(group))
+        cells += [_or_not(uploads, human_count(uploads)), _or_not(traffic, human_bytes(traffic))]
     return [
         *cells,
         human_count(run.number("uploads")),
@@ -57,18 +57,6 @@ def _name(run: Run, style: Style) -> Html:
 
 def _or_not(value: float, written: str) -> str:
     return "not reached" if math.isinf(value) else UNKNOWN if math.isnan(value) else written
-
-
-def uploads_to_target(group: Group, index: int) -> float:
-    """Uploads at the first evaluation that meets the run's target; infinite if none does, NaN without a target."""
-    run = group.runs[index]
-    return run.at_target(run.column("uploads"), group.goal)
-
-
-def bytes_to_target(group: Group, index: int) -> float:
-    """Bytes uploaded and broadcast until then."""
-    run = group.runs[index]
-    return run.at_target(run.traffic, group.goal)
 
 
 def final_of(run: Run) -> float:
@@ -99,59 +87,46 @@ def lead_sentence(group: Group) -> str:
     """
     if len(group.runs) < 2:
         return ""
-    reached = _reached(group)
-    return " ".join(filter(None, (reached, _ends_best(group), "" if reached else _sends_least(group))))
+    sound = [not run.diverged for run in group.runs]
+    said = _reached(group, sound)
+    sign, lowest = (1.0, "Lowest") if group.goal == "min" else (-1.0, "Highest")
+    finals, totals = [final_of(run) for run in group.runs], [run.traffic_total for run in group.runs]
+    ended = [run.finished and math.isfinite(final) for run, final in zip(group.runs, finals, strict=True)]
+    best = _smallest([sign * final for final in finals], sound)
+    least = None if said else _smallest(totals, [all(merits) for merits in zip(sound, ended, strict=True)])
+    if best is not None:
+        final = human_metric(finals[best])
+        said.append(f"{lowest} final {escape(group.metric)}: {_strong(group, best)} with {final}.")
+    if least is not None:
+        said.append(f"Least traffic: {_strong(group, least)} with {_bytes(group, totals, least)}.")
+    return " ".join(said)
 
 
-def _reached(group: Group) -> str:
+def _reached(group: Group, sound: Sequence[bool]) -> list[str]:
     """The fewest uploads and bytes to the target that all runs share; empty if there is none, or none reached it."""
-    target = group.shared_target
-    if target is None:
-        return ""
-    uploads = [uploads_to_target(group, index) for index in range(len(group.runs))]
-    traffic = [bytes_to_target(group, index) for index in range(len(group.runs))]
-    first, least = (_smallest(figures, _sound(group)) for figures in (uploads, traffic))
-    if first is None:
-        return ""
-    sign = "≤" if group.goal == "min" else "≥"
-    goal = f"{escape(group.metric)} {sign} {target:g}"
-    text = f"Fewest uploads to {goal}: {_strong(group, first)} with {human_count(uploads[first])}."
-    if least is None:
-        return text
-    return f"{text} Fewest bytes: {_strong(group, least)} with {_bytes(group, traffic, least)}."
+    uploads, traffic = _to_target(group)
+    first, least = _smallest(uploads, sound), _smallest(traffic, sound)
+    if group.shared_target is None or first is None:
+        return []
+    goal = f"{escape(group.metric)} {'≤' if group.goal == 'min' else '≥'} {group.shared_target:g}"
+    said = [f"Fewest uploads to {goal}: {_strong(group, first)} with {human_count(uploads[first])}."]
+    if least is not None:
+        said.append(f"Fewest bytes: {_strong(group, least)} with {_bytes(group, traffic, least)}.")
+    return said
 
 
-def _ends_best(group: Group) -> str:
-    sign = 1.0 if group.goal == "min" else -1.0
-    best = _smallest([sign * final_of(run) for run in group.runs], _sound(group))
-    if best is None:
-        return ""
-    adjective = "Lowest" if group.goal == "min" else "Highest"
-    figure = human_metric(final_of(group.runs[best]))
-    return f"{adjective} final {escape(group.metric)}: {_strong(group, best)} with {figure}."
-
-
-def _sends_least(group: Group) -> str:
-    totals = [run.traffic_total for run in group.runs]
-    merits = [
-        sound and run.finished and math.isfinite(final_of(run))
-        for sound, run in zip(_sound(group), group.runs, strict=True)
-    ]
-    least = _smallest(totals, merits)
-    return "" if least is None else f"Least traffic: {_strong(group, least)} with {_bytes(group, totals, least)}."
+def _to_target(group: Group) -> tuple[list[float], list[float]]:
+    """Uploads and traffic of each run when it first met its target; infinite if it never did, NaN without a target."""
+    uploads = [run.at_target(run.column("uploads"), group.goal) for run in group.runs]
+    return uploads, [run.at_target(run.traffic, group.goal) for run in group.runs]
 
 
 def _bytes(group: Group, figures: Sequence[float], index: int) -> str:
     """Bytes, and what they are of the reference's."""
-    reference = group.reference
-    times = ratio(figures[index], figures[reference])
-    if index == reference or not times > 0:
+    times = ratio(figures[index], figures[group.reference])
+    if index == group.reference or not times > 0:
         return human_bytes(figures[index])
-    return f"{human_bytes(figures[index])}, {human_ratio(times)} the traffic of {_strong(group, reference)}"
-
-
-def _sound(group: Group) -> list[bool]:
-    return [not run.diverged for run in group.runs]
+    return f"{human_bytes(figures[index])}, {human_ratio(times)} the traffic of {_strong(group, group.reference)}"
 
 
 def _smallest(figures: Sequence[float], eligible: Sequence[bool]) -> int | None:

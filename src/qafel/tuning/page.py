@@ -24,9 +24,9 @@ SHOWN = 15
 _WIDE = 8.0  # costs that differ by more than this factor are read on a logarithmic axis
 _BEYOND = 0.08
 _MARKS: tuple[tuple[tuple[str, ...], Symbol, str], ...] = (
-    (("reached", "finished"), "dot", RED),
-    (("cut off",), "circle", RED),
-    (("missed", "diverged", "failed"), "cross", GREY),
+    (("reached", "finished"), "circle", RED),
+    (("cut off",), "circle-open", RED),
+    (("missed", "diverged", "failed"), "x-thin-open", GREY),
 )
 _STYLES = (
     *(Style(" or ".join(states), colour) for states, _, colour in _MARKS),
@@ -41,46 +41,23 @@ class Heights:
     """Where each trial of a search stands on the axis of the objective; the lost stand at its bad end."""
 
     def __init__(self, tuning: Tuning) -> None:
-        self._objective = objective = tuning.objective
+        objective, more = tuning.objective, tuning.objective.more_is_better
         scores = np.array([math.nan if trial.lost else objective.shown(trial.score) for trial in tuning.trials])
         measured: list[float] = scores[~np.isnan(scores)].tolist() or [1.0]
-        self.low, self.high = min(measured), max(measured)
-        self._more = objective.more_is_better
-        self._log = not self._more and self.low > 0 and self.high > _WIDE * self.low
-        self.of: Values = np.where(np.isnan(scores), self._bad_end(), scores)
+        good, bad = (max(measured), min(measured)) if more else (min(measured), max(measured))
+        log = not more and good > 0 and bad > _WIDE * good
+        beyond = _BEYOND * (abs(bad - good) or abs(bad) or 1.0)
+        edge = 1.3 * bad if log else bad - beyond if more else bad + beyond
+        self.of: Values = np.where(np.isnan(scores), edge, scores)
+        unit: Unit = "" if objective.name == "metric" else "B" if "bytes" in objective.name else "count"
+        self.axis = Axis(objective.label, log, unit, fixed=more or good <= 0)
+        scale = np.log10 if log else np.asarray
+        self.shades: Values = ((scale(self.of) - scale(good)) / ((scale(bad) - scale(good)) or 1.0)).clip(0.0, 1.0)
+        ends = [objective.text(objective.shown(end)) for end in (good, bad)]
+        self.dark_is_good = f"Dark is good{': {} to {}'.format(*ends) if good != bad else ''}."
         lost = sum(trial.lost for trial in tuning.trials)
-        what = "missed the target, diverged or failed"
-        self.note = f"At the edge: what {what} ({lost} of {len(scores)})." if lost else ""
-
-    @property
-    def axis(self) -> Axis:
-        name = self._objective.name
-        unit: Unit = "" if name == "metric" else "B" if "bytes" in name else "count"
-        return Axis(self._objective.label, self._log, unit, fixed=self._more or self.low <= 0)
-
-    @property
-    def shades(self) -> Values:
-        """Colours by objective: the best is dark, the worst bright."""
-        if self.low == self.high:
-            return np.zeros(len(self.of))
-        scale = np.log10 if self._log else np.asarray
-        low, high = scale(self.low), scale(self.high)
-        shades: Values = ((scale(self.of) - low) / (high - low)).clip(0.0, 1.0)
-        return 1.0 - shades if self._more else shades
-
-    @property
-    def darkest_to_brightest(self) -> str:
-        """What the ends of the colours stand for; empty if they are the same."""
-        if self.low == self.high:
-            return ""
-        ends = [self._objective.text(self._objective.shown(end)) for end in (self.low, self.high)]
-        return ": {} to {}".format(*(reversed(ends) if self._more else ends))
-
-    def _bad_end(self) -> float:
-        if self._log:
-            return 1.3 * self.high
-        beyond = _BEYOND * (self.high - self.low or abs(self.high) or 1.0)
-        return self.low - beyond if self._more else self.high + beyond
+        where = f"At the edge: what missed the target, diverged or failed ({lost} of {len(scores)})."
+        self.note = where if lost else ""
 
 
 def search_panels(tuning: Tuning) -> tuple[Panel, ...]:
@@ -117,8 +94,8 @@ def _map(tuning: Tuning, heights: Heights, across: str, up: str) -> Panel:
     series = _marks(tuning, x, y, heights.shades)
     if (best := tuning.best) is not None:
         at = tuning.trials.index(best)
-        series += (Series("best", x[[at]], y[[at]], None, None, "marks", (_hover(tuning, best),), "ring"),)
-    words = f"Dark is good{heights.darkest_to_brightest}. The ring is the best trial."
+        series += (Series("best", x[[at]], y[[at]], kind="rings"),)
+    words = f"{heights.dark_is_good} The ring is the best trial."
     axes = _axis(tuning, across), _axis(tuning, up)
     return Panel("map", f"{short(across)} and {short(up)}", *axes, series, words, wide=True)
 
@@ -139,7 +116,7 @@ def _marks(tuning: Tuning, x: Values, y: Values, shades: Values | None = None) -
     for states, symbol, _ in _MARKS:
         chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
         words = tuple(_hover(tuning, tuning.trials[index]) for index in chosen)
-        shade = None if shades is None or symbol == "cross" else shades[chosen]
+        shade = None if shades is None or symbol == "x-thin-open" else shades[chosen]
         if chosen:
             found.append(Series(" or ".join(states), x[chosen], y[chosen], None, None, "marks", words, symbol, shade))
     return tuple(found)
