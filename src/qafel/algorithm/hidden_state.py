@@ -24,8 +24,6 @@ from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
 _SNAPSHOT_CODEC = Identity()
-
-
 _NO_RANDOMNESS = Stream((0, 0))
 
 

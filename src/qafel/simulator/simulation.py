@@ -7,8 +7,6 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar, final
 
-import numpy as np
-
 from qafel.algorithm import Algorithm, HiddenState, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, RejectedUpload
@@ -18,7 +16,7 @@ from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
 from qafel.simulator.timing.durations import uniform_draws
-from qafel.tasks.protocol import Task
+from qafel.tasks.protocol import Task, sample_weights
 
 # The clock of virtual time: a heap of (time, priority, serial, event); the serial makes ties deterministic.
 
@@ -88,8 +86,6 @@ class Timeout(NamedTuple):
 
 Event = Job | Arrive | Deliver | Gone | Timeout
 """A job on the clock is due when its client has finished training; then its upload sets out."""
-
-
 _AFTER_ALL_ELSE = 1
 
 
@@ -115,7 +111,7 @@ class Simulation:
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = 0
         self.last_broadcast_bytes = len(self.clients_hidden_state.to_snapshot())
         """What a client downloads before it starts: the newest broadcast, at first the initial model."""
-        self._weights = _weights(task, algorithm)
+        self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
         self._dropouts = uniform_draws(seed, "dropout")
         self._arrivals: Iterator[Arrival] = iter(())
         self._always_training = isinstance(timing.arrivals, AlwaysTraining)
@@ -276,12 +272,3 @@ def require_progress(simulation: Simulation) -> None:
             f"round {simulation.rounds} waits for {simulation.algorithm.buffer_size} updates, and only "
             f"{simulation.server.buffer.count} can come: set timing.round_timeout or more timing.over_selection"
         )
-
-
-def _weights(task: Task, algorithm: Algorithm) -> list[float] | None:
-    """Each client's samples over the mean, so that the weights average to one; None where all weigh alike."""
-    if algorithm.client_weights == "equal":
-        return None
-    samples = np.array([task.samples(client) for client in range(task.clients)], np.float64)
-    weights: list[float] = (samples / samples.mean()).tolist()
-    return weights

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+
 from qafel.algorithm import LocalTraining
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
@@ -65,3 +67,10 @@ class Divisible(Protocol):
     def combine(self, parts: Sequence[tuple[float, ...]]) -> dict[str, float]:
         """What `evaluate` returns, from the sums of all parts in their order."""
         ...
+
+
+def sample_weights(task: Task) -> list[float]:
+    """Each client's samples over the mean, so that the weights average to one."""
+    samples = np.array([task.samples(client) for client in range(task.clients)], np.float64)
+    weights: list[float] = (samples / samples.mean()).tolist()
+    return weights

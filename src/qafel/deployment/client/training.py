@@ -6,8 +6,6 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, final
 
-import numpy as np
-
 from qafel.algorithm import LocalTraining
 from qafel.algorithm.client import Train
 from qafel.config import Config
@@ -16,6 +14,7 @@ from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks import Task
+from qafel.tasks.protocol import sample_weights
 
 
 @final
@@ -48,8 +47,7 @@ def _weight(config: Config, task: Task, client: int) -> float:
     """One, or the client's samples over the mean."""
     if config.algorithm.client_weights == "equal":
         return 1.0
-    samples = [task.samples(number) for number in range(task.clients)]
-    return float(samples[client] / np.mean(samples))
+    return sample_weights(task)[client]
 
 
 def in_worker(train: Train, worker: str) -> tuple[Train, Executor | None]:

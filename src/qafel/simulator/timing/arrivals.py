@@ -20,8 +20,6 @@ from qafel.rng import Stream
 from qafel.simulator.timing.durations import BLOCK, uniform_draws
 
 Arrival: TypeAlias = tuple[float, int] | tuple[float, int, float]
-
-
 Draw: TypeAlias = Literal["with-replacement", "without-replacement"]
 
 

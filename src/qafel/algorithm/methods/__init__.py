@@ -1,0 +1,91 @@
+"""QAFeL and its relatives, as wiring: one method, one file. A new method is a `Preset` here and a name in `PRESETS`.
+
+preset     what a method fixes and what it only suggests
+qafel      the paper's algorithm
+fedbuff    fedbuff, fedbuff-direct
+fedasync   fedasync, fedasync-direct, fedasync-hidden
+fedavg     in rounds: fedavg, fedsgd
+fedprox    in rounds
+mcm        in rounds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from qafel.algorithm.aggregation import PolynomialStaleness
+from qafel.algorithm.methods.fedasync import FEDASYNC, FEDASYNC_DIRECT, FEDASYNC_HIDDEN
+from qafel.algorithm.methods.fedavg import FEDAVG, FEDSGD
+from qafel.algorithm.methods.fedbuff import FEDBUFF, FEDBUFF_DIRECT
+from qafel.algorithm.methods.fedprox import FEDPROX
+from qafel.algorithm.methods.mcm import MCM
+from qafel.algorithm.methods.preset import Preset
+from qafel.algorithm.methods.qafel import QAFEL
+from qafel.algorithm.wiring import Algorithm, LocalTraining
+from qafel.errors import ConfigError
+from qafel.params import Layout
+from qafel.quantizers import parse
+from qafel.text import did_you_mean
+
+PRESETS: Mapping[str, Preset] = {
+    "qafel": QAFEL,
+    "fedbuff": FEDBUFF,
+    "fedasync": FEDASYNC,
+    "fedbuff-direct": FEDBUFF_DIRECT,
+    "fedasync-direct": FEDASYNC_DIRECT,
+    "fedasync-hidden": FEDASYNC_HIDDEN,
+    "fedavg": FEDAVG,
+    "fedsgd": FEDSGD,
+    "fedprox": FEDPROX,
+    "mcm": MCM,
+}
+
+_LOCAL = {
+    "client_lr": "lr",
+    "local_steps": "steps",
+    "local_epochs": "epochs",
+    "batch_size": "batch_size",
+    "weight_decay": "weight_decay",
+    "clip_norm": "clip_norm",
+    "proximal": "proximal",
+}
+_STALENESS = {"staleness_exponent": "exponent", "staleness_cutoff": "cutoff"}
+
+
+def wire(preset: str, *, layout: Layout | None = None, **settings: Any) -> Algorithm:
+    """The algorithm of that name with these settings, flat as in a recipe.
+
+    Quantizers are text specs or objects; local training and the staleness law may be given as objects, too:
+    `local=LocalTraining(…)`, `staleness=lambda tau: …`.
+
+    >>> wire("qafel", server_lr=0.1, client_lr=2.0, local_steps=10, server_quantizer="qsgd:4").buffer_size
+    10
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"unknown algorithm {preset!r}{did_you_mean(preset, PRESETS)}")
+    return assemble(preset, PRESETS[preset].resolve(preset, settings), layout)
+
+
+def assemble(preset: str, settings: Mapping[str, Any], layout: Layout | None = None) -> Algorithm:
+    """The algorithm from settings in which the preset's own are filled in; `layout` is the model's, for quantizers."""
+    resolved = dict(settings)
+    local = {name: resolved.pop(key) for key, name in _LOCAL.items() if key in resolved}
+    law = {name: resolved.pop(key) for key, name in _STALENESS.items() if key in resolved}
+    if "local" not in resolved:
+        if "lr" not in local:
+            raise ConfigError(f"{preset} needs client_lr, the clients' learning rate")
+        resolved["local"] = LocalTraining(**local)
+    resolved.setdefault("staleness", PolynomialStaleness(**law))
+    for role in ("client_quantizer", "server_quantizer"):
+        if isinstance(spec := resolved.get(role), str):
+            resolved[role] = parse(spec, layout)
+    known = {entry.name for entry in fields(Algorithm)}
+    if unknown := sorted(set(resolved) - known):
+        raise ConfigError(
+            f"unknown setting {unknown[0]!r} of an algorithm; known are {', '.join(sorted(known | set(_LOCAL)))}"
+        )
+    if "server_lr" not in resolved:
+        raise ConfigError(f"{preset} needs server_lr, the server's learning rate")
+    return Algorithm(name=preset, **resolved)
