@@ -54,7 +54,6 @@ class Report(NamedTuple, Generic[Work, Value]):
 
     work: Work
     value: Value | Died
-    last: bool
 
 
 @final
@@ -155,9 +154,9 @@ class Workers(Generic[Work, Value]):
             worker.ready = True
         elif last:
             worker.deaths = 0
-            self._reports.append(Report(worker.pending.popleft(), value, True))
+            self._reports.append(Report(worker.pending.popleft(), value))
         else:
-            self._reports.append(Report(worker.pending[0], value, False))
+            self._reports.append(Report(worker.pending[0], value))
 
     def _hand(self, worker: _Worker[Work], work: Work) -> None:
         message = dumps(work)
@@ -199,7 +198,7 @@ class Workers(Generic[Work, Value]):
             )
         pending, deaths = dead.pending, dead.deaths + (dead.ready and bool(dead.pending))
         if deaths >= self._tries:
-            self._reports.append(Report(pending.popleft(), Died(deaths, code), True))
+            self._reports.append(Report(pending.popleft(), Died(deaths, code)))
             deaths = 0
         worker = self._workers[self._workers.index(dead)] = self._start()
         worker.pending, worker.deaths = pending, deaths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from qafel.runs.directory import CHECKPOINT, same_run, state_of
 from qafel.runs.listeners import Calling
 from qafel.runs.summary import environment
 from qafel.simulator.run import run
-from qafel.sweeps import sweep, unfinished, unique
-from qafel.sweeps.run import Order, Planned, perform
+from qafel.sweeps import _at_once, sweep, unfinished, unique
+from qafel.sweeps.run import Planned, perform
 
 STEPS = 30
 
@@ -193,7 +194,7 @@ def test_a_damaged_checkpoint_means_to_begin_anew(tmp_path):
     planned = short()
     interrupt(planned, tmp_path / planned.folder)
     (tmp_path / planned.folder / CHECKPOINT).write_bytes(b"\0\0\0")
-    assert perform(Order(planned.config, tmp_path / planned.folder)) == "finished"
+    assert perform(planned.config, tmp_path / planned.folder) == "finished"
     assert (tmp_path / f"{planned.folder}.old-1/metrics.jsonl").exists()
 
 
@@ -201,20 +202,20 @@ def test_lost_rows_mean_to_begin_anew(tmp_path):
     planned = short()
     interrupt(planned, tmp_path / planned.folder)
     (tmp_path / planned.folder / "metrics.jsonl").unlink()
-    assert perform(Order(planned.config, tmp_path / planned.folder)) == "finished"
+    assert perform(planned.config, tmp_path / planned.folder) == "finished"
     assert (tmp_path / planned.folder / "metrics.jsonl").read_bytes().startswith(b'{"version": 0,')
 
 
 def test_only_one_process_works_in_a_runs_folder(tmp_path):
-    order = Order(short().config, tmp_path / "runs" / "one")
+    config, path = short().config, tmp_path / "runs" / "one"
     refused = []
 
     def meanwhile(row):
         with pytest.raises(OutputError, match=r"another process is at work in .*one"):
-            perform(order)
+            perform(config, path)
         refused.append(row.version)
 
-    assert perform(order, meanwhile) == "finished"
+    assert perform(config, path, meanwhile) == "finished"
     assert len(refused) == STEPS + 1
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["one"], "the lock is gone"
 
@@ -253,11 +254,29 @@ def test_runs_at_once_give_the_same_models(tmp_path):
         assert hashes[0] == hashes[1]
 
 
+def test_a_process_that_dies_takes_only_its_own_run_with_it(tmp_path):
+    runs = [short(seed=seed, steps=100) for seed in range(3)]
+
+    class Killing(Recorder):
+        def started(self, run):
+            super().started(run)
+            if run is runs[0]:
+                (process,) = (child for child in multiprocessing.active_children() if child.pid not in before)
+                process.kill()
+
+    before = {child.pid for child in multiprocessing.active_children()}
+    recorder = Killing()
+    failures = _at_once(runs, tmp_path, recorder, 1)
+    assert [(failure.run, failure.reason) for failure in failures] == [(runs[0], "its process ended with exit code -9")]
+    assert recorder.ended_runs == {run.folder: "failed" if run is runs[0] else "finished" for run in runs}
+    assert make(runs, tmp_path)[0].ended_runs == {runs[0].folder: "finished"}
+
+
 def test_a_run_that_another_sweep_finished_meanwhile_is_left_alone(tmp_path):
     planned = short()
     make([planned], tmp_path)
     before = (tmp_path / planned.folder / "summary.json").stat().st_mtime_ns
-    assert perform(Order(planned.config, tmp_path / planned.folder)) == "finished"
+    assert perform(planned.config, tmp_path / planned.folder) == "finished"
     assert (tmp_path / planned.folder / "summary.json").stat().st_mtime_ns == before
 
 

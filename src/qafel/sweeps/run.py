@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, final
 
 from qafel.config import Config
 from qafel.errors import DataError
@@ -17,34 +17,31 @@ from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import run, sound_checkpoint
 
 
-class Order(NamedTuple):
-    """A run to make: what, where, and how."""
-
-    config: Config
-    path: Path
-    executor: ExecutorName = "inline"
-    workers: int | None = None
-
-
 def perform(
-    order: Order,
+    config: Config,
+    path: Path,
     progress: Callable[[Row], None] | None = None,
     note: Callable[[str], None] | None = None,
+    *,
+    executor: ExecutorName = "inline",
+    workers: int | None = None,
 ) -> str:
-    """Bring a run to its end, from its checkpoint where there is a good one; return its status.
+    """Bring the run `config` in the folder `path` to its end, from its checkpoint if that is good; return its status.
 
-    What else has results in its folder is moved aside, never removed; `note` is told.
+    Results of another run, or damaged ones, are moved aside, never removed; `note` is told. `progress` is called with
+    every row. Clients train on the `executor` with so many `workers`.
     """
-    with RunDirectory(order.path) as directory:
-        state = state_of(order.path, order.config)
+    with RunDirectory(path) as directory:
+        state = state_of(path, config)
         if state == "finished":  # by another sweep, while this one was busy elsewhere
-            return str(Run.load(order.path).summary.get("status", "finished"))
-        if state == "interrupted" and _is_sound(order.path):
-            return _run(order, directory, progress, resume=True)
-        found = "a run with other settings" if state == "other" else "a damaged run"
-        if (moved := directory.move_aside()) is not None and note is not None:
+            return str(Run.load(path).summary.get("status", "finished"))
+        resume = state == "interrupted" and _is_sound(path)
+        if not resume and (moved := directory.move_aside()) is not None and note is not None:
+            found = "a run with other settings" if state == "other" else "a damaged run"
             note(f"{found} was there, and is now {moved.name}")
-        return _run(order, directory, progress, resume=False)
+        listeners = () if progress is None else (Calling(progress),)
+        options: dict[str, Any] = {"executor": executor, "workers": workers, "resume": resume}
+        return str(run(config, directory, listeners, tensorboard=False, **options)["status"])
 
 
 def _is_sound(path: Path) -> bool:
@@ -54,19 +51,6 @@ def _is_sound(path: Path) -> bool:
     except DataError:
         return False
     return True
-
-
-def _run(order: Order, directory: RunDirectory, progress: Callable[[Row], None] | None, resume: bool) -> str:
-    summary = run(
-        order.config,
-        directory,
-        () if progress is None else (Calling(progress),),
-        executor=order.executor,
-        workers=order.workers,
-        resume=resume,
-        tensorboard=False,
-    )
-    return str(summary["status"])
 
 
 CHEAP_TASKS = ("mushrooms", "quadratic", "logistic")

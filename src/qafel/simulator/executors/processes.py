@@ -231,7 +231,7 @@ class Processes:
 
     def _collect(self) -> None:
         """Wait for an answer, and take it."""
-        work, value, _ = self._pool.next()
+        work, value = self._pool.next()
         if isinstance(value, Died):
             at = f"the update of client {work.client}" if isinstance(work, TrainingWork) else "an evaluation"
             raise WorkerLost(
