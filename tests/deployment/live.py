@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from qafel.algorithm import HiddenState
 from qafel.config import Config
 from qafel.deployment.client.client import DeploymentClient, open_client
 from qafel.deployment.client.outbox import ClientState
@@ -18,6 +21,7 @@ from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.deployment.settings import ClientSettings, ServerSettings
+from qafel.runs.directory import RunDirectory
 
 CONFIG: dict[str, Any] = {
     "name": "live",
@@ -41,7 +45,10 @@ async def serving(
     """A server at work; stopped as a signal would stop it."""
     config = config or Config.from_dict(CONFIG)
     settings = settings or ServerSettings(heartbeat_s=0.2)
-    with open_server(config, folder, access, settings, config.task.make()) as server:
+    with (
+        RunDirectory(folder) as directory,
+        open_server(config, directory, access, settings, config.task.make()) as server,
+    ):
         work = asyncio.create_task(server.run())
         try:
             yield server
@@ -79,3 +86,9 @@ async def update(client: DeploymentClient) -> None:
     start = client.begin()
     client.outbox.add(start.sequence, client.finish(start, client._train))
     assert await client.until(lambda: not len(client.outbox), 20)
+
+
+def same(server: DeploymentServer, hidden_state: HiddenState) -> bool:
+    """Whether a client holds the server's hidden state, bit for bit."""
+    held = server.ledger.server.hidden_state
+    return held.version == hidden_state.version and np.array_equal(held.vector, hidden_state.vector)

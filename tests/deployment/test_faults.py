@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.deployment.faults import run_faults
 
 
+@pytest.mark.slow
 def test_training_survives_every_kind_of_fault(tmp_path: Path) -> None:
     kinds = ["kill_server", "cut_connections", "kill_client", "wipe_broker", "client_leaves", "kill_broker"]
     outcome = run_faults(tmp_path, [*kinds, "client_joins", "cut_connections"], seed=1)

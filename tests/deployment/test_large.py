@@ -54,6 +54,7 @@ def _peak_bytes(process: int) -> int:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_model_a_hundred_times_the_brokers_limit_arrives_bit_for_bit(
     tmp_path: Path, local_broker: LocalBroker
 ) -> None:

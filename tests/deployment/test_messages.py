@@ -1,31 +1,30 @@
-"""Uploads in parts: every message is acknowledged once it is of no more use, and none before."""
+"""Uploads in parts are acknowledged once they are of no more use, and not before; status tells how a run fares."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from nats.aio.msg import Msg
+from typer.testing import CliRunner
 
-from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, wire
-from qafel.deployment.messages import Part, PartAssembler, split
-from qafel.deployment.names import PART
-from qafel.deployment.server.evaluation import Metrics
-from qafel.deployment.server.intake import Group, Intake, UploadChecker
-from qafel.deployment.server.ledger import Ledger
-from qafel.deployment.settings import DefenceSettings
+from qafel.deployment.broker.local import free_port
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import Part, PartAssembler, read_status
+from qafel.deployment.names import PART, Names
+from qafel.deployment.settings import ServerSettings
 from qafel.errors import OversizedMessage
-from qafel.params import Vector
+from tests.deployment.live import serving, taking_part, update
 
-SIZE = 3000
 _stored = itertools.count(1)
 
 
-def _stored_message(header: str, data: bytes, stored: int | None = None) -> Msg:
+def stored_message(header: str, data: bytes, stored: int | None = None) -> Msg:
     stored = next(_stored) if stored is None else stored
     reply = f"$JS.ACK.qafel-live-upload.server.1.{stored}.{next(_stored)}.1700000000000000000.0"
     return Msg(cast(Any, None), "qafel.live.upload.0", reply, data, {PART: header})
@@ -38,8 +37,8 @@ def _add(assembly: PartAssembler, message: Msg, spent: list[Msg]) -> bytes | Non
 
 def test_parts_that_were_sent_twice_are_acknowledged_both_times() -> None:
     assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
-    cut = [_stored_message(f"5/{n}/4", b"%d" % n) for n in range(3)]
-    again = [_stored_message(f"5/{n}/4", b"%d" % n) for n in range(4)]
+    cut = [stored_message(f"5/{n}/4", b"%d" % n) for n in range(3)]
+    again = [stored_message(f"5/{n}/4", b"%d" % n) for n in range(4)]
     wholes = [_add(assembly, message, spent) for message in cut + again]
     assert wholes == [None] * 6 + [b"0123"]
     assert spent == cut + again
@@ -48,86 +47,74 @@ def test_parts_that_were_sent_twice_are_acknowledged_both_times() -> None:
 def test_a_part_that_was_only_delivered_twice_stays_with_the_broker() -> None:
     assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
     for _ in range(2):
-        _add(assembly, _stored_message("5/0/2", b"a", stored=1000), spent)
+        _add(assembly, stored_message("5/0/2", b"a", stored=1000), spent)
     assert spent == []
 
 
 def test_an_upload_that_its_client_gave_up_is_acknowledged() -> None:
     assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
-    given_up = [_stored_message(f"5/{n}/4", b"x") for n in range(3)]
+    given_up = [stored_message(f"5/{n}/4", b"x") for n in range(3)]
     for message in given_up:
         _add(assembly, message, spent)
-    assert _add(assembly, _stored_message("6/0/2", b"y"), spent) is None
+    assert _add(assembly, stored_message("6/0/2", b"y"), spent) is None
     assert spent == given_up
 
 
 def test_parts_that_are_too_large_together_are_all_acknowledged() -> None:
     assembly, spent = PartAssembler(4096, 1 << 30), list[Msg]()
-    first = _stored_message("5/0/3", b"x" * 4000)
+    first = stored_message("5/0/3", b"x" * 4000)
     _add(assembly, first, spent)
     with pytest.raises(OversizedMessage):
-        _add(assembly, _stored_message("5/1/3", b"x" * 4000), spent)
+        _add(assembly, stored_message("5/1/3", b"x" * 4000), spent)
     assert spent == [first]
 
 
 def test_what_does_not_fit_the_bound_is_not_acknowledged() -> None:
     assembly, spent = PartAssembler(1024, 2048), list[Msg]()
     for client in range(5):
-        assembly.add(client, Part(0, 0, 2), _stored_message("0/0/2", b"x" * 1000), spent)
+        assembly.add(client, Part(0, 0, 2), stored_message("0/0/2", b"x" * 1000), spent)
     assert spent == []
 
 
-def _algorithm() -> Algorithm:
-    return wire("fedbuff", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=100)
+def test_status_and_metrics_tell_how_a_run_fares(tmp_path: Path, access: Access) -> None:
+    from qafel.cli.broker import status
+
+    async def check() -> None:
+        port = free_port()
+        settings = ServerSettings(heartbeat_s=0.1, metrics_port=port)
+        async with serving(tmp_path, access, settings=settings), taking_part(tmp_path, access, 2) as client:
+            for _ in range(4):
+                await update(client)
+            await asyncio.sleep(0.3)
+            (run,) = await read_status(access)
+            assert (run.run, run.word, run.state.version, run.state.uploads) == ("live", "running", 1, 4)
+            assert run.state.clients == {"2": 0}
+            assert await read_status(access, "nothing") == []
+            text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
+            assert 'qafel_accepted_updates_total{run="live"} 4.0' in text
+            assert 'qafel_version{run="live"} 1.0' in text
+
+    asyncio.run(check())
+    (stopped,) = asyncio.run(read_status(access))
+    assert stopped.word == "stopped"
+    import typer
+
+    app = typer.Typer()
+    app.command()(status)
+    shown = CliRunner().invoke(app, ["--broker", access.servers[0], "--json"])
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout)[0]["run"] == "live"
+    assert CliRunner().invoke(app, ["--broker", access.servers[0]]).exit_code == 0
+    assert CliRunner().invoke(app, ["nothing", "--broker", access.servers[0]]).exit_code == 1
 
 
-def _initial() -> Vector:
-    return np.zeros(SIZE, np.float32)
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
 
 
-@pytest.fixture
-def intake(tmp_path: Path) -> Iterator[Intake]:
-    with Ledger.open(tmp_path, _initial, _algorithm(), 7) as ledger:
-        yield Intake(ledger, UploadChecker(_algorithm(), DefenceSettings(), 2), Metrics("live"))
+def test_a_runs_name_must_fit_the_broker() -> None:
+    from qafel.errors import ConfigError
 
-
-def _parts(sequence: int) -> list[Msg]:
-    client = Client(0, HiddenState.of(_initial()), _algorithm(), 7, sequence=sequence)
-    parts = split(client.update(lambda start, _: start + np.float32(0.1)), 2048)
-    return [_stored_message(f"{sequence}/{number}/{len(parts)}", part) for number, part in enumerate(parts)]
-
-
-def _take(intake: Intake, messages: list[Msg]) -> Group:
-    group = Group()
-    for message in messages:
-        intake.take(message, group, 0.0)
-    return group
-
-
-def test_leftovers_of_a_counted_upload_are_acknowledged_and_do_not_disturb_the_next(intake: Intake) -> None:
-    assert _take(intake, _parts(5)).accepted == 1
-    following, leftovers = _parts(6), _parts(5)[:3]
-    group = _take(intake, following[:-1] + leftovers)
-    assert group.acknowledge == leftovers
-    assert group.receipts == {}
-    last = _take(intake, following[-1:])
-    assert last.accepted == 1
-    assert last.acknowledge == following
-
-
-def test_a_client_that_missed_the_receipt_is_told_once_that_its_parts_were_counted(intake: Intake) -> None:
-    _take(intake, _parts(5))
-    again = _parts(5)
-    group = _take(intake, again)
-    assert group.acknowledge == again
-    assert group.accepted == 0
-    assert (group.receipts[0].duplicate, group.receipts[0].highest) == ([5], 5)
-    assert intake.ledger.server.rejected["duplicate"] == 1
-
-
-def test_a_cut_upload_leaves_nothing_in_the_queue(intake: Intake) -> None:
-    cut, again = _parts(5)[:4], _parts(5)
-    group = _take(intake, cut + again)
-    assert group.accepted == 1
-    assert len(group.acknowledge) == len(cut + again)
-    assert {message.reply for message in group.acknowledge} == {message.reply for message in cut + again}
+    with pytest.raises(ConfigError, match="letters, digits"):
+        Names("a.b")

@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
@@ -22,7 +22,7 @@ from qafel.deployment.client.client import ClientEvent, open_client, run_client
 from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.connection import Broker, Stored, cancel_and_wait, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import Agreement, Receipt, RunState
+from qafel.deployment.messages import Receipt, RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
 from qafel.deployment.server.server import run_server
 from qafel.deployment.settings import ClientSettings, ServerSettings
@@ -31,19 +31,20 @@ from qafel.params import Layout, Vector
 from qafel.quantizers import set_threads
 from qafel.rng import Stream
 
-# What the benchmark measures: a run, its clients, and a broker, as a value that every process is given.
-
+RUN: Final = "bench"
+_ORIGINALS: Final = 50
+_AT_ONCE: Final = 32
+_HEARTBEAT_S: Final = 0.25
 
 Figures: TypeAlias = dict[str, Any]
-
-
-RUN: Final = "bench"
+Results: TypeAlias = "Queue[tuple[str, Figures]]"
+"""What the processes put in, each under its kind."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One measurement."""
+class DeploymentCase:
+    """One measurement, as every process is given it: a run, its clients, and a broker."""
 
     updates: int = 20_000
     clients: int = 10
@@ -63,30 +64,26 @@ class Case:
         return self.clients + self.listeners + (self.mutants > 0)
 
     def config(self) -> Config:
+        quantizers = {"client_quantizer": self.quantizer, "server_quantizer": self.quantizer}
         return Config.from_dict(
             {
                 "name": RUN,
                 "task": {"name": "quadratic", "clients": self.all_clients, "dimension": self.dimension},
-                "algorithm": {
-                    "preset": "qafel",
-                    "client_quantizer": self.quantizer,
-                    "server_quantizer": self.quantizer,
-                    "buffer_size": self.buffer_size,
-                    "server_lr": 0.001,
-                },
+                "algorithm": {"preset": "qafel", **quantizers, "buffer_size": self.buffer_size, "server_lr": 0.001},
                 "evaluation": {"every": 1_000_000_000},
                 "stop": {"uploads": self.updates},
             }
         )
 
     def access(self, folder: Path, user: str) -> Access:
+        """How a user reaches the broker of the benchmark in this folder."""
         if self.secured:
             return Access.of(None, folder / "broker" / user)
         return Access((f"nats://127.0.0.1:{(folder / 'port').read_text()}",))
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """The memory that a process has in use now."""
+    """The memory that a process has in use now; this one's by default."""
     try:
         pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -101,15 +98,6 @@ def cpu_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-# A client that sends damaged messages: the server must take none of them, and must not be slowed by them.
-
-
-_ORIGINALS: Final = 50
-
-
-_AT_ONCE: Final = 32
 
 
 def mutated(frames: list[bytes], chooser: random.Random) -> bytes:
@@ -148,23 +136,25 @@ def originals(config: Config, number: int) -> list[bytes]:
 
 @final
 class Mutants:
-    """Sends so many of them, spread over the run, and counts what the server says to each."""
+    """A client that sends damaged messages, spread over the run, and counts what the server says to each: it must take
+    none of them, and must not be slowed by them.
+    """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: DeploymentCase) -> None:
         self._case = case
         self._number = case.clients
         self._names = Names(RUN)
         self._chooser = random.Random(0)
         self._frames = originals(case.config(), self._number)
-        self._sent = 0
+        self._sent = self._uploads = 0
         self._outcomes: Counter[str] = Counter()
-        self._uploads = 0
         self._ended = False
         self._news = asyncio.Event()
 
     async def send_all(self, folder: Path) -> Figures:
-        access = self._case.access(folder, f"clients/{self._number}")
-        async with session(access, str(self._number), patience_s=60) as broker:
+        async with session(
+            self._case.access(folder, f"clients/{self._number}"), str(self._number), patience_s=60
+        ) as broker:
             await broker.subscribe(self._names.receipt(self._number), self._on_receipt)
             await broker.subscribe(self._names.state, self._on_state)
             if (state := await broker.stored(KEY_VALUE_STREAM, self._names.state)) is not None:
@@ -202,13 +192,8 @@ class Mutants:
         self._news.set()
 
 
-Results: TypeAlias = "Queue[tuple[str, Figures]]"
-
-
-_HEARTBEAT_S: Final = 0.25
-
-
-def serve(case: Case, name: str, results: Results) -> None:
+def serve_run(case: DeploymentCase, name: str, results: Results) -> None:
+    """The server, which marks time, updates and memory with every heartbeat."""
     marks: list[tuple[float, int, int]] = []
     cpu_s = time.process_time()
 
@@ -226,7 +211,7 @@ def serve(case: Case, name: str, results: Results) -> None:
     results.put(("server", {**summary, "marks": marks, "cpu_s": time.process_time() - cpu_s}))
 
 
-def upload(case: Case, name: str, number: int, results: Results) -> None:
+def upload(number: int, case: DeploymentCase, name: str, results: Results) -> None:
     """A client whose training takes no time: it moves by a fixed vector."""
     set_threads(1)
     step = Stream.named(0, "benchmark", number).generator().standard_normal(case.dimension, np.float32)
@@ -246,21 +231,12 @@ def upload(case: Case, name: str, number: int, results: Results) -> None:
         settings=ClientSettings(patience_s=60, min_interval_s=case.min_interval_s),
         on_event=latencies.on_event,
     )
-    results.put(
-        (
-            "client",
-            {
-                "latencies_s": latencies.found,
-                "sent": report.sent_bytes,
-                "received": report.received_bytes,
-                "wire_sent": report.wire_sent_bytes,
-                "wire_received": report.wire_received_bytes,
-                "resident": resident_bytes(),
-                "cpu_s": time.process_time() - latencies.cpu_s,
-                "outcomes": report.outcomes,
-            },
-        )
-    )
+    more = {
+        "latencies_s": latencies.found,
+        "resident": resident_bytes(),
+        "cpu_s": time.process_time() - latencies.cpu_s,
+    }
+    results.put(("client", {**asdict(report), **more}))
 
 
 @final
@@ -288,29 +264,26 @@ class _Latencies:
                 self._waiting = [(taken, sent) for taken, sent in self._waiting if taken >= version]
 
 
-def listen(case: Case, name: str, results: Results) -> None:
+def listen(case: DeploymentCase, name: str, results: Results) -> None:
+    """Connected clients that only follow; each is a whole client, and all are in this process."""
+    set_threads(1)
     results.put(("listening", asyncio.run(_listen_many(case, name))))
 
 
-async def _listen_many(case: Case, name: str) -> Figures:
-    """Connected clients that only follow; each is a whole client, and all are in this process."""
-    set_threads(1)
+async def _listen_many(case: DeploymentCase, name: str) -> Figures:
     times: dict[int, list[float]] = {}
-
-    def make(agreement: Agreement, number: int) -> tuple[Any, float]:
-        return (lambda start, stream: start), 1.0
 
     def hear(event: ClientEvent) -> None:
         if event["event"] == "version":
             times.setdefault(event["version"], []).append(time.monotonic())
 
+    make_train, settings = (lambda *_: ((lambda start, _: start), 1.0)), ClientSettings(patience_s=60)
     async with AsyncExitStack() as stack:
         clients = []
         for number in range(case.clients, case.clients + case.listeners):
             state = stack.enter_context(ClientState(Path(name) / f"client-{number}"))
             access = case.access(Path(name), f"clients/{number}")
-            settings = ClientSettings(patience_s=60)
-            clients.append(await open_client(make, Names(RUN), number, state, access, settings, hear))
+            clients.append(await open_client(make_train, Names(RUN), number, state, access, settings, hear))
         works = [asyncio.create_task(client.stay_connected()) for client in clients]
         for client in clients:
             await client.until(lambda c=client: c.follower.ended and c.follower.caught_up, 60 + case.updates / 20)  # type: ignore[misc]
@@ -330,10 +303,6 @@ async def _listen_many(case: Case, name: str) -> Figures:
     }
 
 
-def send_mutants(case: Case, name: str, results: Results) -> None:
+def send_mutants(case: DeploymentCase, name: str, results: Results) -> None:
     set_threads(1)
-    results.put(("mutants", asyncio.run(_send_mutants(case, name))))
-
-
-async def _send_mutants(case: Case, name: str) -> Figures:
-    return await Mutants(case).send_all(Path(name))
+    results.put(("mutants", asyncio.run(Mutants(case).send_all(Path(name)))))

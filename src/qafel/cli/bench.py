@@ -139,7 +139,7 @@ def bench_deployment(
     """
     require_extra()
     from qafel.bench.deployment import measure  # noqa: PLC0415
-    from qafel.bench.deployment_processes import Case  # noqa: PLC0415
+    from qafel.bench.deployment_processes import DeploymentCase as Case  # noqa: PLC0415
 
     cases = {
         "default": Case(updates, clients, dimension),

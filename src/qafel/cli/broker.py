@@ -1,4 +1,4 @@
-"""`qafel broker`: a secured NATS server's configuration, keys and certificates; and to start it."""
+"""`qafel broker`: set up, change and start a secured NATS server. `qafel status`: the runs of a broker."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from rich.table import Table
 from qafel.errors import ConfigError
 from qafel.text import human_bytes
 
+if TYPE_CHECKING:
+    from qafel.deployment.broker.folder import BrokerFolder
+    from qafel.deployment.messages import RunStatus
+
 broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
 
 
 Folder = Annotated[Path, typer.Argument(help="The broker's folder.")]
+BrokerUrl = Annotated[str | None, typer.Option("--broker", help="The broker's URL; nats://127.0.0.1:4222 by default.")]
 
 
 def require_extra() -> None:
-    """The deployment's libraries are an extra: say so, where they are missing."""
+    """Raise, with what to install, if a library of the deployment is missing: they are an extra."""
     missing = [
         name for name in ("nats", "nkeys", "cryptography", "prometheus_client") if not importlib.util.find_spec(name)
     ]
@@ -67,33 +72,26 @@ def init(
 @broker.command()
 def start(folder: Folder) -> None:
     """Run nats-server on the folder, in the foreground."""
-    require_extra()
-    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
+    path = _open(folder).path
     from qafel.deployment.broker.local import find_nats_server  # noqa: PLC0415
 
     binary = find_nats_server()
-    os.chdir(BrokerFolder(folder).path)
+    os.chdir(path)
     os.execv(binary, [str(binary), "-c", "nats-server.conf"])
 
 
 @broker.command()
 def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be repeated.", min=0)]) -> None:
     """Make keys for further clients, or new ones for known clients."""
-    require_extra()
-    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
-
-    changed = BrokerFolder(folder)
+    changed = _open(folder)
     changed.add(client)
     _say(changed.reload(), f"{len(client)} clients added", "they are not let in")
 
 
 @broker.command()
 def revoke(folder: Folder, client: Annotated[int, typer.Option(min=0)]) -> None:
-    """Strike a client off: its key is worth nothing from now on."""
-    require_extra()
-    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
-
-    changed = BrokerFolder(folder)
+    """Remove a client: its key is worth nothing from now on."""
+    changed = _open(folder)
     changed.revoke(client)
     _say(changed.reload(), f"client {client} revoked", "it is still let in")
 
@@ -103,22 +101,21 @@ def _say(reloaded: bool, what: str, until_then: str) -> None:
         typer.echo(f"{what}; the broker has reloaded")
     else:
         typer.echo(
-            f"{what}; the broker could not be reloaded, as none was found at work in this folder: where one runs, in a "
-            f"container or on another machine, {until_then} until it reads this. There: `nats-server --signal reload`, "
-            "or restart it"
+            f"{what}; the broker could not be reloaded, because none runs in this folder: if one runs in a container "
+            f"or on another machine, {until_then} until it reads this: `nats-server --signal reload` or restart it"
         )
 
 
-# `qafel status`: the runs of a broker.
+def _open(folder: Path) -> BrokerFolder:
+    require_extra()
+    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
 
-
-if TYPE_CHECKING:
-    from qafel.deployment.messages import RunStatus
+    return BrokerFolder(folder)
 
 
 def status(
     run: Annotated[str | None, typer.Argument(help="One run; all by default.")] = None,
-    broker: Annotated[str | None, typer.Option(help="The broker's URL; nats://127.0.0.1:4222 by default.")] = None,
+    broker: BrokerUrl = None,
     credentials: Annotated[
         Path | None, typer.Option(help="The operator's or server's folder that `qafel broker init` wrote.")
     ] = None,
@@ -129,10 +126,9 @@ def status(
     Example: qafel status --credentials broker/operator
     """
     require_extra()
-    from qafel.deployment.keys import Access  # noqa: PLC0415
-    from qafel.deployment.messages import read_status  # noqa: PLC0415
+    from qafel.deployment import Access, messages  # noqa: PLC0415
 
-    found = asyncio.run(read_status(Access.of(broker, credentials), run))
+    found = asyncio.run(messages.read_status(Access.of(broker, credentials), run))
     if json_output:
         typer.echo(json.dumps([{**asdict(one), "word": one.word} for one in found], indent=2))
     elif found:

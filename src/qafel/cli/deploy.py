@@ -1,24 +1,26 @@
-"""`qafel server`: serve a run to real clients over a broker."""
+"""`qafel server` and `qafel client`: serve a run to real clients over a broker, and take part in it."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from qafel.cli.broker import require_extra
+from qafel.cli.broker import BrokerUrl, require_extra
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
 from qafel.text import human_bytes
 
 if TYPE_CHECKING:
-    from qafel.deployment.messages import RunState
+    from qafel.algorithm.client import Train
+    from qafel.deployment.client.client import MakeTrain
+    from qafel.deployment.messages import Agreement, RunState
 
 
 def server(
@@ -29,7 +31,7 @@ def server(
     seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
     run: Annotated[str | None, typer.Option(help="The run's name on the broker; the recipe's by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the run's state and results are; runs/NAME-server.")] = None,
-    broker: Annotated[str | None, typer.Option(help="The broker's URL; nats://127.0.0.1:4222 by default.")] = None,
+    broker: BrokerUrl = None,
     credentials: Annotated[Path | None, typer.Option(help="A folder that `qafel broker init` wrote.")] = None,
     local_broker: Annotated[
         bool, typer.Option("--local-broker", help="Start a nats-server of our own; for development.")
@@ -56,8 +58,7 @@ def server(
     require_extra()
     from qafel.deployment import Access, ServerSettings, run_server  # noqa: PLC0415
     from qafel.deployment.broker.local import LocalBroker  # noqa: PLC0415
-    from qafel.deployment.names import StreamLimits  # noqa: PLC0415
-    from qafel.deployment.settings import DefenceSettings  # noqa: PLC0415
+    from qafel.deployment.settings import DefenceSettings, StreamLimits  # noqa: PLC0415
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     config = load_recipe(recipe, settings or (), seed)
@@ -105,20 +106,12 @@ def _show(state: RunState) -> None:
     )
 
 
-# `qafel client`: take part in a run.
-
-
-if TYPE_CHECKING:
-    from qafel.algorithm.client import Train
-    from qafel.deployment.messages import Agreement
-
-
 def client(
     run: Annotated[str, typer.Option(help="The run's name on the broker.")],
     client_id: Annotated[
         int | None, typer.Option(help="This client's number; the credentials' own by default.", min=0)
     ] = None,
-    broker: Annotated[str | None, typer.Option(help="The broker's URL; nats://127.0.0.1:4222 by default.")] = None,
+    broker: BrokerUrl = None,
     credentials: Annotated[Path | None, typer.Option(help="A client's folder that `qafel broker init` wrote.")] = None,
     task: Annotated[
         str | None, typer.Option(help="The task to train, which must be the run's; the run's by default.")
@@ -154,24 +147,23 @@ def client(
         raise ConfigError("say which client this is: --client-id N, or a client's --credentials")
     if worker not in ("thread", "process"):
         raise ConfigError(f"--worker is thread or process, got {worker!r}")
-    place: Literal["thread", "process"] = "process" if worker == "process" else "thread"
     report = run_client(
         run=run,
         client=number,
         state=state or Path("clients") / run / str(number),
         access=access,
-        make_train=TrainFrom(task, train),
+        make_train=_training(task, train),
         settings=ClientSettings(
             max_updates=1 if once else max_updates,
             min_interval_s=min_interval,
             window=window,
-            worker=place,
+            worker=cast(Literal["thread", "process"], worker),
             patience_s=patience,
         ),
         on_event=_print_event if json_output else None,
     )
     if json_output:
-        _print_event({"event": "report", **{name: getattr(report, name) for name in report.__slots__}})
+        _print_event({"event": "report", **asdict(report)})
     elif not quiet:
         outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(report.outcomes.items())) or "none"
         typer.echo(
@@ -182,26 +174,25 @@ def client(
         )
 
 
-class TrainFrom:
-    """Makes the training function once the run's configuration is known."""
+def _training(task: str | None, path: str | None) -> MakeTrain:
+    """What makes the training function once the run's configuration is known: the task's, or the user's own."""
+    own = _imported(path) if path else None
 
-    def __init__(self, task: str | None, path: str | None) -> None:
-        self._task = task
-        self._function = _imported(path) if path else None
-
-    def __call__(self, agreement: Agreement, number: int) -> tuple[Train, float]:
-        if self._function is not None:
-            return self._function, 1.0
+    def make(agreement: Agreement, number: int) -> tuple[Train, float]:
+        if own is not None:
+            return own, 1.0
         from qafel.deployment.client.training import TaskTraining  # noqa: PLC0415
 
         found = agreement.config.task.name
-        if self._task is not None and self._task != found:
-            raise ConfigError(f"the run learns {found}, not {self._task}: leave out --task, or choose another --run")
+        if task is not None and task != found:
+            raise ConfigError(f"the run learns {found}, not {task}: leave out --task, or choose another --run")
         training = TaskTraining(agreement, number)
         return training, training.weight
 
+    return make
 
-def _imported(path: str) -> Callable[..., Any]:
+
+def _imported(path: str) -> Train:
     module, colon, name = path.partition(":")
     if not colon:
         raise ConfigError(f"--train takes MODULE:FUNCTION, got {path!r}")
@@ -210,9 +201,8 @@ def _imported(path: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"--train {path}: {error}") from None
     if not callable(function):
-        raise ConfigError(f"--train {path} is no function")
-    found: Callable[..., Any] = function
-    return found
+        raise ConfigError(f"--train {path} is not a function")
+    return cast("Train", function)
 
 
 def _print_event(event: dict[str, Any]) -> None:

@@ -326,11 +326,11 @@ class Broker:
                     await self._js.add_stream(config)
                 except nats.js.errors.BadRequestError:
                     await self._js.update_stream(config)
-            if not await self._exists(KEY_VALUE_STREAM):
+            if await self.waiting(KEY_VALUE_STREAM) is None:
                 await self._js.create_key_value(
                     bucket=BUCKET, history=1, direct=True, storage=StorageType.FILE, replicas=limits.replicas
                 )
-            if not await self._exists(OBJECT_STREAM):
+            if await self.waiting(OBJECT_STREAM) is None:
                 await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=limits.replicas)
 
     async def new_consumer(self, names: Names, parts: int = 1) -> None:
@@ -363,9 +363,6 @@ class Broker:
         with _broker_errors():
             info = await self._js.stream_info(stream, subjects_filter=pattern)
         return list(info.state.subjects or {})
-
-    async def _exists(self, stream: str) -> bool:
-        return await self.waiting(stream) is not None
 
     async def _direct(self, subject: str, request: bytes) -> Stored | None:
         try:

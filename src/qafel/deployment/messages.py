@@ -207,7 +207,7 @@ class Part(NamedTuple):
         return Part(*map(int, match.groups()))
 
 
-def split(data: bytes, part_bytes: int) -> list[bytes]:
+def split_upload(data: bytes, part_bytes: int) -> list[bytes]:
     """Cut an upload into parts of at most so many bytes."""
     return [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
 

@@ -37,49 +37,21 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Names:
     """The subjects, streams and objects of one run."""
 
-    run: str
-
-    def __post_init__(self) -> None:
-        if not _RUN_NAME.fullmatch(self.run):
-            raise ConfigError(
-                f"a run's name has 1 to 64 letters, digits, - or _; got {self.run!r}: choose another --run"
-            )
-
-    @property
-    def upload_stream(self) -> str:
-        return f"qafel-{self.run}-upload"
-
-    @property
-    def broadcast_stream(self) -> str:
-        return f"qafel-{self.run}-broadcast"
-
-    @property
-    def uploads(self) -> str:
-        return f"qafel.{self.run}.upload.*"
-
-    @property
-    def broadcasts(self) -> str:
-        return f"qafel.{self.run}.broadcast.*"
-
-    @property
-    def config(self) -> str:
-        return f"$KV.{BUCKET}.{self.run}.config"
-
-    @property
-    def state(self) -> str:
-        return f"$KV.{BUCKET}.{self.run}.state"
-
-    @property
-    def snapshot(self) -> str:
-        return f"{self.run}/snapshot"
-
-    @property
-    def model(self) -> str:
-        return f"{self.run}/model.safetensors"
+    def __init__(self, run: str) -> None:
+        if not _RUN_NAME.fullmatch(run):
+            raise ConfigError(f"a run's name has 1 to 64 letters, digits, - or _; got {run!r}: choose another --run")
+        self.run = run
+        self.upload_stream = f"qafel-{run}-upload"
+        self.broadcast_stream = f"qafel-{run}-broadcast"
+        self.uploads = f"qafel.{run}.upload.*"
+        self.broadcasts = f"qafel.{run}.broadcast.*"
+        self.config = f"$KV.{BUCKET}.{run}.config"
+        self.state = f"$KV.{BUCKET}.{run}.state"
+        self.snapshot = f"{run}/snapshot"
+        self.model = f"{run}/model.safetensors"
 
     def upload(self, client: int) -> str:
         return f"qafel.{self.run}.upload.{client}"

@@ -7,6 +7,8 @@ from typing import Literal, final
 
 from qafel.deployment.names import StreamLimits
 
+__all__ = ["ClientSettings", "DefenceSettings", "ServerSettings", "StreamLimits"]
+
 
 @final
 @dataclass(frozen=True, slots=True)

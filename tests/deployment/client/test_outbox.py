@@ -1,4 +1,4 @@
-"""Numbers of uploads: none that is on its way is overtaken, none is learnt that leaves no room for more."""
+"""Numbers of uploads: none is used twice, none on its way is overtaken, none is learnt that leaves no room for more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qafel.algorithm import Client, HiddenState, LocalTraining, Message, wire
+from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
 from qafel.algorithm.replay import WINDOW, ReplayWindows
 from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.client.outbox import ClientState, Outbox
@@ -18,8 +18,15 @@ from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import Names
 from qafel.deployment.settings import ClientSettings
+from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.rng import Stream
+
+SIZE = 64
+
+
+def _algorithm() -> Algorithm:
+    return wire("fedbuff", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=3)
 
 
 def _outbox(window: int = 8) -> Outbox:
@@ -54,8 +61,7 @@ def test_the_window_bounds_how_many_are_on_their_way() -> None:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Any:
-    algorithm = wire("fedbuff", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=3)
-    core = Client(0, HiddenState.of(np.zeros(4, np.float32)), algorithm, 7)
+    core = Client(0, HiddenState.of(np.zeros(4, np.float32)), _algorithm(), 7)
     with ClientState(tmp_path) as state:
         yield DeploymentClient(core, _train, state, "id", Names("live"), Access(()), ClientSettings())
 
@@ -83,3 +89,32 @@ def test_a_false_receipt_cannot_use_up_the_numbers(client: DeploymentClient, hig
 def test_a_client_that_lost_its_folder_may_be_told_to_skip_far(client: DeploymentClient) -> None:
     _hear(client.outbox, Receipt(duplicate=[0], highest=1_000_000))
     assert client.begin().sequence == 1_000_001
+
+
+def test_a_client_never_uses_a_number_twice_even_if_killed(tmp_path: Path) -> None:
+    used: list[int] = []
+    for taken in (3, 20, 1):
+        with ClientState(tmp_path) as state:  # left without giving back, as a kill does
+            used += [state.take_sequence() for _ in range(taken)]
+    assert len(used) == len(set(used))
+    with ClientState(tmp_path) as state:
+        state.skip_to(1000)
+        assert state.take_sequence() == 1000
+        state.give_back()
+    with ClientState(tmp_path) as state:
+        assert state.take_sequence() == 1001
+
+
+def test_a_client_keeps_its_hidden_state_and_knows_another_runs(tmp_path: Path) -> None:
+    held = HiddenState.of(np.zeros(SIZE, np.float32), 5)
+    with ClientState(tmp_path) as state:
+        state.save("run-a", held)
+        loaded = state.load("run-a", SIZE, _algorithm())
+        assert loaded is not None
+        assert (loaded.version, loaded.digest) == (5, held.digest)
+        assert state.load("run-b", SIZE, _algorithm()) is None
+        assert state.load("run-a", SIZE + 1, _algorithm()) is None
+        (tmp_path / "hidden-state").write_bytes(b"run-a\nrubbish")
+        assert state.load("run-a", SIZE, _algorithm()) is None
+    with ClientState(tmp_path), pytest.raises(ConfigError, match="another client"), ClientState(tmp_path):
+        pass

@@ -274,31 +274,19 @@ def run_client(
     if make_train is None:
         if train is None:
             raise DataError("give a training function: train, or make_train")
-        given = train
+        given = (train, weight)
+        make_train = lambda agreement, number: given  # noqa: E731
 
-        def make_train(agreement: Agreement, number: int) -> tuple[Train, float]:
-            return given, weight
+    async def take_part(make_train: MakeTrain) -> ClientReport:
+        with ClientState(state) as kept:
+            taking_part = await open_client(
+                make_train, Names(run), client, kept, access or Access(), settings or ClientSettings(), on_event
+            )
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, taking_part.stop)
+            return await taking_part.run()
 
-    return asyncio.run(
-        _run_client(make_train, Names(run), client, state, access or Access(), settings or ClientSettings(), on_event)
-    )
-
-
-async def _run_client(
-    make_train: MakeTrain,
-    names: Names,
-    number: int,
-    folder: Path,
-    access: Access,
-    settings: ClientSettings,
-    on_event: Callable[[ClientEvent], None] | None,
-) -> ClientReport:
-    with ClientState(folder) as state:
-        client = await open_client(make_train, names, number, state, access, settings, on_event)
-        loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, client.stop)
-        return await client.run()
+    return asyncio.run(take_part(make_train))
 
 
 async def open_client(

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, TypeAlias, final
@@ -22,7 +21,7 @@ from qafel.algorithm import Algorithm, HiddenState, Message
 from qafel.algorithm.replay import WINDOW
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Signer
-from qafel.deployment.messages import Receipt, split
+from qafel.deployment.messages import Receipt, split_upload
 from qafel.deployment.names import PART, SIGNATURE
 from qafel.errors import BrokerRefused, ConfigError, DataError, HiddenStateError, MessageError
 from qafel.files import Lock, read_checked, sync_folder, write_atomically, write_checked
@@ -133,7 +132,7 @@ class Outbox:
         pending.due = time.monotonic() + pending.wait_s
         pending.wait_s = max(pending.wait_s, min(_RESEND_MOST_S, 2 * pending.wait_s))
         headers = {SIGNATURE: self._signer.sign(self._subject, pending.data)} if self._signer else {}
-        parts = split(pending.data, broker.part_bytes)
+        parts = split_upload(pending.data, broker.part_bytes)
         self.sent_bytes += len(pending.data)
         if len(parts) == 1:
             await broker.send(self._subject, pending.data, headers=headers)
@@ -160,10 +159,8 @@ class ClientState:
         self._next = self._reserved = 0
 
     def __enter__(self) -> Self:
-        with ExitStack() as held:
-            held.enter_context(self._lock)
-            self._next = self._reserved = self._read_reserved()
-            held.pop_all()
+        self._lock.__enter__()
+        self._next = self._reserved = self._read_reserved()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias, final
 
@@ -13,13 +14,12 @@ from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Access, Signer
 from qafel.deployment.messages import Receipt, RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names
-from qafel.deployment.server.evaluation import Course, Evaluator, Rate
+from qafel.deployment.server.evaluation import Evaluator
 from qafel.deployment.server.intake import Intake
 from qafel.deployment.server.ledger import Ledger
 
 _AT_ONCE: Final = 64
 _CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
-
 
 log = logging.getLogger(__name__)
 
@@ -108,31 +108,39 @@ StateListener: TypeAlias = Callable[[RunState], None]
 
 
 @final
+class RecentRate:
+    """Events a second over the last ten seconds, beginning with a total that others counted."""
+
+    def __init__(self, total: int) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), total)], maxlen=64)
+
+    def mark(self, total: int) -> float:
+        now = time.monotonic()
+        self._marks.append((now, total))
+        while len(self._marks) > 2 and now - self._marks[0][0] > 10:
+            self._marks.popleft()
+        (then, before) = self._marks[0]
+        return (total - before) / (now - then) if now > then else 0.0
+
+
+@final
 class Heartbeat:
     """Renews the run's state on the broker: clients see by it that they are behind, operators how it goes."""
 
     def __init__(
-        self,
-        intake: Intake,
-        course: Course,
-        evaluator: Evaluator,
-        publisher: Publisher,
-        server_steps: int | None,
-        metric_name: str,
-        progress: StateListener | None,
+        self, intake: Intake, evaluator: Evaluator, publisher: Publisher, listener: StateListener | None
     ) -> None:
+        """`listener` is called with every state that is sent."""
         self.session = ""
         """Changes with every connection: clients that see a new one send again what may be lost."""
         self._intake = intake
-        self._course = course
         self._evaluator = evaluator
         self._publisher = publisher
-        self._server_steps = server_steps or 0
-        self._metric_name = metric_name
-        self._progress = progress
-        self._rate = Rate(intake.ledger.traffic.uploads)
+        self._listener = listener
+        self._rate = RecentRate(intake.ledger.traffic.uploads)
 
     async def run(self, broker: Broker, every_s: float, access: Access) -> None:
+        """Beat every so many seconds, forever, and read the registry of clients again."""
         while True:
             await asyncio.sleep(every_s)
             await self._intake.checker.renew_keys(access)
@@ -140,19 +148,19 @@ class Heartbeat:
 
     async def beat(self, broker: Broker, *, concluded: bool = False) -> None:
         """Renew the state. A run says that it has ended once its last broadcast is out: clients leave on hearing it."""
-        state = self._run_state(self._course.state if concluded else "running")
+        state = self._run_state(self._evaluator.status if concluded else "running")
         await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
-        if self._progress is not None:
-            self._progress(state)
+        if self._listener is not None:
+            self._listener(state)
 
     def _run_state(self, word: str) -> RunState:
-        ledger, out, last = self._intake.ledger, self._publisher.published, self._evaluator.last
+        ledger, published, evaluator = self._intake.ledger, self._publisher.published, self._evaluator
         traffic, server = ledger.traffic, ledger.server
         return RunState(
             state=word,
-            version=out.version,
-            digest=out.digest,
-            server_steps=self._server_steps,
+            version=published.version,
+            digest=published.digest,
+            server_steps=evaluator.limits.server_steps or 0,
             uploads=traffic.uploads,
             updates_per_s=round(self._rate.mark(traffic.uploads), 1),
             upload_bytes=traffic.upload_bytes,
@@ -160,8 +168,8 @@ class Heartbeat:
             rejected=dict(server.rejected),
             clients={str(client): lag for client, lag in list(self._intake.lags.items())[-100:]},
             buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
-            metric=last["metric"] if last else None,
-            metric_name=self._metric_name,
+            metric=evaluator.progress.final,
+            metric_name=evaluator.task.metric_name,
             renewed_at=time.time(),
             session=self.session,
         )

@@ -23,7 +23,7 @@ from qafel.algorithm.messages import HEADER_BYTES
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import Part, PartAssembler, Receipt
 from qafel.deployment.names import PART, SIGNATURE
-from qafel.deployment.server.evaluation import Metrics
+from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.settings import DefenceSettings
 from qafel.errors import (
@@ -170,7 +170,7 @@ class UploadChecker:
 
 @final
 @dataclass(slots=True)
-class Group:
+class UploadGroup:
     """Uploads that become safe together, and what follows when they are."""
 
     acknowledge: list[Msg] = field(default_factory=list)
@@ -187,7 +187,7 @@ class Group:
 class Intake:
     """Takes messages one by one: counts an upload in the ledger, or rejects it and says why."""
 
-    def __init__(self, ledger: Ledger, checker: UploadChecker, metrics: Metrics) -> None:
+    def __init__(self, ledger: Ledger, checker: UploadChecker, metrics: ServerMetrics) -> None:
         quantizer = ledger.server.algorithm.client_quantizer
         self.ledger = ledger
         self.checker = checker
@@ -206,7 +206,7 @@ class Intake:
         """Forget unfinished uploads: a new consumer delivers their parts again, perhaps under other numbers."""
         self._assembler = PartAssembler(self._max_upload_bytes, _ASSEMBLY_BYTES)
 
-    def take(self, message: Msg, group: Group, now: float) -> None:
+    def take(self, message: Msg, group: UploadGroup, now: float) -> None:
         """Count an upload, or reject it and say why; a part of an upload only waits.
 
         message  as the broker delivered it
@@ -237,7 +237,7 @@ class Intake:
             self._count(client, frame, upload, group)
         group.acknowledge += spent
 
-    def _add_part(self, client: int, part: Part, message: Msg, group: Group) -> bytes | None:
+    def _add_part(self, client: int, part: Part, message: Msg, group: UploadGroup) -> bytes | None:
         """The whole upload, if this was its last part. A part of one that cannot count any more must not get at the
         one in progress; its client, which may have missed the receipt, is told with the last part.
         """
@@ -252,7 +252,7 @@ class Intake:
             return None
         return self._assembler.add(client, part, message, group.acknowledge)
 
-    def _count(self, client: int, frame: bytes, upload: Message, group: Group) -> None:
+    def _count(self, client: int, frame: bytes, upload: Message, group: UploadGroup) -> None:
         version = self.ledger.server.version
         try:
             accepted = self.ledger.take(frame, upload)
@@ -275,7 +275,7 @@ class Intake:
             group.hidden_state = self.ledger.server.hidden_state
 
     def _refuse(
-        self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: Group
+        self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: UploadGroup
     ) -> None:
         if client is None:
             self._metrics.rejected(error.reason)

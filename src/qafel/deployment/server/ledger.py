@@ -15,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from io import FileIO
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -28,6 +28,7 @@ from qafel.errors import ConfigError, DataError, OutputError
 from qafel.files import Lock, sync_folder, write_atomically
 from qafel.params import Vector
 from qafel.runs.directory import read_checkpoint, write_checkpoint
+from qafel.runs.progress import Traffic
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _JOURNAL_KIND: Final = b"qafel journal "
@@ -37,35 +38,6 @@ _RECORD: Final = struct.Struct("<IQ")
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
 
 log = logging.getLogger(__name__)
-
-
-@final
-@dataclass(slots=True)
-class Traffic:
-    """placeholder until runs.Traffic"""
-
-    uploads: int = 0
-    rejected_uploads: int = 0
-    upload_bytes: int = 0
-    broadcasts: int = 0
-    broadcast_bytes: int = 0
-    received_bytes: int = 0
-    staleness_counts: list[int] = field(default_factory=list)
-
-    def count_upload(self, message: bytes, staleness: int) -> None:
-        self.uploads += 1
-        self.upload_bytes += len(message)
-        if staleness >= len(self.staleness_counts):
-            self.staleness_counts.extend([0] * (staleness + 1 - len(self.staleness_counts)))
-        self.staleness_counts[staleness] += 1
-
-    def count_broadcast(self, message: bytes, recipients: int) -> None:
-        self.broadcasts += 1
-        self.broadcast_bytes += len(message)
-
-    @property
-    def total_bytes(self) -> int:
-        return self.upload_bytes + self.broadcast_bytes
 
 
 @final
@@ -109,7 +81,7 @@ class Ledger:
         with Lock(folder / "lock", busy):
             found = _newest_checkpoint(folder, algorithm, seed)
             if found is None:
-                found = Server(initial_model(), algorithm, seed, log_capacity=0), Traffic(), {}
+                found = Server(initial_model(), algorithm, seed, log_capacity=0), Traffic(received_bytes=None), {}
             ledger = Ledger(folder, *found, history)
             try:
                 yield ledger
@@ -129,7 +101,7 @@ class Ledger:
         accepted = self.server.receive(upload)
         self.traffic.count_upload(frame, accepted.staleness)
         if accepted.broadcast is not None:
-            self.traffic.count_broadcast(accepted.broadcast, 0)  # a server does not see what its clients receive
+            self.traffic.count_broadcast(accepted.broadcast)
             self.broadcasts.append((version, accepted.broadcast))
         return accepted
 

@@ -23,8 +23,8 @@ from nats.aio.msg import Msg
 from qafel.deployment.connection import Broker, cancel_and_wait
 from qafel.deployment.names import CONSUMER, Names
 from qafel.deployment.server.announcements import Publisher
-from qafel.deployment.server.evaluation import Course, Metrics
-from qafel.deployment.server.intake import Group, Intake
+from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
+from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.settings import ServerSettings
 from qafel.errors import BrokerError, BrokerLost
@@ -178,31 +178,30 @@ class Pipeline:
     def __init__(
         self,
         intake: Intake,
-        course: Course,
+        evaluator: Evaluator,
         publisher: Publisher,
         background: BackgroundWriter,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         settings: ServerSettings,
     ) -> None:
         self._intake = intake
         self._ledger = intake.ledger
-        self._course = course
+        self._evaluator = evaluator
         self._publisher = publisher
         self._background = background
         self._metrics = metrics
         self._settings = settings
-        self._taken: asyncio.Queue[Group | None] = asyncio.Queue(4)
-        self._safe: asyncio.Queue[list[Group] | None] = asyncio.Queue(4)
+        self._taken: asyncio.Queue[UploadGroup | None] = asyncio.Queue(4)
+        self._safe: asyncio.Queue[list[UploadGroup] | None] = asyncio.Queue(4)
 
     async def take(self, queue: UploadQueue) -> None:
         """Groups of uploads into the ledger, until the run ends."""
-        while self._course.goes_on:
-            group = Group()
+        while self._evaluator.goes_on:
+            group = UploadGroup()
             for message in await queue.group(self._settings.group):
-                before = self._ledger.server.version
                 self._intake.take(message, group, time.monotonic())
-                self._course.after_upload(before, self._intake.diverged)
-                if not self._course.goes_on:
+                self._evaluator.after_message(self._intake.diverged)
+                if not self._evaluator.goes_on:
                     break
             group.checkpoint = self._ledger.begin_checkpoint(
                 self._settings.checkpoint_every, self._intake.checker.median.norms()
@@ -234,7 +233,7 @@ class Pipeline:
             await broker.acknowledge([message for group in groups for message in group.acknowledge])
             await self._publisher.receipts(broker, [group.receipts for group in groups])
 
-    async def _send_out(self, broker: Broker, groups: list[Group]) -> None:
+    async def _send_out(self, broker: Broker, groups: list[UploadGroup]) -> None:
         steps = [step for group in groups for step in group.broadcasts]
         await self._publisher.broadcasts(broker, steps)
         for group in groups:
@@ -245,7 +244,7 @@ class Pipeline:
         self._metrics.version.set(self._publisher.published.version)
         self._background.start_snapshot(broker, (version for version, _ in steps))
 
-    def _count(self, groups: list[Group]) -> None:
+    def _count(self, groups: list[UploadGroup]) -> None:
         accepted = sum(group.accepted for group in groups)
         self._metrics.group.observe(accepted)
         self._metrics.accepted.inc(accepted)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TextIO, final
+from typing import Final, final
 
 from qafel.algorithm import PRESETS
 from qafel.config import Config
@@ -24,14 +24,16 @@ from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
 from qafel.deployment.server.announcements import Heartbeat, Publisher, StateListener, refill
-from qafel.deployment.server.evaluation import Course, Evaluator, Metrics, Summary, model_file, open_rows, write_results
+from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadChecker
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.deployment.settings import ServerSettings
 from qafel.errors import BrokerError, ConfigError
-from qafel.files import write_atomically
 from qafel.rng import Stream
+from qafel.runs.directory import RunDirectory, model_file, state_of
+from qafel.runs.progress import Status
+from qafel.runs.summary import Summary
 from qafel.tasks import Task
 
 _HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
@@ -52,15 +54,14 @@ class DeploymentServer:
         access: Access,
         settings: ServerSettings,
         history: int,
-        rows: TextIO,
+        directory: RunDirectory,
         progress: StateListener | None,
     ) -> None:
         run = settings.run or config.name
         self.ledger = ledger
-        self.rows = rows
         self.wire = (0, 0)
         """Bytes sent and received, with all that NATS and TLS add."""
-        self.metrics = Metrics(run)
+        self.metrics = ServerMetrics(run)
         self._task = task
         self._access = access
         self._settings = settings
@@ -69,18 +70,9 @@ class DeploymentServer:
         algorithm, keys = ledger.server.algorithm, access.registry()
         checker = UploadChecker(algorithm, settings.defence, task.clients, keys, ledger.norms, time.monotonic())
         self.intake = Intake(ledger, checker, self.metrics)
-        self.evaluator = Evaluator(task, config.evaluation, rows, self.metrics, ledger.traffic.uploads)
-        self._course = Course(config, ledger, self.evaluator)
+        self.evaluator = Evaluator(config, task, ledger, directory, self.metrics)
         self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
-        self._heartbeat = Heartbeat(
-            self.intake,
-            self._course,
-            self.evaluator,
-            self._publisher,
-            config.stop.server_steps,
-            task.metric_name,
-            progress,
-        )
+        self._heartbeat = Heartbeat(self.intake, self.evaluator, self._publisher, progress)
         self._background = BackgroundWriter(
             ledger,
             self._publisher,
@@ -91,13 +83,9 @@ class DeploymentServer:
         self._queue: UploadQueue | None = None
         self._work: asyncio.Task[None] | None = None
 
-    @property
-    def state(self) -> str:
-        return self._course.state
-
-    def end(self, state: str) -> None:
+    def end(self, status: Status) -> None:
         """Take no more uploads; finish what was taken."""
-        self._course.end(state)
+        self.evaluator.end(status)
         if self._queue is not None:
             self._queue.stop()
         elif self._work is not None:
@@ -116,8 +104,7 @@ class DeploymentServer:
                     task.result()
         finally:
             await cancel_and_wait([self._work, evaluations])
-        server = self.ledger.server
-        await self.evaluator.last_model(server.version, server.model, self.ledger.traffic, server.hidden_state.vector)
+        await self.evaluator.measure_last()
 
     async def _sessions(self) -> None:
         patience_s = self._settings.patience_s
@@ -138,8 +125,10 @@ class DeploymentServer:
         await queue.start()
         self._heartbeat.session = uuid.uuid4().hex[:12]
         await self._heartbeat.beat(broker)
-        self._course.look()
-        pipeline = Pipeline(self.intake, self._course, self._publisher, self._background, self.metrics, self._settings)
+        self.evaluator.end_at_limit()
+        pipeline = Pipeline(
+            self.intake, self.evaluator, self._publisher, self._background, self.metrics, self._settings
+        )
         try:
             await run_until_one_ends(
                 broker.until_lost(),
@@ -169,7 +158,8 @@ class DeploymentServer:
         if checkpoint is not None:
             await self._background.checkpoint(checkpoint)
         await self._publisher.snapshot(broker)
-        if self.state != "stopped":
+        if self.evaluator.status != "stopped":
+            await self.evaluator.measure_last()  # a run whose metric is not finite has diverged, and says so
             names, model = self._publisher.names, self.ledger.server.model
             await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
             await broker.purge(names.upload_stream)
@@ -195,58 +185,46 @@ def run_server(
     task      the configuration's task, if it is made already
     progress  called with the run's state every few seconds
     """
-    return asyncio.run(_run_server(config, out, access or Access(), settings or ServerSettings(), task, progress))
 
+    async def serve() -> Summary:
+        made: Task = await asyncio.to_thread(config.task.make) if task is None else task
+        chosen = (access or Access(), settings or ServerSettings(), made, progress)
+        with RunDirectory(out) as directory, open_server(config, directory, *chosen) as server:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, server.end, "stopped")
+            await server.run()
+            summary = server.evaluator.summary()
+            directory.write_model(server.ledger.server.model, made.layout)
+            directory.on_end(summary)
+            return {**summary, "wire_sent_bytes": server.wire[0], "wire_received_bytes": server.wire[1]}
 
-async def _run_server(
-    config: Config,
-    out: Path,
-    access: Access,
-    settings: ServerSettings,
-    task: Task | None,
-    progress: StateListener | None,
-) -> Summary:
-    made: Task = await asyncio.to_thread(config.task.make) if task is None else task
-    with open_server(config, out, access, settings, made, progress) as server:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, server.end, "stopped")
-        await server.run()
-        summary = write_results(out, server.state, config, made, server.ledger, server.evaluator)
-        return {**summary, "wire_sent_bytes": server.wire[0], "wire_received_bytes": server.wire[1]}
+    return asyncio.run(serve())
 
 
 @contextmanager
 def open_server(
     config: Config,
-    out: Path,
+    directory: RunDirectory,
     access: Access,
     settings: ServerSettings,
     task: Task,
     progress: StateListener | None = None,
 ) -> Iterator[DeploymentServer]:
-    """A context with the server and its state from disk, not yet connected."""
+    """A context with the server and its state from disk, not yet connected. `directory` must be entered."""
+    out = directory.path
     if PRESETS[config.algorithm.preset].synchronous:
         raise ConfigError(f"{config.algorithm.preset} goes in rounds, a deployment does not: take fedbuff or qafel")
     algorithm = config.algorithm.wire(task.layout)
-    _require_same_run(out, config)
+    if (out / "config.toml").exists() and state_of(out, config) == "other":
+        raise ConfigError(f"{out} holds a run of another configuration: choose another --out")
     broadcast_bytes = max(1, algorithm.server_quantizer.max_payload_bytes(task.layout.size))
     history = max(2, min(settings.limits.history, _HISTORY_BYTES // broadcast_bytes))
-    with (
-        Ledger.open(
-            out / "state",
-            lambda: task.initial_model(Stream.named(config.seed, "initial-model")),
-            algorithm,
-            config.seed,
-            history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
-        ) as ledger,
-        open_rows(out) as rows,
-    ):
-        write_atomically(out / "config.toml", config.to_toml().encode())
-        yield DeploymentServer(config, task, ledger, access, settings, history, rows, progress)
-
-
-def _require_same_run(out: Path, config: Config) -> None:
-    path = out / "config.toml"
-    if (out / "state").exists() and path.exists() and path.read_text(encoding="utf-8") != config.to_toml():
-        raise ConfigError(f"{out} holds a run of another configuration: choose another --out")
+    with Ledger.open(
+        out / "state",
+        lambda: task.initial_model(Stream.named(config.seed, "initial-model")),
+        algorithm,
+        config.seed,
+        history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
+    ) as ledger:
+        directory.begin(config.to_toml(), keep_metrics_bytes=None)
+        yield DeploymentServer(config, task, ledger, access, settings, history, directory, progress)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +16,17 @@ import pytest
 from qafel.algorithm import Kind, Message, make_upload
 from qafel.bench.deployment_processes import mutated
 from qafel.config import Config
+from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import PART, Names, StreamLimits
-from qafel.deployment.server.intake import RunningMedian
+from qafel.deployment.server.intake import RunningMedian, UploadChecker
 from qafel.deployment.server.server import DeploymentServer
 from qafel.deployment.settings import DefenceSettings, ServerSettings
-from qafel.errors import BrokerRefused
+from qafel.errors import BrokerRefused, ConfigError
 from qafel.rng import Stream
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
 
@@ -261,3 +265,80 @@ def _odd_headers(chooser: random.Random) -> dict[str, str] | None:
         if chooser.random() < 0.05
         else None
     )
+
+
+def _checker(keys: dict[int, str] | None) -> UploadChecker:
+    algorithm: Any = None
+    return UploadChecker(algorithm, DefenceSettings(), 5, keys)
+
+
+def test_a_server_that_signs_does_not_start_without_its_registry(tmp_path: Path) -> None:
+    folder = BrokerFolder.init(tmp_path / "broker", 1).path
+    (folder / "server" / "clients.json").unlink()
+    with pytest.raises(ConfigError, match=r"clients\.json is missing"):
+        Access.of(None, folder / "server").registry()
+    assert Access.of(None, folder / "clients" / "0").registry() is None
+    assert Access().registry() is None
+
+
+@pytest.mark.parametrize("left", [None, b"", b'{"0": "UAB', b"[]"])
+def test_a_registry_that_is_being_replaced_leaves_the_last_one_in_force(
+    tmp_path: Path, left: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = BrokerFolder.init(tmp_path / "broker", 1)
+    access, path = Access.of(None, folder.path / "server"), folder.path / "server" / "clients.json"
+    checker = _checker(access.registry())
+    path.unlink()
+    if left is not None:
+        path.write_bytes(left)
+    for _ in range(3):
+        asyncio.run(checker.renew_keys(access))
+    assert checker.knows(0)
+    assert not checker.knows(1)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    folder.add([1])
+    asyncio.run(checker.renew_keys(access))
+    assert checker.knows(1)
+    path.unlink()
+    asyncio.run(checker.renew_keys(access))
+    assert len(caplog.records) == 2
+
+
+def test_a_registry_that_vanishes_where_nothing_is_signed_stays_in_force_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checker = _checker({0: "a key"})
+    asyncio.run(checker.renew_keys(Access(folder=tmp_path)))
+    assert checker.knows(0)
+    assert not checker.knows(1)  # which it would without keys
+    assert "is gone" in caplog.text
+
+
+def test_a_run_that_never_had_a_registry_is_not_warned_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    checker = _checker(None)
+    asyncio.run(checker.renew_keys(Access()))
+    assert checker.knows(1)
+    assert not caplog.records
+
+
+def test_the_server_takes_only_what_the_clients_key_signed(tmp_path: Path) -> None:
+    async def check(folder: Path) -> None:
+        owner, number = Access.of(None, folder / "server"), Access.of(None, folder / "clients" / "0")
+        async with serving(tmp_path, owner) as server, taking_part(tmp_path, number, 0) as client:
+            await update(client)
+            start = client.begin()
+            upload = client.finish(start, client._train)
+            async with session(number, "0") as broker:
+                await broker.store(client.names.upload(0), upload)
+                await until(lambda: server.ledger.server.rejected["signature"] == 1)
+            client.outbox.add(start.sequence, upload)
+            await until(lambda: server.ledger.traffic.uploads == 2)
+            BrokerFolder(folder).revoke(0)  # without telling the broker: the server's own registry suffices
+            await asyncio.sleep(0.5)
+            await update(client)
+            assert client.outbox.counts["unknown-client"] == 1
+
+    port = free_port()
+    folder = BrokerFolder.init(tmp_path / "broker", 2, port=port, sync="2m").path
+    with LocalBroker(folder, port=port):
+        asyncio.run(check(folder))

@@ -37,6 +37,7 @@ def _app(command: object) -> typer.Typer:
     return app
 
 
+@pytest.mark.slow
 def test_a_secured_run_with_a_users_function_a_worker_process_and_single_updates(tmp_path: Path) -> None:
     port, folder = free_port(), tmp_path / "broker"
     made = CliRunner().invoke(broker, ["init", str(folder), "--clients", "3", "--port", str(port), "--run", "five"])
@@ -57,7 +58,7 @@ def test_a_secured_run_with_a_users_function_a_worker_process_and_single_updates
         assert once.process.wait(60) == 0, once.output.with_suffix(".err").read_text(encoding="utf-8")
         assert once.events()[-1]["outcomes"] == {"accepted": 1}
         others = [
-            take_part(1, "--train", "tests.deployment.test_commands:nudge", "--min-interval", "0.05"),
+            take_part(1, "--train", "tests.cli.test_deploy:nudge", "--min-interval", "0.05"),
             take_part(2, "--worker", "process", "--min-interval", "0.05"),
         ]
         for command in (*others, serving):
@@ -70,6 +71,7 @@ def test_a_secured_run_with_a_users_function_a_worker_process_and_single_updates
     assert {"name", "metric_final", "staleness_mean", "model_sha256"} <= summary.keys()
 
 
+@pytest.mark.slow
 def test_a_local_broker_needs_no_set_up(tmp_path: Path) -> None:
     port = free_port()
     arguments = ["--local-broker", "--port", str(port), "--out", str(tmp_path / "run"), "--set", "stop.uploads=20"]
@@ -162,11 +164,12 @@ def test_a_client_id_that_is_not_the_credentials_is_refused_at_once(
 
 
 def test_the_light_core_does_not_load_the_deployment() -> None:
-    program = "import sys, qafel, qafel.cli.deploy, qafel.cli.deploy, qafel.cli.broker, qafel.cli.broker; "
+    program = "import sys, qafel, qafel.cli.deploy, qafel.cli.broker; "
     program += "sys.exit(any(name.split('.')[0] in ('nats', 'nkeys', 'prometheus_client') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_example_reaches_what_the_simulator_reaches(tmp_path: Path) -> None:
     """In the recorded order to the bit; in that order with other seeds up to what seeds differ by, and a twentieth."""
     example = [sys.executable, str(EXAMPLES / "five_clients.py"), "--steps", "100", "--folder", str(tmp_path)]

@@ -27,6 +27,7 @@ def _server(tmp_path: Path, port: int) -> Command:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_killed_servers_broker_ends_and_the_next_server_takes_its_store_over(tmp_path: Path) -> None:
     port = free_port()
     server = _server(tmp_path, port)

@@ -1,0 +1,129 @@
+"""What an older or a newer qafel wrote is read, or refused in a sentence; no run silently starts from nothing.
+
+`old_formats/` was written by the last commit before formats had versions: a stopped server's run directory with its
+journal kept, one client's state, and the agreement that was on the broker.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qafel.algorithm import HiddenState
+from qafel.config import Config
+from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import Agreement
+from qafel.deployment.server.ledger import Journal, read_journal
+from qafel.deployment.server.server import open_server
+from qafel.deployment.settings import ServerSettings
+from qafel.errors import DataError
+from qafel.files import read_checked, write_checked
+from qafel.runs.directory import RunDirectory
+
+OLD = Path(__file__).parent / "old_formats"
+DIGEST = 17605703729112536060
+
+
+@pytest.fixture
+def old_run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(OLD / "run", tmp_path / "run"))
+
+
+def _config() -> Config:
+    return Config.from_toml((OLD / "run" / "config.toml").read_text(encoding="utf-8"), "the old run")
+
+
+def _held(out: Path) -> tuple[int, int, int]:
+    """Version, digest and uploads of the server that goes on in this folder."""
+    config = _config()
+    with (
+        RunDirectory(out) as directory,
+        open_server(config, directory, Access(), ServerSettings(), config.task.make()) as server,
+    ):
+        held = server.ledger.server
+        return held.version, held.hidden_state.digest, server.ledger.traffic.uploads
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    return sorted((out / "state").glob("checkpoint-*"))
+
+
+def test_a_run_of_an_old_journal_goes_on(old_run: Path) -> None:
+    for checkpoint in _checkpoints(old_run):
+        checkpoint.unlink()
+    before = list(read_journal(old_run / "state"))
+    assert _held(old_run) == (3, DIGEST, 10)
+    rows = (old_run / "metrics.jsonl").read_bytes()
+    assert rows == (OLD / "run" / "metrics.jsonl").read_bytes()
+    journal = Journal(old_run / "state", 10)
+    journal.append(b"next")
+    journal.close()
+    assert (old_run / "state" / "journal-000000000010.log").read_bytes().startswith(b"qafel journal 1\n")
+    assert list(read_journal(old_run / "state")) == [*before, b"next"]
+
+
+def test_an_old_checkpoint_is_refused_and_nothing_is_lost(old_run: Path) -> None:
+    with pytest.raises(DataError, match="finish the run with the qafel that wrote it, or begin anew"):
+        _held(old_run)
+    for path in (OLD / "run").rglob("*.*"):
+        assert (old_run / path.relative_to(OLD / "run")).read_bytes() == path.read_bytes()
+
+
+def test_a_journal_of_another_version_is_refused(old_run: Path) -> None:
+    for path in (old_run / "state").glob("checkpoint-*"):
+        path.unlink()
+    first = old_run / "state" / "journal-000000000000.log"
+    whole = b"qafel journal 2\n" + first.read_bytes()
+    first.write_bytes(whole)
+    with pytest.raises(DataError, match="version 2 of its format, and this qafel reads version 1: use the qafel that"):
+        _held(old_run)
+    assert first.read_bytes() == whole
+
+
+def test_checkpoints_of_another_version_do_not_let_a_run_start_from_nothing(old_run: Path) -> None:
+    for old in _checkpoints(old_run):
+        old.unlink()
+        write_checked(old.with_suffix(".qafel"), "checkpoint", 99, b"from the future")
+    assert _held(old_run) == (3, DIGEST, 10)  # the whole journal is there, and says as much
+    (old_run / "state" / "journal-000000000000.log").unlink()
+    with pytest.raises(DataError, match="version 99 of its format"):
+        _held(old_run)
+
+
+def test_an_old_agreement_is_read_and_a_newer_one_refused() -> None:
+    data = (OLD / "agreement.json").read_bytes()
+    agreement = Agreement.from_bytes(data)
+    assert agreement.run_id == (OLD / "run" / "state" / "run-id").read_text()
+    assert agreement.config == _config()
+    assert agreement.layout.size == 16
+    newer = json.dumps({**json.loads(data), "format": 2}).encode()
+    with pytest.raises(DataError, match="has format 2, this qafel reads 1: upgrade the older end"):
+        Agreement.from_bytes(newer)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_client_of_another_version_takes_the_snapshot_and_goes_on_with_its_numbers(
+    tmp_path: Path, newer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(OLD / "client-0", tmp_path / "client-0"))
+    agreement = Agreement.from_bytes((OLD / "agreement.json").read_bytes())
+    if newer:
+        write_checked(folder / "hidden-state", "hidden-state", 2, b"from the future")
+    with ClientState(folder) as state:
+        assert state.load(agreement.run_id, 16, agreement.algorithm()) is None
+        (said,) = caplog.records
+        assert said.levelno == logging.WARNING
+        assert "starting from the server's snapshot" in said.getMessage()
+        assert state.take_sequence() == int((OLD / "client-0" / "sequence").read_text())
+        held = HiddenState.of(np.ones(16, np.float32), 5)
+        state.save(agreement.run_id, held)
+        loaded = state.load(agreement.run_id, 16, agreement.algorithm())
+    assert loaded is not None
+    assert loaded.digest == held.digest
+    assert read_checked(folder / "hidden-state", "hidden-state", 1)
