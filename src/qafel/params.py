@@ -26,15 +26,17 @@ class Layout:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+        """The layout of tensors with these names and shapes, in the order of the mapping."""
         return Layout(tuple((name, tuple(shape)) for name, shape in shapes.items()))
 
     @staticmethod
     def flat(size: int) -> Layout:
-        """One tensor: for models that are a vector already."""
+        """One tensor of `size` parameters: for models that are a vector already."""
         return Layout((("weights", (size,)),))
 
     @cached_property
     def size(self) -> int:
+        """The number of parameters in all tensors."""
         return sum(math.prod(shape) for _, shape in self.tensors)
 
     @cached_property
@@ -44,7 +46,7 @@ class Layout:
         return hashlib.blake2b(text.encode(), digest_size=4).digest()
 
     def split(self, vector: Vector) -> dict[str, NDArray[np.float32]]:
-        """Views of the vector, one per tensor."""
+        """Views of a vector that holds all tensors, by name."""
         if vector.size != self.size:
             raise DataError(f"the layout has {self.size} parameters, the vector {vector.size}")
         views, start = {}, 0
@@ -55,7 +57,7 @@ class Layout:
         return views
 
     def flatten(self, tensors: Mapping[str, NDArray[Any]]) -> Vector:
-        """One vector from the tensors; the inverse of `split`."""
+        """One new vector from tensors by name; the inverse of `split`."""
         flat = np.empty(self.size, np.float32)
         for name, view in self.split(flat).items():
             if name not in tensors:
@@ -67,6 +69,6 @@ class Layout:
 
 
 def require_finite(vector: Vector, what: str) -> None:
-    """Raise if there is a NaN or an infinity."""
+    """Raise `NonFiniteVector` if the vector holds a NaN or an infinity; `what` names it in the message."""
     if not np.isfinite(vector).all():
         raise NonFiniteVector(f"{what} holds a NaN or an infinity: training has diverged; lower the learning rates")

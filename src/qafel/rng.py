@@ -19,18 +19,22 @@ class Stream:
     """One named random stream, as a 128-bit key.
 
     Compiled kernels take the key, two 64-bit words, and hash a counter with it; everything else takes `generator()`.
-    The key is worked out when it is first wanted: not everyone who is handed a stream draws from it.
+    The key is computed when it is first needed: not everyone who is handed a stream draws from it.
     """
 
     __slots__ = ("_name", "_words")
 
     def __init__(self, words: tuple[int, int]) -> None:
+        """The stream whose key these two 64-bit words are."""
         self._name: tuple[int, str, int, int] | None = None
         self._words = words
 
     @staticmethod
     def named(seed: int, purpose: str, client: int = 0, number: int = 0) -> Stream:
-        """The stream for a purpose, such as ("train", client, how many updates that client made before)."""
+        """The stream of a run's `seed` for a `purpose`, such as "train".
+
+        `client` is whose it is, and `number` tells its uses apart: how many updates that client made before.
+        """
         stream = Stream.__new__(Stream)
         stream._name = (seed, purpose, client, number)
         return stream
@@ -47,6 +51,7 @@ class Stream:
 
     @property
     def key(self) -> NDArray[np.uint64]:
+        """The key as NumPy's Philox takes it."""
         return np.array(self.words, dtype=np.uint64)
 
     def __eq__(self, other: object) -> bool:
@@ -59,4 +64,5 @@ class Stream:
         return Stream, (self.words,)
 
     def generator(self) -> np.random.Generator:
+        """A NumPy generator at the beginning of the stream."""
         return np.random.Generator(np.random.Philox(key=self.key))

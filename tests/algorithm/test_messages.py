@@ -55,6 +55,17 @@ def test_what_is_written_is_read_back(message):
     assert Message.from_bytes(message.to_bytes()) == message
 
 
+def test_a_large_payload_crosses_although_it_is_a_view():
+    """An encoder hands out a large payload as a view of its buffer; the message holds real bytes."""
+    vector = np.linspace(-1, 1, 700_001, dtype=np.float32)
+    payload = QSGD.encode(vector, Stream.named(0, "test"))
+    assert isinstance(payload, memoryview)
+    frame = Message(Kind.UPLOAD, QSGD.codec, vector.size, 0, payload).to_bytes()
+    assert type(frame) is bytes
+    assert Message.from_bytes(frame).payload == payload
+    assert len(frame) == HEADER_BYTES + QSGD.max_payload_bytes(vector.size)
+
+
 def test_the_header_is_at_most_64_bytes():
     message = Message(Kind.UPLOAD, QSGD.codec, SIZE, 0, b"")
     assert len(message.to_bytes()) == HEADER_BYTES == 64
