@@ -8,24 +8,27 @@ STAMP  := $(VENV)/.installed
 LIGHT  := $(VENV)/.installed-light
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench format clean
+.PHONY: help install demo test test-slow check bench format clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## Make .venv with everything: all extras, and what the tests need
 
 demo: $(LIGHT) ## QAFeL against FedBuff and direct quantization on real data, in under a minute
 	$(BIN)/qafel demo
 
-test: $(STAMP) ## Run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(STAMP) ## Run the tests, in at most six minutes on two cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-slow: $(STAMP) ## Run the tests that take long: faults, large models, searches, browsers
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 check: $(STAMP) ## Lint, format, types, import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 bench: $(STAMP) ## Run the benchmarks (alone: others' load shows in the figures)
 	$(BIN)/qafel bench quantizers
