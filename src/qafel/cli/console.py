@@ -21,7 +21,8 @@ from rich.progress import (
 )
 
 from qafel.config import StopConfig
-from qafel.simulator import Row
+from qafel.runs.progress import Row
+from qafel.runs.summary import Summary
 from qafel.sweeps.run import Planned
 from qafel.text import human_bytes, human_seconds
 
@@ -67,7 +68,7 @@ class RunProgress(LiveBars):
 
 @final
 class RunBar:
-    """What a run calls at every evaluation; the screen is touched at most some twenty times a second."""
+    """A listener that shows a run; the screen is touched at most some twenty times a second."""
 
     def __init__(self, bars: Progress, description: str, stop: StopConfig, metric_name: str) -> None:
         self._bars = bars
@@ -76,7 +77,7 @@ class RunBar:
         self._metric_name = metric_name
         self._shown = -1.0
 
-    def __call__(self, row: Row) -> None:
+    def on_row(self, row: Row) -> None:
         if row.wall_s - self._shown < 0.05 and row.version:
             return
         self._shown = row.wall_s
@@ -87,8 +88,11 @@ class RunBar:
             self._bar, completed=1000 * share_done(row, self._stop), note=note, amount=f"{row.version:,} steps"
         )
 
-    def done(self, note: str) -> None:
-        self._bars.update(self._bar, completed=1000, note=note)
+    def on_end(self, summary: Summary | None) -> None:
+        if summary is not None:
+            final = "–" if summary["metric_final"] is None else f"{summary['metric_final']:.3g}"
+            note = f"{self._metric_name} {final} · {summary['wall_s']:.1f} s · {summary['status']}"
+            self._bars.update(self._bar, completed=1000, note=note)
 
 
 def share_done(row: Row, stop: StopConfig) -> float:

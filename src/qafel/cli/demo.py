@@ -13,7 +13,6 @@ from qafel.cli.console import RunProgress, console
 from qafel.config import load_recipe
 from qafel.drawing.printed import save_figure
 from qafel.report import comparison_figure, write_report
-from qafel.runs.listeners import Calling
 from qafel.runs.reading import Run
 from qafel.runs.summary import Summary
 from qafel.simulator.run import run as simulate
@@ -43,13 +42,13 @@ def demo(
     # Evaluated every tenth step: the demo is for looking, `qafel run` has every step.
     overrides = [f"stop.server_steps={steps}", "evaluation.every=10"]
     configs = [load_recipe(name, overrides, seed) for name in RECIPES]
-    summaries = []
+    task = configs[0].task.make()  # the same in all of them
     with RunProgress() as progress:
         bars = [progress.bar(config.description, config.stop, "f − f*") for config in configs]
-        for config, bar in zip(configs, bars, strict=True):
-            summary = simulate(config, out / config.name, [Calling(bar)], tensorboard=False)
-            bar.done(f"f − f* {_shown(summary['metric_final'], '.3g')} · {summary['wall_s']:.1f} s")
-            summaries.append(summary)
+        summaries = [
+            simulate(config, out / config.name, [bar], task=task, tensorboard=False)
+            for config, bar in zip(configs, bars, strict=True)
+        ]
     runs = [Run.load(out / config.name) for config in configs]
     save_figure(comparison_figure(runs), out / "comparison.png")
     write_report(runs, out / "report.html", title="QAFeL on mushrooms")
@@ -74,7 +73,7 @@ def _table(descriptions: list[str], summaries: list[Summary]) -> Table:
     for description, summary in zip(descriptions, summaries, strict=True):
         table.add_row(
             description,
-            _shown(summary["metric_final"], ".3e"),
+            "–" if summary["metric_final"] is None else f"{summary['metric_final']:.3e}",
             _times(summary["metric_final"], reference["metric_final"]),
             f"{summary['uploads']:,}",
             human_bytes(summary["upload_bytes_total"]),
@@ -82,11 +81,6 @@ def _table(descriptions: list[str], summaries: list[Summary]) -> Table:
             f"{_traffic(summary) / _traffic(reference):.3f}",
         )
     return table
-
-
-def _shown(metric: float | None, digits: str) -> str:
-    """A metric; a run that ends with one that is not finite has none."""
-    return "–" if metric is None else format(metric, digits)
 
 
 def _times(metric: float | None, reference: float | None) -> str:

@@ -15,7 +15,6 @@ from qafel.errors import ConfigError, OutputError
 from qafel.params import Layout
 from qafel.quantizers import fitness
 from qafel.runs.directory import state_of
-from qafel.runs.listeners import Calling
 from qafel.runs.summary import Summary
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import run as simulate
@@ -54,7 +53,7 @@ def run(
         summary = simulate(
             config,
             out,
-            [Calling(bar)],
+            [bar],
             task=task,
             executor=executor,
             workers=workers,
@@ -62,7 +61,6 @@ def run(
             checkpoint_every_s=checkpoint_every,
             tensorboard=tensorboard,
         )
-        bar.done(summary["status"])
     if json_output:
         print(json.dumps(summary, indent=2))
     else:

@@ -17,7 +17,7 @@ from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
-from qafel.tasks.neural.published import CharacterLstm, Cnn, Normalise
+from qafel.tasks.neural.published import Cnn, Normalise
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import batches
 
@@ -94,7 +94,13 @@ LOCALS = {
 }
 
 
-@pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
+@pytest.mark.parametrize(
+    "local",
+    [
+        pytest.param(local, id=name, marks=() if name in ("full batches", "all") else pytest.mark.slow)
+        for name, local in LOCALS.items()
+    ],
+)
 def test_training_the_cnn_equals_a_plain_pytorch_loop_in_double_precision(local):
     """The median of three starts: where two values of a pool are equal to seven digits, rounding chooses, and now and
     then torch's own float32 chooses otherwise than its float64."""
@@ -109,15 +115,6 @@ def test_training_the_cnn_equals_a_plain_pytorch_loop_in_double_precision(local)
         assert np.abs(exact - start).max() > 1e-3, "there was something to learn"
         deviations.append(np.abs(trained - exact).max())
     assert np.median(deviations) < 1e-6
-
-
-@pytest.mark.parametrize(("classes", "size"), [(10, 31_594), (2, 29_282)])
-def test_the_cnn_has_the_papers_number_of_parameters(classes, size):
-    assert sum(p.numel() for p in Cnn(classes).parameters()) == size
-
-
-def test_the_lstm_has_the_papers_number_of_parameters():
-    assert sum(p.numel() for p in CharacterLstm().parameters()) == 819_920
 
 
 def test_the_layout_names_the_modules_parameters():
@@ -168,12 +165,13 @@ def test_the_number_of_threads_does_not_matter():
 
 DIGEST = """
 import hashlib
-from tests.tasks.neural.test_torch_task import INIT, LOCALS, STREAM, cnn_task
+from tests.tasks.neural.test_task import INIT, LOCALS, STREAM, cnn_task
 task = cnn_task(0.1)
 print(hashlib.sha256(task.train(1, task.initial_model(INIT), LOCALS["an epoch"], STREAM)).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_other_processes_give_equal_bits():
     found = {
         subprocess.run([sys.executable, "-c", DIGEST], check=True, capture_output=True, text=True, cwd=ROOT).stdout
@@ -267,7 +265,7 @@ def test_losses_and_metrics_of_ones_own():
 
 
 class Counting(nn.Module):
-    """Keeps state that is no parameter."""
+    """Keeps state that is not a parameter."""
 
     def __init__(self):
         super().__init__()
@@ -315,16 +313,3 @@ def test_a_vector_of_another_model_is_refused():
 def test_a_device_or_precision_that_is_not_there_is_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         feature_task(layers, **settings)
-
-
-@pytest.mark.parametrize("batch_size", [None, 4, 10])
-def test_an_epoch_sees_every_row_once(batch_size):
-    rows = np.arange(10) + 5
-    seen = list(batches(rows, LocalTraining(0.1, epochs=2, batch_size=batch_size), STREAM.generator()))
-    half = len(seen) // 2
-    assert sorted(np.concatenate(seen[:half]).tolist()) == rows.tolist()
-    assert sorted(np.concatenate(seen[half:]).tolist()) == rows.tolist()
-
-
-def test_a_client_without_samples_takes_no_step():
-    assert not list(batches(np.array([], np.int64), LocalTraining(0.1, steps=2), STREAM.generator()))

@@ -11,7 +11,8 @@ import pytest
 from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError, SpecError
 from qafel.rng import Stream
-from qafel.tasks.neural.published import celeba, cifar10, shakespeare
+from qafel.tasks.neural import celeba, cifar10, shakespeare
+from qafel.tasks.neural.published import CharacterLstm, Cnn
 from tests.tasks.datasets.fake_data import write_celeba, write_cifar10_binary, write_shakespeare
 
 INIT, STREAM = Stream.named(0, "initial model"), Stream.named(0, "train", 1, 1)
@@ -49,7 +50,9 @@ def _train(pickled):
     return task.train(1, task.initial_model(INIT), LOCAL, STREAM)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "celeba", "shakespeare"])
+@pytest.mark.parametrize(
+    "name", ["cifar10", *(pytest.param(x, marks=pytest.mark.slow) for x in ("celeba", "shakespeare"))]
+)
 def test_a_worker_makes_the_task_again_and_finds_the_same_bits(tasks, name):
     pickled = pickle.dumps(tasks[name])
     assert len(pickled) < 1000, "settings travel, not data"
@@ -107,3 +110,12 @@ def test_the_readers_and_partitions_import_no_torch():
         + "; assert not {'torch', 'pooch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("classes", "size"), [(10, 31_594), (2, 29_282)])
+def test_the_cnn_has_the_papers_number_of_parameters(classes, size):
+    assert sum(p.numel() for p in Cnn(classes).parameters()) == size
+
+
+def test_the_lstm_has_the_papers_number_of_parameters():
+    assert sum(p.numel() for p in CharacterLstm().parameters()) == 819_920

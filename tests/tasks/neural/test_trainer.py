@@ -1,0 +1,23 @@
+"""A client sees its samples in an order of its own, and epochs are whole."""
+
+import numpy as np
+import pytest
+
+from qafel.algorithm import LocalTraining
+from qafel.rng import Stream
+from qafel.tasks.neural.trainer import batches
+
+STREAM = Stream.named(1, "train", 2, 3)
+
+
+@pytest.mark.parametrize("batch_size", [None, 4, 10])
+def test_an_epoch_sees_every_row_once(batch_size):
+    rows = np.arange(10) + 5
+    seen = list(batches(rows, LocalTraining(0.1, epochs=2, batch_size=batch_size), STREAM.generator()))
+    half = len(seen) // 2
+    assert sorted(np.concatenate(seen[:half]).tolist()) == rows.tolist()
+    assert sorted(np.concatenate(seen[half:]).tolist()) == rows.tolist()
+
+
+def test_a_client_without_samples_takes_no_step():
+    assert not list(batches(np.array([], np.int64), LocalTraining(0.1, steps=2), STREAM.generator()))
