@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
-from qafel.algorithm import HiddenState, make_upload
+from qafel.algorithm import HiddenState, local_update
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Config
 from qafel.deployment.client.client import ClientEvent, open_client, run_client
@@ -124,14 +124,12 @@ def mutated(frames: list[bytes], chooser: random.Random) -> bytes:
 def originals(config: Config, number: int) -> list[bytes]:
     """Uploads that the server would take, had nobody touched them."""
     dimension = int(config.task.dimension)  # type: ignore[union-attr]
-    algorithm = config.algorithm.wire(Layout.flat(dimension))
-    start = HiddenState.of(np.zeros(dimension, np.float32))
-    frames = []
-    for sequence in range(_ORIGINALS):
-        stream = Stream.named(0, "mutants", number, sequence)
-        trained = stream.generator().standard_normal(dimension, np.float32) * np.float32(0.01)
-        frames.append(make_upload(start, trained, algorithm, stream, client=number, sequence=sequence))
-    return frames
+    algorithm, start = config.algorithm.wire(Layout.flat(dimension)), HiddenState.of(np.zeros(dimension, np.float32))
+
+    def train(start: Vector, stream: Stream) -> Vector:
+        return stream.generator().standard_normal(dimension, np.float32) * np.float32(0.01)
+
+    return [local_update(start, train, algorithm, 0, client=number, sequence=n) for n in range(_ORIGINALS)]
 
 
 @final

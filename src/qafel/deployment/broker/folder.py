@@ -62,47 +62,31 @@ def client_permissions(client: int, runs: Iterable[str]) -> tuple[list[str], lis
     return list(publish), [f"_INBOX_{client}.>", *subscribe]
 
 
-_SERVER = (
-    ["qafel.>", "$JS.API.>", "$JS.ACK.>", f"$KV.{BUCKET}.>", f"$O.{BUCKET}.>"],
-    ["_INBOX_server.>"],
-)
-
-
-_OPERATOR = (
-    [f"{_READ}.{KEY_VALUE_STREAM}.>", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.INFO.*.*"],
-    ["_INBOX_operator.>"],
-)
-
-
 def accounts_config(server: str, operator: str, clients: Mapping[int, str], runs: list[str]) -> str:
     """accounts.conf: the part that changes when a client is added or removed. Values are public keys."""
-    users = "\n".join(_user(key, *client_permissions(number, runs)) for number, key in clients.items())
-    exported = [f'{{ service: "{subject}", accounts: [CLIENTS] }}' for subject in _services("*", "*")]
-    exported += [f'{{ stream: "{subject}", accounts: [CLIENTS] }}' for subject in _live("*", "*")]
-    imported = [f'{{ service: {{ account: SERVER, subject: "{subject}" }} }}' for subject in _services("*", "*")]
-    imported += [f'{{ stream: {{ account: SERVER, subject: "{subject}" }} }}' for subject in _live("*", "*")]
-    return f"""# Written by `qafel broker`; changes are lost.
-accounts {{
-  SERVER {{
-    jetstream: enabled
-    users: [
-{_user(server, *_SERVER)}
-{_user(operator, *_OPERATOR)}
-    ]
-    exports: [
-{_lines(exported)}
-    ]
-  }}
-  CLIENTS {{
-    users: [
-{users}
-    ]
-    imports: [
-{_lines(imported)}
-    ]
-  }}
-}}
-"""
+    of_server = ["qafel.>", "$JS.API.>", "$JS.ACK.>", f"$KV.{BUCKET}.>", f"$O.{BUCKET}.>"]
+    of_operator = [f"{_READ}.{KEY_VALUE_STREAM}.>", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.INFO.*.*"]
+    shared = [("service", subject) for subject in _services("*", "*")]
+    shared += [("stream", subject) for subject in _live("*", "*")]
+    accounts = {
+        "SERVER": {
+            "jetstream": "enabled",
+            "users": [
+                _user(server, of_server, ["_INBOX_server.>"]),
+                _user(operator, of_operator, ["_INBOX_operator.>"]),
+            ],
+            "exports": [{kind: subject, "accounts": ["CLIENTS"]} for kind, subject in shared],
+        },
+        "CLIENTS": {
+            "users": [_user(key, *client_permissions(number, runs)) for number, key in clients.items()],
+            "imports": [{kind: {"account": "SERVER", "subject": subject}} for kind, subject in shared],
+        },
+    }
+    return "# Written by `qafel broker`; changes are lost.\n" + json.dumps({"accounts": accounts}, indent=1) + "\n"
+
+
+def _user(key: str, publish: list[str], subscribe: list[str]) -> dict[str, Any]:
+    return {"nkey": key, "permissions": {"publish": {"allow": publish}, "subscribe": {"allow": subscribe}}}
 
 
 def broker_config(host: str, port: int, store: str, *, mutual_tls: bool, sync: str = "always") -> str:
@@ -129,21 +113,6 @@ tls {{
 
 include accounts.conf
 """
-
-
-def _user(key: str, publish: list[str], subscribe: list[str]) -> str:
-    return f"""      {{
-        nkey: {key}
-        permissions: {{ publish: {{ allow: [{_quoted(publish)}] }}, subscribe: {{ allow: [{_quoted(subscribe)}] }} }}
-      }}"""
-
-
-def _quoted(subjects: Iterable[str]) -> str:
-    return ", ".join(f'"{subject}"' for subject in subjects)
-
-
-def _lines(items: Iterable[str]) -> str:
-    return "\n".join(f"      {item}" for item in items)
 
 
 @final
