@@ -155,6 +155,8 @@ class Run:
         finished = summary is not None
         if summary is None:
             summary = summary_so_far(rows[-1], config)
+            if (path / "state").is_dir():  # of a deployed server, whose time is in seconds
+                summary["virtual_time_unit"] = "s"
         name = summary.get("name") or config.get("name") or path.resolve().name
         return Run(path, str(name), config, summary, columns_of(rows), finished)
 

@@ -22,6 +22,7 @@ from qafel.deployment.settings import ServerSettings
 from qafel.errors import OutputError
 from qafel.runs.directory import RunDirectory
 from qafel.runs.progress import Row, Traffic
+from qafel.runs.reading import Run as RunOnDisk
 from tests.deployment.live import CONFIG
 
 
@@ -114,6 +115,15 @@ def test_a_row_tells_the_staleness_since_the_row_before_and_the_lag(tmp_path: Pa
     # No one counted what the clients received.
     assert [row["received_bytes_total"] for row in rows] == [None, None]
     assert set(rows[0]) >= set(Row.__slots__) - {"figures"}  # as those of a simulated run
+
+
+def test_an_unfinished_deployed_run_is_known_to_count_seconds(tmp_path: Path) -> None:
+    with _run(tmp_path) as run:
+        run.upload()
+        asyncio.run(run.evaluator.measure_last())
+    assert "virtual_time_unit" not in RunOnDisk.load(tmp_path).summary
+    (tmp_path / "state").mkdir()
+    assert RunOnDisk.load(tmp_path).summary["virtual_time_unit"] == "s"
 
 
 def test_a_restarted_server_goes_on_from_the_rows_of_the_one_before(tmp_path: Path) -> None:
