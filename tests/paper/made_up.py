@@ -14,6 +14,9 @@ from qafel.sweeps.run import Planned
 
 STEPS = 100
 
+GONE = np.array([0.68, 0.5, np.nan])
+"""A metric that stops being finite."""
+
 
 def made_up(
     method: str,
@@ -67,6 +70,11 @@ def falling(to: float, start: float = 0.68) -> np.ndarray[Any, Any]:
 def rising(to: float) -> np.ndarray[Any, Any]:
     """An accuracy that rises in a straight line."""
     return np.linspace(0.1, to, STEPS + 1)
+
+
+def by_seed(**metrics: Any) -> list[tuple[Planned, Run]]:
+    """Runs of each method, one per seed."""
+    return [made_up(method, metric, seed) for method, curves in metrics.items() for seed, metric in enumerate(curves)]
 
 
 def measured(*pairs: tuple[Planned, Run], quick: bool = False) -> EntryRuns:

@@ -1,13 +1,35 @@
-"""Forecasts of short runs, of constant and of heavy-tailed durations, and of runs that the downlink holds back."""
+"""Forecasts are what a run then does: short runs, heavy tails, arrivals, and runs that the downlink holds back."""
+
+from dataclasses import replace
 
 import pytest
 
-from qafel import Constant, Evaluation, HalfNormal, Limits, LogNormal, Quadratic, Timing, simulate, wire
+from qafel import (
+    Constant,
+    ConstantRate,
+    Evaluation,
+    HalfNormal,
+    Limits,
+    LogNormal,
+    Quadratic,
+    Timing,
+    simulate,
+    wire,
+)
 from qafel.errors import ConfigError
-from qafel.planning import DurationLaw, Fleet, MessageSizes, affordable_steps, forecast
+from qafel.planning import (
+    DurationLaw,
+    Fleet,
+    MessageSizes,
+    affordable_steps,
+    forecast,
+)
 from qafel.quantizers import parse
+from tests.planning.cases import LAWS, SLOW_FLEET, assert_as_forecast, summary_of
 
 PLAIN = parse("none")
+
+
 SMALL = MessageSizes.of(PLAIN, PLAIN, 4)
 
 
@@ -46,21 +68,24 @@ def test_the_time_of_a_short_or_heavy_tailed_run_is_forecast(law, durations, cli
 
 
 MODEL = MessageSizes.of(PLAIN, PLAIN, 29_282)
-NARROW = Fleet(clients=1000, durations=DurationLaw("half-normal", 5.0), upload_rate=1e5, download_rate=1e5)
 
 
 def test_steps_follow_each_other_no_faster_than_a_client_hears_their_broadcasts():
-    cost, longer = (forecast(MODEL, NARROW, 10, steps) for steps in (1000, 2000))
+    cost, longer = (forecast(MODEL, SLOW_FLEET, 10, steps) for steps in (1000, 2000))
     assert cost.limited_by_downlink
     assert longer.duration_s - cost.duration_s == pytest.approx(1000 * MODEL.broadcast_bytes / 1e5)
-    assert longer.duration_s >= longer.broadcast_bytes / NARROW.download_rate
-    steps = affordable_steps(MODEL, NARROW, 10, budget_s=3600)
-    assert forecast(MODEL, NARROW, 10, steps).duration_s <= 3600 < forecast(MODEL, NARROW, 10, steps + 1).duration_s
+    assert longer.duration_s >= longer.broadcast_bytes / SLOW_FLEET.download_rate
+    steps = affordable_steps(MODEL, SLOW_FLEET, 10, budget_s=3600)
+    assert (
+        forecast(MODEL, SLOW_FLEET, 10, steps).duration_s
+        <= 3600
+        < forecast(MODEL, SLOW_FLEET, 10, steps + 1).duration_s
+    )
 
 
 def test_a_first_step_waits_for_no_broadcast_and_slow_steps_for_none_either():
-    assert not forecast(MODEL, NARROW, 10, 1).limited_by_downlink
-    assert not forecast(MODEL, NARROW, 1000, 100).limited_by_downlink
+    assert not forecast(MODEL, SLOW_FLEET, 10, 1).limited_by_downlink
+    assert not forecast(MODEL, SLOW_FLEET, 1000, 100).limited_by_downlink
 
 
 def test_no_more_can_arrive_than_there_are_clients():
@@ -77,3 +102,36 @@ def test_updates_that_take_no_time_but_on_the_wire_can_be_planned_for():
 
 def test_a_whole_number_of_updates_in_a_cycle_is_not_rounded_up():
     assert Fleet(clients=7, durations=DurationLaw("constant", 0.7)).largest_staleness(0, 0, 100) == 7
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    ("client", "server"),
+    [("none", "none"), ("qsgd:4", "top_k:0.1"), ("rotated:3", "scaled:rotated:2"), ("rand_k:0.1", "sign")],
+)
+def test_bytes_and_time_are_forecast_for_every_law_and_kind_of_quantizer(law, client, server):
+    task, (durations, drawn) = Quadratic(40, 300), LAWS[law]
+    fleet = Fleet(clients=40, durations=durations, upload_rate=300.0, download_rate=1000.0, latency=0.1)
+    exchange = MessageSizes.of(parse(client), parse(server), 300)
+    settings = {"client_quantizer": client, "server_quantizer": server, "buffer_size": 8}
+    summary = summary_of(task, {**settings, "local_steps": 1, "client_lr": 0.01, "server_lr": 0.01}, fleet, drawn, 250)
+    assert_as_forecast(forecast(exchange, fleet, 8, 250), summary)
+
+
+def test_time_is_forecast_for_clients_that_arrive_at_a_rate():
+    task = Quadratic(40, 300)
+    fleet = Fleet(clients=40, durations=DurationLaw("half-normal"), arrival_rate=50.0)
+    settings = {"buffer_size": 8, "local_steps": 1, "client_lr": 0.01, "server_lr": 0.01}
+    plain = parse("none")
+    summary = summary_of(
+        task, settings, fleet, HalfNormal(0), 250, arrivals=ConstantRate(seed=0, clients=40, rate=50.0)
+    )
+    assert_as_forecast(forecast(MessageSizes.of(plain, plain, 300), fleet, 8, 250), summary)
+
+
+@pytest.mark.parametrize(
+    "change", [{"upload_rate": 1e-300}, {"latency": 1e300}, {"clients": 10**80}, {"arrival_rate": 1e300}]
+)
+def test_a_fleet_beyond_reason_is_an_error(change):
+    with pytest.raises(ConfigError, match="1e"):
+        replace(SLOW_FLEET, **change)

@@ -1,15 +1,17 @@
-"""Theorem 3.1 and Corollary 3.2: by hand, in their limits, and in every argument."""
+"""Theorem 3.1: by hand, in its limits, in every argument, and against runs of a quadratic with known constants."""
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qafel import Constant, Evaluation, Limits, Quadratic, Timing, Uniform, simulate, wire
 from qafel.errors import ConfigError
+from qafel.quantizers import parse
 from qafel.theory import (
-    Constants,
     Setting,
     admissible,
     best_bound,
@@ -17,29 +19,14 @@ from qafel.theory import (
     bound,
     conditions,
     corollary,
-    corollary_step_sizes,
-    large_enough_horizon,
     largest_client_lr,
     largest_server_lr,
     max_staleness,
     require_admissible,
     steps_to_reach,
+    trivial_bound,
 )
-
-PROBLEM = Constants(smoothness=2.0, gradient_noise=3.0, heterogeneity=5.0, initial_gap=7.0)
-SETTING = Setting(local_steps=2, buffer_size=4, server_steps=100, max_staleness=3, client_delta=0.5, server_delta=0.5)
-
-positive = st.floats(1e-3, 1e3)
-problems = st.builds(Constants, positive, positive, positive, positive)
-settings_of_runs = st.builds(
-    Setting,
-    local_steps=st.integers(1, 50),
-    buffer_size=st.integers(1, 1000),
-    server_steps=st.integers(1, 10**6),
-    max_staleness=st.integers(0, 1000),
-    client_delta=st.floats(-10, 1),
-    server_delta=st.floats(1e-3, 1),
-)
+from tests.theory.problems import PROBLEM, SETTING, positive, problems, settings_of_runs
 
 
 def test_the_terms_are_those_computed_by_hand():
@@ -112,6 +99,8 @@ WORSE = [
     ("heterogeneity", 2.0),
     ("initial_gap", 2.0),
 ]
+
+
 WORSE_SETTING = [
     ("server_steps", 0.5),
     ("buffer_size", 0.5),
@@ -140,64 +129,6 @@ def test_more_local_steps_help_the_start_and_add_drift():
     assert many.start < few.start
     assert many.drift > few.drift
     assert many.noise == few.noise
-
-
-@given(problems, settings_of_runs, st.floats(0.01, 10), st.floats(0.01, 10))
-def test_the_corollary_is_the_theorem_at_its_step_sizes(problem, setting, client_factor, server_factor):
-    sizes = corollary_step_sizes(setting, client_factor, server_factor)
-    inserted = bound(problem, setting, sizes.client_lr, sizes.server_lr)
-    stated = corollary(problem, setting, client_factor, server_factor)
-    for term in ("start", "staleness", "drift", "noise"):
-        assert getattr(stated, term) == pytest.approx(getattr(inserted, term), rel=1e-9)
-
-
-def test_the_corollarys_terms_are_those_computed_by_hand():
-    unit = Constants(1.0, 1.0, 1.0, 1.0)
-    setting = Setting(local_steps=4, buffer_size=2, server_steps=10**6, max_staleness=2, server_delta=0.5)
-    found = corollary(unit, setting)
-    assert found.start == pytest.approx(4 / 2000)
-    assert found.noise == pytest.approx(2 / (2 * 2000))
-    assert found.drift == pytest.approx(80 * 4 * 2 / (4 * 10**4))
-    assert found.staleness == pytest.approx(8 * (4 + 32) / (2 * 10**6))
-
-
-def test_the_terms_of_the_corollary_fall_at_the_rates_it_states():
-    shorter, longer = (corollary(PROBLEM, replace(SETTING, server_steps=steps)) for steps in (10**6, 64 * 10**6))
-    assert shorter.start / longer.start == pytest.approx(8)
-    assert shorter.noise / longer.noise == pytest.approx(8)
-    assert shorter.drift / longer.drift == pytest.approx(16)
-    assert shorter.staleness / longer.staleness == pytest.approx(64)
-
-
-def test_from_a_large_enough_horizon_on_the_corollarys_step_sizes_are_admissible():
-    enough = large_enough_horizon(PROBLEM, SETTING, 1.0, 0.1)
-
-    def suits(steps):
-        setting = replace(SETTING, server_steps=steps)
-        sizes = corollary_step_sizes(setting, 1.0, 0.1)
-        return admissible(PROBLEM, setting, sizes.client_lr, sizes.server_lr)
-
-    assert not suits(enough - 1)
-    assert all(suits(enough * factor) for factor in (1, 2, 1000))
-
-
-@given(problems, settings_of_runs, st.floats(0.05, 1), st.floats(0.05, 1))
-def test_no_admissible_step_sizes_have_a_smaller_bound_than_the_best(problem, setting, first, second):
-    best = best_step_sizes(problem, setting)
-    least = bound(problem, setting, best.client_lr, best.server_lr).total
-    assert admissible(problem, setting, best.client_lr, best.server_lr)
-    client_lr = first * largest_client_lr(problem, setting)
-    for client in (client_lr, first * best.client_lr, best.client_lr):
-        server_lr = second * largest_server_lr(problem, setting, client)
-        assert bound(problem, setting, client, server_lr).total >= least * (1 - 1e-6)
-
-
-def test_the_steps_to_reach_a_bound_reach_it_and_fewer_do_not():
-    steps = steps_to_reach(PROBLEM, SETTING, 20.0)
-    assert best_bound(PROBLEM, replace(SETTING, server_steps=steps)).total <= 20
-    assert best_bound(PROBLEM, replace(SETTING, server_steps=int(0.99 * steps))).total > 20
-    with pytest.raises(ConfigError, match="positive for every T"):
-        steps_to_reach(PROBLEM, SETTING, 0.0)
 
 
 def test_no_update_is_staler_than_the_steps_before_it():
@@ -244,3 +175,72 @@ def test_an_impossible_setting_is_an_error(change, words):
 def test_impossible_constants_are_an_error(change):
     with pytest.raises(ConfigError):
         bound(replace(PROBLEM, **change), SETTING, 0.01, 0.1)
+
+
+SIZE, CLIENTS, STEPS, STALENESS = 64, 20, 1500, 4
+
+
+TASK = Quadratic(CLIENTS, SIZE, heterogeneity=0.02, noise=0.1)
+
+
+def run(setting, step_sizes, client, server, **timing):
+    """A run's mean ‖∇f(xᵗ)‖² over t = 0 … T − 1, and its summary."""
+    algorithm = wire(
+        "qafel",
+        client_quantizer=client,
+        server_quantizer=server,
+        buffer_size=setting.buffer_size,
+        local_steps=setting.local_steps,
+        client_lr=step_sizes[0],
+        server_lr=step_sizes[1],
+    )
+    limits = Limits(server_steps=setting.server_steps)
+    result = simulate(timing.pop("task", TASK), algorithm, Timing(**timing), limits=limits, evaluation=Evaluation())
+    rows = [row for row in result.history.rows if row["version"] < setting.server_steps]
+    assert [row["version"] for row in rows] == list(range(setting.server_steps))
+    return float(np.mean([row["gradient_norm_squared"] for row in rows])), result.summary
+
+
+@pytest.mark.parametrize(
+    ("client", "server"),
+    [
+        ("rotated:3", "rotated:4"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("none", "none"), ("qsgd:8", "qsgd:8"))),
+        pytest.param("qsgd:4", "top_k:0.1", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("sizes", ["best", "largest"])
+def test_the_measured_gradient_norm_stays_below_the_bound_for_admissible_step_sizes(client, server, sizes):
+    setting = Setting(
+        local_steps=2,
+        buffer_size=10,
+        server_steps=STEPS,
+        max_staleness=STALENESS,
+        client_delta=parse(client).delta(SIZE),
+        server_delta=parse(server).delta(SIZE),
+    )
+    if sizes == "best":
+        best = best_step_sizes(TASK.constants, setting)
+        chosen = best.client_lr, best.server_lr
+    else:
+        most = largest_client_lr(TASK.constants, setting)
+        chosen = most, largest_server_lr(TASK.constants, setting, most)
+    require_admissible(TASK.constants, setting, *chosen)
+    mean, summary = run(setting, chosen, client, server, durations=Uniform(0))
+    assert summary["staleness_max"] <= STALENESS
+    promised = bound(TASK.constants, setting, *chosen).total
+    assert mean <= promised
+    if server != "top_k:0.1":
+        assert promised < trivial_bound(TASK.constants)  # so that the bound says something here
+
+
+def test_the_bound_fails_where_some_clients_never_arrive():
+    """The paper claims its theorem without uniform arrivals; its proof drops 2B on the way (docs/theory.md)."""
+    task = Quadratic(2, 16, heterogeneity=1.0, noise=0.0, strong_convexity=1.0)
+    setting = Setting(local_steps=1, buffer_size=1, server_steps=4000)
+    chosen = 0.02, 0.3
+    require_admissible(task.constants, setting, *chosen)
+    only_the_first = [(float(number), 0) for number in range(setting.server_steps + 1)]
+    mean, summary = run(setting, chosen, "none", "none", task=task, durations=Constant(0.5), arrivals=only_the_first)
+    assert summary["staleness_max"] == 0
+    assert mean > 0.8 * task.constants.heterogeneity > 5 * bound(task.constants, setting, *chosen).total

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-from dataclasses import fields
 
 import pytest
 import typer
 from rich.console import Console
 
 from qafel.cli import paper as paper_command
-from qafel.cli.console import SweepProgress
 from qafel.paper import ENTRIES
-from qafel.paper.entry import Change, configuration
-from qafel.simulator import Row
-from qafel.sweeps.run import Planned
 from tests.command import qafel
 
 QUICK = ("--quick", "--quiet", "--executor", "inline")
@@ -118,55 +112,6 @@ def test_an_old_run_is_moved_aside_and_that_is_said(tmp_path, capsys):
     in_this_process("local-steps", tmp_path, "*-p1-*")
     assert f"{run}: a run with other settings was there, and is now {run}.old-1\n" in capsys.readouterr().err
     assert (tmp_path / f"runs/{run}.old-1/summary.json").exists()
-
-
-class Ticking:
-    """A clock that is set by hand."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def planned_run(steps, seed=0):
-    return Planned("", configuration("mushrooms-fedbuff", seed, Change(f"T{steps}", (f"stop.server_steps={steps}",))))
-
-
-def row(version):
-    return Row(
-        **dict.fromkeys((field.name for field in fields(Row)), 0.0) | {"version": version, "uploads": 10 * version}
-    )
-
-
-def test_the_time_left_weighs_runs_and_a_resumed_ones_past_is_no_speed():
-    short, long, there = planned_run(100), planned_run(900), planned_run(50)
-    clock, quiet = Ticking(), Console(file=io.StringIO())
-    with SweepProgress([there, short, long], [short, long], console=quiet, clock=clock) as progress:
-        assert progress.seconds_left() is None
-        progress.started(short)
-        progress.progressed(short, row(0))
-        clock.now = 10.0
-        progress.ended(short, "finished")
-        assert progress.seconds_left() == pytest.approx(90.0), "one of two runs, but a tenth of the work"
-        progress.started(long)
-        progress.progressed(long, row(800))
-        assert progress.seconds_left() == pytest.approx(10.0), "its 800 steps were made before"
-        progress.progressed(long, row(850))
-        clock.now = 15.0
-        assert progress.seconds_left() == pytest.approx(5.0)
-        progress.ended(long, "failed")
-        assert progress.seconds_left() == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize(("terminal", "quiet", "lines"), [(False, False, 1), (False, True, 0), (True, True, 0)])
-def test_without_a_terminal_each_end_is_a_line(terminal, quiet, lines):
-    run, written = planned_run(100), io.StringIO()
-    with SweepProgress([run], [run], quiet, Console(file=written, force_terminal=terminal)) as progress:
-        progress.started(run)
-        progress.ended(run, "finished")
-    assert written.getvalue().count(f"{run.folder}: finished (1 of 1)\n") == lines
 
 
 def test_help_has_an_example():

@@ -1,4 +1,4 @@
-"""How many updates have come by a time: against clients that are drawn, whole, many times over."""
+"""Laws of training times, and how many updates have come by a time: against clients drawn many times over."""
 
 import math
 
@@ -7,10 +7,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qafel.planning import DurationLaw
+from qafel.errors import ConfigError
+from qafel.planning import (
+    DurationLaw,
+)
 from qafel.planning.updates import always_training, arriving
+from tests.planning.cases import LAWS
 
-LAWS = [
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_laws_moments_and_extremes_are_those_of_the_simulators_draws(name):
+    law, durations = LAWS[name]
+    draws = [durations.draw(number) for number in range(20_000)]
+    mean = sum(draws) / len(draws)
+    assert law.mean == pytest.approx(mean, rel=0.02)
+    assert law.variance == pytest.approx(sum((draw - mean) ** 2 for draw in draws) / len(draws), rel=0.08)
+    assert law.largest(len(draws)) == pytest.approx(max(draws), rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "law"),
+    [
+        ("1.5", DurationLaw("constant", 1.5)),
+        ("constant:3", DurationLaw("constant", 3.0)),
+        ("half-normal", DurationLaw("half-normal")),
+        ("log-normal:2,0.7", DurationLaw("log-normal", 2.0, 0.7)),
+    ],
+)
+def test_a_law_is_read_from_text(text, law):
+    assert DurationLaw.parse(text) == law
+
+
+@pytest.mark.parametrize(
+    "text", ["gaussian:1", "uniform:1,2", "half-normal:1,2,3", "half-normal:1,7", "constant:-1", "nan", ""]
+)
+def test_a_law_that_is_none_is_an_error(text):
+    with pytest.raises(ConfigError):
+        DurationLaw.parse(text)
+
+
+VARYING = [
     DurationLaw("half-normal", 2.0),
     DurationLaw("log-normal", 1.0, 0.5),
     DurationLaw("log-normal", 1.0, 2.0),
@@ -36,7 +72,7 @@ def measured(law, transfer, clients, updates, repeats=60):
     return np.mean(times), np.std(times) / math.sqrt(repeats)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("law", VARYING, ids=str)
 def test_shares_and_means_within_a_duration_are_those_of_the_draws(law):
     """Each within four standard errors of 100,000 draws."""
     draws = drawn(law, np.random.default_rng(1), 100_000)

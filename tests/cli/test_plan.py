@@ -8,13 +8,15 @@ import typer
 from typer.testing import CliRunner
 
 from qafel import Mushrooms, Quadratic, wire
-from qafel.cli.plan import plan
 from qafel.errors import ConfigError
 from qafel.theory import sampled_clients
 
 APP = typer.Typer()
-APP.command()(plan)
+
+
 GIVEN = ["--smoothness", "1", "--noise", "1", "--heterogeneity", "1", "--gap", "1"]
+
+
 MODEL = ["--size", "29282", "--clients", "1000"]
 
 
@@ -106,6 +108,8 @@ def test_the_batch_size_that_constants_were_measured_with_is_in_the_recipe(monke
 
 
 BUDGET = ["--byte-budget", "1GB"]
+
+
 PLANNED = [*MODEL, *GIVEN, *BUDGET]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from qafel.paper.entry import Extent
 from qafel.paper.measured import Spread
 from qafel.paper.outputs import write_outputs
 from qafel.paper.rate import (
+    CLIENT_EFFECT,
     EFFECTS,
     HORIZONS,
     NAMES,
@@ -19,6 +21,8 @@ from qafel.paper.rate import (
     REFERENCE,
     SERVER,
     SIZE,
+    Trend,
+    by_horizon,
     over_fedbuff,
     variants,
 )
@@ -26,16 +30,22 @@ from qafel.quantizers import parse
 from tests.paper.made_up import made_up, measured
 
 KINDS = {kind.tag: kind for kind in (*NAMES, *variants())}
+
+
 JOINS = "Asymptotically, QAFeL's rate is that of FedBuff"
+
+
 AS_SERVER, AS_STALE = "Server quantization enters at most as 1/δ_s²", "Staleness enters at most as its square"
+
+
 FALLS = "The mean of ‖∇f(xᵗ)‖² falls at least as fast as 1/√T"
 
 
-def law(kind, horizon, rate=-0.5, server=2.0, server_rate=-1.0, stale=2.0):
+def law(kind, horizon, rate=-0.5, server=2.0, server_rate=-1.0, stale=2.0, stale_rate=-1.0):
     """The corollary's terms with small constants; the powers are those of T, of 1/δ_s and of the staleness."""
     client, lag = (1 - parse(kind.client).delta(SIZE)) / kind.buffer, 1 / parse(kind.server).delta(SIZE) ** server
     added = 0.2 * client * horizon**-0.5 + 0.05 * (lag - 1) * horizon**server_rate
-    return horizon**rate + added + 0.01 * kind.concurrency**stale / horizon
+    return horizon**rate + added + 0.01 * kind.concurrency**stale * horizon**stale_rate
 
 
 def runs(luck=1.0, leave=lambda planned: True, **powers):
@@ -63,6 +73,7 @@ def test_the_corollarys_own_terms_pass_every_claim():
     found = results(runs())
     assert found.pop("The mean stays below the corollary's terms, for large enough T") == "not comparable"
     assert set(found.values()) == {"pass"}
+    assert by_horizon(runs(), CLIENT_EFFECT).slope == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +84,8 @@ def test_the_corollarys_own_terms_pass_every_claim():
         ({"stale": 3.0}, AS_STALE),
         ({"rate": -0.4}, FALLS),
         ({"server_rate": -0.5}, JOINS),
+        ({"server_rate": 0.0}, JOINS),
+        ({"stale_rate": -0.5}, "Staleness enters at 1/T"),
         ({"server_rate": -0.5}, "Server quantization enters at 1/T"),
     ],
 )
@@ -140,3 +153,8 @@ def test_outputs_are_written_for_all_runs_and_for_some(found, gaps, tmp_path):
     assert ("| – |" in last) == gaps
     claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
     assert len(claims) == len(ENTRIES["rate"].claims)
+
+
+def test_a_slope_needs_positive_values():
+    assert Trend((1, 2, 4), tuple(Spread.of([y]) for y in (1, 0.5, 0.25))).slope == pytest.approx(-1)
+    assert math.isnan(Trend((1, 2), (Spread.of([1]), Spread.of([-1]))).slope)

@@ -16,7 +16,11 @@ from qafel.paper.pareto import FAMILIES, PAIRS, REFERENCE
 from tests.paper.made_up import falling, made_up, measured
 
 ENTRY = ENTRIES["pareto"]
+
+
 OTHERS = [label for label in PAIRS if label != REFERENCE]
+
+
 FRUGAL, WASTEFUL, POOR = ((1e-3, 100), (1e-3, 500), (1.2e-3, 100))
 """Where a pair ends, and bytes per message; FedBuff has 1e-3 and 500."""
 

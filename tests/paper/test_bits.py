@@ -1,0 +1,118 @@
+"""Table III's claims: sizes, uploads and bytes for pairs of bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qafel.errors import ConfigError
+from qafel.paper import ENTRIES
+from qafel.paper.bits import PUBLISHED_KB, PUBLISHED_UPLOADS
+from qafel.paper.entry import Extent
+from qafel.paper.neural import FEDBUFF
+from tests.paper.made_up import made_up, measured, rising, verdicts
+
+
+def bits(uploads, task="celeba", seeds=(0,), clients=9343):
+    """Runs whose accuracy meets 0.9 after so many uploads, for each pair of bits."""
+    sizes = {8: 29_988, 4: 15_444, 2: 8_172, 32: 117_192}
+    pairs = []
+    for (client, server), needed in uploads.items():
+        method = FEDBUFF if client == 32 else f"QAFeL ({client}, {server})"
+        accuracy = np.linspace(0.5, 0.5 + 0.4 * 1000 / needed, 101)
+        at = {"client": float(client), "server": float(server)}
+        options = {"recipe": f"{task}-fedbuff-c100", "target": 0.9, "metric_goal": "max", "clients": clients}
+        options |= {"upload_bytes": sizes[client], "broadcast_bytes": sizes[server]}
+        pairs += [made_up(method, accuracy, seed, at, **options) for seed in seeds]
+    return measured(*pairs)
+
+
+PAIRS = [(client, server) for client in (8, 4, 2) for server in (8, 4, 2)]
+
+
+GOOD = {pair: 300 if pair[0] > 2 else 600 for pair in PAIRS} | {(32, 32): 300}
+
+
+def test_table_3s_claims_follow_the_uploads_of_each_pair():
+    sizes, table, *rest = verdicts(ENTRIES["bits"], bits(GOOD))
+    assert (sizes, table, rest) == ("pass", "fail", ["pass"] * 5), "300 uploads are not the table's 27,600"
+    bad = {pair: 300 * 8 // pair[1] if pair[0] == 2 else 900 for pair in PAIRS} | {(32, 32): 100}
+    sizes, table, *rest = verdicts(ENTRIES["bits"], bits({pair: min(990, needed) for pair, needed in bad.items()}))
+    assert (sizes, rest) == ("pass", ["fail"] * 5)
+    assert verdicts(ENTRIES["bits"], bits(GOOD, "cifar10"))[:2] == ["not comparable"] * 2
+
+
+def test_table_3_itself_passes_and_a_part_of_celeba_does_not_decide_it():
+    claim = ENTRIES["bits"].claims[1]
+    published = {pair: mean * 1000 for pair, (mean, _) in PUBLISHED_UPLOADS.items()}
+    pairs = [
+        made_up(planned.method, run.column("metric"), at=dict(planned.at), recipe="celeba-fedbuff-c100",
+                per_step=1000, target=0.9, metric_goal="max", clients=9343)
+        for planned, run in bits({pair: uploads / 100 for pair, uploads in published.items()}).pairs
+    ]  # fmt: skip
+    assert claim.verdict(measured(*pairs)).result == "pass"
+    assert "895 here" in claim.verdict(bits(GOOD, clients=895)).because
+
+
+def test_bits_are_compared_on_the_seeds_that_both_have():
+    """FedBuff's second seed, which is slow, has no partner."""
+    slow = bits({(32, 32): 1000}, seeds=(1,)).pairs
+    worse = GOOD | {(4, 4): 600}
+    claim = next(claim for claim in ENTRIES["bits"].claims if "4 bits both ways" in claim.text)
+    assert claim.verdict(measured(*bits(worse).pairs, *slow)).result == "fail"
+
+
+def test_the_family_of_bits_decides_its_task_and_step_size():
+    for family, task, lr in (("cifar10", "cifar10", 40.9), ("celeba", "celeba", 1000.0)):
+        runs = ENTRIES["bits"].plan(Extent((0,), family=family))
+        assert {(run.config.task.name, run.config.algorithm.server_lr) for run in runs} == {(task, lr)}
+    with pytest.raises(ConfigError, match="bits are varied on celeba or cifar10"):
+        ENTRIES["bits"].plan(Extent((0,), family="shakespeare"))
+
+
+def uploads_of(kilobytes, seed=0, down=None):
+    """A CelebA run per width, with payloads of this size up, and down unless it says otherwise."""
+    return [
+        made_up(
+            f"{bits} bits",
+            rising(0.9),
+            seed,
+            {"client": float(bits), "server": float(bits)},
+            "celeba-fedbuff-c100",
+            upload_bytes=round(1000 * size) + 64,
+            broadcast_bytes=round(1000 * (size if down is None else down[bits])) + 64,
+        )
+        for bits, size in kilobytes.items()
+    ]
+
+
+def test_four_sizes_take_four_widths_and_every_run():
+    claim = ENTRIES["bits"].claims[0]
+    assert claim.verdict(measured(*uploads_of(PUBLISHED_KB))).result == "pass"
+    for bits in PUBLISHED_KB:
+        others = {width: size for width, size in PUBLISHED_KB.items() if width != bits}
+        verdict = claim.verdict(measured(*uploads_of(others)))
+        assert (verdict.result, f"client {bits}" in verdict.because) == ("not comparable", True)
+    wrong = uploads_of(PUBLISHED_KB | {4: 16.0})
+    verdict = claim.verdict(measured(*wrong, *uploads_of(PUBLISHED_KB, seed=1)))
+    assert verdict.result == "fail"
+    assert "15.380 to 16.000 kB at 4 bits" in verdict.because
+    assert claim.verdict(measured(*uploads_of(PUBLISHED_KB, down=PUBLISHED_KB | {2: 9.0}))).result == "fail"
+
+
+def put(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("")
+
+
+def test_bits_are_run_on_celeba_where_it_is_there_and_on_cifar10_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("QAFEL_DATA", str(tmp_path))
+    assert {run.config.task.name for run in ENTRIES["bits"].plan(Extent())} == {"cifar10"}
+    published = ("identity_CelebA.txt", "list_attr_celeba.txt", "img_align_celeba/000001.jpg")
+    for name in published:
+        assert {run.config.task.name for run in ENTRIES["bits"].plan(Extent())} == {"cifar10"}, f"before {name}"
+        put(tmp_path / "celeba" / name)
+    runs = ENTRIES["bits"].plan(Extent())
+    assert {run.config.task.name for run in runs} == {"celeba"}
+    assert {run.config.algorithm.staleness_exponent for run in runs} == {0.0}
+    assert {run.config.timing.rate for run in runs} == {100.0}

@@ -1,0 +1,157 @@
+"""Claims on neural networks, from runs made up to pass or to fail them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from qafel.paper import ENTRIES
+from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, QAFEL
+from tests.paper.made_up import made_up, measured, rising, verdicts
+
+CLIENTS = {"cifar10": 5000, "celeba": 9343, "shakespeare": 1129}
+
+
+TARGETS = {"cifar10": 0.6, "celeba": 0.9, "shakespeare": 0.54}
+
+
+CONCURRENT = (100.0, 500.0, 1000.0)
+
+
+def network(method, meets_after, seed=0, at=100.0, task="cifar10", **options):
+    """A run of the published size whose accuracy meets the target after so many of a hundred steps, or never."""
+    rise = np.full(101, 0.2) if meets_after is None else 0.1 + (TARGETS[task] - 0.1) * np.arange(101) / meets_after
+    facts = {"target": TARGETS[task], "metric_goal": "max", "clients": CLIENTS[task]}
+    own = {"upload_bytes": 8000, "broadcast_bytes": 8000, "recipe": f"{task}-fedbuff-c100"} | facts | options
+    return made_up(method, rise, seed, {"concurrency": at}, **own)
+
+
+def neural(bytes_up, needs=50, seeds=(0, 1), task="cifar10", **options):
+    """FedBuff, which needs 50 steps, and QAFeL at three concurrencies."""
+    ours = {"upload_bytes": bytes_up, "broadcast_bytes": bytes_up} | options
+    return measured(
+        *(network(FEDBUFF, 50, seed, place, task) for place in CONCURRENT for seed in seeds),
+        *(network(QAFEL, needs, seed, place, task, **ours) for place in CONCURRENT for seed in seeds),
+    )
+
+
+def test_neural_claims_follow_bytes_and_uploads():
+    assert verdicts(ENTRIES["cifar10"], neural(1000)) == ["pass", "pass", "pass"]
+    assert verdicts(ENTRIES["cifar10"], neural(2000)) == ["pass", "fail", "pass"]
+    assert verdicts(ENTRIES["cifar10"], neural(1000, broadcast_bytes=8000)) == ["pass", "pass", "fail"]
+    assert verdicts(ENTRIES["cifar10"], neural(500, needs=70)) == ["fail", "pass", "pass"]
+    assert verdicts(ENTRIES["cifar10"], neural(1000, needs=20)) == ["fail", "pass", "pass"], "far fewer is not similar"
+    assert verdicts(ENTRIES["celeba"], neural(1000, needs=70, task="celeba")) == ["pass", "pass", "pass"]
+    assert verdicts(ENTRIES["celeba"], neural(1000, needs=20, task="celeba")) == ["pass", "pass", "pass"]
+
+
+def test_what_differs_within_the_noise_of_the_seeds_is_similar():
+    """Over FedBuff's 50: 75 and 40 on average, but with ranges that overlap; of one seed there is no range."""
+    pairs = [network(FEDBUFF, steps, seed, place) for place in CONCURRENT for seed, steps in enumerate((45, 80))]
+    pairs += [
+        network(QAFEL, steps, seed, place, upload_bytes=1000, broadcast_bytes=1000)
+        for place in CONCURRENT
+        for seed, steps in enumerate((75, 90))
+    ]
+    assert verdicts(ENTRIES["cifar10"], measured(*pairs))[0] == "pass"
+    alone = [pair for pair in pairs if pair[0].config.seed == 0]
+    assert verdicts(ENTRIES["cifar10"], measured(*alone))[0] == "fail"
+
+
+def test_a_target_that_was_not_met_compares_nothing():
+    """Not even where only a seed failed that the other method was not run with."""
+    unpaired = measured(*neural(1000).pairs, network(QAFEL, None, seed=2, at=500.0))
+    for found in (neural(1000, needs=None), unpaired):
+        for claim in ENTRIES["cifar10"].claims:
+            verdict = claim.verdict(found)
+            assert verdict.result == "not comparable"
+            assert "not every seed met the target" in verdict.because
+
+
+def test_methods_are_compared_on_the_seeds_that_both_have():
+    """FedBuff's slow second seed must not make QAFeL, which was not run with it, look good."""
+    pairs = [network(FEDBUFF, 40 if seed == 0 else 100, seed, place) for place in CONCURRENT for seed in (0, 1)]
+    pairs += [network(QAFEL, 60, 0, place, upload_bytes=1000) for place in CONCURRENT]
+    claim = ENTRIES["cifar10"].claims[0]
+    verdict = claim.verdict(measured(*pairs))
+    assert verdict.result == "fail"
+    assert "1.50 (concurrency 100, 1 seed)" in verdict.because
+    apart = [network(FEDBUFF, 40, 0, place) for place in CONCURRENT]
+    apart += [network(QAFEL, 40, 1, place) for place in CONCURRENT]
+    assert "no seed in common" in claim.verdict(measured(*apart)).because
+
+
+def test_a_part_of_the_published_runs_decides_nothing():
+    """One concurrency, fewer clients, or other recipes are not what the claim is about."""
+    whole = neural(1000)
+    only_100 = measured(*(pair for pair in whole.pairs if pair[0].at["concurrency"] == 100.0))
+    for claim in ENTRIES["cifar10"].claims:
+        verdict = claim.verdict(only_100)
+        assert (verdict.result, "500, 1000" in verdict.because) == ("not comparable", True)
+    split = [network(m, 50, 0, place, "celeba", clients=8408) for place in CONCURRENT for m in (FEDBUFF, QAFEL)]
+    assert ENTRIES["celeba"].claims[0].verdict(measured(*split)).result == "pass", "a tenth of the users is held out"
+    few = [network(method, 50, 0, place, "celeba", clients=895) for place in CONCURRENT for method in (FEDBUFF, QAFEL)]
+    for claim in ENTRIES["celeba"].claims:
+        verdict = claim.verdict(measured(*few))
+        assert (verdict.result, "895 here, 9,343" in verdict.because) == ("not comparable", True)
+
+
+def test_direct_quantization_must_fail_with_some_seed_at_500_and_1000():
+    claim = ENTRIES["shakespeare"].claims[3]
+    found = neural(1000, seeds=(0, 1, 2), task="shakespeare").pairs
+
+    def direct(first, places=(500.0, 1000.0), seeds=(0, 1, 2)):
+        return [
+            network(DIRECT, 50 if seed else first, seed, place, "shakespeare") for place in places for seed in seeds
+        ]
+
+    assert claim.verdict(measured(*found, *direct(None))).result == "pass"
+    assert claim.verdict(measured(*found, *direct(50))).result == "fail"
+    assert claim.verdict(measured(*found, *direct(110))).result == "fail", "slow is not failed"
+    assert claim.verdict(measured(*found)).result == "not comparable"
+    assert claim.verdict(measured(*found, *direct(None, places=(500.0,)))).result == "not comparable"
+    assert "about 3 seeds" in claim.verdict(measured(*found, *direct(None, seeds=(0, 1)))).because
+
+
+def test_fedasyncs_claims_follow_its_uploads_and_broadcasts():
+    alike, more = ENTRIES["shakespeare"].claims[5:]
+    found = neural(1000, task="shakespeare").pairs
+
+    def fedasync(needs, broadcast_bytes):
+        direct = {"upload_bytes": 1000, "broadcast_bytes": broadcast_bytes, "task": "shakespeare"}
+        pairs = [network(FEDASYNC, 50, seed, place, "shakespeare") for place in CONCURRENT for seed in (0, 1)]
+        pairs += [network(FEDASYNC_DIRECT, needs, seed, place, **direct) for place in CONCURRENT for seed in (0, 1)]
+        return measured(*found, *pairs)
+
+    assert [claim.verdict(fedasync(55, 10_000)).result for claim in (alike, more)] == ["pass", "pass"]
+    assert [claim.verdict(fedasync(90, 2000)).result for claim in (alike, more)] == ["fail", "fail"]
+
+
+def test_fedasync_broadcasts_ten_times_as_often_or_the_claim_fails():
+    claim = ENTRIES["shakespeare"].claims[4]
+    for per_step, expected in ((1, "pass"), (5, "fail")):
+        found = measured(made_up(FEDBUFF, rising(0.8)), made_up(FEDASYNC, rising(0.8), per_step=per_step))
+        assert claim.verdict(found).result == expected
+
+
+def test_seeds_differ_or_the_claim_fails():
+    def found(*ends):
+        options = {"recipe": "shakespeare-fedbuff-direct-c500", "metric_goal": "max", "target": 0.54}
+        return measured(*(made_up(f"seed {seed}", rising(end), seed, **options) for seed, end in enumerate(ends)))
+
+    assert verdicts(ENTRIES["seeds"], found(0.1, 0.6, 0.6)) == ["pass"]
+    assert verdicts(ENTRIES["seeds"], found(0.5, 0.6, 0.6)) == ["fail"]
+    assert verdicts(ENTRIES["seeds"], found(0.6)) == ["not comparable"]
+
+
+def test_a_quick_run_decides_nothing_that_needs_the_whole():
+    found = measured(*neural(1000).pairs, quick=True)
+    assert verdicts(ENTRIES["cifar10"], found) == ["not comparable"] * 3
+
+
+def test_a_reduction_without_a_common_seed_is_unknown_in_the_table():
+    options = {"at": {"concurrency": 100.0}, "target": 0.6, "metric_goal": "max", "recipe": "cifar10-fedbuff-c100"}
+    ours, theirs = (made_up(method, rising(0.8), seed, **options) for seed, method in enumerate((QAFEL, FEDBUFF)))
+    for found in (measured(ours), measured(ours, theirs)):
+        assert math.isnan(ENTRIES["cifar10"].table(found).rows[0][5])

@@ -1,0 +1,56 @@
+"""Fleets, requests and runs that several tests of planning share."""
+
+import pytest
+
+from qafel import Constant, Evaluation, HalfNormal, Limits, LogNormal, Network, Timing, Uniform, simulate, wire
+from qafel.planning import DurationLaw, Fleet, PlanRequest, reasons
+from qafel.theory import Constants
+
+LAWS = {
+    "constant": (DurationLaw("constant", 2.0), Constant(2.0)),
+    "half-normal": (DurationLaw("half-normal", 2.0), HalfNormal(0, 2.0)),
+    "log-normal": (DurationLaw("log-normal", 2.0, 0.7), LogNormal(0, 2.0, 0.7)),
+    "uniform": (DurationLaw("uniform", 2.0, 0.5), Uniform(0, 2.0, 0.5)),
+}
+
+ONES = Constants(1.0, 1.0, 1.0, 1.0)
+NOISY = Constants(1.0, 1e5, 0.0, 1.0)
+FLEET = Fleet(clients=100, durations=DurationLaw("half-normal", 1.0), upload_rate=1000.0, download_rate=5000.0)
+REQUEST = PlanRequest(size=1000, fleet=FLEET, constants=ONES, budget_bytes=1e8)
+
+SLOW_FLEET = Fleet(clients=1000, durations=DurationLaw("half-normal", 5.0), upload_rate=1e5, download_rate=1e5)
+SLOW_REQUEST = PlanRequest(
+    size=29_282,
+    fleet=SLOW_FLEET,
+    constants=ONES,
+    budget_s=1e5,
+    client_specs=["none", "rotated:4"],
+    server_specs=["none", "rotated:4"],
+)
+"""Its broadcasts keep a client's downlink busy for longer than ten updates take to come."""
+
+
+def said(plan):
+    return " ".join(reasons(plan))
+
+
+def summary_of(task, settings, fleet, durations, steps, **timing):
+    """The summary of a run of these settings on the fleet."""
+    network = None
+    if fleet.upload_rate is not None:
+        network = Network(fleet.upload_rate, fleet.download_rate, fleet.latency)
+    return simulate(
+        task,
+        wire("qafel", **settings),
+        Timing(durations, network=network, **timing),
+        limits=Limits(server_steps=steps),
+        evaluation=Evaluation(every=steps),
+    ).summary
+
+
+def assert_as_forecast(expected, summary, tolerance=0.05):
+    assert expected.uploads == summary["uploads"]
+    assert expected.upload_bytes == pytest.approx(summary["upload_bytes_total"], rel=tolerance)
+    assert expected.broadcast_bytes == pytest.approx(summary["broadcast_bytes_total"], rel=tolerance)
+    assert expected.received_bytes == pytest.approx(summary["received_bytes_total"], rel=tolerance)
+    assert expected.duration_s == pytest.approx(summary["virtual_time"], rel=tolerance)
