@@ -8,10 +8,12 @@ import typer
 from typer.testing import CliRunner
 
 from qafel import Mushrooms, Quadratic, wire
+from qafel.cli.plan import plan
 from qafel.errors import ConfigError
 from qafel.theory import sampled_clients
 
 APP = typer.Typer()
+APP.command()(plan)
 
 
 GIVEN = ["--smoothness", "1", "--noise", "1", "--heterogeneity", "1", "--gap", "1"]
