@@ -61,7 +61,7 @@ class Dithered(FixedRate):
         return payloads.encode(encode_spans, vector, words, self.bucket, self.levels, self.bits, MAX_ABS, gain, seed)
 
     def payload_bytes(self, size: int) -> int:
-        return SEED_BYTES + payloads.plan(size, self.bucket, self.bits)[3]
+        return SEED_BYTES + payloads.spans_of(size, self.bucket, self.bits)[3]
 
     def head_bytes(self, size: int) -> int:
         return SEED_BYTES + payloads.step_bytes(size, self.bucket)
@@ -75,7 +75,7 @@ class Dithered(FixedRate):
         return 1.0 - self.omega(size)
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
-        length, span, spans, total = payloads.plan(target.size, self.bucket, self.bits)
+        length, span, spans, total = payloads.spans_of(target.size, self.bucket, self.bits)
         data = payloads.as_bytes(payload, SEED_BYTES + total)
         word = payloads.seed_word(data[:SEED_BYTES].tobytes())
         common = (target, data, mode, weight, word, length, span, self.bits)

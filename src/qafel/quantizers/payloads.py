@@ -82,14 +82,9 @@ def as_bytes(payload: Payload, expected: int) -> Bytes:
     """The payload as a read-only array of exactly `expected` bytes."""
     if len(payload) != expected:
         raise MalformedPayload(f"expected a payload of {expected} bytes, found {len(payload)}: made for another size?")
-    return as_array(payload)
-
-
-def as_array(payload: Payload) -> Bytes:
-    """The payload as a read-only array: one type of array, one compiled kernel."""
     array = np.frombuffer(payload, _UINT8)
     if type(payload) is not bytes and array.flags.writeable:
-        array.flags.writeable = False
+        array.flags.writeable = False  # one type of array, one compiled kernel
     return array
 
 
@@ -178,7 +173,7 @@ class FixedRate(ABC):
 
 
 @lru_cache(1024)
-def plan(size: int, bucket: int | None, bits: int) -> tuple[int, int, int, int]:
+def spans_of(size: int, bucket: int | None, bits: int) -> tuple[int, int, int, int]:
     """Bucket length, span length, number of spans, bytes of steps and codes.
 
     A span shares neither a bucket nor a byte with its neighbours.
@@ -202,7 +197,7 @@ def encode(
 ) -> Payload:
     """Quantize a vector into prefix, steps and codes; kernel is `encode_spans` or one with the same arguments."""
     vector = as_vector(vector)
-    length, span, spans, total = plan(vector.size, bucket, bits)
+    length, span, spans, total = spans_of(vector.size, bucket, bits)
     skip = len(prefix)
     out = np.empty(skip + total, _UINT8)
     if skip:
@@ -241,7 +236,7 @@ def apply(
 ) -> None:
     """Assign or add weight · decoded to the target, from steps and codes that are centred on zero (QSGD, sign)."""
     size = target.size
-    length, span, spans, total = plan(size, bucket, bits)
+    length, span, spans, total = spans_of(size, bucket, bits)
     data = as_bytes(payload, total)
     if size < _SERIAL_BELOW:  # the common case, without a tuple of arguments
         status = apply_levels(target, data, mode, weight, length, span, levels, bits, True, 0, spans)

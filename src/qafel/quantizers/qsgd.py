@@ -91,7 +91,7 @@ class Qsgd(FixedRate):
 
     def payload_bytes(self, size: int) -> int:
         """Every payload has this length: a float32 step per bucket, then the packed codes."""
-        return payloads.plan(size, self.bucket, self.bits)[3]
+        return payloads.spans_of(size, self.bucket, self.bits)[3]
 
     def head_bytes(self, size: int) -> int:
         return payloads.step_bytes(size, self.bucket)

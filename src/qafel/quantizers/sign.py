@@ -47,7 +47,7 @@ class Sign(FixedRate):
         payloads.apply(target, payload, mode, weight, self.bucket, 1, 1)
 
     def payload_bytes(self, size: int) -> int:
-        return payloads.plan(size, self.bucket, 1)[3]
+        return payloads.spans_of(size, self.bucket, 1)[3]
 
     def head_bytes(self, size: int) -> int:
         return payloads.step_bytes(size, self.bucket)

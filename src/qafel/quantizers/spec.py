@@ -40,7 +40,7 @@ from qafel.text import did_you_mean
 
 T = TypeVar("T")
 
-NAMES: Final = ("none", "qsgd", "top_k", "rand_k", "affine", "sign", "dithered", "rotated", "scaled")
+_NAMES: Final = ("none", "qsgd", "top_k", "rand_k", "affine", "sign", "dithered", "rotated", "scaled")
 
 _ZSTD: Final = "+zstd"
 
@@ -166,7 +166,7 @@ def _build(arguments: SpecArguments, layout: Layout | None) -> Quantizer:  # noq
         case "rotated":
             return Rotated(arguments.needed("bits"))
         case name:
-            raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, sorted(NAMES))}")
+            raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, sorted(_NAMES))}")
 
 
 def _compressed(inner: Quantizer) -> Zstd:

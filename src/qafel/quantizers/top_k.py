@@ -22,7 +22,7 @@ from qafel.quantizers.kernels.sparse import (
     select_largest,
     write_indices,
 )
-from qafel.quantizers.payloads import as_array, as_finite_vector, as_target, check_size
+from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_target, check_size
 from qafel.quantizers.protocol import TOP_K, FixedLength, Payload, pack_codec
 from qafel.rng import Stream
 
@@ -60,7 +60,7 @@ def decode_indices(payload: Payload, count: int, size: int) -> Indices:
         if len(payload):
             raise MalformedPayload(f"expected no index bytes: all {size} coordinates are kept, found {len(payload)}")
         return np.arange(size, dtype=np.uint32)
-    data = as_array(payload)
+    data = as_bytes(payload, len(payload))
     indices = np.empty(count, np.uint32)
     known = data.size > 0 and (data[0] < MAX_RICE or (data[0] == BITMAP and data.size == 1 + -(-size // 8)))
     if not known or not read_indices(data[1:], int(data[0]), size, indices):
