@@ -23,12 +23,10 @@ class Task(Protocol):
     @property
     def clients(self) -> int:
         """How many clients there are; they are numbered from 0."""
-        ...
 
     @property
     def layout(self) -> Layout:
         """The model's tensors in its flat vector."""
-        ...
 
     @property
     def metric_name(self) -> str: ...
@@ -36,21 +34,17 @@ class Task(Protocol):
     @property
     def metric_goal(self) -> Goal:
         """Whether the metric should become small or large."""
-        ...
 
     def samples(self, client: int) -> int:
         """How many samples the client holds."""
-        ...
 
     def initial_model(self, stream: Stream) -> Vector: ...
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
         """The client's model after its local steps; `start` is not changed."""
-        ...
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         """Figures for a model; "metric" is the one that counts."""
-        ...
 
 
 @runtime_checkable
@@ -62,11 +56,9 @@ class Divisible(Protocol):
 
     def evaluate_part(self, model: Vector, part: int) -> tuple[float, ...]:
         """The sums over one part of the test samples."""
-        ...
 
     def combine(self, parts: Sequence[tuple[float, ...]]) -> dict[str, float]:
         """What `evaluate` returns, from the sums of all parts in their order."""
-        ...
 
 
 def sample_weights(task: Task) -> list[float]:

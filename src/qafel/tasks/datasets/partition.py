@@ -5,7 +5,7 @@
     dirichlet:α           equal sizes; each client's labels from Dirichlet(α·p), p the shares of the labels in the whole
                           (Hsu, Qi and Brown, 2019)
     dirichlet-sizes:α     sizes from a symmetric Dirichlet(α), at least one sample each, labels mixed
-    power:a               one sample each, the others thrown at clients with weights from NumPy's power(a), labels
+    power:a               one sample each, the others to clients drawn with weights from NumPy's power(a), labels
                           mixed: the published CIFAR-10 runs have power:0.1
     shards:s              the samples sorted by label and cut; each client gets s pieces (McMahan et al., 2017)
 
@@ -25,8 +25,6 @@ from qafel.errors import ConfigError, SpecError
 from qafel.rng import Stream
 
 Indices: TypeAlias = NDArray[np.int64]
-
-
 Labels: TypeAlias = NDArray[Any]
 
 
@@ -57,7 +55,7 @@ class Partition:
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def take(self, clients: NDArray[Any], max_samples: int | None, stream: Stream) -> Partition:
-        """Only these clients, each with at most so many samples, chosen at random."""
+        """Only these `clients`, each with at most `max_samples`, chosen by `stream`."""
         generator = stream.generator()
         parts = [self.rows(int(client)) for client in clients]
         if max_samples is not None:
@@ -66,7 +64,7 @@ class Partition:
 
 
 def split(spec: str, labels: Labels, clients: int, stream: Stream) -> Partition:
-    """Divide samples among clients as the spec says; equal streams give equal partitions.
+    """Divide the samples with these `labels` among `clients` as `spec` says; an equal `stream` gives equal parts.
 
     >>> split("shards:1", np.array([1, 0, 1, 0]), 2, Stream.named(0, "partition")).sizes.tolist()
     [2, 2]
@@ -92,7 +90,7 @@ def split(spec: str, labels: Labels, clients: int, stream: Stream) -> Partition:
 
 
 def by_user(users: NDArray[Any]) -> Partition:
-    """One client per user, in order of the users; samples stay in order."""
+    """One client per user, in order of the numbers `users` of each sample; samples stay in order."""
     order = np.argsort(users, kind="stable")
     return Partition.of_sizes(order, np.unique(users, return_counts=True)[1])
 
@@ -128,12 +126,12 @@ def _dirichlet_labels(labels: Labels, clients: int, alpha: float, stream: Stream
 
 def _dirichlet_sizes(labels: Labels, clients: int, alpha: float, stream: Stream) -> Partition:
     generator = stream.generator()
-    return _thrown(len(labels), _gamma_dirichlet(generator, np.full(clients, alpha)), generator)
+    return _by_weight(len(labels), _gamma_dirichlet(generator, np.full(clients, alpha)), generator)
 
 
 def _power_sizes(labels: Labels, clients: int, exponent: float, stream: Stream) -> Partition:
     generator = stream.generator()
-    return _thrown(len(labels), generator.power(exponent, clients), generator)
+    return _by_weight(len(labels), generator.power(exponent, clients), generator)
 
 
 def _shards(labels: Labels, clients: int, per_client: float, stream: Stream) -> Partition:
@@ -149,7 +147,7 @@ def _shards(labels: Labels, clients: int, per_client: float, stream: Stream) -> 
     return Partition.of_sizes(np.concatenate(dealt), sizes)
 
 
-def _thrown(samples: int, weights: NDArray[np.float64], generator: np.random.Generator) -> Partition:
+def _by_weight(samples: int, weights: NDArray[np.float64], generator: np.random.Generator) -> Partition:
     """One sample for every client, each of the others for a client drawn by weight."""
     clients = len(weights)
     sizes = 1 + generator.multinomial(samples - clients, weights / weights.sum())
@@ -176,6 +174,4 @@ _SPLITS: dict[str, tuple[Callable[[Labels, int, float, Stream], Partition], bool
     "power": (_power_sizes, True),
     "shards": (_shards, True),
 }
-
-
 _USAGE = ("iid", "dirichlet:α", "dirichlet-sizes:α", "power:a", "shards:s")

@@ -27,11 +27,9 @@ class Samples(Protocol):
     @property
     def labels(self) -> NDArray[Any]:
         """One target per sample, in order."""
-        ...
 
     def batch(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
         """Inputs and targets of these rows, as new arrays."""
-        ...
 
 
 @final

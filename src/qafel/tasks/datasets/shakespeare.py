@@ -17,6 +17,7 @@ here to the sample (1,129 users, 4,226,158 samples), are those of a text of 1994
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -55,10 +56,10 @@ class _Play:
     speaker: str | None = None
 
     def __post_init__(self) -> None:
-        indented = self.title != _UNINDENTED
-        self._unindented = not indented
-        self._speech = re.compile(("  " if indented else "") + r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
-        self._continuation = re.compile(("    " if indented else "") + r"(.*)")
+        self._unindented = self.title == _UNINDENTED
+        indent = "" if self._unindented else "  "
+        self._speech = re.compile(indent + r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
+        self._continuation = re.compile(2 * indent + r"(.*)")
 
     def read(self, line: str) -> None:
         """Give the line to the one who speaks."""
@@ -94,17 +95,14 @@ def parse_shakespeare(text: str) -> dict[str, str]:
     return {user: re.sub(r"  +", " ", said.replace("\n", " ")) for user, said in users.items()}
 
 
-def _plays(lines: list[str], marks: list[int]) -> list[_Play]:
-    plays = []
+def _plays(lines: list[str], marks: list[int]) -> Iterator[_Play]:
+    marks = [mark for mark in marks if mark < len(lines)]
     for begin, end in zip(marks, [*marks[1:], len(lines)], strict=True):
-        if begin >= len(lines):
-            break
         above = [lines[begin - distance].strip() for distance in range(2, 8)]
         play = _Play(next((title for title in above if title), ""))
-        for line in lines[begin + 1 : min(end, len(lines))]:
+        for line in lines[begin + 1 : end]:
             play.read(line)
-        plays.append(play)
-    return plays
+        yield play
 
 
 def find_shakespeare(data: Path, fetch: bool = False, source: Source = "auto") -> list[Path]:
@@ -171,14 +169,14 @@ def _load_text(data: Path, path: Path, train_fraction: float, verify: bool) -> F
     windows = lengths - LENGTH
     training = np.maximum(1, (train_fraction * windows).astype(np.int64))
     users = np.repeat(np.arange(len(lengths)), training)
-    train = TextWindows(arrays["text"], _runs(begins, training), LENGTH)
+    train = TextWindows(arrays["text"], _stretches(begins, training), LENGTH)
     gap = training + LENGTH - 1
-    test = TextWindows(arrays["text"], _runs(begins + gap, np.maximum(0, windows - gap)), LENGTH)
+    test = TextWindows(arrays["text"], _stretches(begins + gap, np.maximum(0, windows - gap)), LENGTH)
     return FederatedData(train, test, users)
 
 
-def _runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """For each run, `begin`, `begin + 1`, … so many numbers, one run after the other."""
+def _stretches(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """From each of `begins`, so many consecutive numbers as `counts` says, one stretch after the other."""
     firsts = np.cumsum(counts) - counts
     return (np.repeat(begins - firsts, counts) + np.arange(counts.sum())).astype(np.int32)
 

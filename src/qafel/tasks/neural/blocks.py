@@ -50,7 +50,7 @@ class _NormReluPool(torch.autograd.Function):
 def _choose_and_normalise(
     planes: Tensor, width: int, stride: int, gain: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run the forward loops on a matrix of planes: the output, and what the backward loops want to know."""
+    """Run the forward loops on a matrix of planes: the output, and what the backward loops need."""
     pooled = (len(planes), (planes.shape[1] // width // 2) * (width // 2))
     out, best, places = planes.new_empty(pooled), planes.new_empty(pooled), torch.empty(pooled, dtype=torch.int32)
     mean, scale = planes.new_empty(len(planes)), planes.new_empty(len(planes))
@@ -113,7 +113,7 @@ class _FirstBlock(torch.autograd.Function):
 def first_block(images: Tensor, conv: nn.Conv2d, norm: nn.GroupNorm) -> Tensor:
     """Compute maxpool₂ₓ₂(relu(norm(conv(images)))), equal to torch's operations up to rounding.
 
-    Compiled where `norm_relu_pool` is, if nobody asks for the gradient of the images and the convolution is 3×3 with
+    Compiled where `norm_relu_pool` is, if the gradient of the images is not needed and the convolution is 3×3 with
     padding 2 and an even number of channels.
     """
     shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
@@ -265,7 +265,7 @@ def _first_block_backward(  # type: ignore[no-untyped-def]  # pragma: no cover
     each image, with places for `stride`; grad_weight is (planes of an image, channels, 3, 3). A number added to all of
     a plane is taken away by the norm, so the gradient of the convolution's bias is zero.
 
-    Nobody asks for the gradient of the images, so that of the convolution's output is needed for the weights only: two
+    The gradient of the images is not needed, so that of the convolution's output is needed for the weights only: two
     planes of it are made in the nearest cache, multiplied with the image under each of the nine taps, and never written
     to memory. Image and planes have rows of `stride` = width + 2 numbers, so that a tap is a shift of the whole plane
     and the products run through one long loop; the two numbers between a plane's rows are zero.

@@ -88,7 +88,7 @@ def _require_usable(module: nn.Module) -> None:
 
 
 def batches(rows: Indices, local: LocalTraining, generator: np.random.Generator) -> Iterator[Indices]:
-    """The rows of every local step. Each epoch has a new order; its last batch may be smaller."""
+    """The `rows` of each step of `local`; `generator` gives every epoch an order, and its last batch may be smaller."""
     endless = (batch for _ in itertools.count() for batch in _epoch(rows, local.batch_size, generator))
     if len(rows) == 0:
         return iter(())
@@ -118,9 +118,10 @@ def train_locally_(
     loss: Loss,
     precision: torch.dtype,
 ) -> None:
-    """Change the model by the client's local steps of SGD.
+    """Change `model` by the local steps of SGD of a client that holds `rows` of `samples`; `stream` orders them.
 
-    g = ∇loss(y) + μ(y − y₀), scaled down to the clipping norm, plus weight decay times y.
+    g = ∇loss(y) + μ(y − y₀), scaled down to the clipping norm, plus weight decay times y, all as `local` says.
+    `prepare`, `loss` and `precision` are the task's.
     """
     device = model.values.device
     start = model.values.clone() if local.proximal else None
@@ -179,7 +180,7 @@ class Dropout(nn.Module):
 
 
 def choose_device(device: str) -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one."""
+    """The `device` of that name; "auto" is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -191,7 +192,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """The type in which matrices are multiplied; "auto" is bfloat16 where the hardware has it, float32 elsewhere."""
+    """The type in which `device` multiplies matrices; "auto" is bfloat16 if the hardware has it, else float32."""
     if precision not in get_args(Precision):
         raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}; got {precision!r}")
     if precision == "float32":
@@ -231,7 +232,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def random_numbers_of(stream: Stream, device: torch.device, dropouts: Iterable[Dropout] = ()) -> Iterator[None]:
-    """Take all random numbers from the stream: our `Dropout` from a generator, anything else from torch's global state.
+    """Take all random numbers from `stream`: `dropouts` by a generator on `device`, others by torch's global state.
 
     The global state is set, and put back afterwards.
     """
@@ -254,7 +255,11 @@ _NEVER = 2**31 - 1
 
 @cache
 def keep_freed_memory() -> bool:
-    """Tell glibc to serve blocks up to 32 MiB from its heap and never to shrink that; False where there is no glibc."""
+    """Tell glibc to serve blocks up to 32 MiB from its heap and never to shrink that; False without glibc.
+
+    It would return every large block to the system when it is freed, and take it back, page by page and zeroed, at the
+    next batch: a quarter of the time of training a small network.
+    """
     if not sys.platform.startswith("linux"):
         return False
     try:
