@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 KILLS = int(os.environ.get("QAFEL_KILLS", "4"))
 """More by hand: QAFEL_KILLS=10 pytest tests/simulator/test_kill.py"""
 
@@ -18,6 +20,7 @@ def finish(*arguments):
     subprocess.run([*COMMAND, *arguments], check=True, timeout=200, capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(tmp_path):
     finish("--out", str(tmp_path / "whole"))
     whole = json.loads((tmp_path / "whole/summary.json").read_text())

@@ -163,13 +163,17 @@ def test_what_cannot_be_resumed_says_why(tmp_path):
         run(config, tmp_path, resume=True)
 
 
-def test_the_papers_claims_on_mushrooms_hold(tmp_path):
+@pytest.mark.parametrize(
+    ("steps", "direct_qsgd", "direct_topk"), [(1500, 1.1, 4), pytest.param(10_000, 5, 20, marks=pytest.mark.slow)]
+)
+def test_the_papers_claims_on_mushrooms_hold(tmp_path, steps, direct_qsgd, direct_topk):
     def reached(recipe):
-        return run(load_recipe(recipe, ["evaluation.every=1000"]), tmp_path / recipe, tensorboard=False)["metric_final"]
+        config = load_recipe(recipe, ["evaluation.every=1000", f"stop.server_steps={steps}"])
+        return run(config, tmp_path / recipe, tensorboard=False)["metric_final"]
 
     fedbuff = reached("mushrooms-fedbuff")
     assert reached("mushrooms-qafel-qsgd") < 1.15 * fedbuff
     assert reached("mushrooms-qafel-topk") < 1.15 * fedbuff
     assert reached("mushrooms-qafel-4bit") < 1.15 * fedbuff
-    assert reached("mushrooms-direct-qsgd") > 5 * fedbuff
-    assert reached("mushrooms-direct-topk") > 20 * fedbuff
+    assert reached("mushrooms-direct-qsgd") > direct_qsgd * fedbuff
+    assert reached("mushrooms-direct-topk") > direct_topk * fedbuff
