@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qafel.drawing.chart import Axis, Panel, Series, labels_of
+from qafel.drawing.chart import Axis, Panel, Series, panel_styles
 from qafel.drawing.printed import draw, rendered, save_figure
 from qafel.errors import OutputError
 from tests.drawing.everything import EVIL, PANELS
@@ -15,7 +15,8 @@ def test_everything_is_drawn_under_one_legend():
     figure = draw(PANELS, "The title", "The footer")
     rendered(figure, ".png")
     curves, points, marks, grouped, stacked, rows = figure.axes
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == labels_of(PANELS)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [style.label for style in panel_styles(PANELS)]
     assert figure.get_supxlabel() == "A note.\nThe footer"
     assert (curves.get_xscale(), curves.get_yscale(), curves.get_ylabel()) == ("log", "log", EVIL)
     # A band and a triangle; three curves and the target.

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from qafel.drawing.chart import Axis, Panel, Series, labels_of
+from qafel.drawing.chart import Axis, Panel, Series, panel_styles
 from qafel.paper import ENTRIES
 from qafel.paper.measured import Spread
 from qafel.paper.outputs import write_outputs
@@ -104,11 +104,12 @@ def test_figures_keep_their_spread():
 
 def test_references_take_no_colour_from_what_is_measured():
     """Grey themselves, they come last in the legend."""
-    labels = labels_of(ENTRY.panels(pairs((17, FRUGAL))))
+    labels = [style.label for style in panel_styles(ENTRY.panels(pairs((17, FRUGAL))))]
     assert labels == [*FAMILIES, "Pareto front"]
     first = Series("line", np.ones(2), np.ones(2), kind="reference")
     second = Series("measured", np.ones(2), np.ones(2))
-    assert labels_of([Panel("a", "", Axis("x"), Axis("y"), (first, second))]) == ["measured", "line"]
+    styles = panel_styles([Panel("a", "", Axis("x"), Axis("y"), (first, second))])
+    assert [style.label for style in styles] == ["measured", "line"]
 
 
 def test_the_front_is_named_below_the_figure_where_nothing_is_covered():

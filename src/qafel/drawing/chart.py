@@ -97,17 +97,11 @@ class Panel:
     """Whether the panel takes the page's whole width."""
 
 
-def labels_of(panels: Sequence[Panel]) -> list[str]:
-    """Every label once, in order: what the legend lists and what colours follow. References come last."""
-    grey = {series.label: series.is_reference for panel in panels for series in panel.series}
-    bars = dict.fromkeys((bars.label for panel in panels for bars in panel.bars), False)
-    return sorted(bars | grey, key=lambda label: (bars | grey)[label])
-
-
 def panel_styles(panels: Sequence[Panel]) -> tuple[Style, ...]:
-    """A style for every label of the panels."""
-    references = {series.label for panel in panels for series in panel.series if series.is_reference}
-    return styles_for(labels_of(panels), references)
+    """A style for every label of the panels, in order, for the legend too; references are grey and come last."""
+    grey = {bars.label: False for panel in panels for bars in panel.bars}
+    grey |= {series.label: series.is_reference for panel in panels for series in panel.series}
+    return styles_for(sorted(grey, key=grey.__getitem__), [label for label in grey if grey[label]])
 
 
 def limits_of(panel: Panel, name: Literal["x", "y"]) -> dict[Scale, Ends]:

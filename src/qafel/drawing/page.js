@@ -34,10 +34,29 @@ function axis(own) {
     tickfont: { size: 12 } }, steps(own), own, { title: Object.assign({ font: { size: 13 }, standoff: 8 }, own.title) });
 }
 
+// A dashed line across the whole chart, named at its left end, where curves have hardly begun.
+function target(height, colour) {
+  return { type: 'line', layer: 'between', xref: 'paper', x0: 0, x1: 1, y0: height, y1: height,
+    line: { color: colour('muted'), dash: 'dash', width: 2 },
+    label: { text: 'target ' + height, textposition: 'start', font: { color: colour('muted') } } };
+}
+
+// Names stand above their rows: beside them, on a phone, they would leave no room for the bars.
+function rows(names) {
+  const gap = 0.65;
+  const places = names.map((text, row) => ({ text, x: 0, xanchor: 'left', y: row - 0.5 * (1 - gap), yanchor: 'bottom',
+    showarrow: false, font: { size: 12 }, borderpad: 0 }));
+  return { bargap: gap, annotations: places };
+}
+
 function layout(chart) {
   const colour = colours();
-  return Object.assign({}, chart.layout, {
-    xaxis: axis(chart.layout.xaxis), yaxis: axis(chart.layout.yaxis),
+  const names = chart.layout.rows, own = Object.assign({}, chart.layout, names.length ? rows(names) : {});
+  const above = { range: [names.length - 0.6, -0.75], showgrid: false, showticklabels: false };
+  return Object.assign(own, {
+    xaxis: axis(Object.assign({}, own.xaxis, names.length ? { nticks: 4 } : {})),
+    yaxis: axis(Object.assign({}, own.yaxis, names.length ? above : {})),
+    shapes: own.targets.map(height => target(height, colour)),
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', showlegend: false, autosize: true,
     font: { color: colour('ink'), family: getComputedStyle(document.body).fontFamily },
     hoverlabel: { bgcolor: colour('card'), bordercolor: colour('muted'), font: { color: colour('ink') },

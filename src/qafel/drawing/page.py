@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
 
 from qafel.drawing.chart import Axis, Bars, Panel, Series, limits_of, panel_styles
-from qafel.drawing.styles import DASHES, GREY, Style, Values, thin
+from qafel.drawing.styles import DASHES, Style, Values, thin
 from qafel.version import __version__
 
 Trace: TypeAlias = dict[str, Any]
 
 _POINTS = 14_000  # of all curves of a chart together
-_GAP = 0.65  # between bars in rows, for their names
 _UNITS: dict[str, dict[str, Any]] = {
     "": {},
     "B": {"tickformat": ".3~s", "ticksuffix": "B", "tickangle": 0},
@@ -155,19 +154,15 @@ def traces_of(panel: Panel, styles: dict[str, Style]) -> list[Trace]:
 
 
 def layout_of(panel: Panel) -> dict[str, Any]:
-    """Plotly's layout of the panel; the page's script adds what depends on the reader's screen."""
-    layout: dict[str, Any] = {
+    """Plotly's layout of the panel, to which the page's script adds targets, names of rows and the reader's colours."""
+    return {
         "barmode": "group" if panel.arrangement == "grouped" else "stack",
+        "bargap": 0.15,
         "xaxis": _axis(panel, panel.x, limits_of(panel, "x")),
         "yaxis": _axis(panel, panel.y, limits_of(panel, "y")),
-        "shapes": [_target(target) for target in panel.targets],
+        "targets": list(panel.targets),
+        "rows": [escape(name) for name in panel.y.names] if panel.arrangement == "rows" else [],
     }
-    if panel.arrangement != "rows":
-        return layout | {"bargap": 0.15}
-    rows = {"range": [len(panel.y.names) - 0.6, -0.75], "showgrid": False, "showticklabels": False}
-    names = [_row_name(row, name) for row, name in enumerate(panel.y.names)]
-    xaxis = layout["xaxis"] | {"nticks": 4}
-    return layout | {"xaxis": xaxis, "yaxis": rows, "bargap": _GAP, "annotations": names}
 
 
 def _named(style: Style) -> Trace:
@@ -195,8 +190,9 @@ def _curve(panel: Panel, series: Series, rows: NDArray[np.int64], style: Style) 
     }
     if series.kind == "steps":
         trace["line"]["shape"] = "hv"
-    if series.kind == "marks":
-        trace["cliponaxis"] = False
+    if series.symbol.startswith("triangle"):
+        # It points out of the chart, from its edge.
+        trace |= {"cliponaxis": False, "marker": marker | {"size": 11}}
     if series.hover:
         told = "%{text}" if series.kind == "marks" else f"%{{text}}<br>{values}"
         trace |= {"text": [_lines(series.hover[row]) for row in rows], "hovertemplate": f"{told}<extra></extra>"}
@@ -236,20 +232,6 @@ def _bars(bars: Bars, lying: bool, style: Style) -> Trace:
         "textposition": "outside",
         "cliponaxis": False,
     }
-
-
-def _row_name(row: int, name: str) -> dict[str, Any]:
-    """A name above its row: beside it, on a phone, it would leave no room for the bar."""
-    place = {"x": 0, "xanchor": "left", "y": row - 0.5 * (1 - _GAP), "yanchor": "bottom", "showarrow": False}
-    return {"text": escape(name), "font": {"size": 12}, "borderpad": 0, **place}
-
-
-def _target(target: float) -> dict[str, Any]:
-    """A dashed line across the whole chart, named at its left end, where curves have hardly begun."""
-    label = {"text": f"target {target:g}", "textposition": "start", "font": {"color": GREY}}
-    line = {"color": GREY, "dash": "dash", "width": 2}
-    ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
-    return {"type": "line", "layer": "between", **ends, "line": line, "label": label}
 
 
 def _axis(panel: Panel, axis: Axis, limits: dict[Any, tuple[float, float]]) -> dict[str, Any]:

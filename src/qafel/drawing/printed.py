@@ -128,11 +128,9 @@ def _draw_marks(axes: Axes, x: Values, y: Values, series: Series, style: Style) 
     axes.scatter(x, y, marker=_SYMBOLS[series.symbol], clip_on=False, zorder=5, **look)
 
 
-def _look(series: Series | None, style: Style) -> dict[str, Any]:
-    """How matplotlib is to draw a line of this style; without a series, as a plain curve."""
+def _look(series: Series, style: Style) -> dict[str, Any]:
+    """How matplotlib is to draw a line of this style."""
     dashes: Any = (0, DASHES[style.dash]) if DASHES[style.dash] else "-"
-    if series is None:
-        return {"color": style.colour, "linestyle": dashes, "linewidth": 1.4}
     if series.is_reference:
         ring = {"marker": "o" if series.kind == "rings" else "", "markersize": 10, "markerfacecolor": "none"}
         return {"color": style.colour, "linestyle": dashes, "linewidth": 1.1, **ring}
@@ -144,7 +142,7 @@ def _look(series: Series | None, style: Style) -> dict[str, Any]:
         "color": style.colour,
         "linestyle": "" if series.kind == "points" else dashes,
         "linewidth": width,
-        "marker": "" if line and len(series.x) > 1 else _MARKERS[style.index % len(_MARKERS)],
+        "marker": "" if line and len(series.x) != 1 else _MARKERS[style.index % len(_MARKERS)],
         "markersize": 4.5,
         "drawstyle": "steps-post" if series.kind == "steps" else "default",
     }
@@ -205,15 +203,13 @@ def _scale(axes: Axes, name: str, axis: Axis, limits: Ends | None) -> None:
 
 
 def _legend(figure: Figure, panels: Sequence[Panel], styles: Sequence[Style], title: str) -> None:
-    if not styles:
-        figure.suptitle(title, color=INK, fontsize=11.5, parse_math=False)
-        return
+    nothing = Series("", np.zeros(0), np.zeros(0))
     first = {series.label: series for panel in reversed(panels) for series in reversed(panel.series)}
     bars = {bars.label: bars for panel in panels for bars in panel.bars}
     handles = [
         Patch(color=_fill(bars[style.label], style))
         if style.label in bars
-        else Line2D([], [], **_look(first.get(style.label), style) | {"linewidth": 1.8})
+        else Line2D([], [], **_look(first.get(style.label, nothing), style) | {"linewidth": 1.8})
         for style in styles
     ]
     labels = [style.label for style in styles]

@@ -106,7 +106,9 @@ def _lag_panel(group: Group) -> Panel:
     across = [run.column("uploads") for run in group.runs]
     lags = [run.column("hidden_state_lag") for run in group.runs]
     positive = np.concatenate([lag[lag > 0] for lag in lags])
-    zero = [style.label for lag, style in zip(lags, group.styles, strict=True) if _is_zero(lag)]
+    zero = [
+        style.label for lag, style in zip(lags, group.styles, strict=True) if (lag == 0).any() and not (lag > 0).any()
+    ]
     note = f"Zero throughout: {', '.join(zero)}." if zero else ""
     y = Axis("‖x − x̂‖ / ‖x‖", is_wide(positive[np.isfinite(positive)]))
     return Panel("lag", "Hidden-state lag", _x_axis("uploads", across), y, _curves(group, across, lags), note)
@@ -186,8 +188,3 @@ def _totals_differ(columns: Sequence[Column]) -> bool:
     """Whether one run sent over three times what another did, so that a linear axis would squeeze the frugal one."""
     ends = [float(column[-1]) for column in columns if column[-1] > 0]
     return bool(ends) and max(ends) > 3.0 * min(ends)
-
-
-def _is_zero(column: Column) -> bool:
-    finite = column[np.isfinite(column)]
-    return bool(finite.size) and not finite.any()
