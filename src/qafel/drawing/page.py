@@ -174,9 +174,9 @@ def _curve(panel: Panel, series: Series, rows: NDArray[np.int64], style: Style) 
     values = f"%{{x:.4~s}}{unit}, %{{y:.4~g}}"
     lines = series.kind not in ("points", "marks") and (len(rows) > 1 or series.is_reference)
     markers = series.kind in ("points", "line-and-points", "rings", "marks") or not lines
-    marker: dict[str, Any] = {"color": style.colour, "symbol": series.symbol, "size": 8, "line": {"width": 1.5}}
-    if series.kind == "rings":
-        marker |= {"symbol": "circle-open", "size": 17}
+    symbol, size = ("circle-open", 17) if series.kind == "rings" else (series.symbol, 8)
+    outline = {"width": 1.5 if symbol.endswith("open") else 0}
+    marker: dict[str, Any] = {"color": style.colour, "symbol": symbol, "size": size, "line": outline}
     if series.shade is not None:
         marker |= {"color": _plain(series.shade[rows]), "colorscale": "Viridis", "cmin": 0, "cmax": 1}
     trace: Trace = _named(style) | {
