@@ -7,10 +7,9 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.tuning import Objective, Range, RunOutcome, Tuning
-from qafel.tuning.objective import combine, failure
 from qafel.tuning.page import search_panels
 from qafel.tuning.result import lead_sentence
-from qafel.tuning.trial import Trial
+from qafel.tuning.trial import Trial, combine, failure
 
 CONFIG = load_recipe("mushrooms-qafel-4bit")
 SEARCH = {"algorithm.client_lr": Range(0.02, 200, log=True), "algorithm.server_lr": Range(0.01, 1, log=True)}

@@ -8,12 +8,11 @@ from functools import partial
 import pytest
 
 from qafel.config import load_recipe
-from qafel.errors import ConfigError, DataError, OutputError
+from qafel.errors import ConfigError
 from qafel.simulator.run import run as simulate
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
 from qafel.tuning.page import trials_csv, write_files
-from qafel.tuning.study import SearchFolder
 
 BAD_START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=200", "algorithm.server_lr=0.005"])
 tune = partial(tune_and_check, check=0)
@@ -65,27 +64,6 @@ def test_a_search_that_goes_on_is_the_search_it_would_have_been(tmp_path):
         parts = tune(BAD_START, target=0.1, trials=trials, out=tmp_path / "parts")
         assert len(parts.trials) == trials
     assert facts(parts) == facts(whole)
-
-
-def test_half_a_line_and_a_stale_lock_in_the_journal_are_no_obstacle(tmp_path):
-    tune(BAD_START, RATE, target=0.1, trials=3, out=tmp_path / "cut")
-    with (tmp_path / "cut/study.journal").open("ab") as journal:
-        journal.write(b'{"op_code": 4, "worker')
-    (tmp_path / "cut/study.journal.lock").symlink_to("study.journal")
-    went_on = tune(BAD_START, RATE, target=0.1, trials=6, out=tmp_path / "cut")
-    assert facts(went_on) == facts(tune(BAD_START, RATE, target=0.1, trials=6, out=tmp_path / "whole"))
-
-
-@pytest.mark.parametrize("line", [1, -1])
-def test_a_damaged_journal_is_told_in_a_sentence(line, tmp_path):
-    tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path)
-    journal = tmp_path / "study.journal"
-    lines = journal.read_bytes().splitlines()
-    for damage in (lines[line][:-9], b"{}", b"\xff\x00"):
-        if line == 1 or damage != b"{}":
-            journal.write_bytes(b"\n".join([*lines[:line], damage, *lines[line:][1:], b""]))
-            with pytest.raises(DataError, match="study.journal is damaged .*choose another --out"):
-                tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path)
 
 
 def test_two_workers_complete_exactly_as_many_trials_as_asked(tmp_path):
@@ -162,27 +140,6 @@ def test_bits_and_buffer_can_be_searched_for_bytes(tmp_path):
     assert tuning.best.state == "reached"
     assert {type(trial.settings["algorithm.buffer_size"]) for trial in tuning.trials} == {int}
     assert set(tuning.importance) <= set(search)
-
-
-def test_another_search_in_the_same_folder_is_refused(tmp_path):
-    tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path)
-    with pytest.raises(OutputError, match=r"another search \(target: 0.1 there, 0.2 here\)|evaluation target"):
-        tune(BAD_START, RATE, target=0.2, trials=1, out=tmp_path)
-    with pytest.raises(OutputError, match="objective: uploads there, bytes here"):
-        tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path, objective="bytes")
-    with pytest.raises(OutputError, match="search algorithm.server_lr: 0.001:10:log there, 0.002:10:log here"):
-        tune(BAD_START, {"algorithm.server_lr": Range(2e-3, 10, log=True)}, target=0.1, trials=1, out=tmp_path)
-    changes = ["stop.server_steps=200", "algorithm.server_lr=0.005", "algorithm.local_steps=5"]
-    other = load_recipe("mushrooms-qafel-4bit", changes)
-    with pytest.raises(OutputError, match="config algorithm local_steps: 10 there, 5 here"):
-        tune(other, RATE, target=0.1, trials=1, out=tmp_path)
-
-
-def test_one_process_at_a_time_searches_in_a_folder(tmp_path):
-    with SearchFolder(tmp_path, {}), pytest.raises(OutputError, match="a search goes on"), SearchFolder(tmp_path, {}):
-        pass
-    with SearchFolder(tmp_path, {}):
-        pass
 
 
 def test_after_the_time_is_up_no_trial_begins(tmp_path):

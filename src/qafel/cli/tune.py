@@ -18,7 +18,7 @@ from qafel.simulator.executors import ExecutorName
 from qafel.tuning import ObjectiveName, Tuning, parse_search
 from qafel.tuning import tune as search_for
 from qafel.tuning.page import trial_json, write_files, write_page
-from qafel.tuning.result import Moment, failures, figure, lead_sentence, ranked, short, unseen
+from qafel.tuning.result import SearchProgress, failures, figure, lead_sentence, ranked, short, unseen
 from qafel.tuning.search import uneven
 from qafel.tuning.tune import require_optuna
 
@@ -77,7 +77,7 @@ def tune(
             out=out,
             workers=workers,
             executor=executor,
-            watch=progress.moment,
+            watch=progress.update,
             progress=progress.row,
             save=_save,
         )
@@ -114,7 +114,7 @@ class _TuneProgress(LiveBars):
         self._bar = self.bars.add_task(name, total=trials, best="", row="")
         self._shown_s = 0.0
 
-    def moment(self, now: Moment) -> None:
+    def update(self, now: SearchProgress) -> None:
         settings = ", ".join(f"{short(path)} {value}" for path, value in now.trial.settings.items())
         best = "" if now.best is None else f"best {now.objective.text(now.best.score)} (trial {now.best.number}) ·"
         what = f"trial {now.trial.number}"

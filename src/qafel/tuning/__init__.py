@@ -1,28 +1,16 @@
 """Bayesian search of a recipe's settings, for the fewest uploads or bytes to a target: `qafel tune`.
 
-search      which settings, in which ranges or among which choices
-budget      whether all trials get the same one
-objective   what is to be small, and how near a run came
-outcome     what came of a run and of a trial
-trial       the recipe with some settings changed, run for every seed
-workers     where trials run: here, or in
-processes   several others
-folder      one search, one folder, one process
-study       the Optuna study: which trial comes next
-check       the best trials again, with unseen seeds
-result      a search and what came of it
-loop        trials to workers, until there are enough
-tune        all of it: tune(config, search, …)
-ranking     trials in order, figures and sentences for people
-files       trials.csv and best.toml
-axes        what the charts are drawn against
-charts      pictures of the search
-page        index.html
+search   which settings, in which ranges or among which choices
+trial    the objective; the recipe with some settings changed, run for every seed; what came of it
+study    the Optuna study in its folder: which trial comes next
+result   the best trials checked with unseen seeds; trials in order, and sentences for people
+tune     all of it: trials to worker processes until there are enough
+page     trials.csv, best.toml and index.html
 """
 
-from qafel.tuning.objective import OBJECTIVES, Objective, ObjectiveName, Outcome, RunOutcome
 from qafel.tuning.result import Tuning
 from qafel.tuning.search import Choices, Range, Search, default_search, parse_search
+from qafel.tuning.trial import OBJECTIVES, Objective, ObjectiveName, RunOutcome, TrialOutcome
 from qafel.tuning.tune import tune
 
 __all__ = [
@@ -30,10 +18,10 @@ __all__ = [
     "Choices",
     "Objective",
     "ObjectiveName",
-    "Outcome",
     "Range",
     "RunOutcome",
     "Search",
+    "TrialOutcome",
     "Tuning",
     "default_search",
     "parse_search",

@@ -1,4 +1,4 @@
-"""A search and what came of it, and how it stands meanwhile."""
+"""A search and what came of it: the best trials checked, in order, and in sentences for people."""
 
 from __future__ import annotations
 
@@ -8,29 +8,23 @@ from pathlib import Path
 from typing import TypeAlias, final
 
 from qafel.config import Config
-from qafel.tuning.objective import Objective, Outcome
 from qafel.tuning.search import SECTION, Search, Settings, own_settings, with_settings
-from qafel.tuning.trial import Trial
-
-# Whether a find holds: the best trials again, with seeds that the search has not seen.
-#
-# The least of many noisy figures is lucky, and step sizes at the edge of stability reach a target by chance. So the
-# best
-# trials are run again in order, each setting once, until none is left whose score in the search is below the best
-# mean on
-# unseen seeds.
-
+from qafel.tuning.trial import Objective, Trial, TrialOutcome, best_of
 
 CANDIDATES = 8
 """So many trials are checked at most."""
 
 
-def check_best(trials: Iterable[Trial], run: Callable[[Trial, float], Outcome]) -> dict[int, Outcome]:
-    """Outcomes on unseen seeds by trial number; `run` takes a trial and what a seed may cost on average."""
-    found: dict[int, Outcome] = {}
-    for trial in _distinct(sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score))[
-        :CANDIDATES
-    ]:
+def check_best(trials: Iterable[Trial], run: Callable[[Trial, float], TrialOutcome]) -> dict[int, TrialOutcome]:
+    """Run the best of the `trials` again with seeds that the search has not seen; their outcomes by trial number.
+
+    The least of many noisy figures is lucky, and step sizes at the edge of stability reach a target by chance. So the
+    best trials are run again in order, each setting once, until none is left whose score in the search is below the
+    best mean on unseen seeds. `run` takes a trial and what a seed may cost on average.
+    """
+    found: dict[int, TrialOutcome] = {}
+    candidates = _distinct(sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score))
+    for trial in candidates[:CANDIDATES]:
         best = least(found)
         if trial.score >= best:
             break
@@ -46,24 +40,24 @@ def _distinct(trials: Iterable[Trial]) -> list[Trial]:
     return list(first.values())
 
 
-def least(checks: Mapping[int, Outcome]) -> float:
+def least(checks: Mapping[int, TrialOutcome]) -> float:
     """The best mean on unseen seeds that was measured, so far."""
     held = (check.score for check in checks.values() if check.good)
     return min(held, default=float("inf"))
 
 
-def best_checked(trials: Iterable[Trial], checks: Mapping[int, Outcome]) -> Trial | None:
+def best_checked(trials: Iterable[Trial], checks: Mapping[int, TrialOutcome]) -> Trial | None:
     """The trial that did best on unseen seeds; where none was checked, the one that did best in the search."""
     good = [trial for trial in trials if trial.good]
     if checked := [trial for trial in good if trial.number in checks]:
         return min(checked, key=lambda trial: (checks[trial.number].score, trial.score))
-    return min(good, key=lambda trial: trial.score, default=None)
+    return best_of(good)
 
 
 @final
 @dataclass(frozen=True)
-class Moment:
-    """A trial begins or has ended: which, and how the search stands."""
+class SearchProgress:
+    """A trial begins or has ended: which, and how far the search is."""
 
     trial: Trial
     best: Trial | None
@@ -73,7 +67,7 @@ class Moment:
     """While a trial is checked: how many unseen seeds are done."""
 
 
-Watch: TypeAlias = Callable[[Moment], None]
+Watch: TypeAlias = Callable[[SearchProgress], None]
 
 
 @final
@@ -87,7 +81,7 @@ class Tuning:
     objective: Objective
     seeds: int
     trials: tuple[Trial, ...]
-    checks: Mapping[int, Outcome]
+    checks: Mapping[int, TrialOutcome]
     """What the best trials did on seeds that the search has not seen."""
     importance: dict[str, float]
     exhausted: bool = False
@@ -110,9 +104,6 @@ class Tuning:
 
 
 Save: TypeAlias = Callable[[Tuning], object]
-
-
-# A search's trials in order, and how the best compares with the recipe as it was.
 
 
 def short(path: str) -> str:

@@ -20,30 +20,20 @@ from qafel.config import Config
 from qafel.errors import ConfigError
 
 Value: TypeAlias = bool | int | float | str
-
-
 Settings: TypeAlias = Mapping[str, Value]
 
-
 SECTION = "algorithm."
-
-
 LEARNING_RATES = ("algorithm.client_lr", "algorithm.server_lr")
-
+BUFFER_SIZE = "algorithm.buffer_size"
 
 COUNTABLE = 10_000
-
+"""A search of more settings is not counted out."""
 
 DECADES = 2
 """How far the default search goes to either side of a recipe's own learning rate."""
 
-
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-
-
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|linear))?")
-
-
 _CONTINUED = re.compile(r"[a-z_]+=")
 
 
@@ -207,12 +197,6 @@ def _value(text: str) -> Value:
     except tomllib.TOMLDecodeError:
         return text
     return value if isinstance(value, bool | int | float | str) else text
-
-
-# Whether the trials of a search get the same budget.
-
-
-BUFFER_SIZE = "algorithm.buffer_size"
 
 
 def uneven(config: Config, search: Search) -> str | None:

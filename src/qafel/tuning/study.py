@@ -9,7 +9,6 @@ count it either); where all settings can be counted, one that was not tried is d
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import warnings
@@ -25,47 +24,48 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from qafel.errors import DataError, OutputError
-from qafel.files import write_atomically
+from qafel.files import Lock, write_atomically
 from qafel.rng import Stream
-from qafel.tuning.objective import Outcome
 from qafel.tuning.search import Choices, Range, Search, Settings, Value, all_settings
-from qafel.tuning.trial import Trial, best_of
+from qafel.tuning.trial import Trial, TrialOutcome, best_of
 
-# The folder of one search: one process at a time works in it, and it holds no other search.
+STARTUP_TRIALS = 8
+"""Drawn blindly, before the search has anything to go by."""
 
+FEWEST_FOR_IMPORTANCE = 12
+
+MOST_REPEATS = 20
+"""So many in a row, and there is nothing new to be found."""
 
 _NOTHING = "nothing"
+
+_Key: TypeAlias = tuple[tuple[str, Value], ...]
 
 
 @final
 class SearchFolder:
-    """A context in which one process, and no other, searches in a folder."""
+    """A context in which one process, and no other, searches in a folder, and the folder holds no other search."""
 
     def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
+        """Search in the folder `path`; `setup` is all that the search's results follow from."""
         self.path = path
         self.setup = setup
+        busy = OutputError(f"a search goes on in {path}: wait for its end, or choose another --out")
+        self._lock = Lock(path / ".lock", busy)
 
     def __enter__(self) -> Self:
+        self._lock.__enter__()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("ab")
-        except OSError as error:
-            raise OutputError(f"cannot write results to {self.path}: {error.strerror}; choose another --out") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._refuse_another_search()
-        except BlockingIOError:
-            self._lock.close()
-            raise OutputError(f"a search goes on in {self.path}: wait for its end, or choose another --out") from None
         except BaseException:
-            self._lock.close()
+            self._lock.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.close()
+        self._lock.__exit__(kind, error, trace)
 
     def trial(self, number: int) -> Path:
         """Where a trial's runs are."""
@@ -102,25 +102,12 @@ def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-STARTUP_TRIALS = 8
-"""Drawn blindly, before the search has anything to go by."""
-
-
-FEWEST_FOR_IMPORTANCE = 12
-
-
-MOST_REPEATS = 20
-"""So many in a row, and there is nothing new to be found."""
-
-
-_Key: TypeAlias = tuple[tuple[str, Value], ...]
-
-
 @final
 class Study:
     """All trials of a search, and the next one."""
 
     def __init__(self, folder: SearchFolder, search: Search, own: Settings | None, seed: int) -> None:
+        """Open the study in the `folder`, or begin it, with the recipe's `own` settings if the `search` holds them."""
         self._search, self._own, self._seed = search, own, seed
         self._seeds = folder.setup["seeds"]
         self._cuts_off = folder.setup["target"] is not None
@@ -178,7 +165,7 @@ class Study:
         self._under_way[number] = handle
         return self._trial(self._frozen()[number])
 
-    def finish(self, number: int, outcome: Outcome) -> Trial:
+    def finish(self, number: int, outcome: TrialOutcome) -> Trial:
         """Write down what came of a trial."""
         handle = self._under_way.pop(number)
         handle.set_user_attr("outcome", outcome.to_json())
@@ -221,7 +208,7 @@ class Study:
             trial.number,
             {path: settings[path] for path in self._search if path in settings},
             math.inf if allowance is None else allowance,
-            None if outcome is None else Outcome.from_json(outcome),
+            None if outcome is None else TrialOutcome.from_json(outcome),
         )
 
 

@@ -1,14 +1,17 @@
-"""One trial: the recipe with some settings changed, run once for every seed, and cut off when it cannot be the best."""
+"""One trial: the recipe with some settings changed, run once for every seed, and cut off when it cannot be the best.
+
+The objective says what is to be small and how near a run came to its target; outcomes say what came of runs.
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, TypeAlias, final, get_args
 
 import numpy as np
 
@@ -16,12 +19,220 @@ from qafel.config import Config
 from qafel.errors import ConfigError, DataError
 from qafel.runs.directory import state_of
 from qafel.runs.listeners import Calling
-from qafel.runs.reading import Run
-from qafel.simulator import Row
+from qafel.runs.progress import Row, meets
+from qafel.runs.reading import Column, Run
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import run as simulate
-from qafel.tuning.objective import GOOD, Objective, Outcome, RunOutcome, State, combine
+from qafel.tasks.protocol import Goal
+from qafel.text import human_bytes, human_count, human_metric
 from qafel.tuning.search import Settings, with_settings
+
+OutcomeState: TypeAlias = Literal["reached", "finished", "cut off", "missed", "diverged", "failed", "running"]
+
+GOOD: tuple[OutcomeState, ...] = ("reached", "finished")
+
+MISSED = 1e30
+"""The score of a trial that used up its budget begins here; TPE looks at the order of scores alone."""
+DIVERGED = 1e33
+FAILED = 1e34
+
+FARTHEST = 100.0
+"""The largest gap: such a run got nowhere near its target."""
+
+ObjectiveName: TypeAlias = Literal["uploads", "upload-bytes", "broadcast-bytes", "bytes", "virtual-time", "metric"]
+
+OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
+
+_COLUMNS = {
+    "uploads": ("uploads",),
+    "upload-bytes": ("upload_bytes_total",),
+    "broadcast-bytes": ("broadcast_bytes_total",),
+    "bytes": ("upload_bytes_total", "broadcast_bytes_total"),
+    "virtual-time": ("virtual_time",),
+    "metric": (),
+}
+"""The columns of a run whose sum is its cost so far; the metric is no cost, and known only at the end."""
+
+
+@final
+@dataclass(frozen=True)
+class RunOutcome:
+    """What came of one run: `cost` until the target, or until the run's end; `gap` is what was left of the way."""
+
+    seed: int
+    state: OutcomeState
+    cost: float
+    gap: float
+    metric: float | None
+    uploads: int
+    wall_s: float
+
+
+@final
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What came of a trial: `score` is what the search sees, smaller is better."""
+
+    state: OutcomeState
+    score: float
+    gap: float
+    runs: tuple[RunOutcome, ...]
+    error: str = ""
+    """Why it failed."""
+
+    @property
+    def good(self) -> bool:
+        """Whether every run did what it should, so that the score is measured and not an estimate."""
+        return self.state in GOOD
+
+    @property
+    def wall_s(self) -> float:
+        return sum(run.wall_s for run in self.runs)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> TrialOutcome:
+        return TrialOutcome(**{**data, "runs": tuple(RunOutcome(**run) for run in data["runs"])})
+
+
+def combine(runs: Sequence[RunOutcome], seeds: int) -> TrialOutcome:
+    """One outcome of a trial's runs, of which the last may have ended the trial before all `seeds` had their turn.
+
+    Measured, the score is the mean cost. A trial that was cut off gets an estimate of it, for the run that was cut off
+    no less than its other seeds took. One that used up its budget comes after all those, by how far it stayed away;
+    one that diverged comes last.
+    """
+    last = runs[-1]
+    state = "cut off" if last.state == "reached" and len(runs) < seeds else last.state
+    gap = (sum(run.gap for run in runs) + (seeds - len(runs)) * last.gap) / seeds
+    costs = [run.cost for run in runs]
+    if last.state == "cut off":
+        costs[-1] = estimate(last)
+        costs[-1] = max(costs[-1], float(np.mean(costs[:-1]))) if len(costs) > 1 else costs[-1]
+    match state:
+        case "diverged":
+            score = DIVERGED
+        case "missed":
+            score = MISSED * (1 + max(0.0, gap))
+        case _:
+            score = float(np.mean(costs))
+    return TrialOutcome(state, score, gap, tuple(runs))
+
+
+def estimate(run: RunOutcome) -> float:
+    """What a run that was cut off might have cost at its pace so far: cost / (1 − gap).
+
+    From 1 − gap = 0.1 on the estimate grows with the gap alone, so that a run that got nowhere, or worse, has a slope.
+    """
+    gap = max(0.0, run.gap)
+    return run.cost * (1 / (1 - gap) if gap <= 0.9 else 10 + 10 * (gap - 0.9))
+
+
+def failure(error: str) -> TrialOutcome:
+    """What came of a trial that could not be run: after all others, with the sentence that says why."""
+    return TrialOutcome("failed", FAILED, FARTHEST, (), error)
+
+
+def together(parts: Sequence[TrialOutcome], seeds: int, allowance: float) -> TrialOutcome:
+    """One outcome of a trial whose seeds ran one by one, in their order: as if each had waited for the one before."""
+    runs: list[RunOutcome] = []
+    for part in parts:
+        if part.state == "failed":
+            return part
+        runs += part.runs
+        if not part.good or sum(run.cost for run in runs) >= allowance:
+            break
+    return combine(runs, seeds)
+
+
+@final
+@dataclass(frozen=True)
+class Objective:
+    """The cost of a run until it reaches its target; or, for "metric", the metric at the run's end."""
+
+    name: ObjectiveName
+    target: float | None
+    goal: Goal
+    metric_name: str
+
+    @property
+    def label(self) -> str:
+        if self.target is None:
+            return f"{self.metric_name} at the end"
+        amount = {"upload-bytes": "bytes uploaded", "broadcast-bytes": "bytes broadcast", "bytes": "bytes"}
+        what = amount.get(self.name, self.name.replace("-", " "))
+        return f"{what} to {self.metric_name} {'≤' if self.goal == 'min' else '≥'} {self.target:g}"
+
+    def cost_of_row(self, row: Row) -> float:
+        """What a run has cost so far."""
+        return float(sum(getattr(row, column) for column in _COLUMNS[self.name]))
+
+    def costs(self, run: Run) -> Column:
+        """What the run had cost at each evaluation; a metric that should be large counts negatively."""
+        if self.name == "metric":
+            return run.column("metric") * (1 if self.goal == "min" else -1)
+        first, *others = (run.column(column) for column in _COLUMNS[self.name])
+        return sum(others, start=first)
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether the figure that people read is to be large, as an accuracy is."""
+        return self.name == "metric" and self.goal == "max"
+
+    def shown(self, score: float) -> float:
+        """A score as people read it: without the sign that makes every objective one to minimise."""
+        return -score if self.more_is_better else score
+
+    def text(self, score: float) -> str:
+        match self.name:
+            case "uploads":
+                return f"{score:,.0f}"
+            case "metric":
+                return human_metric(self.shown(score))
+            case "virtual-time":
+                return human_count(score)
+            case _:
+                return human_bytes(score)
+
+    def gap(self, start: float, end: float) -> float:
+        """The share of the way to the target that is left: 1 at the start, 0 at the target, above 1 if it got worse.
+
+        In the logarithm, where all are positive and small is good, since a convex loss falls like that.
+        """
+        if self.target is None:
+            return 0.0
+        if self.goal == "min" and min(start, end, self.target) > 0:
+            left, whole = math.log(end / self.target), math.log(start / self.target)
+        else:
+            left, whole = end - self.target, start - self.target
+        return min(FARTHEST, left / whole) if whole else FARTHEST
+
+    def judge(self, run: Run, seed: int) -> RunOutcome:
+        """What came of a run, from its directory. One that has no summary was cut off."""
+        metric = run.column("metric")
+        reached = None if self.target is None else run.first_at(self.target, self.goal)
+        row = len(metric) - 1 if reached is None else reached
+        gap = 0.0
+        state: OutcomeState = "reached"
+        if reached is None:
+            if run.diverged:
+                state, gap = "diverged", FARTHEST
+            elif not run.finished or self.target is not None:
+                state = "missed" if run.finished else "cut off"
+                gap = self.gap(float(metric[0]), float(metric[-1]))
+            else:
+                state = "finished"
+        return RunOutcome(
+            seed=seed,
+            state=state,
+            cost=float(self.costs(run)[row]) if state != "diverged" else 0.0,
+            gap=gap,
+            metric=float(metric[row]) if math.isfinite(metric[row]) else None,
+            uploads=int(run.column("uploads")[row]),
+            wall_s=float(run.column("wall_s")[-1]),
+        )
 
 
 @final
@@ -33,10 +244,10 @@ class Trial:
     settings: Settings
     allowance: float
     """What all its seeds together may cost: as much as the best trial's did, when this one began."""
-    outcome: Outcome | None = None
+    outcome: TrialOutcome | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> OutcomeState:
         return "running" if self.outcome is None else self.outcome.state
 
     @property
@@ -62,7 +273,7 @@ def best_of(trials: Iterable[Trial]) -> Trial | None:
 
 @final
 @dataclass(frozen=True)
-class Job:
+class TrialWork:
     """A trial as a value that travels to a worker process."""
 
     number: int
@@ -77,7 +288,7 @@ class Job:
     executor_workers: int
 
     def configs(self) -> list[Config]:
-        """What to run: one configuration for every seed. ConfigError where the settings do not go together."""
+        """What to run: one configuration for every seed. ConfigError if the settings do not go together."""
         data: dict[str, Any] = with_settings(self.config, self.settings).model_dump(exclude_none=True)
         data["name"] = f"{self.config.name}-trial-{self.number}"
         data["stop"]["at_target"] = self.objective.target is not None
@@ -88,57 +299,57 @@ class _CutOff(Exception):
     """A run has shown that its trial cannot be the best."""
 
 
-def run_trial(job: Job, progress: Callable[[Row], None] | None = None) -> Outcome:
-    """Run a trial, or what is left of it; runs that are finished are not run again.
+def run_trial(work: TrialWork, progress: Callable[[Row], None] | None = None) -> TrialOutcome:
+    """Run a trial, or what is left of it; runs that are finished are not run again. `progress` hears of every row.
 
     Seeds take their turns. The costs of all together are held against the allowance, so a trial is cut off only when
     its mean cost is certainly no better than the best one's, however much luck its seeds have.
     """
     outcomes: list[RunOutcome] = []
     spent = 0.0
-    for config in job.configs():
-        outcomes.append(_outcome(config, job, job.allowance - spent, progress))
+    for config in work.configs():
+        outcomes.append(_outcome(config, work, work.allowance - spent, progress))
         if outcomes[-1].state not in GOOD:
             break
         spent += outcomes[-1].cost
-        if spent >= job.allowance:
+        if spent >= work.allowance:
             break
-    return combine(outcomes, len(job.seeds))
+    return combine(outcomes, len(work.seeds))
 
 
-def _outcome(config: Config, job: Job, allowance: float, progress: Callable[[Row], None] | None) -> RunOutcome:
-    """What came of one seed. Where what an earlier attempt left is damaged, the run begins anew."""
-    out = job.folder / f"seed-{config.seed}"
+def _outcome(config: Config, work: TrialWork, allowance: float, progress: Callable[[Row], None] | None) -> RunOutcome:
+    """What came of one seed. If what an earlier attempt left is damaged, the run begins anew."""
+    out = work.folder / f"seed-{config.seed}"
     went_before = out.exists()
     try:
-        _run(config, out, job, allowance, progress)
-        return job.objective.judge(Run.load(out), config.seed)
+        return _run(config, out, work, allowance, progress)
     except DataError:
         if not went_before:
             raise
     shutil.rmtree(out, ignore_errors=True)
-    _run(config, out, job, allowance, progress)
-    return job.objective.judge(Run.load(out), config.seed)
+    return _run(config, out, work, allowance, progress)
 
 
-def _run(config: Config, out: Path, job: Job, allowance: float, progress: Callable[[Row], None] | None) -> None:
-    state = state_of(out, config)
-    if state == "finished":
-        return
-    resume = state == "interrupted"
-    if not resume:
-        shutil.rmtree(out, ignore_errors=True)
+def _run(
+    config: Config, out: Path, work: TrialWork, allowance: float, progress: Callable[[Row], None] | None
+) -> RunOutcome:
+    """Bring one seed's run to its end, or to where it is cut off."""
+    state, objective = state_of(out, config), work.objective
 
     def watch(row: Row) -> None:
         if progress is not None:
             progress(row)
-        if job.objective.meets(row.metric):
+        if meets(row.metric, objective.target, objective.goal):
             if not row.uploads:
-                raise ConfigError(f"the target {job.objective.target:g} is met before the first upload: set another")
-        elif job.objective.cost_of_row(row) >= allowance or not math.isfinite(row.metric):
+                raise ConfigError(f"the target {objective.target:g} is met before the first upload: set another")
+        elif objective.cost_of_row(row) >= allowance or not math.isfinite(row.metric):
             raise _CutOff
 
-    settings: dict[str, Any] = {"executor": job.executor, "workers": job.executor_workers, "resume": resume}
-    # To diverge is nothing unusual in a search.
-    with suppress(_CutOff), np.errstate(over="ignore", invalid="ignore"):
-        simulate(config, out, [Calling(watch)], tensorboard=False, **settings)
+    if state != "finished":
+        if state != "interrupted":
+            shutil.rmtree(out, ignore_errors=True)
+        options: dict[str, Any] = {"executor": work.executor, "workers": work.executor_workers}
+        # To diverge is nothing unusual in a search.
+        with suppress(_CutOff), np.errstate(over="ignore", invalid="ignore"):
+            simulate(config, out, [Calling(watch)], resume=state == "interrupted", tensorboard=False, **options)
+    return objective.judge(Run.load(out), config.seed)

@@ -1,4 +1,7 @@
-"""Search settings of a recipe for the least cost of reaching its target."""
+"""Search settings of a recipe for the least cost of reaching its target.
+
+Trials go to the workers until there are enough; then the best of them run again, on unseen seeds.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +13,134 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
 
 from qafel.config import Config
 from qafel.errors import ConfigError, OutputError, QafelError, UserError
-from qafel.simulator import Row
+from qafel.runs.progress import Row
 from qafel.simulator.executors import ExecutorName
-from qafel.tuning.objective import OBJECTIVES, Objective, ObjectiveName, Outcome, together
-from qafel.tuning.result import Moment, Save, Tuning, Watch, check_best
+from qafel.tuning.result import Save, SearchProgress, Tuning, Watch, check_best
 from qafel.tuning.search import Search, check_search, default_search, own_settings
 from qafel.tuning.study import SearchFolder
-from qafel.tuning.trial import Job, Trial, best_of
-from qafel.tuning.workers import Done, Elsewhere, Here, Workers
-
-# The search as it goes: trials to the workers until there are enough, then the best of them again, on unseen seeds.
-
+from qafel.tuning.trial import (
+    OBJECTIVES,
+    Objective,
+    ObjectiveName,
+    Trial,
+    TrialOutcome,
+    TrialWork,
+    best_of,
+    failure,
+    run_trial,
+    together,
+)
+from qafel.workers import Died, Perform, Tell, Workers, thread_limits
 
 if TYPE_CHECKING:
     from qafel.tuning.study import Study  # needs Optuna, an optional extra
 
-
 FEW = 5
-"""Where so many trials failed and none did not, the rest would fail as well."""
+"""If so many trials failed and none did not, the rest would fail as well."""
 
+MAX_DEATHS = 2
+"""A trial at which so many workers died has failed."""
 
 SAVE_EVERY_S = 30.0
+
+_Answer: TypeAlias = tuple[TrialOutcome, QafelError | None]
+
+
+class FinishedTrial(NamedTuple):
+    """A trial, or some seeds of it, that has ended. If it failed, `outcome` says so, and `error` may be raised."""
+
+    work: TrialWork
+    outcome: TrialOutcome
+    error: QafelError | None = None
+
+
+def attempt(work: TrialWork, progress: Callable[[Row], None] | None = None) -> _Answer:
+    """Run a trial. What goes wrong in it is an outcome too: other settings may do better."""
+    try:
+        return run_trial(work, progress), None
+    except QafelError as error:
+        return failure(str(error)), error
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        return failure(told), QafelError(f"trial {work.number} failed: {told}")
+
+
+def _worker_side() -> Perform[TrialWork, _Answer]:
+    return _in_worker
+
+
+def _in_worker(work: TrialWork, tell: Tell) -> _Answer:
+    return attempt(work)
+
+
+@final
+class TrialRunner:
+    """A context in which trials run: one at a time in this process, or several in others, which share its cores.
+
+    A worker process that dies is replaced, and its trial goes on from its last checkpoint.
+    """
+
+    def __init__(self, count: int, progress: Callable[[Row], None] | None = None) -> None:
+        """Run `count` trials at a time; `progress` hears of the rows of those that run in this process."""
+        self._count = count
+        self._progress = progress
+        self._here: TrialWork | None = None
+        limits = thread_limits(max(1, (os.cpu_count() or 1) // count))
+        unset = {name: value for name, value in limits.items() if name not in os.environ}
+        self._pool: Workers[TrialWork, _Answer] | None = None
+        if count > 1:
+            self._pool = Workers(count, _worker_side, tries=MAX_DEATHS, environment=unset)
+
+    def __enter__(self) -> Self:
+        if self._pool is not None:
+            self._pool.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.__exit__(kind, error, trace)
+
+    @property
+    def busy(self) -> int:
+        """How many trials are under way."""
+        return int(self._here is not None) if self._pool is None else self._pool.busy
+
+    @property
+    def room(self) -> int:
+        """How many more may be started."""
+        return self._count - self.busy
+
+    def start(self, work: TrialWork) -> None:
+        """Begin a trial; there must be room."""
+        if self._pool is None:
+            self._here = work
+        else:
+            self._pool.give(work)
+
+    def next_finished(self) -> FinishedTrial:
+        """Wait for a trial that has ended; one must be under way."""
+        if self._pool is None:
+            assert self._here is not None
+            work, self._here = self._here, None
+            return FinishedTrial(work, *attempt(work, self._progress))
+        work, answer = self._pool.next()
+        if not isinstance(answer, Died):
+            return FinishedTrial(work, *answer)
+        told = f"workers died {answer.times} times (last exit code {answer.exit_code}) at it: is memory short? "
+        told += "Try fewer --workers"
+        return FinishedTrial(work, failure(told), QafelError(f"trial {work.number} failed: {told}"))
 
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class SearchRequest:
     """What is asked of a search."""
 
     config: Config
@@ -54,23 +155,29 @@ class Plan:
 
 
 @final
-class Loop:
+class SearchLoop:
     """One search, from its first trial in this process to its end."""
 
     def __init__(
-        self, plan: Plan, folder: SearchFolder, study: Study, crew: Workers, watch: Watch | None, save: Save | None
+        self,
+        request: SearchRequest,
+        folder: SearchFolder,
+        study: Study,
+        runner: TrialRunner,
+        watch: Watch | None,
+        save: Save | None,
     ) -> None:
-        self._plan, self._folder, self._study, self._crew = plan, folder, study, crew
+        self._request, self._folder, self._study, self._runner = request, folder, study, runner
         self._watch, self._save_to = watch, save
-        self._deadline = math.inf if plan.seconds is None else time.monotonic() + plan.seconds
+        self._deadline = math.inf if request.seconds is None else time.monotonic() + request.seconds
         self._saved_s = time.monotonic()
         self._exhausted = False
-        self._checks: dict[int, Outcome] = {}
+        self._checks: dict[int, TrialOutcome] = {}
 
     def run(self) -> Tuning:
         try:
             self._search()
-            if self._plan.check:
+            if self._request.check:
                 check_best(self._study.finished(), self._check)
         except BaseException:
             if self._study.finished():
@@ -82,90 +189,89 @@ class Loop:
 
     def _search(self) -> None:
         while True:
-            while self._crew.room and self._wants_more():
+            while self._runner.room and self._wants_more():
                 if (trial := self._study.next()) is None:
                     self._exhausted = True
                     break
-                self._crew.start(self._job(trial, self._seeds(0, self._plan.seeds)))
+                self._runner.start(self._work(trial, self._seeds(0, self._request.seeds)))
                 self._tell(trial)
-            if not self._crew.busy:
+            if not self._runner.busy:
                 return
-            self._take(self._crew.next_done())
+            self._take(self._runner.next_finished())
             self._save_now_and_then()
 
     def _wants_more(self) -> bool:
         if self._exhausted or time.monotonic() >= self._deadline:
             return False
-        return len(self._study.finished()) + self._crew.busy < self._plan.trials
+        return len(self._study.finished()) + self._runner.busy < self._request.trials
 
-    def _take(self, done: Done) -> None:
+    def _take(self, done: FinishedTrial) -> None:
         """Write down what came of a trial. A failure is raised where it is not these settings' alone.
 
         Then the trial has not ended: the same command begins with it.
         """
-        is_own = done.job.number == 0 and own_settings(self._plan.config, self._plan.search) is not None
+        is_own = done.work.number == 0 and own_settings(self._request.config, self._request.search) is not None
         if done.error is not None and (is_own or isinstance(done.error, OutputError)):
             raise done.error
-        self._tell(self._study.finish(done.job.number, done.outcome))
+        self._tell(self._study.finish(done.work.number, done.outcome))
         finished = self._study.finished()
-        if len(finished) >= min(FEW, self._plan.trials) and all(trial.state == "failed" for trial in finished):
+        if len(finished) >= min(FEW, self._request.trials) and all(trial.state == "failed" for trial in finished):
             kind = UserError if isinstance(done.error, UserError) else QafelError
             raise kind(f"every trial failed ({len(finished)} so far), the last one thus: {done.outcome.error}")
 
-    def _check(self, trial: Trial, most: float) -> Outcome:
+    def _check(self, trial: Trial, most: float) -> TrialOutcome:
         """Run a trial again on unseen seeds, a job for each, while it may still cost less than `most` on average."""
-        count = self._plan.check
-        seeds = list(self._seeds(self._plan.seeds, count))
-        allowance = most * count if self._plan.objective.target is not None else math.inf
-        parts: dict[int, Outcome] = {}
+        count = self._request.check
+        seeds = list(self._seeds(self._request.seeds, count))
+        allowance = most * count if self._request.objective.target is not None else math.inf
+        parts: dict[int, TrialOutcome] = {}
         while True:
             self._tell(trial, checked=len(parts))
             spent = sum(run.cost for part in parts.values() for run in part.runs)
-            while self._crew.room and seeds and spent < allowance and all(part.good for part in parts.values()):
-                self._crew.start(self._job(replace(trial, allowance=allowance - spent), [seeds.pop(0)]))
-            if not self._crew.busy:
+            while self._runner.room and seeds and spent < allowance and all(part.good for part in parts.values()):
+                self._runner.start(self._work(replace(trial, allowance=allowance - spent), [seeds.pop(0)]))
+            if not self._runner.busy:
                 break
-            done = self._crew.next_done()
+            done = self._runner.next_finished()
             if isinstance(done.error, OutputError):
                 raise done.error
-            parts[done.job.seeds[0]] = done.outcome
+            parts[done.work.seeds[0]] = done.outcome
             self._save_now_and_then()
         self._checks[trial.number] = together([parts[seed] for seed in sorted(parts)], count, allowance)
         return self._checks[trial.number]
 
     def _seeds(self, first: int, count: int) -> range:
-        return range(self._plan.config.seed + first, self._plan.config.seed + first + count)
+        return range(self._request.config.seed + first, self._request.config.seed + first + count)
 
-    def _job(self, trial: Trial, seeds: Iterable[int]) -> Job:
-        plan = self._plan
-        return Job(
+    def _work(self, trial: Trial, seeds: Iterable[int]) -> TrialWork:
+        request = self._request
+        return TrialWork(
             number=trial.number,
             folder=self._folder.trial(trial.number),
-            config=plan.config,
+            config=request.config,
             settings=trial.settings,
             seeds=tuple(seeds),
-            objective=plan.objective,
+            objective=request.objective,
             allowance=trial.allowance,
-            executor=plan.executor,
-            executor_workers=max(1, (os.cpu_count() or 1) // plan.workers),
+            executor=request.executor,
+            executor_workers=max(1, (os.cpu_count() or 1) // request.workers),
         )
 
     def _tell(self, trial: Trial, checked: int | None = None) -> None:
         if self._watch is not None:
             done = self._study.finished()
-            self._watch(Moment(trial, best_of(done), len(done), self._plan.objective, checked))
+            self._watch(SearchProgress(trial, best_of(done), len(done), self._request.objective, checked))
 
     def _found(self) -> Tuning:
-        plan, done = self._plan, self._study.finished()
-        checks = dict(self._checks)
+        request = self._request
         return Tuning(
             self._folder.path,
-            plan.config,
-            plan.search,
-            plan.objective,
-            plan.seeds,
-            done,
-            checks,
+            request.config,
+            request.search,
+            request.objective,
+            request.seeds,
+            self._study.finished(),
+            dict(self._checks),
             self._study.importance(),
             self._exhausted,
         )
@@ -197,14 +303,25 @@ def tune(
     progress: Callable[[Row], None] | None = None,
     save: Save | None = None,
 ) -> Tuning:
-    """Run trials in `out` until there are `trials`, or no new one after so many seconds; go on from what is there.
+    """Search settings for the least cost; go on from what is in the folder.
 
-    The first trial is the configuration as it is, where the search holds it. Every trial runs the same `seeds` seeds,
-    from the configuration's own on, which also seeds the search. At the end the best trials are run again with the
-    `check` seeds that follow, however long that takes.
+    The first trial is the configuration as it is, if the search holds it. A trial that raises an error has failed, and
+    the search goes on; unless it is the configuration itself, or all fail.
 
-    A trial that raises an error has failed, and the search goes on; unless it is the configuration itself, or all
-    fail. `save` is called with what there is every so often, and when the search ends, however it ends.
+    config      the recipe
+    search      what to search; by default the learning rates that the method leaves open
+    objective   what is to be small until the target
+    target      the metric to reach; the recipe's own by default
+    trials      how many, with those that are in the folder
+    seconds     begin no new trial after so long
+    seeds       every trial runs so many, from the configuration's own on, which also seeds the search
+    check       at the end the best trials run again with so many seeds that follow, however long that takes
+    out         the folder; tune/NAME by default
+    workers     trials, or seeds of the check, at a time
+    executor    where the clients of a trial train
+    watch       told when a trial begins or has ended
+    progress    told every row, if there is one worker
+    save        called with what there is every so often, and when the search ends, however it ends
     """
     require_optuna()
     from qafel.tuning.study import Study  # noqa: PLC0415  (an optional extra)
@@ -220,14 +337,14 @@ def tune(
         "target": sought.target,
         "seeds": seeds,
     }
-    plan = Plan(config, search, sought, trials, seconds, seeds, check, workers, executor)
-    with SearchFolder(out, setup) as folder, _workers(workers, progress) as crew:
+    request = SearchRequest(config, search, sought, trials, seconds, seeds, check, workers, executor)
+    with SearchFolder(out, setup) as folder, TrialRunner(workers, progress) as runner:
         study = Study(folder, search, own_settings(config, search), config.seed)
-        return Loop(plan, folder, study, crew, watch, save).run()
+        return SearchLoop(request, folder, study, runner, watch, save).run()
 
 
 def require_optuna() -> None:
-    """The search's library is an extra: say so, where it is missing."""
+    """Raise `ConfigError` if the search's library, an extra, is missing."""
     if not importlib.util.find_spec("optuna"):
         raise ConfigError("a search needs Optuna: pip install 'qafel[tune]'")
 
@@ -242,14 +359,10 @@ def _aim(config: Config, name: ObjectiveName, target: float | None) -> tuple[Con
                 "the metric at a run's end has no target: leave out --target, or choose another objective"
             )
     elif (target := config.evaluation.target if target is None else target) is None:
-        raise ConfigError(f"{name} until when? Give --target, for the recipe has no evaluation.target")
+        raise ConfigError(f"{name} until when? Give --target: the recipe has no evaluation.target")
     else:
         aimed = config.model_dump(exclude_none=True)
         aimed["evaluation"]["target"] = float(target)
         config = Config.from_dict(aimed)
     task = config.task.make()
     return config, Objective(name, target, task.metric_goal, task.metric_name)
-
-
-def _workers(count: int, progress: Callable[[Row], None] | None) -> Workers:
-    return Here(progress) if count == 1 else Elsewhere(count)

@@ -9,7 +9,6 @@ from qafel.cli import tune as command
 from qafel.config import load_recipe
 from qafel.errors import OutputError
 from qafel.tuning import Range
-from qafel.tuning import tune as loop
 from qafel.tuning import tune as tune_and_check
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=60"])
@@ -17,8 +16,8 @@ tune = partial(tune_and_check, CONFIG, {"algorithm.server_lr": Range(0.05, 0.5)}
 
 
 def interrupt_after(count):
-    def watch(moment):
-        if moment.done == count:
+    def watch(now):
+        if now.done == count:
             raise KeyboardInterrupt
 
     return watch
@@ -35,7 +34,7 @@ def test_what_is_done_is_saved_when_the_search_is_interrupted(tmp_path):
 
 
 def test_it_is_saved_meanwhile_and_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setitem(tune_and_check.__globals__, "SAVE_EVERY_S", 0.0)
     saved = []
     tuning = tune(trials=4, out=tmp_path, save=saved.append)
     assert [len(each.trials) for each in saved] == [1, 2, 3, 4, 4]
@@ -53,7 +52,7 @@ def test_what_cannot_be_saved_does_not_hide_why_the_search_ended(tmp_path):
 
 
 def test_after_ctrl_c_the_command_leaves_its_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(command._TuneProgress, "moment", lambda self, moment: interrupt_after(2)(moment))
+    monkeypatch.setattr(command._TuneProgress, "update", lambda self, now: interrupt_after(2)(now))
     with pytest.raises(KeyboardInterrupt):
         command.tune("mushrooms-qafel-4bit", None, "uploads", 0.5, 5, None, 1, 0, None, None, tmp_path, quiet=True)
     rows = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))

@@ -1,8 +1,14 @@
-"""Scores: measured where the target was reached, a slope where it was not."""
+"""Scores: measured where the target was reached, a slope where it was not. Runs: what is damaged is run anew."""
+
+import json
 
 import pytest
 
-from qafel.tuning.objective import Objective, RunOutcome, combine, estimate, failure
+from qafel.config import load_recipe
+from qafel.runs.directory import CHECKPOINT
+from qafel.tuning.trial import Objective, RunOutcome, TrialWork, combine, estimate, failure, run_trial, together
+
+AIMED = load_recipe("mushrooms-fedavg", ["stop.uploads=2000", "evaluation.target=0.1"])
 
 
 def outcome(state="reached", cost=100.0, gap=0.0):
@@ -19,9 +25,6 @@ def test_the_gap_is_one_at_the_start_and_zero_at_the_target():
     accuracy = Objective("uploads", 0.9, "max", "accuracy")
     assert accuracy.gap(0.1, 0.1) == 1
     assert accuracy.gap(0.1, 0.5) == pytest.approx(0.5)
-    assert accuracy.meets(0.9)
-    assert not accuracy.meets(0.899)
-    assert not accuracy.meets(float("nan"))
 
 
 def test_an_estimate_follows_the_pace_and_grows_with_the_gap():
@@ -75,3 +78,42 @@ def test_figures_are_for_people():
     assert best.text(-0.912) == "0.912"
     assert best.label == "accuracy at the end"
     assert Objective("upload-bytes", 0.9, "max", "accuracy").label == "bytes uploaded to accuracy ≥ 0.9"
+
+
+def alone(cost, state="reached", gap=0.0):
+    return combine([outcome(state, cost, gap)], 1)
+
+
+def test_seeds_that_ran_side_by_side_count_as_if_they_had_taken_turns():
+    costs = [100.0, 900.0, 50.0]
+    whole = together([alone(cost) for cost in costs], 3, allowance=float("inf"))
+    assert (whole.state, whole.score) == ("reached", 350.0)
+    assert together([alone(cost) for cost in costs], 3, allowance=1000.0).state == "cut off"
+    assert together([alone(100.0), alone(1.0, "missed", 0.5), alone(1.0)], 3, 1e9).state == "missed"
+    assert together([alone(100.0), failure("no memory")], 3, 1e9).error == "no memory"
+
+
+def work(folder):
+    objective = Objective("uploads", 0.1, "min", "f(x) − f*")
+    settings = {"algorithm.buffer_size": 20}
+    return TrialWork(3, folder, AIMED, settings, (0,), objective, float("inf"), "inline", 1)
+
+
+def facts(outcome):
+    return [(run.seed, run.state, run.cost, run.metric) for run in outcome.runs]
+
+
+@pytest.mark.parametrize("damaged", ["checkpoint", "metrics", "summary"])
+def test_what_is_damaged_in_a_trials_folder_is_run_anew(damaged, tmp_path):
+    whole = run_trial(work(tmp_path))
+    run = tmp_path / "seed-0"
+    if damaged == "summary":
+        (run / "summary.json").write_text("{")
+    elif damaged == "metrics":
+        (run / "metrics.jsonl").write_text("what?\n")
+    else:
+        (run / "summary.json").unlink()
+        (run / CHECKPOINT).parent.mkdir(exist_ok=True)
+        (run / CHECKPOINT).write_bytes(b"half a checkpoint")
+    assert facts(run_trial(work(tmp_path))) == facts(whole)
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"

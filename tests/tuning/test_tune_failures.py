@@ -1,24 +1,24 @@
 """A trial that cannot be run is an outcome among others; what says nothing of the settings ends the search."""
 
-import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from qafel.config import load_recipe
-from qafel.errors import ConfigError, OutputError, UserError
-from qafel.runs.directory import CHECKPOINT
-from qafel.tuning import Choices, Objective, Range
+from qafel.errors import ConfigError, OutputError, QafelError, UserError
+from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
 from qafel.tuning.page import render_page, trials_csv
 from qafel.tuning.result import failures, lead_sentence
-from qafel.tuning.trial import Job, run_trial
+from qafel.tuning.trial import run_trial
+from qafel.tuning.tune import TrialRunner
+from tests.tuning.test_trial import work
 
 ROUNDS = load_recipe("mushrooms-fedavg", ["stop.uploads=2000"])
-AIMED = load_recipe("mushrooms-fedavg", ["stop.uploads=2000", "evaluation.target=0.1"])
 tune = partial(tune_and_check, check=0, target=0.1)
 TOO_MANY = "a round of 200 needs as many clients, there are 100"
 
@@ -100,27 +100,21 @@ def test_a_worker_killed_alone_is_replaced_and_its_trial_run_again(tmp_path):
     assert {trial.state for trial in tuning.trials} <= {"reached", "cut off"}
 
 
-def job(folder):
-    objective = Objective("uploads", 0.1, "min", "f(x) − f*")
-    settings = {"algorithm.buffer_size": 20}
-    return Job(3, folder, AIMED, settings, (0,), objective, float("inf"), "inline", 1)
+class Bomb:
+    """Whoever unpickles it is gone."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
 
 
-def facts(outcome):
-    return [(run.seed, run.state, run.cost, run.metric) for run in outcome.runs]
-
-
-@pytest.mark.parametrize("damaged", ["checkpoint", "metrics", "summary"])
-def test_what_is_damaged_in_a_trials_folder_is_run_anew(damaged, tmp_path):
-    whole = run_trial(job(tmp_path))
-    run = tmp_path / "seed-0"
-    if damaged == "summary":
-        (run / "summary.json").write_text("{")
-    elif damaged == "metrics":
-        (run / "metrics.jsonl").write_text("what?\n")
-    else:
-        (run / "summary.json").unlink()
-        (run / CHECKPOINT).parent.mkdir(exist_ok=True)
-        (run / CHECKPOINT).write_bytes(b"half a checkpoint")
-    assert facts(run_trial(job(tmp_path))) == facts(whole)
-    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+def test_a_trial_that_kills_two_workers_has_failed_and_the_next_one_is_run(tmp_path):
+    with TrialRunner(2) as runner:
+        runner.start(replace(work(tmp_path), settings=Bomb()))
+        assert (runner.room, runner.busy) == (1, 1)
+        ended = runner.next_finished()
+        assert ended.outcome.state == "failed"
+        assert "died 2 times (last exit code 9)" in ended.outcome.error
+        assert isinstance(ended.error, QafelError)
+        assert (runner.room, runner.busy) == (2, 0)
+        runner.start(work(tmp_path))
+        assert runner.next_finished().outcome.state == "reached"
