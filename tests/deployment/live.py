@@ -42,7 +42,7 @@ CONFIG: dict[str, Any] = {
 async def serving(
     folder: Path, access: Access, config: Config | None = None, settings: ServerSettings | None = None
 ) -> AsyncIterator[DeploymentServer]:
-    """A server at work; stopped as a signal would stop it."""
+    """A running server, stopped as a signal would stop it."""
     config = config or Config.from_dict(CONFIG)
     settings = settings or ServerSettings(heartbeat_s=0.2)
     with (

@@ -45,7 +45,7 @@ def shrink(start: Vector, stream: Stream) -> Vector:
 
 
 def _peak_bytes(process: int) -> int:
-    """The most memory that a process has had so far; zero where the system does not say."""
+    """The most memory that a process has had so far; zero if the system does not say."""
     try:
         lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Uploads in parts are acknowledged once they are of no more use, and not before; status tells how a run fares."""
+"""Uploads in parts are acknowledged once they are of no more use, and not before; status tells how a run goes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One connection to the broker: stored publishes, reads by subject, objects.
 
-A connection is never mended. When it breaks, whoever uses it gets `BrokerLost` and begins a new session from the
+A connection is never mended. When it breaks, its user gets `BrokerLost` and begins a new session from the
 start, so that a cut line, a restarted broker and a killed process all recover in the same few lines
 (docs/decisions/deployment-broker-is-not-the-truth.md). Private attributes of nats-py are used in this file only.
 """
@@ -83,7 +83,7 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
         try:
             await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
         except asyncio.CancelledError:
-            interrupted = True  # but nobody is left behind
+            interrupted = True  # but no task is left behind
     if interrupted:
         raise asyncio.CancelledError
 
@@ -98,7 +98,7 @@ def _retrieve_exception(task: asyncio.Task[Any]) -> None:
 class _TlsOnly(Connection):
     """A connection that says nothing without TLS.
 
-    The library begins TLS if the broker's first line asks for it. That line is in the clear: whoever is in between
+    The library begins TLS if the broker's first line asks for it. That line is in the clear: an attacker in between
     could remove the request, and be told what only the broker should hear.
     """
 
@@ -193,7 +193,7 @@ async def _drop(connection: Connection, tasks: list[asyncio.Task[Any]]) -> None:
 
 
 def _tasks(connection: Connection) -> Iterator[asyncio.Task[Any]]:
-    """Those that read, ping, write and call back; the library has no public name for them."""
+    """The library's tasks that read, ping, write and call back; it has no public name for them."""
     found = [getattr(connection, f"_{work}_task", None) for work in ("reading", "ping_interval", "flusher")]
     found += [getattr(each, "_wait_for_msgs_task", None) for each in getattr(connection, "_subs", {}).values()]
     yield from (task for task in found if isinstance(task, asyncio.Task) and task is not asyncio.current_task())

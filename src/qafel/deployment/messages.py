@@ -83,7 +83,7 @@ class RunState:
     metric_name: str = ""
     renewed_at: float = 0.0
     session: str = ""
-    """Changes when the server had to connect anew: what was on its way then may be lost."""
+    """Changes when the server had to connect again: what was on its way then may be lost."""
 
     @property
     def ended(self) -> bool:
@@ -162,7 +162,7 @@ class Receipt:
     highest: int = -1
     """With duplicates: the highest sequence that the server knows of this client, should it have lost its own count."""
     rejected: list[tuple[int | None, str, str]] = field(default_factory=list)
-    """(sequence where it could be read, reason, explanation)"""
+    """(sequence if it could be read, reason, explanation)"""
 
     def extend(self, other: Receipt) -> None:
         self.accepted += other.accepted
@@ -227,7 +227,7 @@ class PartAssembler:
 
     Parts stay unacknowledged until the whole is safe; what does not fit the bound is forgotten and delivered again.
     A part that no whole will need, because a newer copy came or its client went on, is acknowledged: the broker would
-    deliver it for ever, and it would fill the client's queue.
+    deliver it forever, and it would fill the client's queue.
     """
 
     def __init__(self, max_upload_bytes: int, max_total_bytes: int) -> None:

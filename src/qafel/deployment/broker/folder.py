@@ -90,7 +90,7 @@ def _user(key: str, publish: list[str], subscribe: list[str]) -> dict[str, Any]:
 
 
 def broker_config(host: str, port: int, store: str, *, mutual_tls: bool, sync: str = "always") -> str:
-    """nats-server.conf. Paths are relative to where the broker is started, but for the included accounts."""
+    """nats-server.conf. Paths are relative to where the broker is started, except that of accounts.conf."""
     return f"""# A NATS server for qafel: `qafel broker start FOLDER`, or there `nats-server -c nats-server.conf`.
 host: "{host}"
 port: {port}
@@ -185,7 +185,7 @@ class BrokerFolder:
     def revoke(self, number: int) -> None:
         """Remove a client: the broker shuts it out, and the server no longer knows it."""
         if self._settings["clients"].pop(str(number), None) is None:
-            raise ConfigError(f"there is no client {number} here")
+            raise ConfigError(f"{self.path} has no client {number}")
         self._write_accounts()
 
     def reload(self) -> bool:

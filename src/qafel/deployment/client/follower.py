@@ -43,7 +43,7 @@ class Follower:
         new_session: Callable[[], None],
     ) -> None:
         """`advanced` hears of every new version and its bytes; `news` is set when the run has ended; `new_session` is
-        called when the server had to connect anew.
+        called when the server had to connect again.
         """
         self.names = names
         self.client = client

@@ -1,6 +1,6 @@
 """A client's uploads, until the server says what became of them; and what the client keeps on disk.
 
-The broker's word is not enough, as it may lose what it acknowledged; so it is not even asked for, but for uploads in
+The broker's word is not enough, as it may lose what it acknowledged; so it is not even asked for, except for uploads in
 parts. An upload without a receipt is sent again, and the server's replay window makes that harmless.
 docs/decisions/deployment-broker-is-not-the-truth.md
 """
@@ -71,7 +71,7 @@ class Outbox:
         self.counts: Counter[str] = Counter()
         self.sent_bytes = 0
         self.highest = -1
-        """The highest number that the server has seen, where it said so."""
+        """The highest number that the server has seen, if it said so."""
 
     def has_room(self, sequence: int) -> bool:
         """Whether an upload of this number may begin. One that the server's replay window has moved past would be

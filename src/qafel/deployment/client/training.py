@@ -27,7 +27,7 @@ class TaskTraining:
         self._client = client
         self._task: Task | None = self._make()
         if not 0 <= client < self._task.clients:
-            raise ConfigError(f"the run has clients 0 to {self._task.clients - 1}, there is no client {client}")
+            raise ConfigError(f"the run has clients 0 to {self._task.clients - 1}, not {client}")
         self.weight = _weight(self._config, self._task, client)
 
     def __call__(self, start: Vector, stream: Stream) -> Vector:

@@ -155,7 +155,7 @@ class Evaluator:
             self.status = "diverged"
 
     def summary(self) -> Summary:
-        """What the run did so far. Its rate is of this process, as nobody measured how long the others took."""
+        """What the run did so far. Its rate is that of this process: how long those before it took is not known."""
         progress, traffic = self.progress, self._ledger.traffic
         here_s = max(1e-9, progress.wall_s - progress.wall_before_s)
         found = summarise(

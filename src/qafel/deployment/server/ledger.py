@@ -69,7 +69,7 @@ class Ledger:
     def open(
         folder: Path, initial_model: Callable[[], Vector], algorithm: Algorithm, seed: int, *, history: int = 1000
     ) -> Iterator[Ledger]:
-        """A context in which a run begins, or goes on where its folder ends.
+        """Open a run's ledger, a context: the run begins, or goes on from what its folder holds.
 
         folder         the run's state: run-id, journal and checkpoints
         initial_model  makes x⁰, for a run that begins

@@ -30,7 +30,7 @@ from qafel.deployment.settings import ServerSettings
 from qafel.errors import BrokerError, BrokerLost
 
 _AHEAD: Final = 256  # messages asked for before they are needed
-_AHEAD_BYTES: Final = 16 << 20  # and at most so much at a time: a broker drops who lets 64 MB wait
+_AHEAD_BYTES: Final = 16 << 20  # and at most so much at a time: a broker drops a connection that lets 64 MB wait
 _EXPIRES_S: Final = 2.0
 
 log = logging.getLogger(__name__)
