@@ -49,7 +49,10 @@ class Task(Protocol):
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A task whose evaluation workers can share: parts made anywhere add up to the exact bits of the whole."""
+    """A task whose evaluation workers can share: parts made anywhere add up to the exact bits of the whole.
+
+    See docs/decisions/evaluation-is-shared.md.
+    """
 
     @property
     def evaluation_parts(self) -> int: ...

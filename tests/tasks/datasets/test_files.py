@@ -14,9 +14,11 @@ import threading
 import tracemalloc
 import zipfile
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
+import requests
 
 from qafel.errors import DataError
 from qafel.tasks.datasets import cifar10, shakespeare
@@ -46,7 +48,8 @@ def serve():
     servers = []
 
     def start(content):
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Fixed", (Served,), {"content": content}))
+        handler = type("Fixed", (Served,), {"content": content})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}/archive"
@@ -140,8 +143,19 @@ def test_without_a_network_the_message_says_what_to_put_where(tmp_path, monkeypa
     monkeypatch.setattr(cifar10, "ARCHIVE", replace(cifar10.ARCHIVE, url="http://127.0.0.1:9/cifar-10-binary.tar.gz"))
     with pytest.raises(DataError) as caught:
         find_cifar10(tmp_path, fetch=True)
-    for words in ("cannot be downloaded (", "cifar-10-binary.tar.gz", "md5 c32a", "data_batch_1.bin is there"):
+    for words in (
+        "cannot be downloaded (no connection to 127.0.0.1:9)",
+        "cifar-10-binary.tar.gz",
+        "md5 c32a",
+        "data_batch_1.bin is there",
+    ):
         assert words in str(caught.value)
+
+
+def test_a_server_that_refuses_is_quoted(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "get", mock.Mock(side_effect=requests.HTTPError("404 Client Error: Not Found")))
+    with pytest.raises(DataError, match="cannot be downloaded \\(404 Client Error: Not Found"):
+        download(cifar10.ARCHIVE, tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path):

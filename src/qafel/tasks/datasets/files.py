@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias, final
+from urllib.parse import urlsplit
 
 import numpy as np
 import xxhash
@@ -100,7 +101,8 @@ def download(archive: Archive, data: Path, check: Callable[[Path], None] | None 
 
 def _fetch(archive: Archive, folder: Path, data: Path) -> Path:
     """The archive as a file in `folder`, its checksum compared."""
-    import pooch  # noqa: PLC0415 — only a download needs it, and it loads an HTTP client
+    import pooch  # noqa: PLC0415 — only a download needs it, and the HTTP client below it
+    import requests  # noqa: PLC0415
 
     pooch.get_logger().setLevel("WARNING")  # the bar says enough
     known = archive.md5 and f"md5:{archive.md5}"
@@ -110,8 +112,10 @@ def _fetch(archive: Archive, folder: Path, data: Path) -> Path:
     except OSError as error:
         first = data / next(iter(archive.files.values()))
         check = f" (md5 {archive.md5})" if archive.md5 else ""
+        server = urlsplit(archive.url).netloc
+        reason = f"no connection to {server}" if isinstance(error, requests.ConnectionError) else error
         raise DataError(
-            f"{archive.dataset} is not in {data} and cannot be downloaded ({error}): fetch {archive.url}{check} on "
+            f"{archive.dataset} is not in {data} and cannot be downloaded ({reason}): fetch {archive.url}{check} on "
             f"another machine and unpack it so that {first} is there"
         ) from None
     except ValueError:
