@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from qafel.drawing.chart import Axis, Bars, Ends, Panel, Series, limits_of, panel_styles
 from qafel.drawing.styles import DASHES, GRID, INK, MUTED, Style, Values, paler, thin
@@ -107,7 +108,7 @@ def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, log: bo
     rows = thin(y, _POINTS)
     x = series.x[rows]
     if series.kind == "marks":
-        _draw_marks(axes, x, y[rows], series, style)
+        _draw_marks(axes, series, rows, style)
         return
     look = _look(series, style)
     axes.plot(x, y[rows], zorder=3, **look)
@@ -121,11 +122,11 @@ def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, log: bo
         axes.errorbar(x, y[rows], reach, fmt="none", ecolor=style.colour, elinewidth=1.1, capsize=2.5, zorder=2)
 
 
-def _draw_marks(axes: Axes, x: Values, y: Values, series: Series, style: Style) -> None:
-    colours: Any = style.colour if series.shade is None else colormaps["viridis"](series.shade)
+def _draw_marks(axes: Axes, series: Series, rows: NDArray[np.int64], style: Style) -> None:
+    colours: Any = style.colour if series.shade is None else colormaps["viridis"](series.shade[rows])
     hollow = series.symbol == "circle-open"
     look: dict[str, Any] = {"facecolors": "none", "edgecolors": colours} if hollow else {"c": colours}
-    axes.scatter(x, y, marker=_SYMBOLS[series.symbol], clip_on=False, zorder=5, **look)
+    axes.scatter(series.x[rows], series.y[rows], marker=_SYMBOLS[series.symbol], clip_on=False, zorder=5, **look)
 
 
 def _look(series: Series, style: Style) -> dict[str, Any]:

@@ -86,17 +86,14 @@ def _bytes_panel(group: Group, view: MetricView) -> Panel:
 
 def _time_panel(group: Group, view: MetricView) -> Panel:
     """The metric by time: virtual in a simulated run, in seconds in a deployed one; if there are both, it says so."""
-    deployed = [
-        style.label
-        for run, style in zip(group.runs, group.styles, strict=True)
-        if run.summary.get("virtual_time_unit") == "s"
-    ]
-    label = "seconds" if len(deployed) == len(group.runs) else "virtual time"
+    in_seconds = [run.summary.get("virtual_time_unit") == "s" for run in group.runs]
+    label = "seconds" if all(in_seconds) else "virtual time"
     panel = _metric_panel(group, view, "virtual-time", label, [run.column("virtual_time") for run in group.runs])
-    if label == "seconds":
+    if all(in_seconds):
         return replace(panel, title=f"{group.metric} by time")
-    if not deployed:
+    if not any(in_seconds):
         return panel
+    deployed = [style.label for style, seconds in zip(group.styles, in_seconds, strict=True) if seconds]
     mixed = f"Deployed, so in seconds: {', '.join(deployed)}. The others are in virtual time, which has no unit."
     return replace(panel, note=f"{panel.note} {mixed}".strip())
 

@@ -141,11 +141,9 @@ def _strong(group: Group, index: int) -> str:
 
 def differences_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
     """The settings in which the runs differ, one row each."""
-    configs = [flatten(run.config) for run in runs]
-    keys = [key for key in _keys(configs) if len({config.get(key, UNKNOWN) for config in configs}) > 1]
-    if not keys:
-        return "<p>The runs have one and the same configuration.</p>"
-    return _by_run(keys, configs, styles)
+    rows = [row for row in _rows([flatten(run.config) for run in runs]) if len(set(row[1:])) > 1]
+    same = "<p>The runs have one and the same configuration.</p>"
+    return table(["", *(style.label for style in styles)], rows) if rows else same
 
 
 def provenance_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
@@ -156,7 +154,7 @@ def provenance_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
         chosen = {key: summary[key] for key in _PROVENANCE if key in summary}
         chosen |= {key: value for key, value in summary.items() if "version" in key.split(".")[0]}
         facts.append({"directory": run.path.resolve().name} | chosen)
-    return _by_run(_keys(facts), facts, styles)
+    return table(["", *(style.label for style in styles)], _rows(facts))
 
 
 def full_configurations(runs: Sequence[Run], styles: Sequence[Style]) -> str:
@@ -178,10 +176,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _by_run(keys: Sequence[str], facts: Sequence[Mapping[str, str]], styles: Sequence[Style]) -> str:
-    head = ("", *(style.label for style in styles))
-    return table(head, ((key, *(fact.get(key, UNKNOWN) for fact in facts)) for key in keys))
-
-
-def _keys(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    return list(dict.fromkeys(key for fact in facts for key in fact))
+def _rows(facts: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """A row for every key of the facts: the key, and what each of them says."""
+    keys = dict.fromkeys(key for fact in facts for key in fact)
+    return [[key, *(fact.get(key, UNKNOWN) for fact in facts)] for key in keys]
