@@ -1,6 +1,31 @@
 """Quantized asynchronous federated learning with a shared hidden state.
 
-What is here is the public surface: the pure core, the simulator, and the tasks that need nothing beyond the core.
+What is exported is the public surface: the pure core, the simulator, and the tasks that need nothing beyond the core.
+The rooms, each of which imports only from those above it (docs/architecture.md):
+
+version       the package's version
+errors        every error a user can meet
+rng           named random streams
+params        a model's tensors as one flat vector
+text          numbers and names for people
+files         atomic writes, one lock, checksummed files
+workers       supervised worker processes
+quantizers    a vector to few bytes and back
+algorithm     the paper's Algorithms 1, 2 and 3, pure
+drawing       charts as values, for print and for a page
+tasks         problems to learn
+theory        the paper's bounds as functions
+config        every setting of a run; recipes
+planning      what a budget affords
+runs          what a run is, whoever drives it
+simulator     a run in virtual time
+deployment    a run over NATS JetStream
+report        any runs compared on one page
+sweeps        many runs
+tuning        a search of a recipe's settings
+paper         the paper's figures and tables
+bench         every benchmark
+cli           the command line
 """
 
 from qafel.algorithm import (

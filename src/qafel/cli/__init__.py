@@ -1,4 +1,12 @@
-"""The command line: thin; parse, call, print. A user's mistake is one sentence on stderr and exit code 2."""
+"""The command line: thin; parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
+
+console    the terminal: results, errors, live progress
+demo, run, report                    one run, or runs compared
+lists      the recipes, tasks and quantizers that there are
+plan, tune, paper                    what to choose; the paper's entries
+deploy, broker                       a run over real machines
+bench      benchmarks
+"""
 
 from __future__ import annotations
 

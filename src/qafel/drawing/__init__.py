@@ -1,5 +1,7 @@
-"""Charts: `chart` is a chart as values, in the colours and dashes of `styles`; `printed` draws it with matplotlib for
-print, `page` with Plotly in a self-contained HTML page, whose look and script are `page.css` and `page.js`.
+"""Charts, in data-flow order. Nothing here knows what a run is: `report`, `paper` and `tuning` turn runs into panels.
 
-Nothing here knows what a run is: `report`, `paper` and `tuning` turn runs into panels.
+chart      a chart as values: panels, curves, bars, bands
+styles     colours and dashes for both drawers
+printed    draws it with matplotlib, for print
+page       draws it with Plotly in a self-contained HTML page; its look and script are page.html, page.css and page.js
 """

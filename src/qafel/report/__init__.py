@@ -1,5 +1,8 @@
-"""Any runs compared: `groups` says which belong together and which part of their metric to show, `charts` turns them
-into panels, `tables` into tables, and this file makes a page of both: a single HTML file that works offline.
+"""Any runs compared on one page: a single HTML file that works offline, which is put together here.
+
+groups     which runs belong together, and which part of their metric to show
+charts     runs as panels
+tables     runs as tables
 """
 
 from __future__ import annotations

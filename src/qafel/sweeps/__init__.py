@@ -1,9 +1,9 @@
 """All runs of some entries: what is finished is left alone, what was interrupted goes on, the rest is made.
 
-Cheap runs go several at once, a process each; the others one after another, their clients trained by all workers.
+Cheap runs go several at once, a process each; the others one after another, their clients trained by all workers. All
+of them together are handled here:
 
 run        one run in its folder: finished, to be resumed, or to be made
-sweep      all of them; here
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""An executor by its name."""
+"""Where clients train; here, an executor by its name.
+
+jobs           what a client will report, as a job; jobs run at once, in this process
+processes      jobs in worker processes on this machine
+ray_cluster    jobs on a Ray cluster
+"""
 
 from __future__ import annotations
 

@@ -4,4 +4,5 @@ files          where they lie, how they are downloaded, and their compact copies
 cifar10, celeba, shakespeare    one dataset each: its official files, and LEAF's
 samples        inputs and targets by row number, as every dataset gives them
 partition      which client holds which samples
+partition_figure    a picture of that
 """
