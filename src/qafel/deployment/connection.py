@@ -88,6 +88,13 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
         raise asyncio.CancelledError
 
 
+async def wait_for_event(event: asyncio.Event, most_s: float) -> None:
+    """Wait until an event is set, at most so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await event.wait()
+
+
 def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Or Python prints it in the end."""
     if not task.cancelled():
@@ -118,7 +125,7 @@ async def connect_patiently(access: Access, name: str, patience_s: float | None)
                 return await _connect(access, url, name)
             except ssl.SSLError as error:
                 raise BrokerUnreachable(f"TLS with {url} failed: {error.reason or error}") from None
-            except (*LOST, nats.errors.Error, nats.errors.NoServersError, AssertionError) as error:
+            except (*LOST, nats.errors.Error, AssertionError) as error:
                 _raise_if_refused(url, error)
                 problem = str(error) or type(error).__name__
         if deadline is not None and loop.time() > deadline:
@@ -237,9 +244,7 @@ class Broker:
     async def until_lost(self) -> None:
         """Wait until the connection breaks, then raise. The library does not always say so: we look, too."""
         while not (self._gone.is_set() or self.connection.is_closed):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await self._gone.wait()
+            await wait_for_event(self._gone, _LOOK_S)
         raise BrokerLost(f"the connection to the broker broke: {self.connection.last_error or 'closed'}")
 
     async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:

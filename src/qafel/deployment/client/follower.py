@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from qafel.algorithm import Client
@@ -30,35 +31,30 @@ log = logging.getLogger(__name__)
 
 
 @final
+@dataclass(slots=True)
 class Follower:
     """Keeps one client's hidden state up to date."""
 
-    def __init__(
-        self,
-        names: Names,
-        client: Client,
-        verifier: Verifier | None,
-        advanced: Callable[[int, int], None],
-        news: asyncio.Event,
-        new_session: Callable[[], None],
-    ) -> None:
-        """`advanced` hears of every new version and its bytes; `news` is set when the run has ended; `new_session` is
-        called when the server had to connect again.
-        """
-        self.names = names
-        self.client = client
-        self.state: RunState | None = None
-        self.ended = False
-        self.ignored: Counter[str] = Counter()
-        self._verifier = verifier
-        self._advanced = advanced
-        self._news = news
-        self._new_session = new_session
-        self._head = client.hidden_state.version
-        self._waiting: dict[int, bytes] = {}
-        self._restart = False
-        self._wake = asyncio.Event()
-        self._moved_at = time.monotonic()
+    names: Names
+    client: Client
+    _verifier: Verifier | None
+    _advanced: Callable[[int, int], None]
+    """Called with every new version and its bytes."""
+    _news: asyncio.Event
+    """Set when the run has ended."""
+    _new_session: Callable[[], None]
+    """Called when the server had to connect again."""
+    state: RunState | None = None
+    ended: bool = False
+    ignored: Counter[str] = field(default_factory=Counter)
+    _head: int = 0
+    _waiting: dict[int, bytes] = field(default_factory=dict)
+    _restart: bool = False
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _moved_at: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._head = self.version
 
     @property
     def version(self) -> int:
@@ -117,8 +113,11 @@ class Follower:
         except MessageError as error:
             self.ignored[error.reason] += 1
             return False
+        return self._moved(len(frame))
+
+    def _moved(self, received_bytes: int) -> bool:
         self._moved_at = time.monotonic()
-        self._advanced(self.version, len(frame))
+        self._advanced(self.version, received_bytes)
         return True
 
     async def _fetch(self, broker: Broker) -> None:
@@ -156,10 +155,8 @@ class Follower:
         except (MessageError, HiddenStateError) as error:
             self.ignored[error.reason] += 1
             return False
-        self._moved_at = time.monotonic()
-        self._advanced(self.version, len(found[0]))
         log.info("took a snapshot of version %d", self.version)
-        return True
+        return self._moved(len(found[0]))
 
     async def _on_broadcast(self, stored: Stored) -> None:
         end = stored.subject.rsplit(".", 1)[-1]

@@ -8,18 +8,17 @@ docs/decisions/deployment-broker-is-not-the-truth.md
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, TypeAlias, final
 
 from qafel.algorithm import Algorithm, HiddenState, Message
 from qafel.algorithm.replay import WINDOW
-from qafel.deployment.connection import Broker, Stored
+from qafel.deployment.connection import Broker, Stored, wait_for_event
 from qafel.deployment.keys import Signer
 from qafel.deployment.messages import Receipt, split_upload
 from qafel.deployment.names import PART, SIGNATURE
@@ -52,26 +51,24 @@ class _Pending:
 
 
 @final
+@dataclass(slots=True)
 class Outbox:
     """Delivers uploads: at most `window` on their way, of numbers that the server can tell from those it counted."""
 
-    def __init__(
-        self, subject: str, signer: Signer | None, window: int, heard: OutcomeListener, news: asyncio.Event
-    ) -> None:
-        """Uploads go to `subject`, signed if there is a `signer`. `heard` is called with what became of each; `news` is
-        set when receipts came.
-        """
-        self._news = news
-        self._subject = subject
-        self._signer = signer
-        self._window = window
-        self._heard = heard
-        self._pending: dict[int, _Pending] = {}
-        self._wake = asyncio.Event()
-        self.counts: Counter[str] = Counter()
-        self.sent_bytes = 0
-        self.highest = -1
-        """The highest number that the server has seen, if it said so."""
+    _subject: str
+    _signer: Signer | None
+    """Signs uploads; None: they are not signed."""
+    _window: int
+    _heard: OutcomeListener
+    """Called with what became of each upload."""
+    _news: asyncio.Event
+    """Set when receipts came."""
+    counts: Counter[str] = field(default_factory=Counter)
+    sent_bytes: int = 0
+    highest: int = -1
+    """The highest number that the server has seen, if it said so."""
+    _pending: dict[int, _Pending] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def has_room(self, sequence: int) -> bool:
         """Whether an upload of this number may begin. One that the server's replay window has moved past would be
@@ -103,9 +100,7 @@ class Outbox:
             for pending in [pending for pending in self._pending.values() if pending.due <= now]:
                 await self._send(broker, pending)
             next_due = min((pending.due for pending in self._pending.values()), default=now + 60)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, next_due - time.monotonic())):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, max(0.0, next_due - time.monotonic()))
 
     async def on_receipt(self, stored: Stored) -> None:
         try:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
 from qafel.algorithm import HiddenState
@@ -25,14 +26,14 @@ log = logging.getLogger(__name__)
 
 
 @final
+@dataclass(slots=True)
 class Publisher:
     """Publishes what the server says, signed."""
 
-    def __init__(self, names: Names, signer: Signer | None, published: HiddenState) -> None:
-        self.names = names
-        self.published = published
-        """x̂ as the clients know it: the last one that went out."""
-        self._signer = signer
+    names: Names
+    _signer: Signer | None
+    published: HiddenState
+    """x̂ as the clients know it: the last one that went out."""
 
     def _signature(self, context: str, data: bytes) -> dict[str, str]:
         return {SIGNATURE: self._signer.sign(context, data)} if self._signer else {}

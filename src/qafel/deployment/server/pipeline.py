@@ -10,17 +10,17 @@ While one group is being synced the next is received. docs/decisions/deployment-
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 from nats.aio.msg import Msg
 
-from qafel.deployment.connection import Broker, cancel_and_wait
+from qafel.deployment.connection import Broker, cancel_and_wait, wait_for_event
 from qafel.deployment.names import CONSUMER, Names
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
@@ -67,9 +67,7 @@ class UploadQueue:
                 raise BrokerLost("the broker's consumer fell silent")
             await self._ask()
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_EXPIRES_S):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, _EXPIRES_S)
         group = [self._came.popleft() for _ in range(min(most, len(self._came)))]
         if not self._stopped:
             await self._ask()
@@ -172,27 +170,18 @@ class BackgroundWriter:
 
 
 @final
+@dataclass(slots=True)
 class Pipeline:
     """One session's three stages. The last ends when all that was taken is acknowledged; the others wait for that."""
 
-    def __init__(
-        self,
-        intake: Intake,
-        evaluator: Evaluator,
-        publisher: Publisher,
-        background: BackgroundWriter,
-        metrics: ServerMetrics,
-        settings: ServerSettings,
-    ) -> None:
-        self._intake = intake
-        self._ledger = intake.ledger
-        self._evaluator = evaluator
-        self._publisher = publisher
-        self._background = background
-        self._metrics = metrics
-        self._settings = settings
-        self._taken: asyncio.Queue[UploadGroup | None] = asyncio.Queue(4)
-        self._safe: asyncio.Queue[list[UploadGroup] | None] = asyncio.Queue(4)
+    _intake: Intake
+    _evaluator: Evaluator
+    _publisher: Publisher
+    _background: BackgroundWriter
+    _metrics: ServerMetrics
+    _settings: ServerSettings
+    _taken: asyncio.Queue[UploadGroup | None] = field(default_factory=lambda: asyncio.Queue(4))
+    _safe: asyncio.Queue[list[UploadGroup] | None] = field(default_factory=lambda: asyncio.Queue(4))
 
     async def take(self, queue: UploadQueue) -> None:
         """Groups of uploads into the ledger, until the run ends."""
@@ -203,9 +192,8 @@ class Pipeline:
                 self._evaluator.after_message(self._intake.diverged)
                 if not self._evaluator.goes_on:
                     break
-            group.checkpoint = self._ledger.begin_checkpoint(
-                self._settings.checkpoint_every, self._intake.checker.median.norms()
-            )
+            norms = self._intake.checker.median.norms()
+            group.checkpoint = self._intake.ledger.begin_checkpoint(self._settings.checkpoint_every, norms)
             await self._taken.put(group)
         await self._taken.put(None)
         await asyncio.Event().wait()
@@ -217,7 +205,7 @@ class Pipeline:
             while not self._taken.empty():
                 groups.append(self._taken.get_nowait())
             began = time.perf_counter()
-            await asyncio.to_thread(self._ledger.journal.sync)
+            await asyncio.to_thread(self._intake.ledger.journal.sync)
             self._metrics.sync_s.observe(time.perf_counter() - began)
             whole = [group for group in groups if group is not None]
             self._count(whole)
@@ -249,4 +237,4 @@ class Pipeline:
         self._metrics.group.observe(accepted)
         self._metrics.accepted.inc(accepted)
         self._metrics.upload_bytes.inc(sum(group.accepted_bytes for group in groups))
-        self._metrics.buffer.set(self._ledger.server.buffer.count)
+        self._metrics.buffer.set(self._intake.ledger.server.buffer.count)
