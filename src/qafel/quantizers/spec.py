@@ -40,8 +40,6 @@ from qafel.text import did_you_mean
 
 T = TypeVar("T")
 
-_NAMES: Final = ("none", "qsgd", "top_k", "rand_k", "affine", "sign", "dithered", "rotated", "scaled")
-
 _ZSTD: Final = "+zstd"
 
 
@@ -141,32 +139,12 @@ def parse(spec: str, layout: Layout | None = None) -> Quantizer:
     name, _, rest = text.partition(":")
     if name == "scaled":
         return Scaled(_scalable(parse(rest, layout)))
+    if name not in _BY_NAME:
+        raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, sorted([*_BY_NAME, 'scaled']))}")
     arguments = SpecArguments.read(name, rest)
-    quantizer = _build(arguments, layout)
+    quantizer = _BY_NAME[name](arguments, layout)
     arguments.end()
     return quantizer
-
-
-def _build(arguments: SpecArguments, layout: Layout | None) -> Quantizer:  # noqa: PLR0911 — one return a name
-    match arguments.name:
-        case "none":
-            return Identity()
-        case "qsgd":
-            return _qsgd(arguments)
-        case "top_k":
-            return TopK(_share(arguments), _values(arguments))
-        case "rand_k":
-            return RandK(_share(arguments), _values(arguments))
-        case "affine":
-            return Affine(arguments.needed("bits"), layout)
-        case "sign":
-            return Sign(arguments.bucket())
-        case "dithered":
-            return Dithered(arguments.needed("bits"), arguments.bucket())
-        case "rotated":
-            return Rotated(arguments.needed("bits"))
-        case name:
-            raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, sorted(_NAMES))}")
 
 
 def _compressed(inner: Quantizer) -> Zstd:
@@ -226,31 +204,13 @@ def from_codec(codec: bytes, layout: Layout | None = None) -> Quantizer:
     return quantizer
 
 
-def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:  # noqa: PLR0911 — one return a codec
+def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:
     codec_id, flags, fields, inner = split_codec(codec)
     if flags & ZSTD_FLAG:
         return _compressed(_from_fields(with_flags(codec, flags & ~ZSTD_FLAG), layout))
-    match codec_id:
-        case ids.NONE:
-            return Identity()
-        case ids.QSGD:
-            return Qsgd.from_parameters(fields)
-        case ids.TOP_K:
-            return TopK(share_from_fields(fields), _inner_values(inner))
-        case ids.RAND_K:
-            return RandK(share_from_fields(fields), _inner_values(inner))
-        case ids.AFFINE:
-            return _affine_from(fields, layout)
-        case ids.SIGN:
-            return Sign.from_parameters(fields)
-        case ids.DITHERED:
-            return Dithered.from_parameters(fields)
-        case ids.ROTATED:
-            return Rotated.from_parameters(fields)
-        case ids.SCALED if inner:
-            return Scaled(_scalable(_from_fields(inner, layout)))
-        case _:
-            raise WrongCodec(f"codec {codec_id} is unknown: this version knows 1 to {ids.SCALED}; a newer sender?")
+    if codec_id not in _BY_ID or (codec_id == ids.SCALED and not inner):
+        raise WrongCodec(f"codec {codec_id} is unknown: this version knows 1 to {ids.SCALED}; a newer sender?")
+    return _BY_ID[codec_id](fields, inner, layout)
 
 
 def _inner_values(inner: bytes) -> FixedLength:
@@ -263,3 +223,27 @@ def _affine_from(fields: bytes, layout: Layout | None) -> Affine:
     if layout is None or layout.fingerprint != fields[1:5]:
         raise WrongCodec("the affine codec was made for another model: the tensors' shapes differ from this receiver's")
     return Affine(fields[0], layout)
+
+
+_BY_NAME: Final[dict[str, Callable[[SpecArguments, Layout | None], Quantizer]]] = {
+    "none": lambda given, layout: Identity(),
+    "qsgd": lambda given, layout: _qsgd(given),
+    "top_k": lambda given, layout: TopK(_share(given), _values(given)),
+    "rand_k": lambda given, layout: RandK(_share(given), _values(given)),
+    "affine": lambda given, layout: Affine(given.needed("bits"), layout),
+    "sign": lambda given, layout: Sign(given.bucket()),
+    "dithered": lambda given, layout: Dithered(given.needed("bits"), given.bucket()),
+    "rotated": lambda given, layout: Rotated(given.needed("bits")),
+}
+
+_BY_ID: Final[dict[int, Callable[[bytes, bytes, Layout | None], Quantizer]]] = {
+    ids.NONE: lambda fields, inner, layout: Identity(),
+    ids.QSGD: lambda fields, inner, layout: Qsgd.from_parameters(fields),
+    ids.TOP_K: lambda fields, inner, layout: TopK(share_from_fields(fields), _inner_values(inner)),
+    ids.RAND_K: lambda fields, inner, layout: RandK(share_from_fields(fields), _inner_values(inner)),
+    ids.AFFINE: lambda fields, inner, layout: _affine_from(fields, layout),
+    ids.SIGN: lambda fields, inner, layout: Sign.from_parameters(fields),
+    ids.DITHERED: lambda fields, inner, layout: Dithered.from_parameters(fields),
+    ids.ROTATED: lambda fields, inner, layout: Rotated.from_parameters(fields),
+    ids.SCALED: lambda fields, inner, layout: Scaled(_scalable(_from_fields(inner, layout))),
+}
