@@ -7,7 +7,7 @@ arithmetic: the result does not depend on the width of the machine's vectors.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -145,11 +145,14 @@ def logistic_steps(
     noise: Matrix = NO_NOISE,
 ) -> Vector:
     """The model after `steps` of `train_logistic` from `start` on `data`, with the step size and terms of `local`."""
-    decay, proximal = np.float32(l2 + local.weight_decay), np.float32(local.proximal)
-    trained: Vector = train_logistic(
-        *data, start, linear, noise, np.float32(local.lr), steps, decay, proximal, local.clip_norm or 0.0
-    )
+    trained: Vector = train_logistic(*data, start, linear, noise, *terms_of(local, steps, l2))
     return trained
+
+
+def terms_of(local: LocalTraining, steps: int, l2: float = 0.0) -> tuple[Any, ...]:
+    """The last arguments of the compiled loops: η, P, λ + weight decay, μ and the clipping norm (0: none)."""
+    decay, proximal = np.float32(l2 + local.weight_decay), np.float32(local.proximal)
+    return np.float32(local.lr), steps, decay, proximal, local.clip_norm or 0.0
 
 
 def steps_of(local: LocalTraining, task: str) -> int:

@@ -17,7 +17,7 @@ from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
 from qafel.tasks.convex import kernels
-from qafel.tasks.convex.kernels import Data, gradient_noise, logistic_steps, steps_of, unit_vector
+from qafel.tasks.convex.kernels import Data, gradient_noise, logistic_steps, steps_of, terms_of, unit_vector
 from qafel.tasks.protocol import Goal
 
 EVALUATED_CLIENTS = 256
@@ -81,17 +81,9 @@ class Quadratic:
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
         steps, size = steps_of(local, self.name), self.layout.size
-        trained: Vector = kernels.train_quadratic(
-            self._eigenvalues,
-            _paired(client, self.clients, size, self.seed) * self._deviation,
-            start,
-            gradient_noise(steps, size, self._noise, stream),
-            np.float32(local.lr),
-            steps,
-            np.float32(local.weight_decay),
-            np.float32(local.proximal),
-            local.clip_norm or 0.0,
-        )
+        shift = _paired(client, self.clients, size, self.seed) * self._deviation
+        noise = gradient_noise(steps, size, self._noise, stream)
+        trained: Vector = kernels.train_quadratic(self._eigenvalues, shift, start, noise, *terms_of(local, steps))
         return trained
 
     def evaluate(self, model: Vector) -> dict[str, float]:

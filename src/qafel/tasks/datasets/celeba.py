@@ -21,8 +21,17 @@ from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
-from qafel.tasks.datasets.files import cache_folder, cached, require
-from qafel.tasks.datasets.samples import ArraySamples, FederatedData, LeafPart, Source, Subset, leaf_files, load_leaf
+from qafel.tasks.datasets.files import Arrays, cache_folder, cached, require
+from qafel.tasks.datasets.samples import (
+    ArraySamples,
+    Batch,
+    FederatedData,
+    LeafPart,
+    Source,
+    Subset,
+    leaf_files,
+    load_leaf,
+)
 
 SIDE = 32
 LEAST_IMAGES = 5
@@ -105,7 +114,7 @@ def _load_official(
     if attribute not in header:
         raise ConfigError(f"CelebA has no attribute {attribute!r}; choose from {', '.join(header)}")
 
-    def build() -> dict[str, NDArray[Any]]:
+    def build() -> Arrays:
         images = find_images(pictures)
         chosen, users = _people_with_enough(people, images)
         attributes = _read_attributes(labels, len(header))
@@ -174,7 +183,7 @@ def _rows(path: Path, skip: int = 0) -> list[list[str]]:
     return [line.split() for line in lines if line.strip()]
 
 
-def _encode_leaf(pictures: Path, part: LeafPart, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _encode_leaf(pictures: Path, part: LeafPart, folder: Path) -> Batch:
     images = find_images(pictures)
     missing = [x for x in part.x if Path(str(x)).stem not in images]
     if missing or not set(part.y) <= {0, 1}:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import DOWNLOADED, Archive, cache_folder, cached, download, require, require_md5
-from qafel.tasks.datasets.samples import ArraySamples, FederatedData
+from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cache_folder, cached, download, require, require_md5
+from qafel.tasks.datasets.samples import ArraySamples, Batch, FederatedData
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -61,15 +61,15 @@ def find_cifar10(data: Path, fetch: bool = False) -> list[Path]:
     return [require(path, "CIFAR-10", DOWNLOADED) for path in chosen or [binary / name for name in BINARY_MD5]]
 
 
-def load_cifar10(data: Path, verify: bool = True) -> FederatedData:
+def load_cifar10(data: Path, verify: bool = True, fetch: bool = False) -> FederatedData:
     """The two official parts from the folder `data`, memory-mapped: inputs are bytes, labels 0 … 9.
 
-    The first call reads the official files and, if `verify`, compares their MD5 sums.
+    The first call reads the files of `find_cifar10` and, if `verify`, compares their MD5 sums.
     """
-    paths = find_cifar10(data)
+    paths = find_cifar10(data, fetch)
     read = _read_binary if paths[0].suffix == ".bin" else _read_python
 
-    def build() -> dict[str, NDArray[Any]]:
+    def build() -> Arrays:
         if verify:
             for path in paths:
                 require_md5(path, "CIFAR-10", {**BINARY_MD5, **PYTHON_MD5}[path.name])
@@ -83,7 +83,7 @@ def load_cifar10(data: Path, verify: bool = True) -> FederatedData:
     )
 
 
-def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _read_binary(path: Path) -> Batch:
     """A label and 3,072 bytes, red, green, blue, row by row, for each image."""
     content = np.fromfile(path, np.uint8)
     if content.size == 0 or content.size % (1 + _PIXELS):
@@ -94,7 +94,7 @@ def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return _checked(path, rows[:, 1:], rows[:, 0])
 
 
-def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _read_python(path: Path) -> Batch:
     """A pickled dictionary with `data` and `labels`."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
@@ -106,9 +106,7 @@ def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         raise DataError(f"CIFAR-10: {path} is damaged: {error}; delete it and download it again") from None
 
 
-def _checked(
-    path: Path, images: NDArray[np.uint8], labels: NDArray[Any]
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _checked(path: Path, images: NDArray[np.uint8], labels: NDArray[Any]) -> Batch:
     if len(images) != len(labels) or not ((labels >= 0) & (labels < len(CLASSES))).all():
         raise DataError(f"CIFAR-10: {path} is damaged: expected a label from 0 to 9 for each of {len(images)} images")
     return images.reshape(-1, 3, 32, 32), labels.astype(np.uint8)

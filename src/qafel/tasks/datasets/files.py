@@ -150,13 +150,7 @@ def _copy(source: IO[bytes] | None, path: Path) -> None:
         shutil.copyfileobj(source, target, _PIECE)
 
 
-def cached(
-    folder: Path,
-    name: str,
-    sources: Iterable[Path],
-    build: Callable[[], Mapping[str, NDArray[Any]]],
-    settings: str = "",
-) -> Arrays:
+def cached(folder: Path, name: str, sources: Iterable[Path], build: Callable[[], Arrays], settings: str = "") -> Arrays:
     """The arrays that `build` makes of the files `sources`, memory-mapped from the cache in `folder`.
 
     A copy is found by `name` and a fingerprint of the sources (path, size, time of change) and of `settings`: a changed
@@ -185,7 +179,7 @@ def _fingerprint(sources: Iterable[Path], settings: str) -> str:
     return digest.hexdigest()
 
 
-def _write(place: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _write(place: Path, arrays: Arrays) -> None:
     unfinished = place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import cache_folder, cached
+from qafel.tasks.datasets.files import Arrays, cache_folder, cached
 
 Rows: TypeAlias = NDArray[np.integer[Any]]
+Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
+"""Inputs and targets."""
 Source: TypeAlias = Literal["auto", "official", "leaf"]
 """Which files a dataset is read from: its authors', or LEAF's; auto takes LEAF's if only they are there."""
 
@@ -28,7 +30,7 @@ class Samples(Protocol):
     def labels(self) -> NDArray[Any]:
         """One target per sample, in order."""
 
-    def batch(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
+    def batch(self, rows: Rows) -> Batch:
         """Inputs and targets of these rows, as new arrays."""
 
 
@@ -47,7 +49,7 @@ class ArraySamples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
+    def batch(self, rows: Rows) -> Batch:
         return self.inputs[rows], self.labels[rows]
 
 
@@ -67,7 +69,7 @@ class TextWindows:
     def labels(self) -> NDArray[Any]:
         return self.text[self.starts.astype(np.int64) + self.length]
 
-    def batch(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
+    def batch(self, rows: Rows) -> Batch:
         windows = self.text[self.starts[rows].astype(np.int64)[:, None] + np.arange(self.length + 1)]
         return windows[:, :-1], windows[:, -1]
 
@@ -99,16 +101,12 @@ class Subset:
         labels: NDArray[Any] = self.samples.labels[self.rows]
         return labels
 
-    def batch(self, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
+    def batch(self, rows: Rows) -> Batch:
         return self.samples.batch(self.rows[rows])
 
 
 def load_leaf(
-    data: Path,
-    dataset: str,
-    folder: Path,
-    encode: Callable[[LeafPart, Path], tuple[NDArray[Any], NDArray[Any]]],
-    sources: Sequence[Path] = (),
+    data: Path, dataset: str, folder: Path, encode: Callable[[LeafPart, Path], Batch], sources: Sequence[Path] = ()
 ) -> FederatedData:
     """Samples from LEAF's own files, JSON with the samples of each user, in `folder`/train and `folder`/test.
 
@@ -120,9 +118,9 @@ def load_leaf(
     """
     files = leaf_files(folder, dataset)
 
-    def build() -> dict[str, NDArray[Any]]:
+    def build() -> Arrays:
         parts = {name: read_leaf(paths, dataset) for name, paths in files.items()}
-        arrays: dict[str, NDArray[Any]] = {"users": np.array(parts["train"].users, np.int32)}
+        arrays: Arrays = {"users": np.array(parts["train"].users, np.int32)}
         for name, part in parts.items():
             arrays[name], arrays[f"{name}_labels"] = encode(part, folder / name)
         return arrays

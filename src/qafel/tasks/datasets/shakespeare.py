@@ -20,14 +20,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import DOWNLOADED, Archive, cache_folder, cached, download, require
-from qafel.tasks.datasets.samples import FederatedData, LeafPart, Source, TextWindows, leaf_files, load_leaf
+from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cache_folder, cached, download, require
+from qafel.tasks.datasets.samples import Batch, FederatedData, LeafPart, Source, TextWindows, leaf_files, load_leaf
 
 _PLAY = "by William Shakespeare"
 _LAST_LINE = 124_195  # where the last play ends in the edition of 1994
@@ -122,14 +122,14 @@ def find_shakespeare(data: Path, fetch: bool = False, source: Source = "auto") -
 
 
 def load_shakespeare(
-    data: Path, source: Source = "auto", train_fraction: float = 0.9, verify: bool = True
+    data: Path, source: Source = "auto", train_fraction: float = 0.9, verify: bool = True, fetch: bool = False
 ) -> FederatedData:
     """Windows of 80 characters and the next one, by user, from the files under the folder `data`.
 
-    `source` is as in `find_shakespeare`; of the text, each user's first `train_fraction` is for training, and `verify`
-    compares the numbers of users and samples with LEAF's.
+    `source` and `fetch` are as in `find_shakespeare`; of the text, each user's first `train_fraction` is for training,
+    and `verify` compares the numbers of users and samples with LEAF's.
     """
-    found = find_shakespeare(data, source=source)
+    found = find_shakespeare(data, fetch, source)
     if found[0].suffix == ".json":
         return load_leaf(data, "Shakespeare", data / "shakespeare/data", _encode_leaf)
     return _load_text(data, found[0], train_fraction, verify)
@@ -149,7 +149,7 @@ def encode(text: str) -> NDArray[np.uint8]:
 
 
 def _load_text(data: Path, path: Path, train_fraction: float, verify: bool) -> FederatedData:
-    def build() -> dict[str, NDArray[Any]]:
+    def build() -> Arrays:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
@@ -181,7 +181,7 @@ def _stretches(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[
     return (np.repeat(begins - firsts, counts) + np.arange(counts.sum())).astype(np.int32)
 
 
-def _encode_leaf(part: LeafPart, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _encode_leaf(part: LeafPart, folder: Path) -> Batch:
     texts = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(part.x, part.y, strict=True))
     if not texts or any(len(x) != LENGTH for x in part.x) or any(len(y) != 1 for y in part.y):
         raise DataError(f"Shakespeare: the LEAF files in {folder} should have x of {LENGTH} characters and y of one")

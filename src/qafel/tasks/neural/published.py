@@ -30,7 +30,7 @@ from qafel.tasks.datasets import cifar10 as cifar10_data
 from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.partition import Partition, by_user, split
 from qafel.tasks.datasets.samples import FederatedData, Samples, Source, Subset
-from qafel.tasks.datasets.shakespeare import VOCABULARY, find_shakespeare, load_shakespeare
+from qafel.tasks.datasets.shakespeare import VOCABULARY, load_shakespeare
 from qafel.tasks.neural.blocks import first_block, norm_relu_pool
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Dropout, Precision, Prepare
@@ -119,8 +119,7 @@ def cifar10(
     The published runs have 5,000 clients with sizes from a power law; the paper's text says `dirichlet-sizes:0.1`.
     """
     settings = {**locals(), "data": data_folder(data)}
-    cifar10_data.find_cifar10(settings["data"], fetch=download)
-    found = cifar10_data.load_cifar10(settings["data"], verify)
+    found = cifar10_data.load_cifar10(settings["data"], verify, download)
     network = partial(Cnn, len(cifar10_data.CLASSES), dropout)
     return _task(cifar10, settings, found, network, Normalise(cifar10_data.MEAN, cifar10_data.STD))
 
@@ -169,8 +168,7 @@ def shakespeare(
     windows held out, a third of a million, would take a quarter of an hour to evaluate: a sample is the default.
     """
     settings = {**locals(), "data": data_folder(data)}
-    find_shakespeare(settings["data"], fetch=download, source=source)
-    found = load_shakespeare(settings["data"], source, train_fraction, verify)
+    found = load_shakespeare(settings["data"], source, train_fraction, verify, download)
     return _task(shakespeare, settings, found, partial(CharacterLstm, len(VOCABULARY)), as_numbers, precision)
 
 

@@ -122,16 +122,8 @@ class TorchTask:
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
         self._model.load(start)
         with one_thread(), random_numbers_of(stream, self._device, self._model.dropouts):
-            train_locally_(
-                self._model,
-                self.train_samples,
-                self.partition.rows(client),
-                local,
-                stream,
-                prepare=self._prepare,
-                loss=self._loss,
-                precision=self._precision,
-            )
+            rows, how = self.partition.rows(client), (self._prepare, self._loss, self._precision)
+            train_locally_(self._model, self.train_samples, rows, local, stream, *how)
         return self._model.vector()
 
     def evaluate(self, model: Vector) -> dict[str, float]:

@@ -113,7 +113,6 @@ def train_locally_(
     rows: Indices,
     local: LocalTraining,
     stream: Stream,
-    *,
     prepare: Prepare,
     loss: Loss,
     precision: torch.dtype,
