@@ -1,6 +1,7 @@
 """Worker processes: work is handed out again when one dies, and none outlives its parent."""
 
 import os
+import pickle
 import signal
 import struct
 import subprocess
@@ -62,6 +63,10 @@ def workers(count=1, tries=2, **options):
     return Workers(count, begin, tries=tries, **options)
 
 
+def pids(pool):
+    return [worker.process.pid for worker in pool._workers]
+
+
 def answers(pool, count):
     return [pool.next() for _ in range(count)]
 
@@ -70,15 +75,15 @@ def test_work_goes_to_the_least_busy_and_no_further_than_allowed():
     with workers(2) as pool:
         assert [pool.give(("pid",), at_most=2) for _ in range(5)] == [True, True, True, True, False]
         assert pool.busy == 2
-        pids = [report.value for report in answers(pool, 4)]
-        assert sorted(map(pids.count, pool.pids)) == [2, 2]
+        found = [report.value for report in answers(pool, 4)]
+        assert sorted(map(found.count, pids(pool))) == [2, 2]
         assert pool.busy == 0
 
 
 def test_each_worker_gets_its_piece():
     with workers(2) as pool:
         pool.give_each([("pid",), ("pid",)])
-        assert {report.value for report in answers(pool, 2)} == set(pool.pids)
+        assert {report.value for report in answers(pool, 2)} == set(pids(pool))
 
 
 def test_news_come_before_the_answer_and_do_not_end_the_work():
@@ -135,6 +140,11 @@ def test_workers_that_end_before_they_are_ready_are_not_started_for_ever():
             pool.next()
 
 
+def test_what_cannot_be_sent_is_refused_before_anything_starts():
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        Workers(1, lambda: perform, tries=1)
+
+
 def test_the_environment_is_the_workers_alone(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with workers(environment=thread_limits(3)) as pool:
@@ -145,10 +155,10 @@ def test_the_environment_is_the_workers_alone(monkeypatch):
 
 def test_an_interrupt_is_the_parents_business():
     with workers() as pool:
-        os.kill(pool.pids[0], signal.SIGINT)  # perhaps before it is ready
+        os.kill(pids(pool)[0], signal.SIGINT)  # perhaps before it is ready
         pool.give("work")
         assert pool.next().value == "work"
-        os.kill(pool.pids[0], signal.SIGINT)
+        os.kill(pids(pool)[0], signal.SIGINT)
         pool.give("more")
         assert pool.next().value == "more"
 
@@ -158,9 +168,9 @@ def test_closing_does_not_wait_for_work_under_way():
         pool.give("ready")
         pool.next()
         pool.give(("sleep", 60))
-        pids, began = pool.pids, time.monotonic()
+        (worker,), began = pids(pool), time.monotonic()
     assert time.monotonic() - began < 5
-    assert not os.path.exists(f"/proc/{pids[0]}")
+    assert not os.path.exists(f"/proc/{worker}")
 
 
 def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
@@ -168,13 +178,13 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
     script.write_text(
         textwrap.dedent("""
         import time
-        from tests.test_workers import workers
+        from tests.test_workers import pids, workers
         if __name__ == "__main__":
             with workers() as pool:
                 pool.give(("pid",))
                 pool.next()
                 pool.give(("sleep", 60))
-                print(pool.pids[0], flush=True)
+                print(pids(pool)[0], flush=True)
                 time.sleep(60)
         """)
     )

@@ -31,7 +31,7 @@ Tell: TypeAlias = Callable[[Any], None]
 Perform: TypeAlias = Callable[[Work, Tell], Value]
 """Performs a piece of work and returns the answer; calls `tell` with any news on the way."""
 
-MAX_STILLBORN = 2
+MAX_FAILED_STARTS = 2
 """So many workers may end before they are ready; one more, and they all would."""
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -89,10 +89,10 @@ class Workers(Generic[Work, Value]):
         answers are pickled.
         """
         self._count = count
-        self._opening = (begin, tuple(arguments))
+        self._opening = dumps((begin, tuple(arguments)))
         self._tries = tries
         self._environment = environment or {}
-        self._stillborn = 0
+        self._failed_starts = 0
         self._workers: list[_Worker[Work]] = []
         self._by_connection: dict[object, _Worker[Work]] = {}
         self._reports: deque[Report[Work, Value]] = deque()
@@ -102,24 +102,28 @@ class Workers(Generic[Work, Value]):
             for _ in range(self._count):
                 self._workers.append(self._start())
         except BaseException:
-            self._close()
+            self.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        for worker in self._by_connection.values():
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in self._by_connection.values():
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers.clear()
+        self._by_connection.clear()
 
     @property
     def busy(self) -> int:
         """How many workers have something to do."""
         return sum(bool(worker.pending) for worker in self._workers)
-
-    @property
-    def pids(self) -> list[int | None]:
-        """The workers' process numbers."""
-        return [worker.process.pid for worker in self._workers]
 
     def give(self, work: Work, at_most: int = 1) -> bool:
         """Hand the work to the least busy worker; False, and nothing done, if each has `at_most` pieces already."""
@@ -172,15 +176,14 @@ class Workers(Generic[Work, Value]):
     def _start(self) -> _Worker[Work]:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,))
-        with _environment(self._environment), _interrupts_ignored():
-            process.start()
+        worker: _Worker[Work] = _Worker(context.Process(target=_serve, args=(theirs,)), ours)
+        with _conditions(self._environment):
+            worker.process.start()
+        self._by_connection[ours] = worker
         theirs.close()
         # Not as arguments of the process: `start` would wait for ever for a child that died before it read them all.
         with suppress(OSError):
-            ours.send(self._opening)
-        worker: _Worker[Work] = _Worker(process, ours)
-        self._by_connection[ours] = worker
+            ours.send_bytes(self._opening)
         return worker
 
     def _replace(self, dead: _Worker[Work]) -> _Worker[Work]:
@@ -190,13 +193,14 @@ class Workers(Generic[Work, Value]):
         dead.process.join()
         code = dead.process.exitcode
         if not dead.ready:
-            self._stillborn += 1
-        if self._stillborn > MAX_STILLBORN:
+            self._failed_starts += 1
+        if self._failed_starts > MAX_FAILED_STARTS:
             raise WorkerLost(
                 f"worker processes end before they begin (exit code {code}): what they print above says why; a script "
                 'that uses them must have its work under `if __name__ == "__main__":`'
             )
-        pending, deaths = dead.pending, dead.deaths + (dead.ready and bool(dead.pending))
+        pending = dead.pending
+        deaths = dead.deaths + 1 if dead.ready and pending else dead.deaths
         if deaths >= self._tries:
             self._reports.append(Report(pending.popleft(), Died(deaths, code)))
             deaths = 0
@@ -206,18 +210,6 @@ class Workers(Generic[Work, Value]):
             for work in pending:
                 worker.connection.send_bytes(dumps(work))
         return worker
-
-    def _close(self) -> None:
-        for worker in self._workers:
-            worker.connection.close()
-            worker.process.terminate()
-        for worker in self._workers:
-            worker.process.join(timeout=5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-        self._workers.clear()
-        self._by_connection.clear()
 
 
 def _serve(connection: Connection) -> None:
@@ -233,7 +225,7 @@ def _serve(connection: Connection) -> None:
         answer(news, last=False)
 
     try:
-        begin, arguments = connection.recv()
+        begin, arguments = loads(connection.recv_bytes())
     except (EOFError, OSError):
         return
     perform = begin(*arguments)
@@ -255,28 +247,18 @@ def _leave_with_the_parent() -> None:
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """What starts meanwhile ignores interrupts from its first moment on. Only the main thread can see to that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _conditions(environment: Mapping[str, str]) -> Iterator[None]:
+    """What starts meanwhile has this environment too, and ignores interrupts from its first moment on."""
+    before = {name: os.environ[name] for name in environment if name in os.environ}
+    os.environ.update(environment)
+    # Only the main thread may say what a signal does.
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Change the environment for what starts meanwhile."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
+        for name in environment:
+            del os.environ[name]
+        os.environ.update(before)

@@ -61,7 +61,7 @@ def test_a_killed_worker_changes_nothing():
         simulation = Simulation(TASK, ALGORITHM, TIMING, 0, pool)
         for row in drive(simulation, Progress(Evaluation(), "min"), Limits(server_steps=40)):
             if row.version in (5, 20, 21):
-                os.kill(pool._pool.pids[row.version % 2], signal.SIGKILL)
+                os.kill(pool._pool._workers[row.version % 2].process.pid, signal.SIGKILL)
         from qafel.runs.summary import sha256
 
         assert sha256(simulation.server.model) == sha("inline")

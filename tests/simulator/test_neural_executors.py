@@ -59,7 +59,9 @@ def expected():
     return figures(rows), simulation.server.model
 
 
-@pytest.mark.parametrize(("executor", "workers"), [("processes", 1), ("processes", 3), ("ray", 2)])
+@pytest.mark.parametrize(
+    ("executor", "workers"), [("processes", 1), ("processes", 3), pytest.param("ray", 2, marks=pytest.mark.slow)]
+)
 def test_evaluations_shared_among_workers_are_those_of_one_thread(expected, executor, workers):
     if executor == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -86,9 +88,9 @@ def test_workers_killed_in_training_and_before_an_evaluation_change_nothing(expe
         for row in drive(simulation, Progress(EVALUATION, "max"), LIMITS):
             rows.append(row)
             if row.uploads in (6, 18):
-                os.kill(pool._pool.pids[row.uploads % 4 // 2], signal.SIGKILL)
+                os.kill(pool._pool._workers[row.uploads % 4 // 2].process.pid, signal.SIGKILL)
         assert pool.evaluate(task, simulation.server.model)["metric"] == rows[-1].metric
-        os.kill(pool._pool.pids[0], signal.SIGKILL)
+        os.kill(pool._pool._workers[0].process.pid, signal.SIGKILL)
         assert pool.evaluate(task, simulation.server.model)["metric"] == rows[-1].metric
     assert figures(rows) == expected[0]
     np.testing.assert_array_equal(simulation.server.model, expected[1])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 from functools import partial
 
@@ -28,6 +29,12 @@ def facts(tuning):
     return found
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A search of both learning rates, beyond the trials that are drawn blindly."""
+    return tune(BAD_START, target=0.1, trials=12, out=tmp_path_factory.mktemp("whole"))
+
+
 def test_it_finds_a_better_rate_than_a_bad_start(tmp_path):
     tuning = tune(BAD_START, RATE, target=0.1, trials=14, out=tmp_path)
     first, best = tuning.trials[0], tuning.best
@@ -51,17 +58,15 @@ def test_the_best_recipe_does_what_the_search_measured(tmp_path):
     assert sum(costs) / 2 == tuning.best.score
 
 
-def test_one_worker_makes_the_same_search_again(tmp_path):
-    first, second = (tune(BAD_START, target=0.1, trials=11, out=tmp_path / name) for name in "ab")
-    assert facts(first) == facts(second)
-    other = tune(BAD_START.model_copy(update={"seed": 1}), target=0.1, trials=2, out=tmp_path / "c")
-    assert facts(first)[:2] != facts(other)
+def test_one_worker_makes_the_same_search_again(whole, tmp_path):
+    assert facts(tune(BAD_START, target=0.1, trials=12, out=tmp_path / "again")) == facts(whole)
+    other = tune(BAD_START.model_copy(update={"seed": 1}), target=0.1, trials=2, out=tmp_path / "other")
+    assert facts(whole)[:2] != facts(other)
 
 
-def test_a_search_that_goes_on_is_the_search_it_would_have_been(tmp_path):
-    whole = tune(BAD_START, target=0.1, trials=12, out=tmp_path / "whole")
+def test_a_search_that_goes_on_is_the_search_it_would_have_been(whole, tmp_path):
     for trials in (1, 5, 5, 12):
-        parts = tune(BAD_START, target=0.1, trials=trials, out=tmp_path / "parts")
+        parts = tune(BAD_START, target=0.1, trials=trials, out=tmp_path)
         assert len(parts.trials) == trials
     assert facts(parts) == facts(whole)
 
@@ -70,8 +75,7 @@ def test_two_workers_complete_exactly_as_many_trials_as_asked(tmp_path):
     tuning = tune(BAD_START, target=0.1, trials=7, out=tmp_path, workers=2)
     assert [trial.number for trial in tuning.trials] == list(range(7))
     assert sorted(path.name for path in (tmp_path / "trials").iterdir()) == [f"{number:04d}" for number in range(7)]
-    again = tune(BAD_START, target=0.1, trials=7, out=tmp_path, workers=2)
-    assert facts(again) == facts(tuning)
+    assert facts(tune(BAD_START, target=0.1, trials=7, out=tmp_path)) == facts(tuning)
     assert len(tune(BAD_START, target=0.1, trials=8, out=tmp_path).trials) == 8
 
 
@@ -91,14 +95,13 @@ def test_trials_that_diverge_are_survived_and_come_last(tmp_path):
     assert min(lost) > max(trial.score for trial in tuning.trials if trial.state != "diverged")
 
 
-def test_no_trial_goes_on_when_it_can_no_longer_be_the_best(tmp_path):
-    tuning = tune(BAD_START, target=0.1, trials=14, out=tmp_path)
+def test_no_trial_goes_on_when_it_can_no_longer_be_the_best(whole):
     best = math.inf
-    for trial in tuning.trials:
+    for trial in whole.trials:
         assert trial.allowance == best
         assert trial.outcome.runs[-1].uploads <= best
         best = min(best, trial.score) if trial.good else best
-    assert any(trial.state == "cut off" for trial in tuning.trials)
+    assert any(trial.state == "cut off" for trial in whole.trials)
 
 
 def test_seeds_share_one_allowance_so_that_no_unlucky_one_decides(tmp_path):
@@ -163,3 +166,8 @@ def test_without_optuna_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'qafel\[tune\]'"):
         tune(BAD_START, RATE, target=0.1)
+
+
+def test_without_optuna_everything_else_is_there():
+    code = "import sys; sys.modules['optuna'] = None; import qafel.cli, qafel.tuning.page"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

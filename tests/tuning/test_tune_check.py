@@ -33,6 +33,7 @@ class ThreeAtATime:
     def __init__(self):
         self.works, self.seen = [], []
 
+    cores = 1
     room = property(lambda self: 3 - len(self.works))
     busy = property(lambda self: len(self.works))
 

@@ -8,6 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "qafel", "tune", "mushrooms-qafel-4bit", "--target", "0.05", "--quiet"]
 COMMAND += ["--set", "stop.server_steps=700", "--set", "algorithm.server_lr=0.05"]
 

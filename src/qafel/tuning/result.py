@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, final
 
@@ -80,10 +80,10 @@ class Tuning:
     search: Search
     objective: Objective
     seeds: int
-    trials: tuple[Trial, ...]
-    checks: Mapping[int, TrialOutcome]
+    trials: tuple[Trial, ...] = ()
+    checks: Mapping[int, TrialOutcome] = field(default_factory=dict)
     """What the best trials did on seeds that the search has not seen."""
-    importance: dict[str, float]
+    importance: Mapping[str, float] = field(default_factory=dict)
     exhausted: bool = False
     """Whether it ended because there was nothing new to try."""
 

@@ -11,7 +11,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
@@ -22,7 +23,6 @@ from qafel.runs.progress import Row
 from qafel.simulator.executors import ExecutorName
 from qafel.tuning.result import Save, SearchProgress, Tuning, Watch, check_best
 from qafel.tuning.search import Search, check_search, default_search, own_settings
-from qafel.tuning.study import SearchFolder
 from qafel.tuning.trial import (
     OBJECTIVES,
     Objective,
@@ -35,10 +35,10 @@ from qafel.tuning.trial import (
     run_trial,
     together,
 )
-from qafel.workers import Died, Perform, Tell, Workers, thread_limits
+from qafel.workers import Died, Perform, Workers, thread_limits
 
 if TYPE_CHECKING:
-    from qafel.tuning.study import Study  # needs Optuna, an optional extra
+    from qafel.tuning.study import SearchFolder, Study  # needs Optuna, an optional extra
 
 FEW = 5
 """If so many trials failed and none did not, the rest would fail as well."""
@@ -70,12 +70,8 @@ def attempt(work: TrialWork, progress: Callable[[Row], None] | None = None) -> _
         return failure(told), QafelError(f"trial {work.number} failed: {told}")
 
 
-def _worker_side() -> Perform[TrialWork, _Answer]:
-    return _in_worker
-
-
-def _in_worker(work: TrialWork, tell: Tell) -> _Answer:
-    return attempt(work)
+def _begin() -> Perform[TrialWork, _Answer]:
+    return lambda work, tell: attempt(work)
 
 
 @final
@@ -90,11 +86,12 @@ class TrialRunner:
         self._count = count
         self._progress = progress
         self._here: TrialWork | None = None
-        limits = thread_limits(max(1, (os.cpu_count() or 1) // count))
-        unset = {name: value for name, value in limits.items() if name not in os.environ}
         self._pool: Workers[TrialWork, _Answer] | None = None
+        self.cores = max(1, (os.cpu_count() or 1) // count)
+        """How many cores a trial has to itself."""
         if count > 1:
-            self._pool = Workers(count, _worker_side, tries=MAX_DEATHS, environment=unset)
+            limits = {name: value for name, value in thread_limits(self.cores).items() if name not in os.environ}
+            self._pool = Workers(count, _begin, tries=MAX_DEATHS, environment=limits)
 
     def __enter__(self) -> Self:
         if self._pool is not None:
@@ -139,97 +136,80 @@ class TrialRunner:
 
 
 @final
-@dataclass(frozen=True)
-class SearchRequest:
-    """What is asked of a search."""
-
-    config: Config
-    search: Search
-    objective: Objective
-    trials: int
-    seconds: float | None
-    seeds: int
-    check: int
-    workers: int
-    executor: ExecutorName
-
-
-@final
 class SearchLoop:
     """One search, from its first trial in this process to its end."""
 
     def __init__(
         self,
-        request: SearchRequest,
+        begun: Tuning,
         folder: SearchFolder,
         study: Study,
         runner: TrialRunner,
+        executor: ExecutorName,
         watch: Watch | None,
         save: Save | None,
     ) -> None:
-        self._request, self._folder, self._study, self._runner = request, folder, study, runner
-        self._watch, self._save_to = watch, save
-        self._deadline = math.inf if request.seconds is None else time.monotonic() + request.seconds
+        """Search what `begun` says, in its `folder`; the arguments are otherwise those of `tune`."""
+        self._begun, self._folder, self._study, self._runner = begun, folder, study, runner
+        self._executor, self._watch, self._save_to = executor, watch, save
         self._saved_s = time.monotonic()
         self._exhausted = False
         self._checks: dict[int, TrialOutcome] = {}
 
-    def run(self) -> Tuning:
+    def run(self, trials: int, seconds: float, check: int) -> Tuning:
+        """Run so many trials, begin none after so many seconds, and check the best with so many unseen seeds."""
         try:
-            self._search()
-            if self._request.check:
-                check_best(self._study.finished(), self._check)
+            self._search(trials, time.monotonic() + seconds)
+            if check:
+                check_best(
+                    self._study.finished(), partial(self._check, range(self._begun.seeds, self._begun.seeds + check))
+                )
         except BaseException:
             if self._study.finished():
                 with suppress(OSError, QafelError):  # what ended the search is what should be told
                     self._save()
             raise
-        self._save()
-        return self._found()
+        return self._save()
 
-    def _search(self) -> None:
+    def _search(self, trials: int, deadline: float) -> None:
         while True:
-            while self._runner.room and self._wants_more():
+            while self._runner.room and time.monotonic() < deadline:
+                if self._exhausted or len(self._study.finished()) + self._runner.busy >= trials:
+                    break
                 if (trial := self._study.next()) is None:
                     self._exhausted = True
                     break
-                self._runner.start(self._work(trial, self._seeds(0, self._request.seeds)))
+                self._start(trial, range(self._begun.seeds))
                 self._tell(trial)
             if not self._runner.busy:
                 return
-            self._take(self._runner.next_finished())
+            self._take(self._runner.next_finished(), trials)
             self._save_now_and_then()
 
-    def _wants_more(self) -> bool:
-        if self._exhausted or time.monotonic() >= self._deadline:
-            return False
-        return len(self._study.finished()) + self._runner.busy < self._request.trials
-
-    def _take(self, done: FinishedTrial) -> None:
-        """Write down what came of a trial. A failure is raised where it is not these settings' alone.
+    def _take(self, done: FinishedTrial, trials: int) -> None:
+        """Write down what came of a trial. Raise a failure that is not these settings' alone.
 
         Then the trial has not ended: the same command begins with it.
         """
-        is_own = done.work.number == 0 and own_settings(self._request.config, self._request.search) is not None
+        is_own = done.work.number == 0 and self._begun.starts_with_own
         if done.error is not None and (is_own or isinstance(done.error, OutputError)):
             raise done.error
         self._tell(self._study.finish(done.work.number, done.outcome))
         finished = self._study.finished()
-        if len(finished) >= min(FEW, self._request.trials) and all(trial.state == "failed" for trial in finished):
+        if len(finished) >= min(FEW, trials) and all(trial.state == "failed" for trial in finished):
             kind = UserError if isinstance(done.error, UserError) else QafelError
             raise kind(f"every trial failed ({len(finished)} so far), the last one thus: {done.outcome.error}")
 
-    def _check(self, trial: Trial, most: float) -> TrialOutcome:
-        """Run a trial again on unseen seeds, a job for each, while it may still cost less than `most` on average."""
-        count = self._request.check
-        seeds = list(self._seeds(self._request.seeds, count))
-        allowance = most * count if self._request.objective.target is not None else math.inf
+    def _check(self, unseen: range, trial: Trial, most: float) -> TrialOutcome:
+        """Run a trial again on unseen seeds, each by itself, while it may still cost less than `most` on average."""
+        seeds = list(unseen)
+        allowance = most * len(unseen) if self._begun.objective.target is not None else math.inf
         parts: dict[int, TrialOutcome] = {}
         while True:
             self._tell(trial, checked=len(parts))
             spent = sum(run.cost for part in parts.values() for run in part.runs)
             while self._runner.room and seeds and spent < allowance and all(part.good for part in parts.values()):
-                self._runner.start(self._work(replace(trial, allowance=allowance - spent), [seeds.pop(0)]))
+                self._start(replace(trial, allowance=allowance - spent), [seeds.pop(0)])
             if not self._runner.busy:
                 break
             done = self._runner.next_finished()
@@ -237,49 +217,43 @@ class SearchLoop:
                 raise done.error
             parts[done.work.seeds[0]] = done.outcome
             self._save_now_and_then()
-        self._checks[trial.number] = together([parts[seed] for seed in sorted(parts)], count, allowance)
+        self._checks[trial.number] = together([parts[seed] for seed in sorted(parts)], len(unseen), allowance)
         return self._checks[trial.number]
 
-    def _seeds(self, first: int, count: int) -> range:
-        return range(self._request.config.seed + first, self._request.config.seed + first + count)
-
-    def _work(self, trial: Trial, seeds: Iterable[int]) -> TrialWork:
-        request = self._request
-        return TrialWork(
-            number=trial.number,
-            folder=self._folder.trial(trial.number),
-            config=request.config,
-            settings=trial.settings,
-            seeds=tuple(seeds),
-            objective=request.objective,
-            allowance=trial.allowance,
-            executor=request.executor,
-            executor_workers=max(1, (os.cpu_count() or 1) // request.workers),
+    def _start(self, trial: Trial, seeds: Iterable[int]) -> None:
+        """Let a trial run; its seeds are counted from the configuration's own on."""
+        config, first = self._begun.config, self._begun.config.seed
+        self._runner.start(
+            TrialWork(
+                number=trial.number,
+                folder=self._folder.trial(trial.number),
+                config=config,
+                settings=trial.settings,
+                seeds=tuple(first + seed for seed in seeds),
+                objective=self._begun.objective,
+                allowance=trial.allowance,
+                executor=self._executor,
+                executor_workers=self._runner.cores,
+            )
         )
 
     def _tell(self, trial: Trial, checked: int | None = None) -> None:
         if self._watch is not None:
             done = self._study.finished()
-            self._watch(SearchProgress(trial, best_of(done), len(done), self._request.objective, checked))
+            self._watch(SearchProgress(trial, best_of(done), len(done), self._begun.objective, checked))
 
-    def _found(self) -> Tuning:
-        request = self._request
-        return Tuning(
-            self._folder.path,
-            request.config,
-            request.search,
-            request.objective,
-            request.seeds,
-            self._study.finished(),
-            dict(self._checks),
-            self._study.importance(),
-            self._exhausted,
+    def _save(self) -> Tuning:
+        found = replace(
+            self._begun,
+            trials=self._study.finished(),
+            checks=dict(self._checks),
+            importance=self._study.importance(),
+            exhausted=self._exhausted,
         )
-
-    def _save(self) -> None:
         if self._save_to is not None:
-            self._save_to(self._found())
+            self._save_to(found)
         self._saved_s = time.monotonic()
+        return found
 
     def _save_now_and_then(self) -> None:
         if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
@@ -324,7 +298,7 @@ def tune(
     save        called with what there is every so often, and when the search ends, however it ends
     """
     require_optuna()
-    from qafel.tuning.study import Study  # noqa: PLC0415  (an optional extra)
+    from qafel.tuning.study import SearchFolder, Study  # noqa: PLC0415  (an optional extra)
 
     search = default_search(config) if search is None else search
     check_search(config, search)
@@ -337,10 +311,11 @@ def tune(
         "target": sought.target,
         "seeds": seeds,
     }
-    request = SearchRequest(config, search, sought, trials, seconds, seeds, check, workers, executor)
+    begun = Tuning(out, config, search, sought, seeds)
     with SearchFolder(out, setup) as folder, TrialRunner(workers, progress) as runner:
         study = Study(folder, search, own_settings(config, search), config.seed)
-        return SearchLoop(request, folder, study, runner, watch, save).run()
+        loop = SearchLoop(begun, folder, study, runner, executor, watch, save)
+        return loop.run(trials, math.inf if seconds is None else seconds, check)
 
 
 def require_optuna() -> None:
