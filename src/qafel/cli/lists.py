@@ -46,9 +46,8 @@ def recipes(json_output: Json = False) -> None:
         style = "dim" if missing[recipe.task.name] else None
         table.add_row(recipe.name, recipe.description, *quantizers, style=style)
     console.print(table)
-    for name, reason in sorted(missing.items()):
-        if reason:
-            console.print(f"dim, {name}: {reason}", style="dim", highlight=False, markup=False)
+    for reason in filter(None, missing.values()):
+        console.print(f"not ready here (dim): {reason}", style="dim", highlight=False, markup=False)
 
 
 @tasks.callback(invoke_without_command=True)
