@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self, final
 
 import xxhash
@@ -137,9 +136,7 @@ class Lock:
             raise ValueError("the lock is not held")
         return self._file.fileno()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             if self._remove:
                 with suppress(OSError):

@@ -6,8 +6,7 @@ In the order in which data flows:
     client         copy x̂, train, encode the upload                                 (Algorithm 2)
     messages       the frame around everything that crosses
     server         receive(upload) → its staleness, and a broadcast if it filled the buffer   (Algorithm 1)
-      replay         which uploads were counted before
-      aggregation    how much a late update weighs; the sum of up to K updates; x ← x − η_g v
+      aggregation    which uploads were counted before; how much a late one weighs; the sum of up to K; x ← x − η_g v
       checkpoint     the server's state, saved and restored
     wiring         all that server and clients must agree on, as one value
     methods        QAFeL and its relatives, as wiring of the above

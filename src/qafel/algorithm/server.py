@@ -7,10 +7,9 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from qafel.algorithm.aggregation import Buffer, ServerStep
+from qafel.algorithm.aggregation import Buffer, ReplayWindows, ServerStep
 from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance
 from qafel.algorithm.messages import Kind, Message
-from qafel.algorithm.replay import ReplayWindows
 from qafel.algorithm.wiring import Algorithm
 from qafel.errors import FutureUpload, MessageError, RejectedUpload, StaleUpload
 from qafel.params import Vector, require_finite

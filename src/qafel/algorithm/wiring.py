@@ -1,9 +1,10 @@
-"""All that server and clients must agree on, as one value."""
+"""All that server and clients must agree on, as one value; and what a method fixes of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, final, get_args
+from typing import Any, Literal, TypeAlias, final, get_args
 
 from qafel.algorithm.aggregation import Aggregation, PolynomialStaleness, StalenessLaw
 from qafel.algorithm.messages import Kind
@@ -92,6 +93,26 @@ class Algorithm:
     @property
     def broadcast_kind(self) -> Kind:
         return Kind.BROADCAST if self.broadcast == "difference" else Kind.MODEL
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What a method fixes, and what it only suggests."""
+
+    summary: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    default: Mapping[str, Any] = field(default_factory=dict)
+    synchronous: bool = False
+
+    def resolve(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings with this preset's parts filled in; a setting that contradicts a fixed part is an error."""
+        for key, value in self.fixed.items():
+            if settings.get(key, value) != value:
+                raise ConfigError(
+                    f"{name} has {key} = {value!r} by definition, the configuration says {settings[key]!r}"
+                )
+        return {**self.default, **settings, **self.fixed}
 
 
 def _require(holds: bool, rule: str, found: object) -> None:

@@ -13,7 +13,6 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeAlias, final
 
 import safetensors.numpy
@@ -55,13 +54,11 @@ class RunDirectory:
         self._lock.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-        self._lock.__exit__(kind, error, trace)
+        self._lock.__exit__()
 
     def begin(self, toml: str, *, keep_metrics_bytes: int | None = 0) -> None:
         """Open the directory for a run with that configuration.

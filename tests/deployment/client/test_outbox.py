@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
-from qafel.algorithm.replay import WINDOW, ReplayWindows
+from qafel.algorithm.aggregation import WINDOW, ReplayWindows
 from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.client.outbox import ClientState, Outbox
 from qafel.deployment.connection import Stored

@@ -1,6 +1,5 @@
 """QAFeL and its relatives, as wiring: one method, one file. A new method is a `Preset` here and a name in `PRESETS`.
 
-preset     what a method fixes and what it only suggests
 qafel      the paper's algorithm
 fedbuff    fedbuff, fedbuff-direct
 fedasync   fedasync, fedasync-direct, fedasync-hidden
@@ -21,9 +20,8 @@ from qafel.algorithm.methods.fedavg import FEDAVG, FEDSGD
 from qafel.algorithm.methods.fedbuff import FEDBUFF, FEDBUFF_DIRECT
 from qafel.algorithm.methods.fedprox import FEDPROX
 from qafel.algorithm.methods.mcm import MCM
-from qafel.algorithm.methods.preset import Preset
 from qafel.algorithm.methods.qafel import QAFEL
-from qafel.algorithm.wiring import Algorithm, LocalTraining
+from qafel.algorithm.wiring import Algorithm, LocalTraining, Preset
 from qafel.errors import ConfigError
 from qafel.params import Layout
 from qafel.quantizers import parse

@@ -1,6 +1,8 @@
 """FedProx: rounds; μ/2·‖y − y₀‖² in the local loss, partial work taken. Li et al., MLSys 2020."""
 
-from qafel.algorithm.methods.preset import AVERAGE, ROUNDS, UNQUANTIZED, Preset
+from qafel.algorithm.methods.fedavg import AVERAGE, ROUNDS
+from qafel.algorithm.methods.fedbuff import UNQUANTIZED
+from qafel.algorithm.wiring import Preset
 
 FEDPROX = Preset(
     "rounds; a proximal term, partial work",

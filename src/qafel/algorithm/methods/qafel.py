@@ -1,5 +1,7 @@
 """QAFeL: K updates a step, quantized both ways, hidden state. Ortega and Jafarkhani, 2024. The general case."""
 
-from qafel.algorithm.methods.preset import HIDDEN_STATE, Preset
+from qafel.algorithm.wiring import Preset
 
+HIDDEN_STATE = {"broadcast": "difference"}
+"""The server sends Q_s(x − x̂), which moves the hidden state."""
 QAFEL = Preset("K updates a step, quantized both ways, hidden state", HIDDEN_STATE)

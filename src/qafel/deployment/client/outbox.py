@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self, TypeAlias, final
 
 from qafel.algorithm import Algorithm, HiddenState, Message
-from qafel.algorithm.replay import WINDOW
+from qafel.algorithm.aggregation import WINDOW
 from qafel.deployment.connection import Broker, Stored, wait_for_event
 from qafel.deployment.keys import Signer
 from qafel.deployment.messages import Receipt, split_upload
