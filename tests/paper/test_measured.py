@@ -8,7 +8,7 @@ import pytest
 
 from qafel.errors import NotComparable
 from qafel.paper.convex import HIDDEN_QSGD, UNQUANTIZED
-from qafel.paper.measured import Spread, ratios, reduction, to_target
+from qafel.paper.measured import Spread, ratios, to_target
 from qafel.paper.neural import FEDBUFF, QAFEL
 from tests.paper.made_up import by_seed, falling, made_up, measured, rising
 
@@ -39,6 +39,6 @@ def test_a_reduction_is_over_the_seeds_that_both_have():
         made_up(FEDBUFF, rising(0.61), 1, upload_bytes=800, **options),
     )
     sent_up = to_target("upload_bytes_total")
-    assert reduction(sent_up, measured(ours), measured(fast, slow)) == 8.0
+    assert measured(ours).reduction(sent_up, measured(fast, slow)) == 8.0
     with pytest.raises(NotComparable, match="no seed in common"):
-        reduction(sent_up, measured(ours), measured(slow))
+        measured(ours).reduction(sent_up, measured(slow))

@@ -14,19 +14,17 @@ from qafel.algorithm.messages import HEADER_BYTES
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
 from qafel.paper.display import (
-    Heading,
     Table,
-    accuracy_heading,
     accuracy_panel,
-    mean_of,
-    method_of,
+    cell_column,
+    mean_column,
     points,
-    spread_of,
-    summary,
+    spread_column,
     table_of,
+    three_digits,
 )
 from qafel.paper.entry import QUICK, Change, Claim, Entry, Extent, Verdict, celeba_is_there, configuration
-from qafel.paper.measured import EntryRuns, Figure, best_accuracy, on_common_seeds, to_target
+from qafel.paper.measured import EntryRuns, Figure, best_accuracy, to_target
 from qafel.paper.neural import FEDBUFF, SIMILAR, notes, require_published, target_met
 from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
@@ -92,7 +90,7 @@ def _at(measured: EntryRuns, bits: Bits) -> EntryRuns:
 def _means(measured: EntryRuns, figure: Figure, pairs: Iterable[Bits]) -> dict[Bits, float]:
     """A figure of some pairs of bits, over the seeds that all of them have."""
     wanted = list(pairs)
-    fair = on_common_seeds(*(_at(measured, bits) for bits in wanted))
+    fair = EntryRuns.on_common_seeds(*(_at(measured, bits) for bits in wanted))
     return {bits: _at(fair, bits).spread(figure).mean for bits in wanted}
 
 
@@ -140,7 +138,7 @@ def _as_in_the_table(measured: EntryRuns) -> Verdict:
 
 def _four_bits_suffice(measured: EntryRuns) -> Verdict:
     _require_met(measured, ((4, 4), UNQUANTIZED))
-    fair = on_common_seeds(_at(measured, (4, 4)), _at(measured, UNQUANTIZED))
+    fair = EntryRuns.on_common_seeds(_at(measured, (4, 4)), _at(measured, UNQUANTIZED))
     ours, theirs = fair.spread(UPLOADS, client=4), fair.spread(UPLOADS, client=32)
     ratio = ours.mean / theirs.mean
     return Verdict.of(
@@ -192,18 +190,16 @@ def _fewer_bytes_than_fedbuff(measured: EntryRuns) -> Verdict:
 
 def _table(measured: EntryRuns) -> Table:
     return table_of(
+        "(client, server) bits",
         measured.by_method(),
-        (
-            (Heading("(client, server) bits"), method_of),
-            (Heading("uploads to target", human_count), spread_of(UPLOADS)),
-            (Heading("published, thousands"), _published),
-            (Heading("per upload", human_bytes), mean_of(summary("upload_bytes_mean"))),
-            (Heading("per broadcast", human_bytes), mean_of(summary("broadcast_bytes_mean"))),
-            (Heading("sent up", human_bytes), spread_of(UP)),
-            (Heading("broadcast", human_bytes), spread_of(DOWN)),
-            (Heading("seeds that met it"), target_met),
-            (accuracy_heading("best accuracy"), spread_of(best_accuracy)),
-        ),
+        spread_column("uploads to target", UPLOADS, human_count),
+        cell_column("published, thousands", _published),
+        mean_column("per upload", "upload_bytes_mean", human_bytes),
+        mean_column("per broadcast", "broadcast_bytes_mean", human_bytes),
+        spread_column("sent up", UP, human_bytes),
+        spread_column("broadcast", DOWN, human_bytes),
+        cell_column("seeds that met it", target_met),
+        spread_column("best accuracy", best_accuracy, three_digits),
     )
 
 

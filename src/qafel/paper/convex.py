@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from qafel.paper.display import END_COLUMNS, Heading, Table, curve_panels, end_table, spread_of, table_of
+from qafel.paper.display import END_COLUMNS, Table, curve_panels, end_table, spread_column, table_of
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import SETTLED, EntryRuns, Spread, diverged, first_below, on_common_seeds, ratios, settled
+from qafel.paper.measured import SETTLED, EntryRuns, Spread, ratios, settled
 from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
 from qafel.text import human_count, human_metric
@@ -63,7 +64,7 @@ def _does_not_converge(measured: EntryRuns, method: str) -> Verdict:
 def _diverges(measured: EntryRuns, method: str) -> Verdict:
     """Not finite in the end, or at twice its lowest level and more: it moves away."""
     runs = measured.runs(method)
-    away = [diverged(run) or settled(run) >= FAR * lowest_level(run) for run in runs]
+    away = [run.diverged or settled(run) >= FAR * lowest_level(run) for run in runs]
     lowest = human_metric(Spread.of(map(lowest_level, runs)).mean)
     return Verdict.of(all(away), f"{_end(measured, method)}, after a lowest level of {lowest} on the way")
 
@@ -78,7 +79,7 @@ def lowest_level(run: Run) -> float:
 
 def _late_progress(run: Run) -> float:
     """By what share the suboptimality fell from the middle of the run to its end."""
-    if diverged(run):
+    if run.diverged:
         return 0.0
     metric = run.column("metric")
     middle = float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
@@ -88,7 +89,8 @@ def _late_progress(run: Run) -> float:
 def _end(measured: EntryRuns, method: str) -> str:
     ends = measured.spread(settled, method)
     if not np.isfinite(ends.mean):
-        return f"f(x) − f* stopped being finite in {sum(map(diverged, measured.runs(method)))} of {ends.count} runs"
+        gone = sum(run.diverged for run in measured.runs(method))
+        return f"f(x) − f* stopped being finite in {gone} of {ends.count} runs"
     return f"f(x) − f* ends at {human_metric(ends.mean)}"
 
 
@@ -107,16 +109,17 @@ def _local_steps_plan(extent: Extent) -> list[Planned]:
 
 
 def _early(run: Run) -> float:
-    return first_below(run, EARLY, "version")
+    first = run.first_at(EARLY, "min")
+    return math.inf if first is None else float(run.column("version")[first])
 
 
 def _local_steps_table(measured: EntryRuns) -> Table:
-    early = (Heading(f"server steps to {EARLY:g}", human_count), spread_of(_early))
-    return table_of(measured.by_method(), (*END_COLUMNS, early))
+    early = spread_column(f"server steps to {EARLY:g}", _early, human_count)
+    return table_of("method", measured.by_method(), *END_COLUMNS, early)
 
 
 def _fair(measured: EntryRuns) -> EntryRuns:
-    return on_common_seeds(*(measured.of(P=steps) for steps in LOCAL_STEPS))
+    return EntryRuns.on_common_seeds(*(measured.of(P=steps) for steps in LOCAL_STEPS))
 
 
 def _faster_at_first(measured: EntryRuns) -> Verdict:
@@ -144,8 +147,12 @@ def _worse_in_the_end(measured: EntryRuns) -> Verdict:
     return Verdict.of(rises, f"where f(x) − f* has settled, it is at {listed}{still}")
 
 
-def _entry(name: str, title: str, paper: str, methods: Sequence[str], claims: tuple[Claim, ...]) -> Entry:
-    return Entry(name, title, paper, "1 min", partial(_plan, methods), end_table, curve_panels, claims)
+def _entry(
+    name: str, title: str, paper: str, methods: Sequence[str], *claims: tuple[str, str, Callable[..., Verdict], str]
+) -> Entry:
+    """Methods side by side; a claim is where it is made, its text, its check, and the method that it is about."""
+    checked = tuple(Claim(where, text, partial(check, method=method)) for where, text, check, method in claims)
+    return Entry(name, title, paper, "1 min", partial(_plan, methods), end_table, curve_panels, checked)
 
 
 DIRECT_VS_UNQUANTIZED = _entry(
@@ -153,18 +160,8 @@ DIRECT_VS_UNQUANTIZED = _entry(
     "Direct quantization against the unquantized counterpart",
     "Fig. 2",
     (UNQUANTIZED, DIRECT_QSGD, DIRECT_TOP),
-    (
-        Claim(
-            "Section I-A",
-            "A naive use of quantization results in suboptimal loss",
-            partial(_does_not_converge, method=DIRECT_QSGD),
-        ),
-        Claim(
-            "Section I-A",
-            "FedBuff diverges when the server sends the top 50 % of coordinates",
-            partial(_diverges, method=DIRECT_TOP),
-        ),
-    ),
+    ("Section I-A", "A naive use of quantization results in suboptimal loss", _does_not_converge, DIRECT_QSGD),
+    ("Section I-A", "FedBuff diverges when the server sends the top 50 % of coordinates", _diverges, DIRECT_TOP),
 )
 
 
@@ -173,10 +170,8 @@ QAFEL_VS_DIRECT_QSGD = _entry(
     "QAFeL against direct quantization: QSGD",
     "Fig. 5 (a)",
     (UNQUANTIZED, HIDDEN_QSGD, DIRECT_QSGD),
-    (
-        Claim("Section IV-A", "QAFeL is very close to the unquantized case", partial(_is_close, method=HIDDEN_QSGD)),
-        Claim("Section IV-A", "Direct quantization does not converge", partial(_does_not_converge, method=DIRECT_QSGD)),
-    ),
+    ("Section IV-A", "QAFeL is very close to the unquantized case", _is_close, HIDDEN_QSGD),
+    ("Section IV-A", "Direct quantization does not converge", _does_not_converge, DIRECT_QSGD),
 )
 
 
@@ -185,18 +180,8 @@ QAFEL_VS_DIRECT_TOPK = _entry(
     "QAFeL against direct quantization: top-k",
     "Fig. 5 (b)",
     (UNQUANTIZED, HIDDEN_TOP, DIRECT_TOP),
-    (
-        Claim(
-            "Section IV-A",
-            "QAFeL converges when the server sends the top 1 % of coordinates",
-            partial(_is_close, method=HIDDEN_TOP),
-        ),
-        Claim(
-            "Section IV-A",
-            "Direct quantization diverges when the server sends the top 50 %",
-            partial(_diverges, method=DIRECT_TOP),
-        ),
-    ),
+    ("Section IV-A", "QAFeL converges when the server sends the top 1 % of coordinates", _is_close, HIDDEN_TOP),
+    ("Section IV-A", "Direct quantization diverges when the server sends the top 50 %", _diverges, DIRECT_TOP),
 )
 
 

@@ -17,8 +17,7 @@ from qafel.runs.reading import Column, Run
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
 
 Cell: TypeAlias = str | float | Spread
-CellOf: TypeAlias = Callable[[EntryRuns], Cell]
-"""What a table says of the runs of one row."""
+Show: TypeAlias = Callable[[float], str]
 
 
 @final
@@ -27,7 +26,11 @@ class Heading:
     """A column: its title, and how its numbers are shown."""
 
     title: str
-    show: Callable[[float], str] = human_metric
+    show: Show = human_metric
+
+
+TableColumn: TypeAlias = tuple[Heading, Callable[[EntryRuns], Cell]]
+"""A heading, and what the column says of the runs of one row."""
 
 
 @final
@@ -81,47 +84,43 @@ def _values(cell: Cell, five: bool) -> list[str | float]:
     return [cell, "", "", "", ""] if five else [cell]
 
 
-def table_of(rows: Iterable[EntryRuns], columns: Iterable[tuple[Heading, CellOf]]) -> Table:
-    """A table with a row for each group of runs; a column is its heading and what it says of the group."""
-    listed = list(columns)
+def table_of(title: str, rows: Iterable[EntryRuns], *columns: TableColumn) -> Table:
+    """A table with a row for each group of runs; its first column, called `title`, names the method."""
+    listed = (cell_column(title, lambda runs: runs.methods[0]), *columns)
     cells = tuple(tuple(cell(runs) for _, cell in listed) for runs in rows)
     return Table(tuple(heading for heading, _ in listed), cells)
 
 
-def spread_of(figure: Figure) -> CellOf:
-    """A figure with its spread over seeds."""
-    return lambda runs: runs.spread(figure)
+def cell_column(title: str, cell: Callable[[EntryRuns], Cell], show: Show = human_metric) -> TableColumn:
+    """A column of what `cell` says of the runs of a row; `show` rounds its numbers."""
+    return Heading(title, show), cell
 
 
-def mean_of(figure: Figure) -> CellOf:
-    return lambda runs: runs.spread(figure).mean
+def spread_column(title: str, figure: Figure | str, show: Show = human_metric) -> TableColumn:
+    """A column of a figure, or a number of the summary, with its spread over seeds."""
+    return cell_column(title, lambda runs: runs.spread(figure), show)
 
 
-def summary(key: str) -> Figure:
-    """A number of the run's summary."""
-    return lambda run: run.number(key)
+def mean_column(title: str, figure: Figure | str, show: Show = human_metric) -> TableColumn:
+    """A column of the mean of a figure, or of a number of the summary, over seeds."""
+    return cell_column(title, lambda runs: runs.spread(figure).mean, show)
 
 
-def method_of(runs: EntryRuns) -> str:
-    return runs.methods[0]
+def three_digits(value: float) -> str:
+    return f"{value:.3f}"
 
 
-def accuracy_heading(title: str) -> Heading:
-    return Heading(title, lambda value: f"{value:.3f}")
-
-
-END_COLUMNS: tuple[tuple[Heading, CellOf], ...] = (
-    (Heading("method"), method_of),
-    (Heading("f(x) − f* in the end"), spread_of(settled)),
-    (Heading("uploads", human_count), mean_of(summary("uploads"))),
-    (Heading("sent up", human_bytes), mean_of(summary("upload_bytes_total"))),
-    (Heading("broadcast", human_bytes), mean_of(summary("broadcast_bytes_total"))),
+END_COLUMNS = (
+    spread_column("f(x) − f* in the end", settled),
+    mean_column("uploads", "uploads", human_count),
+    mean_column("sent up", "upload_bytes_total", human_bytes),
+    mean_column("broadcast", "broadcast_bytes_total", human_bytes),
 )
 """Where a method ends, and what it sent."""
 
 
 def end_table(measured: EntryRuns) -> Table:
-    return table_of(measured.by_method(), END_COLUMNS)
+    return table_of("method", measured.by_method(), *END_COLUMNS)
 
 
 ACROSS: Mapping[str, tuple[str, Axis, Callable[[Run], Column]]] = {
@@ -157,11 +156,7 @@ def curve_panels(
     measured: EntryRuns, keys: Sequence[Literal["steps", "uploads", "bytes", "time"]] = ("steps", "bytes")
 ) -> tuple[Panel, ...]:
     """f(x) − f* on a logarithmic axis, against each of `keys`; the first panel names the methods that diverged."""
-    gone = [
-        group.methods[0]
-        for group in measured.by_method()
-        if any(run.summary.get("status") == "diverged" for run in group.runs())
-    ]
+    gone = [group.methods[0] for group in measured.by_method() if any(run.diverged for run in group.runs())]
     start = max(float(run.column("metric")[0]) for run in measured.runs())
     panels: list[Panel] = []
     for key in keys:

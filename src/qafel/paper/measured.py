@@ -98,30 +98,39 @@ class EntryRuns:
         """The runs that `of` gives, without their places."""
         return [run for _, run in self.of(method, **at).pairs]
 
-    def spread(self, figure: Figure, method: str | None = None, **at: float | str) -> Spread:
-        """A figure of the runs that `of` gives, over their seeds."""
-        return Spread.of(map(figure, self.runs(method, **at)))
+    def spread(self, figure: Figure | str, method: str | None = None, **at: float | str) -> Spread:
+        """A figure, or a number of the summary, of the runs that `of` gives, over their seeds."""
+        return Spread.of(
+            run.number(figure) if isinstance(figure, str) else figure(run) for run in self.runs(method, **at)
+        )
+
+    @staticmethod
+    def on_common_seeds(*groups: EntryRuns) -> EntryRuns:
+        """These groups of runs, each with the seeds that all of them have; NotComparable if there is no such seed."""
+        common = set.intersection(*(set(group.seeds) for group in groups))
+        if not common:
+            names = " and ".join(dict.fromkeys(group.methods[0] for group in groups))
+            raise NotComparable(f"the runs of {names} have no seed in common")
+        kept = tuple(pair for group in groups for pair in group.pairs if pair[0].config.seed in common)
+        return EntryRuns(kept, groups[0].quick)
+
+    def paired(self, figure: Figure, others: EntryRuns) -> list[tuple[float, float]]:
+        """A figure of these runs and of `others` for every seed that both have; NotComparable if there is none."""
+        seeds = EntryRuns.on_common_seeds(self, others).seeds
+        ours, theirs = ({planned.config.seed: figure(run) for planned, run in it.pairs} for it in (self, others))
+        return [(ours[seed], theirs[seed]) for seed in seeds]
+
+    def reduction(self, figure: Figure, others: EntryRuns) -> float:
+        """How many times less these runs need than others: a ratio of means over the seeds that both have.
+
+        NaN if a run of these never met the target; NotComparable if no seed is common to both.
+        """
+        ours, theirs = (Spread.of(values).mean for values in zip(*self.paired(figure, others), strict=True))
+        return theirs / ours if math.isfinite(ours) and math.isfinite(theirs) else math.nan
 
 
 def _is_at(planned: Planned, method: str | None, at: dict[str, float | str]) -> bool:
     return method in (None, planned.method) and all(planned.at.get(key) == value for key, value in at.items())
-
-
-def on_common_seeds(*groups: EntryRuns) -> EntryRuns:
-    """These groups of runs, each with the seeds that all of them have; NotComparable if there is no such seed."""
-    common = set.intersection(*(set(group.seeds) for group in groups))
-    if not common:
-        names = " and ".join(dict.fromkeys(group.methods[0] for group in groups))
-        raise NotComparable(f"the runs of {names} have no seed in common")
-    kept = tuple(pair for group in groups for pair in group.pairs if pair[0].config.seed in common)
-    return EntryRuns(kept, groups[0].quick)
-
-
-def paired(figure: Figure, ours: EntryRuns, theirs: EntryRuns) -> list[tuple[float, float]]:
-    """A figure of two groups of runs for every seed that both have; NotComparable if there is no such seed."""
-    seeds = on_common_seeds(ours, theirs).seeds
-    first, second = ({planned.config.seed: figure(run) for planned, run in group.pairs} for group in (ours, theirs))
-    return [(first[seed], second[seed]) for seed in seeds]
 
 
 def ratios(measured: EntryRuns, method: str, reference: str) -> list[float]:
@@ -129,20 +138,11 @@ def ratios(measured: EntryRuns, method: str, reference: str) -> list[float]:
 
     Anything is small next to a reference that diverged, so with one there is nothing to compare.
     """
-    found = paired(settled, measured.of(method), measured.of(reference))
+    found = measured.of(method).paired(settled, measured.of(reference))
     if not all(math.isfinite(theirs) for _, theirs in found):
         raise NotComparable(f"{reference}, which {method} is measured against, diverged")
     # max() and min() may drop a NaN, and with it a seed.
     return [math.inf if math.isnan(ours) else ours / theirs for ours, theirs in found]
-
-
-def reduction(figure: Figure, ours: EntryRuns, theirs: EntryRuns) -> float:
-    """How many times less `ours` need than `theirs`: a ratio of means over the seeds that both have.
-
-    NaN if a run of these never met the target; NotComparable if no seed is common to both.
-    """
-    mean, reference = (Spread.of(values).mean for values in zip(*paired(figure, ours, theirs), strict=True))
-    return reference / mean if math.isfinite(mean) and math.isfinite(reference) else math.nan
 
 
 def if_comparable(value: Callable[[], T], otherwise: T) -> T:
@@ -153,32 +153,17 @@ def if_comparable(value: Callable[[], T], otherwise: T) -> T:
         return otherwise
 
 
-def diverged(run: Run) -> bool:
-    """Whether the model stopped being finite."""
-    return run.diverged
-
-
 def settled(run: Run) -> float:
     """The mean metric over the last tenth of the evaluations; infinite (or zero accuracy) for a run that diverged."""
-    if diverged(run):
-        return 0.0 if run.summary.get("metric_goal") == "max" else math.inf
+    if run.diverged:
+        return 0.0 if run.goal == "max" else math.inf
     metric = run.column("metric")
     return float(metric[-max(1, round(SETTLED * len(metric))) :].mean())
 
 
-def first_below(run: Run, level: float, column: str = "uploads") -> float:
-    """The value of `column` where the metric is first at or below `level`; infinite if it never is."""
-    reached = np.flatnonzero(run.column("metric") <= level)
-    return float(run.column(column)[reached[0]]) if reached.size else math.inf
-
-
 def to_target(column: str) -> Figure:
     """The value of `column` where a run's accuracy first meets its target; infinite if it never does."""
-
-    def figure(run: Run) -> float:
-        return run.at_target(run.column(column), "max")
-
-    return figure
+    return lambda run: run.at_target(run.column(column), "max")
 
 
 def met_target(run: Run) -> bool:
@@ -187,7 +172,7 @@ def met_target(run: Run) -> bool:
 
 def learned(run: Run, good: float) -> bool:
     """Whether a run came near the accuracy `good`. A slow run did; one that diverged or got stuck did not."""
-    return not diverged(run) and settled(run) >= LEARNED * good
+    return not run.diverged and settled(run) >= LEARNED * good
 
 
 def best_accuracy(run: Run) -> float:

@@ -16,30 +16,17 @@ from qafel.config import recipes
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
 from qafel.paper.display import (
-    Cell,
-    Heading,
     Table,
-    accuracy_heading,
     accuracy_panel,
-    mean_of,
-    method_of,
-    spread_of,
+    cell_column,
+    mean_column,
+    spread_column,
     table_of,
     target_panels,
+    three_digits,
 )
 from qafel.paper.entry import QUICK, Claim, Entry, Extent, Verdict, configuration
-from qafel.paper.measured import (
-    EntryRuns,
-    best_accuracy,
-    if_comparable,
-    learned,
-    met_target,
-    on_common_seeds,
-    reduction,
-    settled,
-    to_target,
-)
-from qafel.runs.reading import Run
+from qafel.paper.measured import EntryRuns, best_accuracy, if_comparable, learned, met_target, settled, to_target
 from qafel.sweeps.run import Planned
 from qafel.text import human_bytes, human_count
 
@@ -132,7 +119,7 @@ class _Comparison:
 
     def ratio(self, column: str) -> float:
         """The reference's figure at the target over the method's."""
-        return reduction(to_target(column), self.ours, self.theirs)
+        return self.ours.reduction(to_target(column), self.theirs)
 
     def overlap(self, column: str) -> bool:
         """Whether the ranges over seeds overlap."""
@@ -156,15 +143,15 @@ def _compared(measured: EntryRuns, method: str = QAFEL, reference: str = FEDBUFF
     if absent:
         raise NotComparable(f"{method} or {reference} was not run at concurrency {', '.join(absent)}")
     groups = {place: [measured.of(name, concurrency=place) for name in names] for place in PUBLISHED_CONCURRENCIES}
-    unmet = [f"{place:g}" for place, both in groups.items() if not all(map(met_target, _runs(both)))]
+    unmet = [
+        f"{place:g}"
+        for place, both in groups.items()
+        if not all(met_target(run) for group in both for run in group.runs())
+    ]
     if unmet:
         raise NotComparable(f"not every seed met the target at concurrency {', '.join(unmet)}")
-    fair = {place: on_common_seeds(*both) for place, both in groups.items()}
+    fair = {place: EntryRuns.on_common_seeds(*both) for place, both in groups.items()}
     return [_Comparison(place, both.of(method), both.of(reference)) for place, both in fair.items()]
-
-
-def _runs(groups: Iterable[EntryRuns]) -> list[Run]:
-    return [run for group in groups for run in group.runs()]
 
 
 def _fewer_bytes(measured: EntryRuns, least: float) -> Verdict:
@@ -205,7 +192,7 @@ def _direct_fails_somewhere(measured: EntryRuns) -> Verdict:
     require_published(measured)
     kept = {}
     for place in (500.0, 1000.0):
-        fair = on_common_seeds(*(measured.of(name, concurrency=place) for name in (DIRECT, QAFEL)))
+        fair = EntryRuns.on_common_seeds(*(measured.of(name, concurrency=place) for name in (DIRECT, QAFEL)))
         if len(fair.seeds) < PUBLISHED_SEEDS:
             return Verdict.none(f"the claim is about {PUBLISHED_SEEDS} seeds, and there are {len(fair.seeds)}")
         good = fair.spread(settled, QAFEL).mean
@@ -247,25 +234,23 @@ def _table(measured: EntryRuns) -> Table:
     def place(runs: EntryRuns) -> float:
         return runs.places("concurrency")[0]
 
-    def fewer_bytes(runs: EntryRuns) -> Cell:
+    def fewer_bytes(runs: EntryRuns) -> float:
         def figure() -> float:
-            return reduction(sent_up, runs, measured.of(FEDBUFF, concurrency=place(runs)))
+            return runs.reduction(sent_up, measured.of(FEDBUFF, concurrency=place(runs)))
 
         return if_comparable(figure, nan)
 
     sent_up = to_target("upload_bytes_total")
     return table_of(
+        "method",
         [group.of(concurrency=at) for group in measured.by_method() for at in group.places("concurrency")],
-        (
-            (Heading("method"), method_of),
-            (Heading("concurrency", lambda value: f"{value:g}"), place),
-            (Heading("uploads to target", human_count), spread_of(to_target("uploads"))),
-            (Heading("sent up", human_bytes), spread_of(sent_up)),
-            (Heading("broadcast", human_bytes), spread_of(to_target("broadcast_bytes_total"))),
-            (Heading("fewer bytes up", lambda value: f"{value:.3g}×"), fewer_bytes),
-            (Heading("seeds that met it"), target_met),
-            (accuracy_heading("best accuracy"), spread_of(best_accuracy)),
-        ),
+        cell_column("concurrency", place, lambda value: f"{value:g}"),
+        spread_column("uploads to target", to_target("uploads"), human_count),
+        spread_column("sent up", sent_up, human_bytes),
+        spread_column("broadcast", to_target("broadcast_bytes_total"), human_bytes),
+        cell_column("fewer bytes up", fewer_bytes, lambda value: f"{value:.3g}×"),
+        cell_column("seeds that met it", target_met),
+        spread_column("best accuracy", best_accuracy, three_digits),
     )
 
 
@@ -363,14 +348,12 @@ def _seeds_plan(extent: Extent) -> list[Planned]:
 
 def _seeds_table(measured: EntryRuns) -> Table:
     return table_of(
+        "seed",
         measured.by_method(),
-        (
-            (Heading("seed"), method_of),
-            (accuracy_heading("accuracy in the end"), mean_of(settled)),
-            (accuracy_heading("best accuracy"), mean_of(best_accuracy)),
-            (Heading("uploads to target", human_count), mean_of(to_target("uploads"))),
-            (Heading("status"), lambda runs: str(runs.runs()[0].summary["status"])),
-        ),
+        mean_column("accuracy in the end", settled, three_digits),
+        mean_column("best accuracy", best_accuracy, three_digits),
+        mean_column("uploads to target", to_target("uploads"), human_count),
+        cell_column("status", lambda runs: str(runs.runs()[0].summary["status"])),
     )
 
 

@@ -9,9 +9,9 @@ from functools import partial
 
 from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
-from qafel.paper.display import Heading, Table, curve, mean_of, method_of, points, spread_of, table_of
+from qafel.paper.display import Table, cell_column, curve, mean_column, points, spread_column, table_of
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import EntryRuns, Spread, first_below, if_comparable, paired, ratios, settled
+from qafel.paper.measured import EntryRuns, Spread, if_comparable, ratios, settled
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
@@ -72,7 +72,8 @@ def _change(client: str, server: str) -> Change:
 
 def _bytes_to(level: float, run: Run) -> float:
     """All bytes until f(x) − f* is at or below a level."""
-    return first_below(run, level, "upload_bytes_total") + first_below(run, level, "broadcast_bytes_total")
+    first = run.first_at(level, "min")
+    return math.inf if first is None else float(run.traffic[first])
 
 
 def _sent(run: Run) -> float:
@@ -85,21 +86,19 @@ def _table(measured: EntryRuns) -> Table:
     def delta(of: int, runs: EntryRuns) -> float:
         return parse(PAIRS[runs.methods[0]][of]).delta(int(runs.runs()[0].number("dimension")))
 
+    def share(runs: EntryRuns) -> Spread:
+        return _of_fedbuff(measured, runs.methods[0])
+
     return table_of(
+        "client / server",
         measured.by_method(),
-        (
-            (Heading("client / server"), method_of),
-            (Heading("δ_c"), partial(delta, 0)),
-            (Heading("δ_s"), partial(delta, 1)),
-            (Heading("f(x) − f* in the end"), spread_of(settled)),
-            (Heading("all bytes", human_bytes), mean_of(_sent)),
-            *((Heading(f"bytes to {level:g}", human_bytes), spread_of(partial(_bytes_to, level))) for level in LEVELS),
-            (
-                Heading(f"of FedBuff's to {LEVELS[-1]:g}", lambda value: f"{value:.3f}×"),
-                lambda runs: _of_fedbuff(measured, runs.methods[0]),
-            ),
-            (Heading("on the front"), lambda runs: "yes" if runs.methods[0] in front else ""),
-        ),
+        cell_column("δ_c", partial(delta, 0)),
+        cell_column("δ_s", partial(delta, 1)),
+        spread_column("f(x) − f* in the end", settled),
+        mean_column("all bytes", _sent, human_bytes),
+        *(spread_column(f"bytes to {level:g}", partial(_bytes_to, level), human_bytes) for level in LEVELS),
+        cell_column(f"of FedBuff's to {LEVELS[-1]:g}", share, lambda value: f"{value:.3f}×"),
+        cell_column("on the front", lambda runs: "yes" if runs.methods[0] in front else ""),
     )
 
 
@@ -107,7 +106,7 @@ def _of_fedbuff(measured: EntryRuns, label: str) -> Spread:
     """Bytes to the last level over FedBuff's, seed by seed; unknown where there is nothing to compare."""
 
     def shares() -> list[float]:
-        found = paired(partial(_bytes_to, LEVELS[-1]), measured.of(label), measured.of(REFERENCE))
+        found = measured.of(label).paired(partial(_bytes_to, LEVELS[-1]), measured.of(REFERENCE))
         return [ours / theirs if math.isfinite(theirs) else math.nan for ours, theirs in found]
 
     return Spread.of(if_comparable(shares, []))
@@ -134,7 +133,7 @@ def _beats(measured: EntryRuns, label: str, other: str) -> bool:
 
     Two ends are equal where their ranges over the common seeds overlap: noise puts no pair on the front.
     """
-    sent, ends = (paired(figure, measured.of(label), measured.of(other)) for figure in (_sent, settled))
+    sent, ends = (measured.of(label).paired(figure, measured.of(other)) for figure in (_sent, settled))
     saved = sum(theirs - ours for ours, theirs in sent)
     ours, theirs = (Spread.of(values) for values in zip(*ends, strict=True))
     return ours.high < theirs.low if saved == 0 else saved > 0 and ours.low <= theirs.high

@@ -19,9 +19,9 @@ import numpy as np
 from qafel.config import Config
 from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
-from qafel.paper.display import Cell, Heading, Table, points, summary
+from qafel.paper.display import Cell, Heading, Table, points
 from qafel.paper.entry import Claim, Entry, Extent, Verdict
-from qafel.paper.measured import EntryRuns, Spread, if_comparable, paired
+from qafel.paper.measured import EntryRuns, Spread, if_comparable
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
@@ -178,9 +178,7 @@ def _bound(measured: EntryRuns, horizon: float) -> Bound:
 def _ergodic(run: Run) -> float:
     """(1/T) Σ ‖∇f(xᵗ)‖² over t = 0 … T − 1; infinite where the run diverged."""
     norms, versions = run.column("gradient_norm_squared"), run.column("version")
-    if run.summary.get("status") == "diverged":
-        return math.inf
-    return float(norms[versions < versions[-1]].mean())
+    return math.inf if run.diverged else float(norms[versions < versions[-1]].mean())
 
 
 def _mean(measured: EntryRuns, variant: Variant, horizon: float) -> Spread:
@@ -198,7 +196,8 @@ def _ratio(measured: EntryRuns, horizon: float) -> Spread:
 
 
 def _paired(measured: EntryRuns, variant: Variant, against: Variant, horizon: float) -> list[tuple[float, float]]:
-    return paired(_ergodic, *(measured.of(T=horizon, variant=one.tag) for one in (variant, against)))
+    ours, theirs = (measured.of(T=horizon, variant=one.tag) for one in (variant, against))
+    return ours.paired(_ergodic, theirs)
 
 
 def _or_none(figure: Callable[[], Spread]) -> Spread:
@@ -282,7 +281,7 @@ def _by_server_delta(measured: EntryRuns) -> Trend:
 def _by_staleness(measured: EntryRuns) -> Trend:
     """The effect of staleness against its mean, in server steps."""
     stale, at = [Variant(concurrency=concurrency) for concurrency in CONCURRENCIES], _varied_at(measured)
-    figures = (partial(measured.spread, summary("staleness_mean"), T=at, variant=one.tag) for one in stale)
+    figures = (partial(measured.spread, "staleness_mean", T=at, variant=one.tag) for one in stale)
     return _varied(measured, [_or_none(figure).mean for figure in figures], [(one, REFERENCE) for one in stale])
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from qafel.paper.convex import CLOSE
-from qafel.paper.display import END_COLUMNS, CellOf, Heading, Table, curve_panels, mean_of, summary, table_of
+from qafel.paper.display import END_COLUMNS, Table, TableColumn, cell_column, curve_panels, mean_column, table_of
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import EntryRuns, diverged, ratios
+from qafel.paper.measured import EntryRuns, ratios
 from qafel.runs.reading import Run
 from qafel.sweeps.run import Planned
 
@@ -57,14 +57,14 @@ def _traits(run: Run) -> tuple[bool, bool, bool]:
     )
 
 
-def _shows(trait: int) -> CellOf:
-    return lambda runs: "yes" if _traits(runs.runs()[0])[trait] else "no"
+def _trait_column(title: str, trait: int) -> TableColumn:
+    return cell_column(title, lambda runs: "yes" if _traits(runs.runs()[0])[trait] else "no")
 
 
 def _table(measured: EntryRuns) -> Table:
-    time = (Heading("virtual time", lambda value: f"{value:,.0f}"), mean_of(summary("virtual_time")))
-    traits = [(Heading(name), _shows(index)) for index, name in enumerate(TRAITS)]
-    return table_of(measured.by_method(), (*END_COLUMNS, time, *traits))
+    time = mean_column("virtual time", "virtual_time", lambda value: f"{value:,.0f}")
+    traits = [_trait_column(name, index) for index, name in enumerate(TRAITS)]
+    return table_of("method", measured.by_method(), *END_COLUMNS, time, *traits)
 
 
 def _as_in_table_1(measured: EntryRuns) -> Verdict:
@@ -87,7 +87,7 @@ def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:
 
 def _hidden_beats_direct(measured: EntryRuns) -> Verdict:
     # The claim is about the hidden state, so that one which diverges refutes it.
-    if any(gone := [diverged(run) for run in measured.runs(HIDDEN)]):
+    if any(gone := [run.diverged for run in measured.runs(HIDDEN)]):
         return Verdict.of(False, f"with a hidden state {sum(gone)} of {len(gone)} runs diverged")
     found = ratios(measured, DIRECT, HIDDEN)
     return Verdict.of(
