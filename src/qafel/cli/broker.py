@@ -141,25 +141,26 @@ def status(
 
 def _table(found: list[RunStatus]) -> Table:
     table = Table(box=None, header_style="bold")
-    for name in ("run", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in ("version", "buffer", "updates", "per s", "waiting", "lag", "up", "broadcast", "rejected", "metric"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for number, name in enumerate(_cells(found[0])):
+        table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
     for one in found:
-        state = one.state
-        lags = sorted(state.clients.values())
-        table.add_row(
-            one.run,
-            one.word,
-            f"{state.version:,}" + (f"/{state.server_steps:,}" if state.server_steps else ""),
-            state.buffer,
-            f"{state.uploads:,}",
-            f"{state.updates_per_s:,.0f}",
-            f"{one.waiting:,}",
-            f"{lags[len(lags) // 2]}…{lags[-1]} of {len(lags)}" if lags else "–",
-            human_bytes(state.upload_bytes),
-            human_bytes(state.broadcast_bytes),
-            ", ".join(f"{count} {reason}" for reason, count in sorted(state.rejected.items())) or "0",
-            "–" if state.metric is None else f"{state.metric:.4g}",
-        )
+        table.add_row(*_cells(one).values())
     return table
+
+
+def _cells(one: RunStatus) -> dict[str, str]:
+    state, lags = one.state, sorted(one.state.clients.values())
+    return {
+        "run": one.run,
+        "state": one.word,
+        "version": f"{state.version:,}" + (f"/{state.server_steps:,}" if state.server_steps else ""),
+        "buffer": state.buffer,
+        "updates": f"{state.uploads:,}",
+        "per s": f"{state.updates_per_s:,.0f}",
+        "waiting": f"{one.waiting:,}",
+        "lag": f"{lags[len(lags) // 2]}…{lags[-1]} of {len(lags)}" if lags else "–",
+        "up": human_bytes(state.upload_bytes),
+        "broadcast": human_bytes(state.broadcast_bytes),
+        "rejected": ", ".join(f"{count} {reason}" for reason, count in sorted(state.rejected.items())) or "0",
+        "metric": "–" if state.metric is None else f"{state.metric:.4g}",
+    }

@@ -220,3 +220,5 @@ def test_a_restarted_servers_rates_are_of_what_it_took_itself(tmp_path: Path, mo
     assert (summary["virtual_time"], summary["virtual_time_unit"]) == (5.0, "s")
     assert summary["staleness_histogram"] == []
     assert {"versions", "hardware", "qafel_version"} <= summary.keys()
+    old = Path(__file__).parents[1] / "old_formats" / "run" / "summary.json"
+    assert json.loads(old.read_text(encoding="utf-8")).keys() <= summary.keys()
