@@ -1,28 +1,97 @@
 """The deployment's speed: a real broker, a server process, client processes that do not train, file storage.
 
-Figures are of this machine, all processes on it together: with two cores, broker, server and clients share them.
+Beside the uploading clients there may be some that only listen, and one that sends damaged messages. Figures are of
+this machine, all processes on it together: with two cores, broker, server and clients share them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import os
+import random
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
-from qafel.bench import deployment_processes as processes
-from qafel.bench.deployment_processes import DeploymentCase, Figures, Results
+from qafel.algorithm import HiddenState, local_update
+from qafel.algorithm.messages import HEADER_BYTES
+from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.client.client import ClientEvent, open_client, run_client
+from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.connection import Broker, Stored, cancel_and_wait, session
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import Receipt, RunState
+from qafel.deployment.names import KEY_VALUE_STREAM, Names
+from qafel.deployment.server.server import run_server
+from qafel.deployment.settings import ClientSettings, ServerSettings
+from qafel.errors import BrokerRefused
+from qafel.params import Layout, Vector
+from qafel.quantizers import set_threads
+from qafel.rng import Stream
 
+RUN: Final = "bench"
+_ORIGINALS: Final = 50
+_AT_ONCE: Final = 32
+_HEARTBEAT_S: Final = 0.25
+
+Figures: TypeAlias = dict[str, Any]
 Mark: TypeAlias = tuple[float, int, int]
 """A moment of the server: time, updates, bytes of memory."""
+Results: TypeAlias = "Queue[tuple[str, Figures]]"
+"""What the processes put in, each under its kind."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeploymentCase:
+    """One measurement, as every process is given it: a run, its clients, and a broker."""
+
+    updates: int = 20_000
+    clients: int = 10
+    dimension: int = 29_282
+    quantizer: str = "qsgd:4"
+    buffer_size: int = 10
+    sync: str | None = None
+    """The broker's sync interval: None for its default, two minutes; "always" for a sync per message."""
+    secured: bool = False
+    listeners: int = 0
+    min_interval_s: float = 0.0
+    mutants: int = 0
+    """Damaged messages that one more client sends meanwhile."""
+
+    @property
+    def all_clients(self) -> int:
+        return self.clients + self.listeners + (self.mutants > 0)
+
+    def config(self) -> Config:
+        quantizers = {"client_quantizer": self.quantizer, "server_quantizer": self.quantizer}
+        return Config.from_dict(
+            {
+                "name": RUN,
+                "task": {"name": "quadratic", "clients": self.all_clients, "dimension": self.dimension},
+                "algorithm": {"preset": "qafel", **quantizers, "buffer_size": self.buffer_size, "server_lr": 0.001},
+                "evaluation": {"every": 1_000_000_000},
+                "stop": {"uploads": self.updates},
+            }
+        )
+
+    def access(self, folder: Path, user: str) -> Access:
+        """How a user reaches the broker of the benchmark in this folder."""
+        if self.secured:
+            return Access.of(None, folder / "broker" / user)
+        return Access((f"nats://127.0.0.1:{(folder / 'port').read_text()}",))
 
 
 def measure(case: DeploymentCase) -> Figures:
@@ -39,10 +108,10 @@ def _measure(case: DeploymentCase) -> Figures:
     with tempfile.TemporaryDirectory(prefix="qafel-bench-") as name, _broker(Path(name) / "broker", case) as broker:
         results: Results = context.Queue()
         targets: list[Any] = [
-            processes.serve_run,
-            *(partial(processes.upload, number) for number in range(case.clients)),
+            serve_run,
+            *(partial(upload, number) for number in range(case.clients)),
         ]
-        targets += [processes.listen] * (case.listeners > 0) + [processes.send_mutants] * (case.mutants > 0)
+        targets += [listen] * (case.listeners > 0) + [send_mutants] * (case.mutants > 0)
         works = [context.Process(target=target, args=(case, name, results), daemon=True) for target in targets]
         for work in works:
             work.start()
@@ -53,7 +122,7 @@ def _measure(case: DeploymentCase) -> Figures:
                 work.join(20)
                 if work.is_alive():
                     work.terminate()
-        return _figures(case, found, processes.resident_bytes(broker.pid), processes.cpu_s(broker.pid))
+        return _figures(case, found, resident_bytes(broker.pid), cpu_s(broker.pid))
 
 
 @contextmanager
@@ -108,3 +177,226 @@ def _steady(marks: list[Mark]) -> list[Mark]:
     last = marks[-1][1]
     steady = [mark for mark in marks if 0.1 * last <= mark[1] < last]
     return steady if len(steady) > 1 else marks
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """The memory that a process has in use now; this one's by default."""
+    try:
+        pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return 4096 * pages
+
+
+def cpu_s(pid: int) -> float:
+    """The processor time that another process has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[-1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def mutated(frames: list[bytes], chooser: random.Random) -> bytes:
+    """One of the frames with flipped bits, cut off, under another's header, or overwritten in part or altogether."""
+    while True:
+        frame = bytearray(chooser.choice(frames))
+        match chooser.randrange(5):
+            case 0:
+                for _ in range(chooser.randint(1, 4)):
+                    frame[chooser.randrange(len(frame))] ^= 1 << chooser.randrange(8)
+            case 1:
+                del frame[chooser.randrange(len(frame)) :]
+            case 2:
+                frame[:HEADER_BYTES] = chooser.choice(frames)[:HEADER_BYTES]
+            case 3:
+                frame = bytearray(chooser.randbytes(chooser.randrange(2 * len(frame))))
+            case _:
+                start = chooser.randrange(len(frame) - 4)
+                frame[start : start + 4] = chooser.randbytes(4)
+        if (mutant := bytes(frame)) not in frames:
+            return mutant
+
+
+def originals(config: Config, number: int) -> list[bytes]:
+    """Uploads that the server would take, had nobody touched them."""
+    dimension = int(config.task.dimension)  # type: ignore[union-attr]
+    algorithm, start = config.algorithm.wire(Layout.flat(dimension)), HiddenState.of(np.zeros(dimension, np.float32))
+
+    def train(start: Vector, stream: Stream) -> Vector:
+        return stream.generator().standard_normal(dimension, np.float32) * np.float32(0.01)
+
+    return [local_update(start, train, algorithm, 0, client=number, sequence=n) for n in range(_ORIGINALS)]
+
+
+@final
+class Mutants:
+    """A client that sends damaged messages, spread over the run, and counts what the server says to each: it must take
+    none of them, and must not be slowed by them.
+    """
+
+    def __init__(self, case: DeploymentCase) -> None:
+        self._case = case
+        self._number = case.clients
+        self._names = Names(RUN)
+        self._chooser = random.Random(0)
+        self._frames = originals(case.config(), self._number)
+        self._sent = self._uploads = 0
+        self._outcomes: Counter[str] = Counter()
+        self._ended = False
+        self._news = asyncio.Event()
+
+    async def send_all(self, folder: Path) -> Figures:
+        async with session(
+            self._case.access(folder, f"clients/{self._number}"), str(self._number), patience_s=60
+        ) as broker:
+            await broker.subscribe(self._names.receipt(self._number), self._on_receipt)
+            await broker.subscribe(self._names.state, self._on_state)
+            if (state := await broker.stored(KEY_VALUE_STREAM, self._names.state)) is not None:
+                await self._on_state(state)
+            while not self._ended:
+                await self._news.wait()
+                self._news.clear()
+                await self._send_due(broker)
+        answered, accepted = sum(self._outcomes.values()), self._outcomes["accepted"]
+        return {"sent": self._sent, "accepted": accepted, "rejected": answered - accepted, "by": dict(self._outcomes)}
+
+    async def _send_due(self, broker: Broker) -> None:
+        """In step with the run, and no more unanswered ones than our part of the queue holds."""
+        due = self._case.mutants * min(1.0, 1.1 * self._uploads / self._case.updates)
+        while self._sent < due and self._sent - sum(self._outcomes.values()) < _AT_ONCE and not self._ended:
+            batch = [mutated(self._frames, self._chooser) for _ in range(_AT_ONCE)]
+            subject = self._names.upload(self._number)
+            try:
+                await asyncio.gather(*(broker.store(subject, mutant) for mutant in batch))
+            except BrokerRefused:  # the run has ended
+                return
+            self._sent += len(batch)
+
+    async def _on_receipt(self, stored: Stored) -> None:
+        receipt = Receipt.from_bytes(stored.data)
+        self._outcomes.update(reason for _, reason, _ in receipt.rejected)
+        self._outcomes["accepted"] += len(receipt.accepted)
+        self._outcomes["duplicate"] += len(receipt.duplicate)
+        self._news.set()
+
+    async def _on_state(self, stored: Stored) -> None:
+        state = RunState.from_bytes(stored.data)
+        self._uploads, self._ended = state.uploads, state.ended
+        self._news.set()
+
+
+def serve_run(case: DeploymentCase, name: str, results: Results) -> None:
+    """The server, which marks time, updates and memory with every heartbeat."""
+    marks: list[Mark] = []
+    cpu_s = time.process_time()
+
+    def mark(state: RunState) -> None:
+        marks.append((time.monotonic(), state.uploads, resident_bytes()))
+
+    set_threads(1)
+    summary = run_server(
+        case.config(),
+        Path(name) / "server",
+        access=case.access(Path(name), "server"),
+        settings=ServerSettings(heartbeat_s=_HEARTBEAT_S, patience_s=30),
+        progress=mark,
+    )
+    results.put(("server", {**summary, "marks": marks, "cpu_s": time.process_time() - cpu_s}))
+
+
+def upload(number: int, case: DeploymentCase, name: str, results: Results) -> None:
+    """A client whose training takes no time: it moves by a fixed vector."""
+    set_threads(1)
+    step = Stream.named(0, "benchmark", number).generator().standard_normal(case.dimension, np.float32)
+    step *= np.float32(0.01)
+    latencies = _Latencies()
+
+    def train(start: Vector, stream: Stream) -> Vector:
+        trained: Vector = start - step
+        return trained
+
+    report = run_client(
+        train,
+        run=RUN,
+        client=number,
+        state=Path(name) / f"client-{number}",
+        access=case.access(Path(name), f"clients/{number}"),
+        settings=ClientSettings(patience_s=60, min_interval_s=case.min_interval_s),
+        on_event=latencies.on_event,
+    )
+    more = {
+        "latencies_s": latencies.found,
+        "resident": resident_bytes(),
+        "cpu_s": time.process_time() - latencies.cpu_s,
+    }
+    results.put(("client", {**asdict(report), **more}))
+
+
+@final
+class _Latencies:
+    """From handing an upload over to holding the hidden state that contains it."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self.cpu_s = time.process_time()
+        """What starting cost."""
+        self._sent: dict[int, float] = {}
+        self._waiting: list[tuple[int, float]] = []
+
+    def on_event(self, event: ClientEvent) -> None:
+        match event:
+            case {"event": "update", "sequence": sequence}:
+                if sequence == 0:
+                    self.cpu_s = time.process_time()
+                self._sent[sequence] = time.monotonic()
+            case {"event": "accepted", "sequence": sequence, "version": version} if sequence in self._sent:
+                self._waiting.append((version, self._sent.pop(sequence)))
+            case {"event": "version", "version": version}:
+                now = time.monotonic()
+                self.found += [now - sent for taken, sent in self._waiting if taken < version]
+                self._waiting = [(taken, sent) for taken, sent in self._waiting if taken >= version]
+
+
+def listen(case: DeploymentCase, name: str, results: Results) -> None:
+    """Connected clients that only follow; each is a whole client, and all are in this process."""
+    set_threads(1)
+    results.put(("listening", asyncio.run(_listen_many(case, name))))
+
+
+async def _listen_many(case: DeploymentCase, name: str) -> Figures:
+    times: dict[int, list[float]] = {}
+
+    def hear(event: ClientEvent) -> None:
+        if event["event"] == "version":
+            times.setdefault(event["version"], []).append(time.monotonic())
+
+    make_train, settings = (lambda *_: ((lambda start, _: start), 1.0)), ClientSettings(patience_s=60)
+    async with AsyncExitStack() as stack:
+        clients = []
+        for number in range(case.clients, case.clients + case.listeners):
+            state = stack.enter_context(ClientState(Path(name) / f"client-{number}"))
+            access = case.access(Path(name), f"clients/{number}")
+            clients.append(await open_client(make_train, Names(RUN), number, state, access, settings, hear))
+        works = [asyncio.create_task(client.stay_connected()) for client in clients]
+        for client in clients:
+            await client.until(lambda c=client: c.follower.ended and c.follower.caught_up, 60 + case.updates / 20)  # type: ignore[misc]
+        await cancel_and_wait(works)
+    digests = {(client.core.hidden_state.version, client.core.hidden_state.digest) for client in clients}
+    complete = {version: heard for version, heard in times.items() if len(heard) == case.listeners}
+    spreads = [max(heard) - min(heard) for heard in complete.values()]
+    span_s = max(map(max, complete.values())) - min(map(min, complete.values())) if len(complete) > 1 else 0.0
+    return {
+        "listeners": case.listeners,
+        "broadcasts_heard_by_all": len(complete),
+        "deliveries_per_s": case.listeners * len(complete) / span_s if span_s else 0.0,
+        "spread_median_s": float(np.median(spreads)) if spreads else None,
+        "spread_p99_s": float(np.quantile(spreads, 0.99)) if spreads else None,
+        "all_equal_in_the_end": len(digests) == 1,
+        "resident_bytes_per_listener": resident_bytes() // case.listeners,
+    }
+
+
+def send_mutants(case: DeploymentCase, name: str, results: Results) -> None:
+    set_threads(1)
+    results.put(("mutants", asyncio.run(Mutants(case).send_all(Path(name)))))

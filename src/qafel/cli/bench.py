@@ -138,8 +138,8 @@ def bench_deployment(
     Example: qafel bench deployment --json deployment.json
     """
     require_extra()
+    from qafel.bench.deployment import DeploymentCase as Case  # noqa: PLC0415
     from qafel.bench.deployment import measure  # noqa: PLC0415
-    from qafel.bench.deployment_processes import DeploymentCase as Case  # noqa: PLC0415
 
     cases = {
         "default": Case(updates, clients, dimension),

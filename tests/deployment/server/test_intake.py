@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Kind, Message, make_upload
-from qafel.bench.deployment_processes import mutated
+from qafel.bench.deployment import mutated
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
