@@ -107,10 +107,7 @@ def _measure(case: DeploymentCase) -> Figures:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="qafel-bench-") as name, _broker(Path(name) / "broker", case) as broker:
         results: Results = context.Queue()
-        targets: list[Any] = [
-            serve_run,
-            *(partial(upload, number) for number in range(case.clients)),
-        ]
+        targets: list[Any] = [serve_run, *(partial(upload, number) for number in range(case.clients))]
         targets += [listen] * (case.listeners > 0) + [send_mutants] * (case.mutants > 0)
         works = [context.Process(target=target, args=(case, name, results), daemon=True) for target in targets]
         for work in works:

@@ -209,9 +209,7 @@ class Intake:
     def take(self, message: Msg, group: UploadGroup, now: float) -> None:
         """Count an upload, or reject it and say why; a part of an upload only waits.
 
-        message  as the broker delivered it
-        group    gets the receipt, the broadcast, and what is to be acknowledged
-        now      the time, in seconds of a clock that only goes forward
+        `group` gets the receipt, the broadcast, and what is to be acknowledged; `now` is a time in seconds.
         """
         client, headers = _client(message.subject), message.headers or {}
         frame, spent, upload = message.data, [message], None
