@@ -90,7 +90,7 @@ class Panel:
     note: str = ""
     bars: tuple[Bars, ...] = ()
     arrangement: Literal["grouped", "stacked", "rows"] = "grouped"
-    """Bars beside each other; on each other; or lying on each other's ends, in rows that the names of `y` head."""
+    """Grouped bars stand side by side, stacked ones on each other; rows lie end to end, under the names of `y`."""
     targets: tuple[float, ...] = ()
     """Heights to reach, each a dashed line across the panel."""
     wide: bool = False

@@ -173,7 +173,7 @@ def _fill(bars: Bars, style: Style) -> str:
 
 
 def _within(values: Values, limits: Ends, log: bool) -> Values:
-    """What lies far outside moves to just outside, or the renderer would overflow."""
+    """Move what lies far outside to just outside, or the renderer would overflow."""
     low, high = limits
     reach = 10 * (high - low)
     return np.where(np.isfinite(values), np.clip(values, low / 10 if log else low - reach, high + reach), np.nan)

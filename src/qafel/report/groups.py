@@ -90,7 +90,7 @@ def groups_of(runs: Sequence[Run]) -> tuple[Group, ...]:
 
 
 def _kind(run: Run, runs: Sequence[Run]) -> tuple[str, str, Goal]:
-    """Task, metric and goal; what a run that was killed does not state, it has from another run of its task."""
+    """Task, metric and goal. A killed run takes what it does not state from another run of its task."""
     alike = (run, *(other for other in runs if other.task == run.task))
     metric = next((str(name) for other in alike if (name := other.summary.get("metric_name"))), "metric")
     goal: Goal = next((other.goal for other in alike if other.summary.get("metric_goal") in ("min", "max")), "min")
@@ -112,7 +112,7 @@ class MetricView:
     leaves: Mapping[int, int]
     """The runs that leave the limits, by their place in the group: the first row beyond, or that is not finite."""
     notes: tuple[str, ...]
-    """First those of the runs that leave, in order."""
+    """What is not drawn; first a note for each run that leaves, in order."""
 
 
 def metric_view(group: Group) -> MetricView:
@@ -157,7 +157,7 @@ def log_start(columns: Sequence[Column]) -> float:
 
 
 def _stays(curve: Column) -> bool:
-    """Whether a run ends no worse than it began, up to a quarter; one that does not has no say in the limits."""
+    """Whether a run ends at most a quarter worse than it began; only such runs decide the limits."""
     return bool(curve[-1] <= curve[0] + 0.25 * abs(curve[0]))
 
 
@@ -181,7 +181,7 @@ def _first_outside(curve: Column, high: float) -> int:
 
 
 def _notes(group: Group, leaves: Mapping[int, int], log: bool, curves: Sequence[Column]) -> tuple[str, ...]:
-    """What is not drawn; the triangles are those at the edge of the chart."""
+    """Say what is not drawn; a triangle in a note is the one at the edge of the chart."""
     notes = []
     triangle, sign = ("▲", 1.0) if group.goal == "min" else ("▼", -1.0)
     for index, row in leaves.items():

@@ -76,7 +76,7 @@ def best_of(run: Run, goal: str) -> float:
 
 
 def ratio(value: float, reference: float) -> float:
-    """One amount relative to another, NaN where that is not known."""
+    """One amount relative to another, NaN if that is unknown."""
     return value / reference if 0 < reference < math.inf else math.nan
 
 
@@ -122,7 +122,7 @@ def _to_target(group: Group) -> tuple[list[float], list[float]]:
 
 
 def _bytes(group: Group, figures: Sequence[float], index: int) -> str:
-    """Bytes, and what they are of the reference's."""
+    """Bytes, and their ratio to those of the reference."""
     times = ratio(figures[index], figures[group.reference])
     if index == group.reference or not times > 0:
         return human_bytes(figures[index])
@@ -130,7 +130,7 @@ def _bytes(group: Group, figures: Sequence[float], index: int) -> str:
 
 
 def _smallest(figures: Sequence[float], eligible: Sequence[bool]) -> int | None:
-    """Where the smallest finite figure of those is; the first, if there are several."""
+    """The index of the smallest finite figure among the eligible; the first of equals, None if there is none."""
     fair = np.where(np.array(eligible) & np.isfinite(figures), figures, np.inf)
     return int(np.argmin(fair)) if np.isfinite(fair).any() else None
 

@@ -22,7 +22,7 @@ from qafel.tuning.trial import Trial
 
 SHOWN = 15
 _WIDE = 8.0  # costs that differ by more than this factor are read on a logarithmic axis
-_BEYOND = 0.08
+_BEYOND = 0.08  # lost trials stand this share of the range beyond the worst
 _MARKS: tuple[tuple[tuple[str, ...], Symbol, str], ...] = (
     (("reached", "finished"), "circle", RED),
     (("cut off",), "circle-open", RED),
@@ -61,7 +61,7 @@ class Heights:
 
 
 def search_panels(tuning: Tuning) -> tuple[Panel, ...]:
-    """All charts that there is something to show in: how the search went, where it looked, what mattered."""
+    """The charts that have something to show: how the search went, where it looked, what mattered."""
     heights = Heights(tuning)
     panels = [_history(tuning, heights)]
     spread = [path for path, dimension in tuning.search.items() if isinstance(dimension, Range)]
@@ -89,7 +89,7 @@ def _slice(tuning: Tuning, heights: Heights, path: str) -> Panel:
 
 
 def _map(tuning: Tuning, heights: Heights, across: str, up: str) -> Panel:
-    """Two settings, one point a trial, its colour what it cost."""
+    """Two settings: a point for each trial, coloured by what it cost."""
     x, y = (np.array([_place(tuning, path, trial) for trial in tuning.trials]) for path in (across, up))
     series = _marks(tuning, x, y, heights.shades)
     if (best := tuning.best) is not None:
@@ -111,7 +111,7 @@ def _importance(tuning: Tuning) -> Panel:
 
 
 def _marks(tuning: Tuning, x: Values, y: Values, shades: Values | None = None) -> tuple[Series, ...]:
-    """A mark for each trial, its symbol what became of it."""
+    """A mark for each trial; the symbol says what became of it."""
     found: list[Series] = []
     for states, symbol, _ in _MARKS:
         chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
@@ -142,7 +142,7 @@ def _hover(tuning: Tuning, trial: Trial) -> str:
 
 
 def write_files(tuning: Tuning) -> None:
-    """Write trials.csv, and best.toml where some trial did what it should."""
+    """Write trials.csv, and best.toml if a trial succeeded."""
     write_atomically(tuning.out / "trials.csv", trials_csv(tuning).encode())
     if tuning.best is not None:
         head = f"# Found by `qafel tune`. {lead_sentence(tuning)}\n"
