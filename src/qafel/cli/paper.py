@@ -23,32 +23,34 @@ _COLOURS = {"pass": "green", "fail": "red", "not comparable": "yellow"}
 
 
 def paper(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An entry's name, `all`, or `list`.")] = "list",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N − 1; three by default.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny version of every run: shows that it works.")] = False,
-    out: Annotated[Path, typer.Option(help="Where to write; runs are shared by all entries.")] = Path("paper"),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of an entry, `all`, or `list`.")] = "list",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N − 1; by default three.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Make a tiny version of every run.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder of results; all entries share its runs.")] = Path("paper"),
     executor: Annotated[
-        ExecutorName, typer.Option(help="Where clients train; inline also makes one run after another.")
+        ExecutorName, typer.Option(help="Where clients train; inline also makes the runs one by one.")
     ] = "processes",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="The number of processes; by default one per core.")
+    ] = None,
     all_methods: Annotated[
-        bool, typer.Option("--all-methods", help="Every recipe of a neural task, not only the figure's.")
+        bool, typer.Option("--all-methods", help="Run every recipe of a neural task, not only those of the figure.")
     ] = False,
     family: Annotated[
-        str | None, typer.Option(help="Take a neural entry's recipes from another family, such as shakespeare-small.")
+        str | None, typer.Option(help="Take the recipes of a neural entry from a family such as shakespeare-small.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Only runs so named, as in '*-c100*'; may be repeated.")
+        list[str] | None, typer.Option(metavar="PATTERN", help="Only runs with such names: '*-c100*'; can be repeated.")
     ] = None,
-    finished: Annotated[bool, typer.Option("--finished", help="Run nothing: write what finished runs give.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Run nothing; write results of finished runs.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print claims and files as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Reproduce a figure or table of the paper: run what is missing, then write table, figure, page and verdicts.
 
-    Finished runs are not run again; an interrupted one goes on where it was; one with other settings is moved aside.
-    Results go to OUT/NAME, those of --quick to NAME-quick, of --family to NAME-FAMILY; those of --only, where fuller
-    ones are there, to NAME-part.
+    A finished run is not run again; an interrupted run continues; a run with other settings is moved aside. Results
+    go to OUT/NAME, those of --quick to NAME-quick, those of --family to NAME-FAMILY. Results of --only go to NAME-part
+    if OUT/NAME holds those of more runs.
 
     Example: qafel paper qafel-vs-direct-qsgd --seeds 3
     """
@@ -69,7 +71,7 @@ def paper(
         try:
             failures = sweep(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
         except KeyboardInterrupt:
-            errors.print("interrupted: the same command goes on where this one was")
+            errors.print("interrupted: run the same command again to continue")
             raise
     results, unwritten = write_entries(entries, plans, out, request)
     failed = {failure.run.folder: failure.reason for failure in failures}
@@ -126,4 +128,4 @@ def _show_list(json_output: bool) -> None:
     for name, entry in ENTRIES.items():
         table.add_row(name, entry.title, entry.paper, tasks[name], str(len(counts[name])), entry.time)
     console.print(table)
-    console.print("time: roughly, of three seeds on two cores, where no run is there yet", style="dim")
+    console.print("time: roughly, for three seeds on two cores, if no run is finished yet", style="dim")

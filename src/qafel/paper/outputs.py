@@ -109,7 +109,11 @@ class Provenance:
             if place.qafel != __version__:
                 others[place.qafel] += count
         found = ", ".join(f"{count} by qafel {version}" for version, count in others.items())
-        return f"Not made by the present qafel {__version__}: {found}; another --out makes them anew." if found else ""
+        return (
+            f"Not made by the present qafel {__version__}: {found}. Choose another --out to make them again."
+            if found
+            else ""
+        )
 
     def seeds_each(self) -> str:
         """How many seeds a figure's points and curves stand for."""
@@ -343,7 +347,7 @@ def read_back(planned: Sequence[Planned], runs: Path, quick: bool) -> EntryRuns:
     """Load those of the `planned` runs that are finished in the folder `runs`."""
     finished = [run for run in planned if state_of(runs / run.folder, run.config) == "finished"]
     if not finished:
-        raise DataError("none of its runs was made")
+        raise DataError("none of its runs is finished")
     return EntryRuns(tuple((run, Run.load(runs / run.folder)) for run in finished), quick)
 
 
