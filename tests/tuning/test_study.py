@@ -57,7 +57,7 @@ def test_a_range_in_which_nothing_new_is_drawn_ends_too(tmp_path):
 def test_an_interrupted_trial_is_taken_up_as_it_was(tmp_path):
     """Which takes Optuna's `FrozenTrial._trial_id`: it has no public way back to a trial that is still running."""
     setup = {"seeds": 1, "target": 0.1}
-    with SearchFolder(tmp_path, setup) as folder:
+    with SearchFolder(tmp_path, setup).alone() as folder:
         begun = Study(folder, RATE, None, seed=0).next()
         study = Study(folder, RATE, None, seed=0)
         assert study.next() == begun
@@ -101,7 +101,8 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path):
 
 
 def test_one_process_at_a_time_searches_in_a_folder(tmp_path):
-    with SearchFolder(tmp_path, {}), pytest.raises(OutputError, match="a search goes on"), SearchFolder(tmp_path, {}):
+    folder = SearchFolder(tmp_path, {})
+    with folder.alone(), pytest.raises(OutputError, match="a search goes on"), SearchFolder(tmp_path, {}).alone():
         pass
-    with SearchFolder(tmp_path, {}):
+    with folder.alone():
         pass

@@ -38,13 +38,9 @@ def tune(
     objective: Annotated[ObjectiveName, typer.Option(help="What is to be small until the target.")] = "uploads",
     target: Annotated[float | None, typer.Option(help="The metric to reach; the recipe's own by default.")] = None,
     trials: Annotated[int, typer.Option(min=1, help="How many, with those that are in the folder.")] = 30,
-    seconds: Annotated[
-        float | None, typer.Option(min=0, help="Begin no new trial after so long; the check still follows.")
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Begin no trial after that; the check follows.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
-    check: Annotated[
-        int, typer.Option(min=0, help="Unseen seeds with which the best trials are run again at the end.")
-    ] = 5,
+    check: Annotated[int, typer.Option(min=0, help="Unseen seeds to run the best trials with at the end.")] = 5,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
     ] = None,

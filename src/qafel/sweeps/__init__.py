@@ -110,7 +110,7 @@ def _at_once(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: i
     """A process that dies takes only its own run with it."""
     failures, begun = [], set()
     waiting = deque((number, run.config, folder / run.folder) for number, run in enumerate(runs))
-    pool: Workers[_Work, Row | str | _End] = Workers(workers, _worker_side, tries=1, environment=thread_limits(1))
+    pool: Workers[_Work, Row | str | _End] = Workers(workers, _begin, tries=1, environment=thread_limits(1))
     with pool:
         while waiting or pool.busy:
             while waiting and pool.give(waiting[0]):
@@ -144,7 +144,7 @@ def _attempt(*arguments: Any, **options: Any) -> _End:
         return "failed", f"{type(error).__name__}: {error}"
 
 
-def _worker_side() -> Perform[_Work, _End]:
+def _begin() -> Perform[_Work, _End]:
     return _in_worker
 
 

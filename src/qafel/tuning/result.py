@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,31 +24,19 @@ def check_best(trials: Iterable[Trial], run: Callable[[Trial, float], TrialOutco
     best mean on unseen seeds. `run` takes a trial and what a seed may cost on average.
     """
     found: dict[int, TrialOutcome] = {}
-    candidates = _distinct(sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score))
-    for trial in candidates[:CANDIDATES]:
-        best = least(found)
+    candidates: dict[tuple[object, ...], Trial] = {}  # the first trial of each setting
+    for trial in sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score):
+        candidates.setdefault(tuple(trial.settings.items()), trial)
+    for trial in list(candidates.values())[:CANDIDATES]:
+        best = min((check.score for check in found.values() if check.good), default=math.inf)
         if trial.score >= best:
             break
         found[trial.number] = run(trial, best)
     return found
 
 
-def _distinct(trials: Iterable[Trial]) -> list[Trial]:
-    """The first trial of each setting."""
-    first: dict[tuple[object, ...], Trial] = {}
-    for trial in trials:
-        first.setdefault(tuple(trial.settings.items()), trial)
-    return list(first.values())
-
-
-def least(checks: Mapping[int, TrialOutcome]) -> float:
-    """The best mean on unseen seeds that was measured, so far."""
-    held = (check.score for check in checks.values() if check.good)
-    return min(held, default=float("inf"))
-
-
 def best_checked(trials: Iterable[Trial], checks: Mapping[int, TrialOutcome]) -> Trial | None:
-    """The trial that did best on unseen seeds; where none was checked, the one that did best in the search."""
+    """The trial that did best on unseen seeds; if none was checked, the one that did best in the search."""
     good = [trial for trial in trials if trial.good]
     if checked := [trial for trial in good if trial.number in checks]:
         return min(checked, key=lambda trial: (checks[trial.number].score, trial.score))
@@ -89,7 +78,7 @@ class Tuning:
 
     @property
     def best(self) -> Trial | None:
-        """The best on unseen seeds, of the trials that did what they should; None where none did."""
+        """The best on unseen seeds, of the trials that did what they should; None if none did."""
         return best_checked(self.trials, self.checks)
 
     @property

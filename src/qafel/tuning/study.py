@@ -4,7 +4,7 @@ Trial n is drawn by a sampler with a seed of its own, (seed, "tune", n), from th
 was killed draws, when it goes on, what it would have drawn; with one worker it is the same search to the bit.
 
 No setting is tried twice. A draw that repeats one is put aside (for Optuna it failed, so that the sampler does not
-count it either); where all settings can be counted, one that was not tried is drawn blindly in its place.
+count it either); if all settings can be counted, one that was not tried is drawn blindly in its place.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeAlias, final
+from typing import Any, Self, final
 
 import optuna
 from optuna.samplers import TPESampler
@@ -39,33 +40,22 @@ MOST_REPEATS = 20
 
 _NOTHING = "nothing"
 
-_Key: TypeAlias = tuple[tuple[str, Value], ...]
-
 
 @final
+@dataclass(frozen=True)
 class SearchFolder:
-    """A context in which one process, and no other, searches in a folder, and the folder holds no other search."""
+    """The folder `path` of one search; `setup` is all that the search's results follow from."""
 
-    def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
-        """Search in the folder `path`; `setup` is all that the search's results follow from."""
-        self.path = path
-        self.setup = setup
-        busy = OutputError(f"a search goes on in {path}: wait for its end, or choose another --out")
-        self._lock = Lock(path / ".lock", busy)
+    path: Path
+    setup: Mapping[str, Any]
 
-    def __enter__(self) -> Self:
-        self._lock.__enter__()
-        try:
+    @contextmanager
+    def alone(self) -> Iterator[Self]:
+        """A context in which no other process searches in the folder, and the folder holds no other search."""
+        busy = OutputError(f"a search goes on in {self.path}: wait for its end, or choose another --out")
+        with Lock(self.path / ".lock", busy):
             self._refuse_another_search()
-        except BaseException:
-            self._lock.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.__exit__(kind, error, trace)
+            yield self
 
     def trial(self, number: int) -> Path:
         """Where a trial's runs are."""
@@ -129,8 +119,9 @@ class Study:
         return tuple(self._trial(trial) for trial in self._frozen() if trial.state == TrialState.COMPLETE)
 
     def next(self) -> Trial | None:
-        """A trial to run: one that was interrupted, as it was; else a new one. None where there is nothing new."""
-        tried = {_key(trial.settings) for trial in (*self.finished(), *self._trials(self._under_way))}
+        """A trial to run: one that was interrupted, as it was; else a new one. None if there is nothing new."""
+        begun = [self._trial(self._frozen()[number]) for number in self._under_way]
+        tried = {_key(trial.settings) for trial in (*self.finished(), *begun)}
         for _ in range(MOST_REPEATS):
             untried = None if self._all is None else [there for there in self._all if _key(there) not in tried]
             if untried == []:
@@ -173,7 +164,7 @@ class Study:
         return self._trial(self._frozen()[number])
 
     def importance(self) -> dict[str, float]:
-        """How much each setting decides on being among the best; nothing where there are too few trials to say."""
+        """How much each setting decides on being among the best; empty if there are too few trials to say."""
         if len(self.finished()) < FEWEST_FOR_IMPORTANCE or len(self._search) < 2:
             return {}
         with warnings.catch_warnings():
@@ -192,10 +183,6 @@ class Study:
         trials = self._frozen()
         return next((trial.number for trial in trials if trial.state == TrialState.WAITING), len(trials))
 
-    def _trials(self, numbers: Iterable[int]) -> list[Trial]:
-        frozen = self._frozen()
-        return [self._trial(frozen[number]) for number in numbers]
-
     def _trial(self, trial: FrozenTrial) -> Trial:
         settings: dict[str, Value] = {}
         for path in self._search.keys() & trial.params.keys():
@@ -213,7 +200,7 @@ class Study:
 
 
 def _open(path: Path) -> optuna.Study:
-    """Open the journal. A kill may have left half a line, and a lock that no one holds, for the folder is ours."""
+    """Open the journal. A kill may have left half a line, and a lock that no one holds: the folder is ours."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.exists():
@@ -226,7 +213,7 @@ def _open(path: Path) -> optuna.Study:
     return optuna.create_study(storage=storage, study_name="tune", load_if_exists=True)
 
 
-def _key(settings: Settings) -> _Key:
+def _key(settings: Settings) -> tuple[tuple[str, Value], ...]:
     return tuple(settings.items())
 
 

@@ -312,7 +312,7 @@ def tune(
         "seeds": seeds,
     }
     begun = Tuning(out, config, search, sought, seeds)
-    with SearchFolder(out, setup) as folder, TrialRunner(workers, progress) as runner:
+    with SearchFolder(out, setup).alone() as folder, TrialRunner(workers, progress) as runner:
         study = Study(folder, search, own_settings(config, search), config.seed)
         loop = SearchLoop(begun, folder, study, runner, executor, watch, save)
         return loop.run(trials, math.inf if seconds is None else seconds, check)

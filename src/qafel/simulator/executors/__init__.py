@@ -30,7 +30,15 @@ def make_executor(
     algorithm: Algorithm,
     seed: int,
 ) -> Executor:
-    """`make_task` makes the task again in another process; it and what it needs must travel there."""
+    """Make an executor; it is a context manager.
+
+    name        "inline", "processes" or "ray"
+    workers     how many train at once; one per core by default
+    task        what is trained in this process
+    make_task   makes the task again in another process: it and what it needs travel there
+    algorithm   the method
+    seed        the run's
+    """
     if name == "inline":
         return Inline(Trainer(task, algorithm, seed))
     count = workers or os.cpu_count() or 1

@@ -1,4 +1,8 @@
-"""Where jobs run. Results do not depend on it: same seed, same bits, on any executor with any number of workers."""
+"""Jobs, and what runs them. Same seed, same bits, on any executor with any number of workers.
+
+What a client will report follows from what it copied, its data and its random streams: all known when it starts. So a
+job is a value, and `Trainer.perform` gives the same bytes in any process, at any time.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, final
 
-from qafel.algorithm import Algorithm, HiddenState, LocalTraining, PolynomialStaleness, local_update
+from qafel.algorithm import Algorithm, HiddenState, LocalTraining, local_update
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks.protocol import Task
-
-# What a client will report follows from what it copied, its data and its random streams: all known when it starts.
-#
-# So a job is a value, and `Trainer.perform` gives the same bytes in any process, at any time.
 
 
 @final
@@ -38,8 +38,7 @@ class Trainer:
 
     def __init__(self, task: Task, algorithm: Algorithm, seed: int) -> None:
         self.task = task
-        # The staleness law is the server's business; a user's own may not travel to another process.
-        self.algorithm = replace(algorithm, staleness=PolynomialStaleness())
+        self.algorithm = algorithm
         self.seed = seed
         self.training_s = 0.0
 
@@ -97,7 +96,7 @@ class Executor(Protocol):
         ...
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
-        """What `task.evaluate` returns; workers share the work where the task can be divided."""
+        """What `task.evaluate` returns; workers share the work if the task can be divided."""
         ...
 
     def __enter__(self) -> Self: ...
