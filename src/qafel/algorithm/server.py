@@ -1,17 +1,22 @@
-"""The server: take uploads into the buffer; when it is full, step and broadcast. Algorithm 1."""
+"""The server: take uploads into the buffer; when it is full, step and broadcast. Algorithm 1.
+
+`save_server` and `restore_server` carry its state across a killed process.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple, final
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qafel.algorithm.aggregation import Buffer, ReplayWindows, ServerStep
 from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance
 from qafel.algorithm.messages import Kind, Message
 from qafel.algorithm.wiring import Algorithm
-from qafel.errors import FutureUpload, MessageError, RejectedUpload, StaleUpload
+from qafel.errors import DataError, FutureUpload, MessageError, RejectedUpload, StaleUpload
 from qafel.params import Vector, require_finite
 from qafel.rng import Stream
 
@@ -120,3 +125,58 @@ class Server:
         ).to_bytes()
         self.log.append(before.digest, broadcast)
         return broadcast
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What survives a killed process: arrays (copies, safe to write while the server goes on) and values for JSON."""
+
+    arrays: dict[str, NDArray[Any]]
+    values: dict[str, Any]
+
+
+def save_server(server: Server) -> Checkpoint:
+    """Everything but the broadcast log, which a deployment keeps in its stream."""
+    arrays: dict[str, NDArray[Any]] = {
+        "model": server.model.copy(),
+        "hidden_state": server.hidden_state.vector,
+        "buffer": server.buffer.total.copy(),
+        **server.seen.to_arrays(),
+    }
+    if server.hidden_state.memory is not server.hidden_state.vector:
+        arrays["memory"] = server.hidden_state.memory
+    if server.step.velocity is not None:
+        arrays["velocity"] = server.step.velocity.copy()
+    return Checkpoint(
+        arrays,
+        {
+            "version": server.version,
+            "digest": server.hidden_state.digest,
+            "buffer_count": server.buffer.count,
+            "weight_sum": server.buffer.weight_sum,
+            "client_weight_sum": server.buffer.client_weight_sum,
+            "rejected": dict(server.rejected),
+        },
+    )
+
+
+def restore_server(checkpoint: Checkpoint, algorithm: Algorithm, seed: int, *, log_capacity: int = 100) -> Server:
+    """The server as it was saved; a checkpoint that does not fit the algorithm or is damaged raises `DataError`."""
+    arrays, values = checkpoint.arrays, checkpoint.values
+    try:
+        server = Server(arrays["model"], algorithm, seed, log_capacity=log_capacity)
+        server.hidden_state = HiddenState.of(arrays["hidden_state"].copy(), values["version"], arrays.get("memory"))
+        server.buffer.total[:] = arrays["buffer"]
+        server.buffer.count = values["buffer_count"]
+        server.buffer.weight_sum = values["weight_sum"]
+        server.buffer.client_weight_sum = values["client_weight_sum"]
+        if server.step.velocity is not None:
+            server.step.velocity[:] = arrays["velocity"]
+        server.seen.from_arrays(arrays)
+        server.rejected = Counter(values["rejected"])
+    except (KeyError, ValueError) as error:
+        raise DataError(f"the checkpoint does not belong to this algorithm: {error}") from None
+    if server.hidden_state.digest != values["digest"]:
+        raise DataError("the checkpoint is damaged: its hidden state does not match its digest")
+    return server
