@@ -5,7 +5,7 @@ In the order in which data flows:
     hidden_state   x̂ ← x̂ + q: the one function that server and clients apply; what a client missed   (Algorithm 3)
     client         copy x̂, train, encode the upload                                 (Algorithm 2)
     messages       the frame around everything that crosses
-    server         receive(upload) → its staleness, and a broadcast if it filled the buffer; its state, saved   (Algorithm 1)
+    server         receive(upload) → its staleness, and a broadcast if it filled the buffer   (Algorithm 1)
       aggregation    which uploads were counted before; how much a late one weighs; the sum of up to K; x ← x − η_g v
     wiring         all that server and clients must agree on, as one value
     methods        QAFeL and its relatives, as wiring of the above
