@@ -15,6 +15,11 @@ from tests.command import qafel
 QUICK = ("--quick", "--quiet", "--executor", "inline")
 
 
+def in_this_process(name, out, *only, **options):
+    """The command without the start of a process."""
+    paper_command.paper(name, quick=True, quiet=True, executor="inline", out=out, only=list(only), **options)
+
+
 def test_the_list_names_every_entry():
     shown = qafel("paper").stdout
     listed = json.loads(qafel("paper", "list", "--json").stdout)
@@ -46,10 +51,10 @@ def test_an_entry_is_run_once_and_its_files_are_written(tmp_path):
 
 
 def test_only_takes_runs_by_their_names(tmp_path):
-    qafel("paper", "local-steps", *QUICK, "--only", "*-p4-*", "--out", tmp_path)
+    in_this_process("local-steps", tmp_path, "*-p4-*")
     made = ["mushrooms-fedbuff-p4-every100-quick-seed0"]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == made
-    qafel("paper", "local-steps", *QUICK, "--finished", "--out", tmp_path)
+    in_this_process("local-steps", tmp_path, finished=True)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == made
     assert "--quick --finished" in (tmp_path / "local-steps-quick/table.md").read_text(encoding="utf-8")
 
@@ -81,11 +86,6 @@ def test_a_failed_run_means_exit_code_1(tmp_path):
     failed = qafel("paper", "local-steps", *QUICK, "--only", "*-p[24]-*", "--out", tmp_path, expect=1)
     assert "holds something else than a run" in failed.stderr
     assert (tmp_path / "runs/mushrooms-fedbuff-p2-every100-quick-seed0/summary.json").exists()
-
-
-def in_this_process(name, out, *only, **options):
-    """The command without the start of a process."""
-    paper_command.paper(name, quick=True, quiet=True, executor="inline", out=out, only=list(only), **options)
 
 
 def test_a_damaged_run_fails_only_its_own_entry(tmp_path, capsys):

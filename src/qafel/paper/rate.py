@@ -243,22 +243,24 @@ def _horizons(measured: EntryRuns) -> list[float]:
     return found
 
 
+def _against_horizon(measured: EntryRuns, figure: Callable[[float], Spread]) -> Trend:
+    places = _horizons(measured)
+    return Trend.of(places, (partial(figure, place) for place in places))
+
+
 def _level(measured: EntryRuns, variant: Variant) -> Trend:
     """The mean itself, against T."""
-    places = _horizons(measured)
-    return Trend.of(places, (partial(_mean, measured, variant, place) for place in places))
+    return _against_horizon(measured, partial(_mean, measured, variant))
 
 
 def over_fedbuff(measured: EntryRuns) -> Trend:
     """QAFeL's mean over FedBuff's, against T."""
-    places = _horizons(measured)
-    return Trend.of(places, (partial(_ratio, measured, place) for place in places))
+    return _against_horizon(measured, partial(_ratio, measured))
 
 
 def by_horizon(measured: EntryRuns, effect: str) -> Trend:
     """An effect against T."""
-    places = _horizons(measured)
-    return Trend.of(places, (partial(_effect, measured, EFFECTS[effect], REFERENCE, place) for place in places))
+    return _against_horizon(measured, partial(_effect, measured, EFFECTS[effect], REFERENCE))
 
 
 def _by_buffer(measured: EntryRuns) -> Trend:
@@ -343,17 +345,18 @@ def _below_the_bound(measured: EntryRuns) -> Verdict:
     )
 
 
-def _against_horizon(effect: str, expected: float) -> Callable[[EntryRuns], Verdict]:
-    return partial(_slope, trend=partial(by_horizon, effect=effect), expected=expected, against="T")
+def _enters_at(effect: str, power: float) -> Callable[[EntryRuns], Verdict]:
+    """That an effect falls with this power of T."""
+    return partial(_slope, trend=partial(by_horizon, effect=effect), expected=power, against="T")
 
 
 CLAIMS: dict[str, Callable[[EntryRuns], Verdict]] = {
     "The mean of ‖∇f(xᵗ)‖² falls at least as fast as 1/√T": _falls,
     "Asymptotically, QAFeL's rate is that of FedBuff": _joins,
-    "Client quantization enters at 1/√T …": _against_horizon(CLIENT_EFFECT, -0.5),
+    "Client quantization enters at 1/√T …": _enters_at(CLIENT_EFFECT, -0.5),
     "… and is divided by K": partial(_slope, trend=_by_buffer, expected=-1.0, against="K"),
-    "Server quantization enters at 1/T": _against_horizon(SERVER_EFFECT, -1.0),
-    "Staleness enters at 1/T": _against_horizon(STALE_EFFECT, -1.0),
+    "Server quantization enters at 1/T": _enters_at(SERVER_EFFECT, -1.0),
+    "Staleness enters at 1/T": _enters_at(STALE_EFFECT, -1.0),
     "Client quantization enters as 2 − δ_c": partial(_slope, trend=_by_client_delta, expected=1.0, against="1 − δ_c"),
     "Server quantization enters at most as 1/δ_s²": partial(
         _slope_at_most, trend=_by_server_delta, most=1.0, against="1/δ_s² − 1"
