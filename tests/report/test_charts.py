@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from qafel.drawing.chart import PALETTE
 from qafel.drawing.printed import save_figure
-from qafel.drawing.styles import PALETTE
 from qafel.errors import DataError
 from qafel.report.charts import comparison_figure, report_panels
 from qafel.report.groups import groups_of, metric_view

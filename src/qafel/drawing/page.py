@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
 
-from qafel.drawing.chart import Axis, Bars, Panel, Series, limits_of, panel_styles
-from qafel.drawing.styles import DASHES, Style, Values, thin
+from qafel.drawing.chart import DASHES, Axis, Bars, Panel, Series, Style, Values, limits_of, panel_styles, thin
 from qafel.version import __version__
 
 Trace: TypeAlias = dict[str, Any]

@@ -19,11 +19,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from qafel.drawing.chart import Axis, Bars, Ends, Panel, Series, limits_of, panel_styles
-from qafel.drawing.styles import DASHES, GRID, INK, MUTED, Style, Values, paler, thin
+from qafel.drawing.chart import DASHES, Axis, Bars, Ends, Panel, Series, Style, Values, limits_of, panel_styles, thin
 from qafel.errors import OutputError
 from qafel.files import write_atomically
 
+_INK, _MUTED, _GRID = "#1f2328", "#656d76", "#e4e7eb"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _SYMBOLS = {"circle": "o", "circle-open": "o", "x-thin-open": "x", "triangle-up": "^", "triangle-down": "v"}
 _UNITS = {"B": ("B", " "), "count": ("", "")}
@@ -49,13 +49,13 @@ def draw(
     for axes, panel in zip(grid, panels, strict=False):
         _draw_panel(axes, panel, {style.label: style for style in styles})
         if len(panels) > 1:
-            axes.set_title(panel.title, fontsize=10, color=INK, parse_math=False)
+            axes.set_title(panel.title, fontsize=10, color=_INK, parse_math=False)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     _legend(figure, panels, [style for style in styles if style.label], title)
     notes = " ".join(dict.fromkeys(panel.note for panel in panels if panel.note))
     below = "\n".join(filter(None, (notes, footer)))
-    figure.supxlabel(below, fontsize=7.5, color=MUTED, parse_math=False, wrap=True)
+    figure.supxlabel(below, fontsize=7.5, color=_MUTED, parse_math=False, wrap=True)
     return figure
 
 
@@ -89,18 +89,18 @@ def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
     if panel.bars:
         _draw_bars(axes, panel, styles)
     for target in panel.targets:
-        axes.axhline(target, color=MUTED, linestyle=(0, DASHES["dash"]), linewidth=1.0, zorder=1)
+        axes.axhline(target, color=_MUTED, linestyle=(0, DASHES["dash"]), linewidth=1.0, zorder=1)
         place: Any = axes.get_yaxis_transform()
-        words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": MUTED}
+        words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": _MUTED}
         axes.annotate(f"target {target:g}", (0.01, target), (0, 3), xycoords=place, **words)
-    axes.grid(True, color=GRID, linewidth=0.7)
+    axes.grid(True, color=_GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.tick_params(colors=MUTED, labelcolor=INK, labelsize=8.5, length=3, which="major")
+    axes.spines[["left", "bottom"]].set_color(_MUTED)
+    axes.tick_params(colors=_MUTED, labelcolor=_INK, labelsize=8.5, length=3, which="major")
     axes.tick_params(length=0, which="minor")
-    axes.set_xlabel(panel.x.label, color=INK, size=9.5, parse_math=False)
-    axes.set_ylabel(panel.y.label, color=INK, size=9.5, parse_math=False)
+    axes.set_xlabel(panel.x.label, color=_INK, size=9.5, parse_math=False)
+    axes.set_ylabel(panel.y.label, color=_INK, size=9.5, parse_math=False)
 
 
 def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, log: bool) -> None:
@@ -169,7 +169,11 @@ def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
 
 
 def _fill(bars: Bars, style: Style) -> str:
-    return paler(style.colour) if bars.pale else style.colour
+    """The style's colour; of pale bars mixed with white, which hides what lies behind, unlike a transparent one."""
+    if not bars.pale:
+        return style.colour
+    parts = (int(style.colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - 0.45 * (255 - part)):02x}" for part in parts)
 
 
 def _within(values: Values, limits: Ends, log: bool) -> Values:
@@ -223,10 +227,10 @@ def _legend(figure: Figure, panels: Sequence[Panel], styles: Sequence[Style], ti
         frameon=False,
         fontsize=9,
         handlelength=2.0,
-        labelcolor=INK,
+        labelcolor=_INK,
         title=title or None,
         title_fontsize=11.5,
     )
-    legend.get_title().set(color=INK, parse_math=False)
+    legend.get_title().set(color=_INK, parse_math=False)
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from qafel.drawing.chart import Panel
+from qafel.drawing.chart import Panel, Style
 from qafel.drawing.page import cards, legend, note, page
-from qafel.drawing.styles import Style
 from qafel.errors import DataError
 from qafel.files import write_atomically
 from qafel.report.charts import comparison_figure, report_panels

@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from qafel.drawing.chart import Axis, Bars, Panel, Series
+from qafel.drawing.chart import Axis, Bars, Panel, Series, short_labels
 from qafel.drawing.printed import draw
-from qafel.drawing.styles import short_labels
 from qafel.errors import DataError
 from qafel.report.groups import Group, MetricView, groups_of, is_wide, log_start, metric_view, run_styles
 from qafel.runs.reading import Column, Run

@@ -9,8 +9,7 @@ from typing import final
 
 import numpy as np
 
-from qafel.drawing.chart import Axis
-from qafel.drawing.styles import Style, styles_for
+from qafel.drawing.chart import Axis, Style, styles_for
 from qafel.runs.reading import Column, Run
 from qafel.tasks.protocol import Goal
 from qafel.text import human_count, human_metric

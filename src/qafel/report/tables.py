@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from qafel.drawing.chart import Style
 from qafel.drawing.page import Html, table
-from qafel.drawing.styles import Style
 from qafel.report.groups import Group
 from qafel.runs.reading import Run
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds

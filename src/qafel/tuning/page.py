@@ -11,9 +11,8 @@ from typing import Any, final
 
 import numpy as np
 
-from qafel.drawing.chart import Axis, Bars, Panel, Series, Symbol, Unit
+from qafel.drawing.chart import BLUE, GREY, RED, Axis, Bars, Panel, Series, Style, Symbol, Unit, Values
 from qafel.drawing.page import cards, note, page, table
-from qafel.drawing.styles import BLUE, GREY, RED, Style, Values
 from qafel.files import write_atomically
 from qafel.text import human_metric, human_seconds
 from qafel.tuning.result import Tuning, failures, figure, lead_sentence, ranked, short, unseen, unseen_value

@@ -9,9 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from qafel.drawing.chart import Axis, Bars, Panel, Series, panel_styles
+from qafel.drawing.chart import BLUE, PALETTE, Axis, Bars, Panel, Series, Style, panel_styles
 from qafel.drawing.printed import draw
-from qafel.drawing.styles import BLUE, PALETTE, Style
 from qafel.errors import ConfigError
 from qafel.tasks.datasets.partition import Partition
 
