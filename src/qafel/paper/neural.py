@@ -7,10 +7,10 @@ that, a claim is not comparable, rather than passed by a part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
-from typing import NamedTuple, final
+from typing import final
 
 from qafel.config import recipes
 from qafel.drawing.chart import Axis, Panel
@@ -59,29 +59,23 @@ HELD_OUT = 0.89
 SIMILAR = 1.25
 
 
-class _Task(NamedTuple):
-    name: str
-    title: str
-    methods: tuple[str, ...]
-    """Those of the paper's figure."""
-
-
-def _plan(task: _Task, extent: Extent, concurrencies: Sequence[int] = CONCURRENCIES) -> list[Planned]:
-    """Every method at every concurrency, as far as the family of recipes has them."""
-    known, family = recipes(), extent.family or task.name
-    quick = (QUICK[task.name],) if extent.quick else ()
-    methods = tuple(METHODS) if extent.all_methods else task.methods
+def _plan(
+    task: str, methods: Sequence[str], extent: Extent, concurrencies: Sequence[int] = CONCURRENCIES
+) -> list[Planned]:
+    """The figure's `methods`, or all, at every concurrency, as far as the family of recipes has them."""
+    known, family = recipes(), extent.family or task
+    quick = (QUICK[task],) if extent.quick else ()
     runs = [
         Planned(method, configuration(recipe, seed, *quick), {"concurrency": concurrency})
-        for method in methods
+        for method in (METHODS if extent.all_methods else methods)
         for concurrency in concurrencies
         if (recipe := f"{family}-{METHODS[method].format(c=f'c{concurrency}')}") in known
         for seed in extent.seeds
     ]
     if not runs:
         raise ConfigError(f"no recipe is called {family}-fedbuff-c…: `qafel recipes` lists what there is")
-    if any(run.config.task.name != task.name for run in runs):
-        raise ConfigError(f"the family {family} is of another task than {task.name}")
+    if any(run.config.task.name != task for run in runs):
+        raise ConfigError(f"the family {family} is of another task than {task}")
     return runs
 
 
@@ -274,75 +268,68 @@ def notes(measured: EntryRuns) -> list[str]:
     ]
 
 
-def _entry(task: _Task, paper: str, time: str, claims: tuple[Claim, ...]) -> Entry:
-    title = f"{task.title}: to the target accuracy, by concurrency"
-    return Entry(task.name, title, paper, time, partial(_plan, task), _table, _panels, claims, notes)
+def _entry(task: str, title: str, paper: str, time: str, methods: Sequence[str], *claims: Claim) -> Entry:
+    title = f"{title}: to the target accuracy, by concurrency"
+    return Entry(task, title, paper, time, partial(_plan, task, methods), _table, _panels, claims, notes)
 
 
 SIMILAR_BROADCAST = Claim("Section IV-B", "The reduction of broadcast bytes is similar", _similar_broadcast)
 
 
 CIFAR10 = _entry(
-    _Task("cifar10", "CIFAR-10", (FEDBUFF, QAFEL)),
+    "cifar10",
+    "CIFAR-10",
     "Fig. 7",
     "hours",
-    (
-        Claim("Section IV-B", "The number of uploads remains similar", partial(_similar_uploads, most=1.1)),
-        Claim("Section IV-B", "At least 6 times fewer bytes are uploaded (6 to 7.7)", partial(_fewer_bytes, least=6.0)),
-        SIMILAR_BROADCAST,
-    ),
+    (FEDBUFF, QAFEL),
+    Claim("Section IV-B", "The number of uploads remains similar", partial(_similar_uploads, most=1.1)),
+    Claim("Section IV-B", "At least 6 times fewer bytes are uploaded (6 to 7.7)", partial(_fewer_bytes, least=6.0)),
+    SIMILAR_BROADCAST,
 )
 
 
 CELEBA = _entry(
-    _Task("celeba", "CelebA", (FEDBUFF, QAFEL)),
+    "celeba",
+    "CelebA",
     "Fig. 8",
     "hours",
-    (
-        Claim(
-            "Section IV-B",
-            "Uploads increase by about 1.5 times at most",
-            partial(_similar_uploads, most=1.5, fewer=True),
-        ),
-        Claim(
-            "Section IV-B", "At least 5.2 times fewer bytes are uploaded (5.2 to 8)", partial(_fewer_bytes, least=5.2)
-        ),
-        SIMILAR_BROADCAST,
+    (FEDBUFF, QAFEL),
+    Claim(
+        "Section IV-B",
+        "Uploads increase by about 1.5 times at most",
+        partial(_similar_uploads, most=1.5, fewer=True),
     ),
+    Claim("Section IV-B", "At least 5.2 times fewer bytes are uploaded (5.2 to 8)", partial(_fewer_bytes, least=5.2)),
+    SIMILAR_BROADCAST,
 )
 
 
-_SHAKESPEARE = _Task("shakespeare", "Shakespeare", (FEDBUFF, QAFEL, FEDASYNC, DIRECT, FEDASYNC_DIRECT))
-
-
 SHAKESPEARE = _entry(
-    _SHAKESPEARE,
+    "shakespeare",
+    "Shakespeare",
     "Fig. 9",
     "days",
-    (
-        Claim(
-            "Section IV-B", "The number of uploads remains approximately the same", partial(_similar_uploads, most=1.5)
-        ),
-        Claim("Section IV-B", "Markedly fewer bytes are uploaded", partial(_fewer_bytes, least=5.0)),
-        SIMILAR_BROADCAST,
-        Claim("Fig. 9", "Direct FedBuff diverges for some seed at concurrency 500 and 1000", _direct_fails_somewhere),
-        Claim("Section IV-B", "FedAsync broadcasts ten times as often", _ten_times_as_often, quick_suffices=True),
-        Claim(
-            "Section IV-B",
-            "Direct FedAsync is close to the unquantized one in uploads",
-            partial(_similar_uploads, most=1.5, method=FEDASYNC_DIRECT, reference=FEDASYNC),
-        ),
-        Claim(
-            "Section IV-B",
-            "Quantized FedAsync broadcasts more bytes than FedBuff, and an order of magnitude more than QAFeL",
-            _more_broadcast_bytes,
-        ),
+    (FEDBUFF, QAFEL, FEDASYNC, DIRECT, FEDASYNC_DIRECT),
+    Claim("Section IV-B", "The number of uploads remains approximately the same", partial(_similar_uploads, most=1.5)),
+    Claim("Section IV-B", "Markedly fewer bytes are uploaded", partial(_fewer_bytes, least=5.0)),
+    SIMILAR_BROADCAST,
+    Claim("Fig. 9", "Direct FedBuff diverges for some seed at concurrency 500 and 1000", _direct_fails_somewhere),
+    Claim("Section IV-B", "FedAsync broadcasts ten times as often", _ten_times_as_often, quick_suffices=True),
+    Claim(
+        "Section IV-B",
+        "Direct FedAsync is close to the unquantized one in uploads",
+        partial(_similar_uploads, most=1.5, method=FEDASYNC_DIRECT, reference=FEDASYNC),
+    ),
+    Claim(
+        "Section IV-B",
+        "Quantized FedAsync broadcasts more bytes than FedBuff, and an order of magnitude more than QAFeL",
+        _more_broadcast_bytes,
     ),
 )
 
 
 def _seeds_plan(extent: Extent) -> list[Planned]:
-    runs = [run for run in _plan(_SHAKESPEARE, extent, (500,)) if run.method == DIRECT]
+    runs = _plan("shakespeare", [DIRECT], replace(extent, all_methods=False), (500,))
     return [Planned(f"seed {run.config.seed}", run.config, run.at) for run in runs]
 
 

@@ -127,14 +127,6 @@ class Timetable:
     broadcast_s: float
     """How long a broadcast keeps a client's downlink busy."""
 
-    def duration_s(self, buffer_size: int, server_steps: int) -> float:
-        """The time of the last of so many steps."""
-        return max(self._filled_s(buffer_size, server_steps), self._heard_s(buffer_size, server_steps))
-
-    def limited_by_downlink(self, buffer_size: int, server_steps: int) -> bool:
-        """Whether updates come faster than broadcasts can be heard."""
-        return self._heard_s(buffer_size, server_steps) > self._filled_s(buffer_size, server_steps)
-
     def steps_within(self, budget_s: float, buffer_size: int) -> int:
         """The most server steps of `buffer_size` updates by the time `budget_s`."""
         first = self._first_s(buffer_size)
@@ -148,12 +140,12 @@ class Timetable:
     def _first_s(self, buffer_size: int) -> float:
         return self.snapshot_s + self.updates.time(buffer_size - 0.5)
 
-    def _filled_s(self, buffer_size: int, server_steps: int) -> float:
-        """When the updates are there. The U-th is due when U − 1/2 are expected."""
+    def filled_s(self, buffer_size: int, server_steps: int) -> float:
+        """When the updates of so many steps are there. The U-th is due when U − 1/2 are expected."""
         last = self.updates.time(buffer_size * server_steps - 0.5)
         return last + self.snapshot_s if self.all_at_once else max(last, self._first_s(buffer_size))
 
-    def _heard_s(self, buffer_size: int, server_steps: int) -> float:
+    def heard_s(self, buffer_size: int, server_steps: int) -> float:
         """When all broadcasts but the last have been heard, one after the other."""
         return self._first_s(buffer_size) + (server_steps - 1) * self.broadcast_s
 
@@ -163,18 +155,14 @@ def timetable(sizes: MessageSizes, fleet: Fleet) -> Timetable:
     """When the server steps of a method with messages of these `sizes` come on a `fleet`."""
     up, down = sizes.upload_bytes, sizes.broadcast_bytes
     transfer = fleet.transfer_s(up, down)
-    open_loop = fleet.arrival_rate is not None
-    updates = (
-        arriving(fleet.durations, transfer, fleet.updates_per_s(up, down))
-        if open_loop
-        else always_training(fleet.durations, transfer, fleet.clients)
-    )
-    return Timetable(
-        updates,
-        fleet.transfer_s(0, sizes.snapshot_bytes) - fleet.transfer_s(0, down),
-        not open_loop,
-        fleet.transfer_s(0, down) - 2 * fleet.latency,
-    )
+    all_at_once = fleet.arrival_rate is None
+    if all_at_once:
+        updates = always_training(fleet.durations, transfer, fleet.clients)
+    else:
+        updates = arriving(fleet.durations, transfer, fleet.updates_per_s(up, down))
+    download = fleet.transfer_s(0, down)
+    snapshot_s = fleet.transfer_s(0, sizes.snapshot_bytes) - download
+    return Timetable(updates, snapshot_s, all_at_once, download - 2 * fleet.latency)
 
 
 @final
@@ -209,14 +197,15 @@ def forecast(sizes: MessageSizes, fleet: Fleet, buffer_size: int, server_steps: 
     """
     uploads, broadcast_bytes = buffer_size * server_steps, server_steps * sizes.broadcast_bytes
     times = timetable(sizes, fleet)
+    filled, heard = times.filled_s(buffer_size, server_steps), times.heard_s(buffer_size, server_steps)
     return Forecast(
         server_steps=server_steps,
         uploads=uploads,
         upload_bytes=uploads * sizes.upload_bytes,
         broadcast_bytes=broadcast_bytes,
         received_bytes=broadcast_bytes * fleet.clients,
-        duration_s=times.duration_s(buffer_size, server_steps),
-        limited_by_downlink=times.limited_by_downlink(buffer_size, server_steps),
+        duration_s=max(filled, heard),
+        limited_by_downlink=heard > filled,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import final
 
 from qafel.errors import ConfigError
@@ -219,21 +220,13 @@ def _staleness(request: PlanRequest, sizes: MessageSizes, buffer_size: int, serv
 
 
 def _choices(request: PlanRequest, clients: Iterable[Quantizer], servers: Sequence[Quantizer]) -> list[Choice]:
+    """All pairs of quantizers with every K that the budget pays for, at the most steps that it pays for."""
+    budget = {name: getattr(request, name) for name in ("budget_bytes", "budget_s", "every_copy")}
     found = []
-    for client in clients:
-        for server in servers:
-            sizes = MessageSizes.of(client, server, request.size)
-            for size in request.searched:
-                steps = affordable_steps(
-                    sizes,
-                    request.fleet,
-                    size,
-                    budget_bytes=request.budget_bytes,
-                    budget_s=request.budget_s,
-                    every_copy=request.every_copy,
-                )
-                if steps:
-                    found.append(evaluate_choice(request, client, server, size, steps))
+    for client, server, size in product(clients, servers, request.searched):
+        sizes = MessageSizes.of(client, server, request.size)
+        if steps := affordable_steps(sizes, request.fleet, size, **budget):
+            found.append(evaluate_choice(request, client, server, size, steps))
     return found
 
 

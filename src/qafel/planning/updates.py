@@ -13,7 +13,6 @@ heavy and its longest cycles have not come.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -217,12 +216,14 @@ def always_training(law: DurationLaw, transfer: float, clients: int) -> Expected
     if deviation <= _CONSTANT * cycle:
         return ConstantCycles(clients, cycle)
     times = _grid(law, transfer, clients)
-    within, mean_within = _of_cycles(law, transfer)
+    durations, within, mean_within = _table(law)
     waits = np.maximum(times[1:, None] - times[None, :], 0.0)
-    began = mean_within(waits)
+    # E[min(X, ·)] and P(X ≤ ·) of a cycle X, which is the transfer and a draw of the law.
+    began = np.minimum(waits, transfer) + np.interp(waits - transfer, durations, mean_within)
+    ended = np.interp(times[1:] - transfer, durations, within, left=0.0)
     # P(X > t − u) averaged over a cell of u, as a difference of E[min(X, ·)].
     busy = (began[:, :-1] - began[:, 1:]) / np.diff(times)
-    ended, rises = within(times[1:]), np.zeros(len(times) - 1)
+    rises = np.zeros(len(times) - 1)
     for row in range(len(rises)):
         rises[row] = (ended[row] - busy[row, :row] @ rises[:row]) / busy[row, row]
     counts = np.concatenate([[0.0], np.maximum.accumulate(np.cumsum(rises))])
@@ -241,19 +242,6 @@ def arriving(law: DurationLaw, transfer: float, rate: float) -> ExpectedUpdates:
     # The sum is the integral and half of its first term (Euler and Maclaurin).
     counts = rate * (durations - mean_within) + within / 2
     return InterpolatedUpdates(transfer + durations, np.maximum.accumulate(counts), rate)
-
-
-def _of_cycles(law: DurationLaw, transfer: float) -> tuple[Callable[[Wide], Wide], Callable[[Wide], Wide]]:
-    """P(X ≤ t) and E[min(X, t)] of a cycle X."""
-    durations, within, mean_within = _table(law)
-
-    def share(times: Wide) -> Wide:
-        return np.interp(times - transfer, durations, within, left=0.0)
-
-    def mean(times: Wide) -> Wide:
-        return np.minimum(times, transfer) + np.interp(times - transfer, durations, mean_within)
-
-    return share, mean
 
 
 @lru_cache(maxsize=16)
