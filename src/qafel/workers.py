@@ -4,7 +4,8 @@ A worker first makes what it works with (`begin`), then performs one piece of wo
 it was given them. So an answer needs no label: it belongs to the oldest piece that the worker has not answered, and a
 death is the fault of that piece alone.
 
-Workers ignore Ctrl-C, which is their parent's business, and end with their parent, however it ends.
+Workers ignore Ctrl-C, which is their parent's business, and end with their parent, however it ends. See
+docs/decisions/one-supervisor-of-workers.md.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_where_the_recipe_itself_fails_the_search_ends_and_begins_with_it_again(
 
 
 def test_where_all_of_the_first_fail_the_search_ends(tmp_path):
-    with pytest.raises(UserError, match=r"every trial failed \(5 so far\), the last one thus: a round of"):
+    with pytest.raises(UserError, match=r"every trial failed \(5 so far\); the last error: a round of"):
         tune(ROUNDS, sizes(*range(200, 210)), trials=8, out=tmp_path)
     with pytest.raises(UserError, match=r"every trial failed \(1 so far\)"):
         tune(ROUNDS, sizes(200, 300), trials=1, out=tmp_path / "one")

@@ -114,7 +114,7 @@ def figure(tuning: Tuning, trial: Trial) -> str:
 
 
 def unseen(tuning: Tuning, trial: Trial) -> str:
-    """What the trial did on unseen seeds; nothing where it was not run with any."""
+    """What the trial did on unseen seeds; empty if it was not run with any."""
     check = tuning.checks.get(trial.number)
     if check is None:
         return ""
@@ -170,7 +170,7 @@ def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
 
 
 def _comparison(tuning: Tuning, best: Trial) -> str:
-    """How much less the best needs than the recipe's own settings; nothing where that cannot be said."""
+    """How much less the best needs than the recipe's own settings; empty if that cannot be said."""
     own = next((trial for trial in tuning.trials if trial.number == 0), None)
     if own is None or not tuning.starts_with_own or best.number == 0:
         return ""

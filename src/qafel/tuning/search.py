@@ -66,7 +66,7 @@ class Range:
 
     @property
     def all_values(self) -> Sequence[Value] | None:
-        """Everything in it; None where that cannot be counted."""
+        """Everything in it; None if that cannot be counted."""
         return range(int(self.low), int(self.high) + 1) if self.whole else None
 
     def tidy(self, value: float) -> Value:
@@ -154,7 +154,7 @@ def with_settings(config: Config, settings: Settings, source: str = "the search"
 
 
 def own_value(config: Config, path: str) -> Any:
-    """What the recipe itself says of a setting; None where it says nothing."""
+    """What the recipe itself says of a setting; None if it says nothing."""
     key = path.removeprefix(SECTION)
     if key == path or "." in key:
         raise ConfigError(f"only the algorithm's settings can be searched, such as {LEARNING_RATES[0]}; got {path!r}")
@@ -162,13 +162,13 @@ def own_value(config: Config, path: str) -> Any:
 
 
 def own_settings(config: Config, search: Search) -> dict[str, Value] | None:
-    """The recipe's own settings, where the search holds them all."""
+    """The recipe's own settings; None if the search does not hold them all."""
     own = {path: own_value(config, path) for path in search}
     return own if all(value in search[path] for path, value in own.items()) else None
 
 
 def all_settings(search: Search) -> list[Settings] | None:
-    """Everything there is to try; None where that is too much to count."""
+    """Everything there is to try; None if that is too much to count."""
     values = [dimension.all_values for dimension in search.values()]
     counted = [value for value in values if value is not None]
     if len(counted) < len(values) or math.prod(map(len, counted)) > COUNTABLE:
@@ -200,7 +200,7 @@ def _value(text: str) -> Value:
 
 
 def uneven(config: Config, search: Search) -> str | None:
-    """A warning where a search of K gives its trials unequal budgets, or counts their costs unequally finely."""
+    """A warning if a search of K gives its trials unequal budgets, or counts their costs unequally finely."""
     if (sizes := search.get(BUFFER_SIZE)) is None:
         return None
     steps, uploads = config.stop.server_steps, config.stop.uploads

@@ -198,7 +198,7 @@ class SearchLoop:
         finished = self._study.finished()
         if len(finished) >= min(FEW, trials) and all(trial.state == "failed" for trial in finished):
             kind = UserError if isinstance(done.error, UserError) else QafelError
-            raise kind(f"every trial failed ({len(finished)} so far), the last one thus: {done.outcome.error}")
+            raise kind(f"every trial failed ({len(finished)} so far); the last error: {done.outcome.error}")
 
     def _check(self, unseen: range, trial: Trial, most: float) -> TrialOutcome:
         """Run a trial again on unseen seeds, each by itself, while it may still cost less than `most` on average."""
