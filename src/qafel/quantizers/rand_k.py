@@ -44,7 +44,7 @@ class RandK(Sparse):
         chosen *= gain * vector.size / max(1, chosen.size)
         # d/k times a value near the end of the float32 range has no float32: it is cut, not made infinite
         values = np.clip(chosen, -_LARGEST, _LARGEST).astype(np.float32)
-        return b"".join((seed, self.values.encode(values, stream)))
+        return seed + self.values.encode(values, stream)
 
     def payload_bytes(self, size: int) -> int:
         return SEED_BYTES + self.values.payload_bytes(self.count(check_size(size)))
