@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
@@ -156,7 +156,8 @@ def test_records_come_back_in_order_from_any_number_and_over_files(tmp_path: Pat
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cut=st.integers(0, 200), noise=st.binary(max_size=30))
+@given(cut=st.integers(0, 210), noise=st.binary(max_size=30))
+@example(cut=193, noise=b"")  # a header without its newline
 def test_a_torn_tail_costs_only_itself_and_appending_goes_on(tmp_path: Path, cut: int, noise: bytes) -> None:
     folder = tmp_path / f"{cut}-{noise.hex()}"
     folder.mkdir(exist_ok=True)

@@ -285,14 +285,16 @@ def read_journal(folder: Path, start: int = 0) -> Iterator[bytes]:
 
 def _skip_header(file: BinaryIO, path: Path) -> int:
     """Go to the first record. Journals from before 0.2 have no header: their first record is at the start."""
-    head = file.read(len(_JOURNAL_HEADER) + 8).partition(b"\n")[0]
+    start = file.read(len(_JOURNAL_HEADER) + 8)
+    head, newline, _ = start.partition(b"\n")
     version = head.removeprefix(_JOURNAL_KIND)
-    if head.startswith(_JOURNAL_KIND) and version.isdigit() and int(version) != _JOURNAL_VERSION:
+    if newline and head.startswith(_JOURNAL_KIND) and version.isdigit() and int(version) != _JOURNAL_VERSION:
         raise DataError(
             f"{path} has version {int(version)} of its format, and this qafel reads version {_JOURNAL_VERSION}: "
             "use the qafel that wrote it, or begin anew in another folder"
         )
-    return file.seek(len(_JOURNAL_HEADER) if head + b"\n" == _JOURNAL_HEADER else 0)
+    # A header without its newline is a torn tail as well: it is cut off, and written again.
+    return file.seek(len(_JOURNAL_HEADER) if start.startswith(_JOURNAL_HEADER) else 0)
 
 
 def _records(file: BinaryIO, size: int) -> Iterator[bytes]:
