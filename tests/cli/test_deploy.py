@@ -14,8 +14,7 @@ import safetensors.numpy
 import typer
 from typer.testing import CliRunner
 
-from qafel.cli.broker import broker
-from qafel.cli.deploy import client, server
+from qafel.cli.deploy import broker, client, server
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.errors import ConfigError, UserError
 from qafel.params import Vector
@@ -164,7 +163,7 @@ def test_a_client_id_that_is_not_the_credentials_is_refused_at_once(
 
 
 def test_the_light_core_does_not_load_the_deployment() -> None:
-    program = "import sys, qafel, qafel.cli.deploy, qafel.cli.broker; "
+    program = "import sys, qafel, qafel.cli.deploy; "
     program += "sys.exit(any(name.split('.')[0] in ('nats', 'nkeys', 'prometheus_client') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 

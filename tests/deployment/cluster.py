@@ -17,7 +17,7 @@ from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.keys import Access
 from qafel.deployment.names import StreamLimits
-from qafel.deployment.settings import ServerSettings
+from qafel.deployment.server import ServerSettings
 from tests.deployment.live import serving, taking_part, until, update
 
 

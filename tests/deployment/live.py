@@ -12,15 +12,15 @@ import numpy as np
 
 from qafel.algorithm import HiddenState
 from qafel.config import Config
+from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient, open_client
 from qafel.deployment.client.outbox import ClientState
-from qafel.deployment.client.training import TaskTraining
+from qafel.deployment.client.training import train_task
 from qafel.deployment.connection import cancel_and_wait
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
+from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import DeploymentServer, open_server
-from qafel.deployment.settings import ClientSettings, ServerSettings
 from qafel.runs.directory import RunDirectory
 
 CONFIG: dict[str, Any] = {
@@ -60,13 +60,8 @@ async def serving(
 @contextlib.asynccontextmanager
 async def taking_part(folder: Path, access: Access, number: int, run: str = "live") -> AsyncIterator[DeploymentClient]:
     """A connected client that trains only when told to."""
-
-    def make(agreement: Agreement, client: int) -> tuple[TaskTraining, float]:
-        training = TaskTraining(agreement, client)
-        return training, training.weight
-
     with ClientState(folder / f"client-{number}") as state:
-        client = await open_client(make, Names(run), number, state, access, ClientSettings(patience_s=20))
+        client = await open_client(train_task, Names(run), number, state, access, ClientSettings(patience_s=20))
         connection = asyncio.create_task(client.stay_connected())
         try:
             yield client

@@ -17,7 +17,7 @@ from qafel.deployment.broker.local import free_port
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Part, PartAssembler, read_status
 from qafel.deployment.names import PART, Names
-from qafel.deployment.settings import ServerSettings
+from qafel.deployment.server import ServerSettings
 from qafel.errors import OversizedMessage
 from tests.deployment.live import serving, taking_part, update
 
@@ -77,7 +77,7 @@ def test_what_does_not_fit_the_bound_is_not_acknowledged() -> None:
 
 
 def test_status_and_metrics_tell_how_a_run_fares(tmp_path: Path, access: Access) -> None:
-    from qafel.cli.broker import status
+    from qafel.cli.deploy import status
 
     async def check() -> None:
         port = free_port()

@@ -19,9 +19,9 @@ from qafel.config import Config
 from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
+from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.ledger import Journal, read_journal
 from qafel.deployment.server.server import open_server
-from qafel.deployment.settings import ServerSettings
 from qafel.errors import DataError
 from qafel.files import read_checked, write_checked
 from qafel.runs.directory import RunDirectory

@@ -28,14 +28,15 @@ from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, open_client, run_client
 from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.connection import Broker, Stored, cancel_and_wait, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt, RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
+from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server
-from qafel.deployment.settings import ClientSettings, ServerSettings
 from qafel.errors import BrokerRefused
 from qafel.params import Layout, Vector
 from qafel.quantizers import set_threads

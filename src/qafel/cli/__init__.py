@@ -4,7 +4,7 @@ console    the terminal: results, errors, live progress
 demo, run, report                    one run, or runs compared
 lists      the recipes, tasks and quantizers that there are
 plan, tune, paper                    what to choose; the paper's entries
-deploy, broker                       a run over real machines
+deploy     a run over real machines
 bench      benchmarks
 """
 
@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from qafel.cli import bench, broker, demo, deploy, lists, paper, plan, report, run, tune
+from qafel.cli import bench, demo, deploy, lists, paper, plan, report, run, tune
 from qafel.errors import QafelError, UserError
 from qafel.version import __version__
 
@@ -38,7 +38,7 @@ benchmarks.command("training")(bench.bench_training)
 benchmarks.command("deployment")(bench.bench_deployment)
 app.add_typer(benchmarks, name="bench")
 app.add_typer(lists.tasks, name="tasks")
-app.add_typer(broker.broker, name="broker")
+app.add_typer(deploy.broker, name="broker")
 # Modules, not the functions in them: a function of the same name would hide its module in this package.
 for command in (
     demo.demo,
@@ -51,7 +51,7 @@ for command in (
     tune.tune,
     deploy.server,
     deploy.client,
-    broker.status,
+    deploy.status,
 ):
     app.command()(command)
 

@@ -4,7 +4,6 @@
     keys         where the broker is and who we are: URL, TLS, nkey; signatures on what crosses
     connection   one connection to the broker: stored publishes, reads by subject, objects
     messages     what crosses besides uploads and broadcasts: agreement, run state, receipts, parts
-    settings     how server and clients work, beside what the recipe says
     client/      copies x̂, trains, uploads; follows the broadcasts
     server/      takes uploads, makes them safe, steps, broadcasts
     broker/      sets up the NATS server that both connect to
@@ -12,9 +11,10 @@
 The broker carries messages; it is not trusted with the truth, and a broker that lost everything is refilled.
 """
 
+from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientReport, run_client
 from qafel.deployment.keys import Access
+from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server
-from qafel.deployment.settings import ClientSettings, ServerSettings
 
 __all__ = ["Access", "ClientReport", "ClientSettings", "ServerSettings", "run_client", "run_server"]

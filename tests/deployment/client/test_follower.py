@@ -18,7 +18,7 @@ from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import StreamLimits
-from qafel.deployment.settings import ServerSettings
+from qafel.deployment.server import ServerSettings
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
 LARGE: dict[str, Any] = {

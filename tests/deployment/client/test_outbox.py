@@ -11,13 +11,13 @@ import pytest
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
 from qafel.algorithm.aggregation import WINDOW, ReplayWindows
+from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.client.outbox import ClientState, Outbox
 from qafel.deployment.connection import Stored
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import Names
-from qafel.deployment.settings import ClientSettings
 from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.rng import Stream

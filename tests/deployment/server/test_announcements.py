@@ -16,8 +16,8 @@ from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import RunState
 from qafel.deployment.names import Names
+from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher
-from qafel.deployment.settings import ServerSettings
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
 

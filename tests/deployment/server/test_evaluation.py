@@ -16,9 +16,9 @@ import pytest
 
 from qafel.config import Config
 from qafel.deployment.keys import Access
+from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.server import DeploymentServer, open_server
-from qafel.deployment.settings import ServerSettings
 from qafel.errors import OutputError
 from qafel.runs.directory import RunDirectory
 from qafel.runs.progress import Row, Traffic

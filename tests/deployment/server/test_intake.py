@@ -23,9 +23,9 @@ from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import PART, Names, StreamLimits
+from qafel.deployment.server import DefenceSettings, ServerSettings
 from qafel.deployment.server.intake import RunningMedian, UploadChecker
 from qafel.deployment.server.server import DeploymentServer
-from qafel.deployment.settings import DefenceSettings, ServerSettings
 from qafel.errors import BrokerRefused, ConfigError
 from qafel.rng import Stream
 from tests.deployment.live import CONFIG, serving, taking_part, until, update

@@ -11,10 +11,10 @@ from nats.aio.msg import Msg
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, wire
 from qafel.deployment.messages import split_upload
+from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadChecker, UploadGroup
 from qafel.deployment.server.ledger import Ledger
-from qafel.deployment.settings import DefenceSettings
 from qafel.params import Vector
 from tests.deployment.test_messages import stored_message
 

@@ -4,4 +4,30 @@ client    from a run's name and a folder to a client: copy x̂, train, upload
 training  the local training of a task, in a thread or a process
 outbox    uploads until the server says that it has them; what the client keeps on disk
 follower  x̂ in version order, from live broadcasts, the stream, or a snapshot
+
+`ClientSettings` says how it works, beside what the run's recipe says.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How a client works."""
+
+    max_updates: int | None = None
+    min_interval_s: float = 0.0
+    """The least time between two starts."""
+    window: int = 8
+    """Uploads on their way before training waits."""
+    worker: Literal["thread", "process"] = "thread"
+    """Where training runs. A process helps if training holds the interpreter's lock, which would delay x̂."""
+    save_every_s: float = 10.0
+    settle_s: float = 30.0
+    """How long to wait at the end for the last receipts."""
+    patience_s: float | None = None
+    """How long to wait for the broker and the run at the start; None: forever."""

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 from qafel.algorithm import Client, HiddenState, Message, local_update
 from qafel.algorithm.client import Train
+from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.outbox import ClientState, Outbox
-from qafel.deployment.client.training import in_worker
+from qafel.deployment.client.training import training_in
 from qafel.deployment.connection import Broker, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.deployment.settings import ClientSettings
 from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, DataError
 
 log = logging.getLogger(__name__)
@@ -163,26 +163,21 @@ class DeploymentClient:
 
     async def _work(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings
-        with ThreadPoolExecutor(1, "qafel-train") as thread:
-            train, pool = in_worker(self._train, settings.worker)
-            try:
-                start: CopiedState | None = None
-                while self._more():
-                    began = time.monotonic()
-                    start = start or self.begin()
-                    upload = await loop.run_in_executor(thread, self.finish, start, train)
-                    self.report.updates += 1
-                    self._emit("update", sequence=start.sequence, version=start.hidden_state.version)
-                    # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
-                    at_once = self._more() and self._has_room() and not settings.min_interval_s
-                    following = self.begin() if at_once else None
-                    self.outbox.add(start.sequence, upload)
-                    start = following
-                    if start is None and self._more():
-                        await self._rest(began)
-            finally:
-                if pool is not None:
-                    pool.shutdown(cancel_futures=True)
+        with ThreadPoolExecutor(1, "qafel-train") as thread, training_in(settings.worker, self._train) as train:
+            start: CopiedState | None = None
+            while self._more():
+                began = time.monotonic()
+                start = start or self.begin()
+                upload = await loop.run_in_executor(thread, self.finish, start, train)
+                self.report.updates += 1
+                self._emit("update", sequence=start.sequence, version=start.hidden_state.version)
+                # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
+                at_once = self._more() and self._has_room() and not settings.min_interval_s
+                following = self.begin() if at_once else None
+                self.outbox.add(start.sequence, upload)
+                start = following
+                if start is None and self._more():
+                    await self._rest(began)
         await self._settle()
 
     def _more(self) -> bool:
@@ -264,18 +259,18 @@ def run_client(
     client      this client's number
     state       the folder in which the client keeps x̂ and the numbers of its uploads
     access      how to reach the broker; one without keys on this machine by default
-    make_train  instead of `train`, if it depends on the run's configuration
+    make_train  makes the training function and the weight, if no `train` is given, from the run's configuration
     weight      how much this client's updates count, with `train`
     settings    how the client works
     on_event    called with everything that happens
 
     run_client(lambda start, stream: start - 0.1 * gradient(start), run="demo", client=3, state=Path("client-3"))
     """
-    if make_train is None:
-        if train is None:
-            raise DataError("give a training function: train, or make_train")
+    if train is not None:
         given = (train, weight)
         make_train = lambda agreement, number: given  # noqa: E731
+    elif make_train is None:
+        raise DataError("give a training function: train, or make_train")
 
     async def take_part(make_train: MakeTrain) -> ClientReport:
         with ClientState(state) as kept:

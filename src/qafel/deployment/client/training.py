@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing import get_context
 from typing import Any, final
 
@@ -17,49 +21,57 @@ from qafel.tasks import Task
 from qafel.tasks.protocol import sample_weights
 
 
+def train_task(agreement: Agreement, client: int, expected: str | None = None) -> tuple[Train, float]:
+    """The training function of the run's own task, and how much the client's updates count.
+
+    agreement  what the run's server says: its configuration
+    client     the client whose data are trained on
+    expected   the task that the user named, if any; another is refused
+    """
+    config = agreement.config
+    if expected not in (None, config.task.name):
+        raise ConfigError(
+            f"the run learns {config.task.name}, not {expected}: leave out --task, or choose another --run"
+        )
+    training = _TaskTraining(config, agreement.algorithm().local, client)
+    if not 0 <= client < training.task.clients:
+        raise ConfigError(f"the run has clients 0 to {training.task.clients - 1}, not {client}")
+    equal = config.algorithm.client_weights == "equal"
+    return training, 1.0 if equal else sample_weights(training.task)[client]
+
+
 @final
-class TaskTraining:
+@dataclass(frozen=True)
+class _TaskTraining:
     """A training function that can be sent to another process: it makes its task again there."""
 
-    def __init__(self, agreement: Agreement, client: int) -> None:
-        self._config = agreement.config
-        self._local: LocalTraining = agreement.algorithm().local
-        self._client = client
-        self._task: Task | None = self._make()
-        if not 0 <= client < self._task.clients:
-            raise ConfigError(f"the run has clients 0 to {self._task.clients - 1}, not {client}")
-        self.weight = _weight(self._config, self._task, client)
+    config: Config
+    local: LocalTraining
+    client: int
 
-    def __call__(self, start: Vector, stream: Stream) -> Vector:
-        if self._task is None:
-            self._task = self._make()
-        return self._task.train(self._client, start, self._local, stream)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_task": None}
-
-    def _make(self) -> Task:
-        task: Task = self._config.task.make()
+    @cached_property
+    def task(self) -> Task:
+        task: Task = self.config.task.make()
         return task
 
+    def __call__(self, start: Vector, stream: Stream) -> Vector:
+        return self.task.train(self.client, start, self.local, stream)
 
-def _weight(config: Config, task: Task, client: int) -> float:
-    """One, or the client's samples over the mean."""
-    if config.algorithm.client_weights == "equal":
-        return 1.0
-    return sample_weights(task)[client]
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "task"}
 
 
-def in_worker(train: Train, worker: str) -> tuple[Train, Executor | None]:
-    """The training function as it is, or one that has it run in another process; and the executor to shut down."""
+@contextmanager
+def training_in(worker: str, train: Train) -> Iterator[Train]:
+    """A context with the training function as it is, for "thread", or one that has it run in another process."""
     if worker == "thread":
-        return train, None
+        yield train
+        return
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(train,))
-
-    def in_process(start: Vector, stream: Stream) -> Vector:
-        return pool.submit(_train, start, stream).result()
-
-    return in_process, pool
+    try:
+        yield lambda start, stream: pool.submit(_train, start, stream).result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 _kept: list[Train] = []  # in a worker process: what it trains with

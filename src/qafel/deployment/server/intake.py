@@ -23,9 +23,9 @@ from qafel.algorithm.messages import HEADER_BYTES
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import Part, PartAssembler, Receipt
 from qafel.deployment.names import PART, SIGNATURE
+from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.ledger import Ledger
-from qafel.deployment.settings import DefenceSettings
 from qafel.errors import (
     ConfigError,
     DuplicateUpload,

@@ -22,11 +22,11 @@ from nats.aio.msg import Msg
 
 from qafel.deployment.connection import Broker, cancel_and_wait, wait_for_event
 from qafel.deployment.names import CONSUMER, Names
+from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
-from qafel.deployment.settings import ServerSettings
 from qafel.errors import BrokerError, BrokerLost
 
 _AHEAD: Final = 256  # messages asked for before they are needed

@@ -23,12 +23,12 @@ from qafel.deployment.connection import Broker, cancel_and_wait, run_until_one_e
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
+from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Heartbeat, Publisher, StateListener, refill
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadChecker
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
-from qafel.deployment.settings import ServerSettings
 from qafel.errors import BrokerError, ConfigError
 from qafel.rng import Stream
 from qafel.runs.directory import RunDirectory, model_file, state_of
