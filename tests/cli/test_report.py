@@ -1,3 +1,5 @@
+"""Reports say what they show and what they leave out; the demo runs, and its table bears runs that diverged."""
+
 from __future__ import annotations
 
 import json
@@ -6,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from qafel.cli.report import report
+from qafel.cli.report import REFERENCE, _demo_table, report
 from qafel.errors import DataError, OutputError
+from tests.command import qafel
 
 app = typer.Typer()
 app.command()(report)
@@ -83,3 +86,19 @@ def test_a_diverged_run_is_said_to_have(make_run, tmp_path):
     runs = [str(make_run("a")), str(make_run("b", status="diverged"))]
     result = CliRunner().invoke(app, [*runs, "--out", str(tmp_path / "page.html")])
     assert "diverged: b\n" in result.output
+
+
+def test_the_demos_table_has_a_place_for_runs_that_diverged():
+    facts = {"uploads": 10, "upload_bytes_total": 100, "broadcast_bytes_total": 10}
+    summaries = [{"name": REFERENCE, "metric_final": 0.5, **facts}, {"name": "wild", "metric_final": None, **facts}]
+    for rows in (summaries, [{**summaries[0], "metric_final": None}, summaries[1]]):
+        table = _demo_table(["FedBuff", "wild"], rows)
+        assert list(table.columns[1].cells)[-1] == list(table.columns[2].cells)[-1] == "–"
+
+
+def test_the_demo_shows_a_table_a_picture_and_a_report(tmp_path):
+    shown = qafel("demo", "--steps", 100, "--out", tmp_path / "demo").stdout
+    for word in ("QAFeL, server top 1 %", "direct, server top 50 %", "traffic ×", "report.html"):
+        assert word in shown
+    assert (tmp_path / "demo/comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "<html" in (tmp_path / "demo/report.html").read_text()[:500].lower()

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from qafel.bench.quantizers import SIZES, time_quantizer
 from qafel.bench.simulator import all_cases, measure_simulator
-from qafel.cli.console import console, errors
+from qafel.cli.console import console, errors, figures_table
 from qafel.cli.deploy import require_extra
 from qafel.errors import ConfigError
 from qafel.files import write_atomically
@@ -51,11 +51,8 @@ def bench_quantizers(
 
 
 def _quantizer_table(rows: list[dict[str, Any]]) -> Table:
-    title = "time over memcpy's, at so many threads"
-    table = Table(box=None, header_style="bold", title=title, title_justify="left", padding=(0, 1, 0, 0))
-    table.add_column("quantizer", no_wrap=True)
-    for name in ("size", "thr", "memcpy", "encode", "decode", "add", "bytes", "NMSE"):
-        table.add_column(name, justify="right", no_wrap=True)
+    headings = ("quantizer", "size", "thr", "memcpy", "encode", "decode", "add", "bytes", "NMSE")
+    table = figures_table("time over memcpy's, at so many threads", *headings)
     for row in rows:
         copy = row["memcpy_s"]
         ratios = (f"{row[key] / copy:.2f}" for key in ("encode_s", "decode_s", "add_decoded_s"))

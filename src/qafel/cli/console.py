@@ -1,13 +1,13 @@
-"""The terminal: where results and errors are printed, and live progress of runs and sweeps."""
+"""The terminal: options that commands share, where results and errors are printed, live progress of runs and sweeps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from types import TracebackType
-from typing import Self, final
+from typing import Annotated, Self, final
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from qafel.config import StopConfig
 from qafel.runs.progress import Row
@@ -28,6 +29,21 @@ from qafel.text import human_bytes, human_seconds
 
 console = Console()
 errors = Console(stderr=True)
+
+RecipeName = Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+def figures_table(title: str, *headings: str, words: int = 1) -> Table:
+    """An empty table without lines: the first `words` columns hold text, the others numbers; no cell is wrapped."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < words else "right", no_wrap=True)
+    return table
 
 
 class LiveBars:
@@ -41,29 +57,16 @@ class LiveBars:
         self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bars.stop()
 
 
-@final
-class RunProgress(LiveBars):
-    """One bar per run: steps, rate, metric and bytes so far."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[amount]}"),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(compact=True),
-            quiet=quiet,
-        )
-
-    def bar(self, description: str, stop: StopConfig, metric_name: str) -> RunBar:
-        """Add the bar of a run; `description` and `metric_name` are shown, `stop` says how far it is."""
-        return RunBar(self.bars, description, stop, metric_name)
+def run_bars(quiet: bool = False) -> Progress:
+    """Room for the bars of runs, each filled by a `RunBar`: steps, metric, bytes, rate so far; `quiet` shows none."""
+    amount, note = TextColumn("{task.fields[amount]}"), TextColumn("{task.fields[note]}")
+    left = TimeRemainingColumn(compact=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), amount, note, left)
+    return Progress(*columns, console=errors, disable=quiet)
 
 
 @final
@@ -71,10 +74,9 @@ class RunBar:
     """A listener that shows a run; the screen is touched at most some twenty times a second."""
 
     def __init__(self, bars: Progress, description: str, stop: StopConfig, metric_name: str) -> None:
-        self._bars = bars
-        self._stop = stop
+        """Add a bar to `bars`; `description` and `metric_name` are shown, `stop` says how far the run is."""
+        self._bars, self._stop, self._metric_name = bars, stop, metric_name
         self._bar = bars.add_task(description, total=1000, note="", amount="")
-        self._metric_name = metric_name
         self._shown = -1.0
 
     def on_row(self, row: Row) -> None:
@@ -84,9 +86,8 @@ class RunBar:
         sent = human_bytes(row.upload_bytes_total + row.broadcast_bytes_total)
         rate = row.uploads / row.wall_s if row.wall_s else 0.0
         note = f"{self._metric_name} {row.metric:.3g} · {sent} · {rate:,.0f} updates/s"
-        self._bars.update(
-            self._bar, completed=1000 * share_done(row, self._stop), note=note, amount=f"{row.version:,} steps"
-        )
+        share = share_done(row, self._stop)
+        self._bars.update(self._bar, completed=1000 * share, note=note, amount=f"{row.version:,} steps")
 
     def on_end(self, summary: Summary | None) -> None:
         if summary is not None:
@@ -136,14 +137,8 @@ class SweepProgress(LiveBars):
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Progress of a sweep of `runs`, of which `todo` are not finished yet; `quiet` shows nothing."""
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            quiet=quiet,
-            console=console,
-        )
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
+        super().__init__(*columns, TimeElapsedColumn(), quiet=quiet, console=console)
         self._total, self._finished = len(runs), len(runs) - len(todo)
         self._work, self._done = sum(run.work for run in todo), 0.0
         self._lines: dict[str, _Line] = {}

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
 from qafel.text import human_bytes
@@ -120,10 +121,8 @@ def _open(folder: Path) -> BrokerFolder:
 
 
 def server(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
-    ] = None,
+    recipe: RecipeName,
+    settings: SetOption = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
     run: Annotated[str | None, typer.Option(help="The run's name on the broker; the recipe's by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the run's state and results are; runs/NAME-server.")] = None,
@@ -144,8 +143,8 @@ def server(
     max_rate: Annotated[float, typer.Option(help="Uploads a second that one client may send; 0: any.")] = 0.0,
     replicas: Annotated[int, typer.Option(help="Copies that a clustered broker keeps.", min=1, max=5)] = 1,
     patience: Annotated[float | None, typer.Option(help="Seconds to wait for the broker at the start.")] = 10.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No status line.")] = False,
+    json_output: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Serve a run: take updates from clients, step, broadcast. Goes on where it was if it was killed.
 
@@ -295,7 +294,7 @@ def status(
     credentials: Annotated[
         Path | None, typer.Option(help="The operator's or server's folder that `qafel broker init` wrote.")
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Show runs, their versions, how far behind their clients are, rates and bytes.
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from qafel import config
-from qafel.cli.console import console
+from qafel.cli.console import JsonOption, console, figures_table
 from qafel.config import Config
 from qafel.config.tasks import TASKS
 from qafel.drawing.printed import save_figure
@@ -21,11 +21,10 @@ from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
 from qafel.rng import Stream
 
 _WIDE = 120  # columns of a terminal; a narrower one shows no quantizers, which the descriptions name too
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 tasks = typer.Typer(help="List the tasks, or show how one's data is divided among clients.")
 
 
-def recipes(json_output: Json = False) -> None:
+def recipes(json_output: JsonOption = False) -> None:
     """List the recipes that ship with the package.
 
     Example: qafel recipes
@@ -51,7 +50,7 @@ def recipes(json_output: Json = False) -> None:
 
 
 @tasks.callback(invoke_without_command=True)
-def list_tasks(context: typer.Context, json_output: Json = False) -> None:
+def list_tasks(context: typer.Context, json_output: JsonOption = False) -> None:
     """List the tasks: problems to learn.
 
     Example: qafel tasks
@@ -99,7 +98,7 @@ def show(
 def quantizers(
     specs: Annotated[list[str] | None, typer.Argument(help="Specs to show instead of the usual ones.")] = None,
     size: Annotated[int, typer.Option("--size", "-d", help="Coordinates of the vector.", min=1)] = 29282,
-    json_output: Json = False,
+    json_output: JsonOption = False,
 ) -> None:
     """List the quantizers with δ, ω, bytes, and the error on Gaussian and heavy-tailed (Student t, 3) data.
 
@@ -142,13 +141,8 @@ def quantizer_row(spec: str, size: int) -> dict[str, Any]:
 
 
 def _quantizer_table(rows: list[dict[str, Any]], size: int) -> Table:
-    table = Table(
-        title=f"{size:,} coordinates", box=None, header_style="bold", title_justify="left", padding=(0, 1, 0, 0)
-    )
-    table.add_column("quantizer", no_wrap=True)
-    table.add_column("mean", no_wrap=True)
-    for name in ("ω", "δ", "bits", "bytes", "NMSE", "t(3)", "bound"):
-        table.add_column(name, justify="right", no_wrap=True)
+    headings = ("quantizer", "mean", "ω", "δ", "bits", "bytes", "NMSE", "t(3)", "bound")
+    table = figures_table(f"{size:,} coordinates", *headings, words=2)
     for row in rows:
         table.add_row(
             row["quantizer"],

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from qafel.cli.console import SweepProgress, console, errors
+from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, errors
 from qafel.errors import UserError
 from qafel.paper import ENTRIES, Extent, Request, entry_named
 from qafel.paper.entry import why_missing
@@ -30,9 +30,7 @@ def paper(
     executor: Annotated[
         ExecutorName, typer.Option(help="Where clients train; inline also makes the runs one by one.")
     ] = "processes",
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="The number of processes; by default one per core.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
     all_methods: Annotated[
         bool, typer.Option("--all-methods", help="Run every recipe of a neural task, not only those of the figure.")
     ] = False,
@@ -43,8 +41,8 @@ def paper(
         list[str] | None, typer.Option(metavar="PATTERN", help="Only runs with such names: '*-c100*'; can be repeated.")
     ] = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; write results of finished runs.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print claims and files as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    json_output: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Reproduce a figure or table of the paper: run what is missing, then write table, figure, page and verdicts.
 

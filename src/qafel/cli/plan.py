@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from qafel.cli.console import console, errors
+from qafel.cli.console import JsonOption, console, errors
 from qafel.config import Config
 from qafel.config.tasks import TASKS
 from qafel.errors import ConfigError
@@ -66,7 +66,7 @@ def plan(
         int | None, typer.Option(min=1, help="The batch size of a gradient, if the task has batches.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of the measured constants; 0 by default.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Recommend quantizers, K and step sizes for a budget of bytes or time, by the paper's theorem.
 

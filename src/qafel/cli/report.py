@@ -1,4 +1,4 @@
-"""`qafel report`: compare runs in one HTML page and one figure."""
+"""Runs compared in a page and a figure: any by `qafel report`, those of the paper's first problem by `qafel demo`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,29 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from qafel.cli.console import JsonOption, RunBar, console, figures_table, run_bars
+from qafel.config import load_recipe
 from qafel.drawing.printed import save_figure
 from qafel.errors import DataError, NothingToShow, OutputError
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
 from qafel.runs.reading import Run
+from qafel.runs.summary import Summary
+from qafel.simulator.run import run as simulate
+from qafel.text import human_bytes
+
+REFERENCE = "mushrooms-fedbuff"
+RECIPES = (
+    REFERENCE,
+    "mushrooms-qafel-4bit",
+    "mushrooms-qafel-qsgd",
+    "mushrooms-direct-qsgd",
+    "mushrooms-qafel-topk",
+    "mushrooms-direct-topk",
+)
 
 
 def report(
@@ -24,7 +39,7 @@ def report(
         typer.Option(help="The page to write. Default: report.html here, or in the run directory if it is only one."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page. Default: the names of the runs.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the written paths as JSON.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Compare runs: write a self-contained HTML page, and a figure of the same name beside it.
 
@@ -40,16 +55,15 @@ def report(
     named = [f"{path.resolve().name} ({why})" for path, why in left_out]
     write_report(loaded, page, title=title, left_out=named)
     figure = save_figure(comparison_figure(loaded), page.with_suffix(".png"))
-    if as_json:
+    if json_output:
         written = {"report": str(page), "figure": str(figure), "runs": run_labels(loaded)}
         print(json.dumps(written | {"left_out": [str(path) for path, _ in left_out]}, ensure_ascii=False))
         return
-    console = Console()
     for label, path in (("report", page), ("figure", figure)):
         # A Text, so that brackets in a path are not read as markup.
         console.print(Text.assemble((f"{label}  ", "bold"), str(path)), soft_wrap=True)
-    _say(console, "diverged", loaded, [run.diverged for run in loaded])
-    _say(console, "not finished, shown up to the last evaluation", loaded, [not run.finished for run in loaded])
+    _say("diverged", loaded, [run.diverged for run in loaded])
+    _say("not finished, shown up to the last evaluation", loaded, [not run.finished for run in loaded])
 
 
 def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
@@ -69,7 +83,7 @@ def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
     return loaded, left_out
 
 
-def _say(console: Console, what: str, runs: list[Run], which: list[bool]) -> None:
+def _say(what: str, runs: list[Run], which: list[bool]) -> None:
     if labels := [label for label, chosen in zip(run_labels(runs), which, strict=True) if chosen]:
         console.print(Text(f"{what}: {', '.join(labels)}"), soft_wrap=True)
 
@@ -80,3 +94,63 @@ def _page_path(runs: list[Path], out: Path | None) -> Path:
     if out.suffix.lower() == ".png":
         raise OutputError(f"{out} should end in .html: it names the page, and the figure beside it ends in .png")
     return out / "report.html" if out.is_dir() or not out.suffix else out
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where to write the runs, the picture and the report.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Server steps of each run.")] = 10_000,
+    json_output: JsonOption = False,
+) -> None:
+    """Compare QAFeL with FedBuff and direct quantization on mushrooms; no network, no torch, under a minute.
+
+    Example: qafel demo --steps 2000
+    """
+    # Evaluated every tenth step: the demo is for looking, `qafel run` has every step.
+    overrides = [f"stop.server_steps={steps}", "evaluation.every=10"]
+    configs = [load_recipe(name, overrides, seed) for name in RECIPES]
+    task = configs[0].task.make()  # the same in all of them
+    with run_bars() as progress:
+        bars = [RunBar(progress, config.description, config.stop, "f − f*") for config in configs]
+        summaries = [
+            simulate(config, out / config.name, [bar], task=task, tensorboard=False)
+            for config, bar in zip(configs, bars, strict=True)
+        ]
+    runs = [Run.load(out / config.name) for config in configs]
+    save_figure(comparison_figure(runs), out / "comparison.png")
+    write_report(runs, out / "report.html", title="QAFeL on mushrooms")
+    if json_output:
+        print(json.dumps(summaries, indent=2))
+    else:
+        console.print(_demo_table([config.description for config in configs], summaries))
+        console.print(f"picture: {out / 'comparison.png'}\nreport:  {out / 'report.html'}", highlight=False)
+
+
+def _demo_table(descriptions: list[str], summaries: list[Summary]) -> Table:
+    reference = next(summary for summary in summaries if summary["name"] == REFERENCE)
+    table = figures_table(
+        "Mushrooms: 100 clients, K = 10, P = 10; × is relative to FedBuff",
+        *("method", "f(x) − f*", "×", "uploads", "sent up", "broadcast", "traffic ×"),
+    )
+    for description, summary in zip(descriptions, summaries, strict=True):
+        table.add_row(
+            description,
+            "–" if summary["metric_final"] is None else f"{summary['metric_final']:.3e}",
+            _times(summary["metric_final"], reference["metric_final"]),
+            f"{summary['uploads']:,}",
+            human_bytes(summary["upload_bytes_total"]),
+            human_bytes(summary["broadcast_bytes_total"]),
+            f"{_traffic(summary) / _traffic(reference):.3f}",
+        )
+    return table
+
+
+def _times(metric: float | None, reference: float | None) -> str:
+    if metric is None or not reference:
+        return "–"
+    worse = metric / reference
+    return f"[{'red' if worse > 2 else 'green'}]{worse:.2f}[/]"
+
+
+def _traffic(summary: Summary) -> int:
+    return int(summary["upload_bytes_total"] + summary["broadcast_bytes_total"])

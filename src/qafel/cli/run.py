@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from qafel.cli.console import RunProgress, console, errors
+from qafel.cli.console import JsonOption, QuietOption, RecipeName, RunBar, SetOption, console, errors, run_bars
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, OutputError
 from qafel.params import Layout
@@ -22,10 +22,8 @@ from qafel.text import human_bytes
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
-    ] = None,
+    recipe: RecipeName,
+    settings: SetOption = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; runs/NAME-seedN by default.")] = None,
     executor: Annotated[ExecutorName, typer.Option(help="Where clients train; the result is the same.")] = "inline",
@@ -35,8 +33,8 @@ def run(
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events, where it is installed.")] = True,
     strict: Annotated[bool, typer.Option("--strict", help="Fail where theory warns against a quantizer.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run, or half a run.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    json_output: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Simulate a recipe and write its run directory.
 
@@ -48,12 +46,11 @@ def run(
         _refuse_to_lose_a_run(config, out)
     task = config.task.make()
     warn_of_unfit_quantizers(config, task.layout, strict)
-    with RunProgress(quiet) as progress:
-        bar = progress.bar(config.name, config.stop, "metric")
+    with run_bars(quiet) as progress:
         summary = simulate(
             config,
             out,
-            [bar],
+            [RunBar(progress, config.name, config.stop, "metric")],
             task=task,
             executor=executor,
             workers=workers,
@@ -81,13 +78,13 @@ def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = Fals
 
 def _refuse_to_lose_a_run(config: Config, out: Path) -> None:
     """A finished run may be made again, its results are the same; another one's, or half a run, are not to be lost."""
-    match state_of(out, config):
-        case "interrupted":
-            raise OutputError(f"{out} holds an unfinished run: --resume it, choose another --out, or --overwrite it")
-        case "damaged":
-            raise OutputError(f"{out} holds a damaged run: choose another --out, or --overwrite it")
-        case "other":
-            raise OutputError(f"{out} holds a run of another configuration: choose another --out, or --overwrite it")
+    refused = {
+        "interrupted": "an unfinished run: --resume it,",
+        "damaged": "a damaged run:",
+        "other": "a run of another configuration:",
+    }
+    if (found := refused.get(state_of(out, config))) is not None:
+        raise OutputError(f"{out} holds {found} choose another --out, or --overwrite it")
 
 
 def _show(summary: Summary, out: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from qafel.cli.console import LiveBars, console, errors
+from qafel.cli.console import JsonOption, LiveBars, QuietOption, RecipeName, SetOption, console, errors
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
 from qafel.simulator import Row
@@ -26,7 +26,7 @@ SHOWN = 8
 
 
 def tune(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")],
+    recipe: RecipeName,
     search: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,15 +41,13 @@ def tune(
     seconds: Annotated[float | None, typer.Option(min=0, help="Begin no trial after that; the check follows.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
     check: Annotated[int, typer.Option(min=0, help="Unseen seeds to run the best trials with at the end.")] = 5,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
-    ] = None,
+    settings: SetOption = None,
     seed: Annotated[int | None, typer.Option(help="Of the search, and the first of the runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; tune/NAME by default.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Trials, or seeds of the check, at a time.")] = 1,
     executor: Annotated[ExecutorName, typer.Option(help="Where the clients of a trial train.")] = "inline",
-    json_output: Annotated[bool, typer.Option("--json", help="Print the trials as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    json_output: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Search learning rates, and whatever else, for the least cost of reaching a target. Goes on if it was killed.
 
