@@ -29,7 +29,7 @@ from qafel.sweeps.run import Planned
 from qafel.text import human_seconds
 from qafel.version import __version__
 
-Settings: TypeAlias = dict[str, str]
+SettingTexts: TypeAlias = dict[str, str]
 """Dotted keys of a configuration, and their values as text."""
 
 _LEFT_OUT = ("name", "description", "seed")
@@ -84,9 +84,9 @@ class Provenance:
     runs: int
     wall_s: float
     """Of all runs together, as each recorded its own."""
-    common: Settings
+    common: SettingTexts
     """Settings that all runs share."""
-    differing: dict[str, Settings]
+    differing: dict[str, SettingTexts]
     """Settings that differ, by method; several values are listed."""
 
     def sentence(self) -> str:
@@ -149,7 +149,7 @@ def provenance(measured: EntryRuns, command: str) -> Provenance:
     )
 
 
-def _settings(measured: EntryRuns) -> tuple[Settings, dict[str, Settings]]:
+def _settings(measured: EntryRuns) -> tuple[SettingTexts, dict[str, SettingTexts]]:
     """What all runs have in common, and for each method what not."""
     flat = [
         (planned.method, flatten(planned.config.model_dump(exclude=set(_LEFT_OUT), exclude_none=True)))
@@ -158,7 +158,7 @@ def _settings(measured: EntryRuns) -> tuple[Settings, dict[str, Settings]]:
     keys = list(dict.fromkeys(key for _, config in flat for key in config))
     everywhere = {key: {config.get(key) for _, config in flat} for key in keys}
     common = {key: str(found.pop()) for key, found in everywhere.items() if len(found) == 1 and None not in found}
-    differing: dict[str, Settings] = {method: {} for method in measured.methods}
+    differing: dict[str, SettingTexts] = {method: {} for method in measured.methods}
     for method, own in differing.items():
         for key in (key for key in keys if key not in common):
             if values := dict.fromkeys(config[key] for name, config in flat if name == method and key in config):
@@ -295,7 +295,7 @@ def _differences(source: Provenance) -> str:
     return table(("", *keys), rows)
 
 
-def _by_section(settings: Settings) -> str:
+def _by_section(settings: SettingTexts) -> str:
     """As in a recipe, each section's name once: [stop] uploads = 100, at_target = true."""
     sections: dict[str, list[str]] = {}
     for key, value in settings.items():

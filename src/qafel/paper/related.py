@@ -86,7 +86,7 @@ def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:
 
 
 def _hidden_beats_direct(measured: EntryRuns) -> Verdict:
-    # The claim is about the hidden state, so that one which diverges refutes it.
+    # The claim is about the hidden state: a hidden state that diverges refutes it.
     if any(gone := [run.diverged for run in measured.runs(HIDDEN)]):
         return Verdict.of(False, f"with a hidden state {sum(gone)} of {len(gone)} runs diverged")
     found = ratios(measured, DIRECT, HIDDEN)

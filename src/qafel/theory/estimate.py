@@ -23,8 +23,8 @@ from qafel.tasks.convex.synthetic import Constants
 from qafel.tasks.protocol import Task
 
 Wide: TypeAlias = NDArray[np.float64]
-Batch: TypeAlias = int | None
-"""Samples of a gradient; None: all that a client has."""
+Count: TypeAlias = int | None
+"""How many; None: all that there are."""
 Points: TypeAlias = Sequence[Vector] | None
 """Models at which a constant is measured; None: at x⁰."""
 
@@ -33,7 +33,7 @@ _MANY, _FEW, _LARGE = 64, 8, 4096
 _SETTLED = 1e-4
 
 
-def gradient(task: Task, client: int, model: Vector, stream: Stream, batch_size: Batch = None) -> Wide:
+def gradient(task: Task, client: int, model: Vector, stream: Stream, batch_size: Count = None) -> Wide:
     """One stochastic gradient g_n(x) of a client at the `model` x, with the randomness of `stream`."""
     local = LocalTraining(lr=1.0, steps=1, batch_size=batch_size)
     step = model.astype(np.float64) - task.train(client, model, local, stream)
@@ -46,7 +46,7 @@ def estimate_smoothness(
     seed: int = 0,
     clients: int = 8,
     iterations: int = 30,
-    batch_size: Batch = None,
+    batch_size: Count = None,
     points: Points = None,
 ) -> float:
     """L, by `iterations` of v ↦ (g(x + εv) − g(x − εv)) / 2ε; both sides have the same stream, so noise cancels."""
@@ -71,14 +71,14 @@ def estimate_smoothness(
 
 
 def estimate_gradient_noise(
-    task: Task, *, seed: int = 0, clients: int = 8, repeats: int = 32, batch_size: Batch = None, points: Points = None
+    task: Task, *, seed: int = 0, clients: int = 8, repeats: int = 32, batch_size: Count = None, points: Points = None
 ) -> float:
     """σ_ℓ: the root of the largest sample variance Σ‖g − ḡ‖²/(R − 1) of a client's gradients over R streams."""
     return float(np.sqrt(max(_spread(task, seed, clients, repeats, batch_size, points)[0])))
 
 
 def estimate_heterogeneity(
-    task: Task, *, seed: int = 0, clients: int = 64, repeats: int = 32, batch_size: Batch = None, points: Points = None
+    task: Task, *, seed: int = 0, clients: int = 64, repeats: int = 32, batch_size: Count = None, points: Points = None
 ) -> float:
     """B: the largest ‖∇F_n(x) − ∇f(x)‖² over the clients, ∇f being their mean, less what the noise adds to it."""
     return max(0.0, *_spread(task, seed, clients, repeats, batch_size, points)[1])
@@ -89,7 +89,7 @@ def estimate_constants(
     *,
     seed: int = 0,
     initial_gap: float | None = None,
-    batch_size: Batch = None,
+    batch_size: Count = None,
     clients: int | None = None,
     repeats: int = 16,
     iterations: int = 30,
@@ -118,7 +118,7 @@ def sampled_clients(task: Task, wanted: int | None = None) -> dict[str, int]:
 
 
 def _spread(
-    task: Task, seed: int, clients: int, repeats: int, batch_size: Batch, points: Points
+    task: Task, seed: int, clients: int, repeats: int, batch_size: Count, points: Points
 ) -> tuple[list[float], list[float]]:
     """Each client's gradient variance at each point, and its squared distance from the mean of all."""
     if repeats < 2:
