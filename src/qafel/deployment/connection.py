@@ -17,7 +17,7 @@ import random
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -41,11 +41,9 @@ LOST: Final = (
     nats.errors.ConnectionReconnectingError,
     nats.errors.OutboundBufferLimitError,
     nats.errors.StaleConnectionError,
-    nats.errors.TimeoutError,
-    TimeoutError,
     OSError,
 )
-"""What the library raises when the line is broken or the broker does not answer."""
+"""What the library raises when the line is broken or the broker does not answer: a timeout is an `OSError`."""
 _CANCEL_AGAIN_S: Final = 2.0
 _CLOSE_S: Final = 2.0
 _LOOK_S: Final = 1.0
@@ -115,8 +113,8 @@ class _TlsOnly(Connection):
         await super()._process_info(info, initial_connection)
 
 
-async def connect_patiently(access: Access, name: str, patience_s: float | None) -> tuple[Connection, asyncio.Event]:
-    """Connect as `name`, trying for so many seconds or forever; the event is set when the connection has closed."""
+async def connect_patiently(access: Access, name: str, patience_s: float | None) -> Broker:
+    """Connect as `name`, trying for so many seconds or forever."""
     loop, pause_s = asyncio.get_running_loop(), 0.1
     deadline = None if patience_s is None else loop.time() + patience_s
     while True:
@@ -125,9 +123,14 @@ async def connect_patiently(access: Access, name: str, patience_s: float | None)
                 return await _connect(access, url, name)
             except ssl.SSLError as error:
                 raise BrokerUnreachable(f"TLS with {url} failed: {error.reason or error}") from None
-            except (*LOST, nats.errors.Error, AssertionError) as error:
-                _raise_if_refused(url, error)
+            except (nats.errors.Error, OSError, AssertionError) as error:
                 problem = str(error) or type(error).__name__
+                # nats-server says one thing to a wrong, revoked or missing key, and trying again is useless. All else,
+                # such as its timeout for a slow handshake or its limit of connections, may be over at the next attempt.
+                if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in problem.lower():
+                    raise BrokerUnreachable(
+                        f"the broker at {url} does not let us in: wrong, revoked or missing key"
+                    ) from None
         if deadline is not None and loop.time() > deadline:
             raise BrokerUnreachable(
                 f"no broker at {', '.join(access.servers)} ({problem}): start one, or give --broker or --credentials"
@@ -136,16 +139,9 @@ async def connect_patiently(access: Access, name: str, patience_s: float | None)
         pause_s = min(2.0, 1.5 * pause_s)
 
 
-def _raise_if_refused(url: str, error: Exception) -> None:
-    """Raise if trying again is useless: nats-server says one thing to a wrong, revoked or missing key. All else, such
-    as its timeout for a slow handshake or its limit of connections, may be over at the next attempt.
-    """
-    if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in str(error).lower():
-        raise BrokerUnreachable(f"the broker at {url} does not let us in: wrong, revoked or missing key") from None
-
-
-async def _connect(access: Access, url: str, name: str) -> tuple[Connection, asyncio.Event]:
-    gone = asyncio.Event()
+async def _connect(access: Access, url: str, name: str) -> Broker:
+    tls, gone = access.tls(), asyncio.Event()
+    connection = Connection() if tls is None else _TlsOnly()
 
     async def on_closed() -> None:
         gone.set()
@@ -153,16 +149,12 @@ async def _connect(access: Access, url: str, name: str) -> tuple[Connection, asy
     async def on_error(error: Exception) -> None:
         log.info("broker: %s", error)
 
-    options: dict[str, Any] = {}
-    if (tls := access.tls()) is not None:
-        options["tls"] = tls
-    if access.seed is not None:
-        options["nkeys_seed_str"] = access.seed
-    connection = Connection() if tls is None else _TlsOnly()
     try:
         await connection.connect(
             url,
             name=name,
+            tls=tls,
+            nkeys_seed_str=access.seed,
             allow_reconnect=False,
             max_reconnect_attempts=1,  # zero would mean: forever
             reconnect_time_wait=0,
@@ -173,19 +165,18 @@ async def _connect(access: Access, url: str, name: str) -> tuple[Connection, asy
             error_cb=on_error,
             inbox_prefix=f"_INBOX_{name}",
             pending_size=64 << 20,
-            **options,
         )
     except BaseException:  # cancelled, too
-        await _drop(connection, list(_tasks(connection)))
+        await _drop(connection, _tasks(connection))
         raise
-    return connection, gone
+    return Broker(connection, gone)
 
 
 async def close(connection: Connection) -> None:
     """Close politely, if the other end lets us; then end everything that belongs to it."""
-    tasks = list(_tasks(connection))
+    tasks = _tasks(connection)
     try:
-        with contextlib.suppress(*LOST, nats.errors.Error):
+        with contextlib.suppress(nats.errors.Error, OSError):
             async with asyncio.timeout(_CLOSE_S):
                 await connection.close()
     finally:
@@ -199,11 +190,11 @@ async def _drop(connection: Connection, tasks: list[asyncio.Task[Any]]) -> None:
         transport.close()
 
 
-def _tasks(connection: Connection) -> Iterator[asyncio.Task[Any]]:
+def _tasks(connection: Connection) -> list[asyncio.Task[Any]]:
     """The library's tasks that read, ping, write and call back; it has no public name for them."""
     found = [getattr(connection, f"_{work}_task", None) for work in ("reading", "ping_interval", "flusher")]
     found += [getattr(each, "_wait_for_msgs_task", None) for each in getattr(connection, "_subs", {}).values()]
-    yield from (task for task in found if isinstance(task, asyncio.Task) and task is not asyncio.current_task())
+    return [task for task in found if isinstance(task, asyncio.Task) and task is not asyncio.current_task()]
 
 
 @final
@@ -384,11 +375,11 @@ class Broker:
 @contextlib.asynccontextmanager
 async def session(access: Access, name: str, *, patience_s: float | None = None) -> AsyncIterator[Broker]:
     """A connection, closed at the end. Waits for a broker that is not there yet, forever or so many seconds."""
-    connection, gone = await connect_patiently(access, name, patience_s)
+    broker = await connect_patiently(access, name, patience_s)
     try:
-        yield Broker(connection, gone)
+        yield broker
     finally:
-        await close(connection)
+        await close(broker.connection)
 
 
 @contextlib.contextmanager
