@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
 
 
-async def run_until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
+async def run_until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
     """Run all; when the first ends, cancel the others; raise what it raised."""
     tasks = [asyncio.create_task(work) for work in works]
     try:

@@ -7,9 +7,10 @@ import re
 import time
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from nats.aio.msg import Msg
+from pydantic import TypeAdapter
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
@@ -95,10 +96,12 @@ class RunState:
     @staticmethod
     def from_bytes(data: bytes) -> RunState:
         try:
-            read: dict[str, Any] = json.loads(data)
-            return RunState(**{key: value for key, value in read.items() if key in RunState.__dataclass_fields__})
-        except (ValueError, TypeError, AttributeError) as error:
+            return _RUN_STATE.validate_json(data)
+        except ValueError as error:
             raise DataError(f"the broker does not hold a run's state: {error}") from None
+
+
+_RUN_STATE: Final = TypeAdapter(RunState)
 
 
 @final
@@ -176,15 +179,12 @@ class Receipt:
     @staticmethod
     def from_bytes(data: bytes) -> Receipt:
         try:
-            accepted, duplicate, highest, rejected = json.loads(data)
-            return Receipt(
-                [(int(sequence), int(version)) for sequence, version in accepted],
-                [int(sequence) for sequence in duplicate],
-                int(highest),
-                [(None if s is None else int(s), str(reason), str(text)) for s, reason, text in rejected],
-            )
-        except (ValueError, TypeError, OverflowError) as error:
+            return Receipt(*_RECEIPT.validate_json(data))
+        except ValueError as error:
             raise DataError(f"not a receipt: {error}") from None
+
+
+_RECEIPT: Final = TypeAdapter(tuple[list[tuple[int, int]], list[int], int, list[tuple[int | None, str, str]]])
 
 
 @final
@@ -194,10 +194,6 @@ class Part(NamedTuple):
     upload: int
     number: int
     parts: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.number == self.parts - 1
 
     @staticmethod
     def from_header(header: str) -> Part:
@@ -242,12 +238,11 @@ class PartAssembler:
             raise MalformedPayload(f"part {part.number} of {part.parts} is impossible")
 
     def add(self, client: int, part: Part, message: Msg, spent: list[Msg]) -> bytes | None:
-        """Return the whole upload once its last part is in, else None.
+        """Return the whole upload once its last part is in, else None. The part has passed `check`.
 
         `spent` gets the messages that are to be acknowledged with it, or that nobody needs any more; a message that
         raises is not among them.
         """
-        self.check(part)
         partial = self._partial.get(client)
         if partial is None or (partial.upload, partial.parts) != (part.upload, part.parts):
             # A client sends one upload after the other. If it still wants the unfinished one, it sends it all again.

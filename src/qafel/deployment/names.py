@@ -18,7 +18,7 @@ docs/decisions/deployment-reads-by-subject.md
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, final
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -79,10 +79,6 @@ class StreamLimits:
     """Messages of one client that wait."""
     replicas: int = 1
     """Copies that a clustered broker keeps."""
-
-    def for_parts(self, parts: int) -> StreamLimits:
-        """Room for a few uploads a client, if each comes in so many messages."""
-        return replace(self, queue_per_client=max(self.queue_per_client, 4 * parts))
 
 
 def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:

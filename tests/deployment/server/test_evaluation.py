@@ -207,7 +207,7 @@ def test_a_restarted_servers_rates_are_of_what_it_took_itself(tmp_path: Path, mo
         ledger.traffic.uploads = 1_000_000
         monkeypatch.setattr("time.monotonic", lambda: now)
         monkeypatch.setattr("qafel.runs.progress.perf_counter", lambda: now)
-        server = DeploymentServer(config, task, ledger, Access(), ServerSettings(), 10, directory, None)
+        server = DeploymentServer(config, task, ledger, Access(), ServerSettings(), directory, None)
         server.evaluator.progress.began = now
         ledger.traffic.uploads += 50
         now += 5

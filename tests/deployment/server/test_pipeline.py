@@ -10,8 +10,8 @@ import pytest
 from nats.aio.msg import Msg
 
 from qafel.deployment.connection import Broker
-from qafel.deployment.names import Names
-from qafel.deployment.server import pipeline
+from qafel.deployment.names import Names, StreamLimits
+from qafel.deployment.server import ServerSettings, pipeline
 from qafel.deployment.server.pipeline import BackgroundWriter, UploadQueue
 from qafel.errors import BrokerLost
 
@@ -106,9 +106,8 @@ class Run:
         out = SimpleNamespace(version=0)
         self.publisher = cast(Any, SimpleNamespace(names=NAMES, published=out, snapshot=self._snapshot))
         ledger: Any = SimpleNamespace(broadcasts=[(0, b"large")])
-        self.background = BackgroundWriter(
-            ledger, self.publisher, snapshot_every=5, history=HISTORY, keep_journal=False
-        )
+        settings = ServerSettings(snapshot_every=5, limits=StreamLimits(history=HISTORY))
+        self.background = BackgroundWriter(ledger, self.publisher, settings)
 
     async def _snapshot(self, broker: object) -> None:
         if self.snapshots_fail:

@@ -78,11 +78,14 @@ class LocalBroker:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats-server.conf"
         if not self.secured:
-            self._write_config(config)
+            sync = f"  sync_interval: {self._sync}\n" if self._sync else ""
+            text = f'host: "127.0.0.1"\nport: {self.port}\njetstream {{\n  store_dir: "store"\n{sync}}}\n'
+            config.write_text(text, encoding="utf-8")
         busy = BrokerUnreachable(f"another nats-server uses {self.folder}: stop it")
         lock = Lock(self.folder / "lock", busy, patience_s=_TAKE_OVER_S)
         with lock, (self.folder / "nats-server.log").open("ab") as output:
-            self._require_free_port()
+            if self._answers():  # in place of ours
+                raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another --port")
             # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
             self._process = subprocess.Popen(
                 [str(find_nats_server()), "-c", config.name],
@@ -124,11 +127,6 @@ class LocalBroker:
         """Lose the whole store, as a broken disk does; the broker must be stopped."""
         shutil.rmtree(self.folder / "store", ignore_errors=True)
 
-    def _require_free_port(self) -> None:
-        """Another broker would answer in place of ours."""
-        if self._answers():
-            raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another --port")
-
     def _answers(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), 0.2) as probe:
@@ -136,8 +134,3 @@ class LocalBroker:
                 return probe.recv(4) == b"INFO"
         except OSError:
             return False
-
-    def _write_config(self, path: Path) -> None:
-        sync = f"  sync_interval: {self._sync}\n" if self._sync else ""
-        text = f'host: "127.0.0.1"\nport: {self.port}\njetstream {{\n  store_dir: "store"\n{sync}}}\n'
-        path.write_text(text, encoding="utf-8")

@@ -63,38 +63,34 @@ class CopiedState(NamedTuple):
 
 
 @final
+@dataclass
 class DeploymentClient:
     """One client of one run."""
 
-    def __init__(
-        self,
-        core: Client,
-        train: Train,
-        state: ClientState,
-        run_id: str,
-        names: Names,
-        access: Access,
-        settings: ClientSettings,
-        on_event: Callable[[ClientEvent], None] | None = None,
-    ) -> None:
-        self.core = core
-        self.names = names
-        self.report = ClientReport(core.number)
-        self._news = asyncio.Event()
-        """Set whenever something came that training may wait for."""
-        self.outbox = Outbox(names.upload(core.number), access.signer(), settings.window, self._on_outcome, self._news)
-        self.follower = Follower(names, core, access.verifier(), self._on_advance, self._news, self.outbox.send_again)
-        self._train = train
-        self._state = state
-        self._run_id = run_id
-        self._access = access
-        self._settings = settings
-        self._on_event = on_event
-        self._saving = threading.Lock()
-        """The last save waits for one that a thread is still at."""
-        self._last_sequence = -1
-        self._stopping = False
-        self._pause_until = 0.0
+    core: Client
+    _train: Train
+    _state: ClientState
+    _run_id: str
+    names: Names
+    _access: Access
+    _settings: ClientSettings
+    _on_event: Callable[[ClientEvent], None] | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever something came that training may wait for."""
+    _saving: threading.Lock = field(default_factory=threading.Lock)
+    """The last save waits for one that a thread is still at."""
+    _stopping: bool = False
+    _pause_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        number, access = self.core.number, self._access
+        self.report = ClientReport(number)
+        self.outbox = Outbox(
+            self.names.upload(number), access.signer(), self._settings.window, self._on_outcome, self._news
+        )
+        self.follower = Follower(
+            self.names, self.core, access.verifier(), self._on_advance, self._news, self.outbox.send_again
+        )
 
     def stop(self) -> None:
         """End after the update that is under way."""
@@ -139,14 +135,12 @@ class DeploymentClient:
 
     def begin(self) -> CopiedState:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
-        if self.outbox.highest >= 0:
-            self._state.skip_to(self.outbox.highest + 1)
-        self._last_sequence = self._state.take_sequence()
-        return CopiedState(self.core.hidden_state, self._last_sequence)
+        self._state.skip_to(self.outbox.highest + 1)
+        return CopiedState(self.core.hidden_state, self._state.take_sequence())
 
     def _has_room(self) -> bool:
         """Whether the outbox has room for the upload that `begin` would number next."""
-        return self.outbox.has_room(max(self._last_sequence, self.outbox.highest) + 1)
+        return self.outbox.has_room(max(self._state.next, self.outbox.highest + 1))
 
     def finish(self, start: CopiedState, train: Train) -> bytes:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""

@@ -151,11 +151,12 @@ class ClientState:
         self._lock = Lock(folder / "lock", busy)
         self._block = _BLOCK
         self._reserved_at = time.monotonic()
-        self._next = self._reserved = 0
+        self.next = self._reserved = 0
+        """The number of the next upload, and the first that is not used up on disk."""
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
-        self._next = self._reserved = self._read_reserved()
+        self.next = self._reserved = self._read_reserved()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -163,21 +164,21 @@ class ClientState:
 
     def take_sequence(self) -> int:
         """A number that no upload of this client has had, even if it was killed: it is used up on disk first."""
-        if self._next >= self._reserved:
+        if self.next >= self._reserved:
             now = time.monotonic()
             self._block = min(_MOST, 2 * self._block) if now - self._reserved_at < _SOON_S else _BLOCK
             self._reserved_at = now
-            self._reserve(self._next + self._block)
-        self._next += 1
-        return self._next - 1
+            self._reserve(self.next + self._block)
+        self.next += 1
+        return self.next - 1
 
     def skip_to(self, sequence: int) -> None:
         """Never use a number below this one: the server has seen higher ones than this folder remembers."""
-        self._next = max(self._next, sequence)
+        self.next = max(self.next, sequence)
 
     def give_back(self) -> None:
         """At a clean end, the numbers that were reserved and not used."""
-        self._reserve(self._next)
+        self._reserve(self.next)
 
     def load(self, run_id: str, dimension: int, algorithm: Algorithm) -> HiddenState | None:
         """The hidden state that was saved, if there is a sound one of this run. One of another version of the format,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, final
 
 from qafel.algorithm import HiddenState
@@ -109,36 +109,22 @@ StateListener: TypeAlias = Callable[[RunState], None]
 
 
 @final
-class RecentRate:
-    """Events a second over the last ten seconds, beginning with a total that others counted."""
-
-    def __init__(self, total: int) -> None:
-        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), total)], maxlen=64)
-
-    def mark(self, total: int) -> float:
-        now = time.monotonic()
-        self._marks.append((now, total))
-        while len(self._marks) > 2 and now - self._marks[0][0] > 10:
-            self._marks.popleft()
-        (then, before) = self._marks[0]
-        return (total - before) / (now - then) if now > then else 0.0
-
-
-@final
+@dataclass(slots=True)
 class Heartbeat:
     """Renews the run's state on the broker: clients see by it that they are behind, operators how it goes."""
 
-    def __init__(
-        self, intake: Intake, evaluator: Evaluator, publisher: Publisher, listener: StateListener | None
-    ) -> None:
-        """`listener` is called with every state that is sent."""
-        self.session = ""
-        """Changes with every connection: clients that see a new one send again what may be lost."""
-        self._intake = intake
-        self._evaluator = evaluator
-        self._publisher = publisher
-        self._listener = listener
-        self._rate = RecentRate(intake.ledger.traffic.uploads)
+    _intake: Intake
+    _evaluator: Evaluator
+    _publisher: Publisher
+    _listener: StateListener | None
+    """Called with every state that is sent."""
+    session: str = ""
+    """Changes with every connection: clients that see a new one send again what may be lost."""
+    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+    """Times of the last ten seconds, and how many uploads there were; it begins with what earlier processes counted."""
+
+    def __post_init__(self) -> None:
+        self._updates_per_s()
 
     async def run(self, broker: Broker, every_s: float, access: Access) -> None:
         """Beat every so many seconds, forever, and read the registry of clients again."""
@@ -154,6 +140,15 @@ class Heartbeat:
         if self._listener is not None:
             self._listener(state)
 
+    def _updates_per_s(self) -> float:
+        """Over the last ten seconds."""
+        now, uploads, marks = time.monotonic(), self._intake.ledger.traffic.uploads, self._marks
+        marks.append((now, uploads))
+        while len(marks) > 2 and now - marks[0][0] > 10:
+            marks.popleft()
+        then, before = marks[0]
+        return (uploads - before) / (now - then) if now > then else 0.0
+
     def _run_state(self, word: str) -> RunState:
         ledger, published, evaluator = self._intake.ledger, self._publisher.published, self._evaluator
         traffic, server = ledger.traffic, ledger.server
@@ -163,7 +158,7 @@ class Heartbeat:
             digest=published.digest,
             server_steps=evaluator.limits.server_steps or 0,
             uploads=traffic.uploads,
-            updates_per_s=round(self._rate.mark(traffic.uploads), 1),
+            updates_per_s=round(self._updates_per_s(), 1),
             upload_bytes=traffic.upload_bytes,
             broadcast_bytes=traffic.broadcast_bytes,
             rejected=dict(server.rejected),

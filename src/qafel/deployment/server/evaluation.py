@@ -13,13 +13,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from qafel.config import Config
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import OutputError
 from qafel.runs.directory import RunDirectory
-from qafel.runs.listeners import Calling, Listener
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status
 from qafel.runs.summary import Summary, summarise
 from qafel.tasks import Task
@@ -57,10 +56,6 @@ class ServerMetrics:
     def rejected(self, reason: str) -> None:
         self._rejected.labels(self._run, reason).inc()
 
-    def serve(self, address: str, port: int) -> None:
-        """Answer Prometheus at this address, from a thread."""
-        start_http_server(port, addr=address, registry=self.registry)
-
 
 @final
 class Evaluator:
@@ -81,7 +76,7 @@ class Evaluator:
         self._name = config.name
         self._ledger = ledger
         self._directory = directory
-        self._listeners: list[Listener] = [directory, Calling(lambda row: metrics.metric.set(row.metric))]
+        self._metrics = metrics
         self._uploads_before = ledger.traffic.uploads
         self._measured = (-1, -1)
         """Version and uploads of the last row; `progress` has those of the last model that was taken to be measured."""
@@ -176,11 +171,11 @@ class Evaluator:
     async def _measure(self, standing: Standing) -> None:
         row = await asyncio.to_thread(self._row, standing)
         try:
-            for listener in self._listeners:
-                listener.on_row(row)
+            self._directory.on_row(row)
             self._directory.flush()
         except OSError as error:
             raise OutputError(f"cannot write the evaluation of version {row.version}: {error.strerror}") from None
+        self._metrics.metric.set(row.metric)
         self._measured = row.version, row.uploads
 
     def _row(self, standing: Standing) -> Row:

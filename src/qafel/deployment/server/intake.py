@@ -58,6 +58,7 @@ class RunningMedian:
     """
 
     def __init__(self, norms: Mapping[int, float], now: float) -> None:
+        """Begin with the `norms` that clients sent last before a restart."""
         self._votes = OrderedDict((client, (norm, now, _FIRST_VOTE_S)) for client, norm in norms.items())
 
     def vote(self, client: int, norm: float, now: float) -> None:
@@ -77,29 +78,20 @@ class RunningMedian:
 
 
 @final
+@dataclass(slots=True)
 class UploadChecker:
     """Everything an upload must pass before the server sees it."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        settings: DefenceSettings,
-        clients: int,
-        keys: Mapping[int, str] | None = None,
-        norms: Mapping[int, float] | None = None,
-        now: float = 0.0,
-    ) -> None:
-        """`clients` is how many the task has, `keys` the registry of public keys if there is one, and `norms` what the
-        clients sent last before a restart.
-        """
-        self._algorithm = algorithm
-        self._settings = settings
-        self._clients = clients
-        self._keys = keys
-        self._keys_problem: str | None = None
-        self._verifiers: dict[int, Verifier] = {}
-        self._allowance: dict[int, tuple[float, float]] = {}
-        self.median = RunningMedian(norms or {}, now)
+    _algorithm: Algorithm
+    _settings: DefenceSettings
+    _clients: int
+    """How many the task has."""
+    _keys: Mapping[int, str] | None = None
+    """The registry of public keys, if there is one."""
+    median: RunningMedian = field(default_factory=lambda: RunningMedian({}, 0.0))
+    _keys_problem: str | None = None
+    _verifiers: dict[int, Verifier] = field(default_factory=dict)
+    _allowance: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def knows(self, client: int) -> bool:
         return client in self._keys if self._keys is not None else 0 <= client < self._clients
@@ -243,7 +235,7 @@ class Intake:
         try:
             self.ledger.server.seen.check(client, part.upload)
         except DuplicateUpload as error:
-            if part.is_last:
+            if part.number == part.parts - 1:
                 self.ledger.server.rejected[error.reason] += 1
                 self._refuse(client, part.upload, error, group)
             group.acknowledge.append(message)

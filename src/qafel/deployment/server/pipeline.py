@@ -106,15 +106,13 @@ class UploadQueue:
 class BackgroundWriter:
     """Writes checkpoints to the disk and snapshots to the broker, in the background: at most one of each at a time."""
 
-    def __init__(
-        self, ledger: Ledger, publisher: Publisher, *, snapshot_every: int, history: int, keep_journal: bool
-    ) -> None:
+    def __init__(self, ledger: Ledger, publisher: Publisher, settings: ServerSettings) -> None:
         self._ledger = ledger
         self._publisher = publisher
+        self._history = settings.limits.history
         # A snapshot and the broadcasts since must overlap.
-        self._snapshot_every = min(snapshot_every, max(1, history // 2))
-        self._history = history
-        self._keep_journal = keep_journal
+        self._snapshot_every = min(settings.snapshot_every, max(1, self._history // 2))
+        self._keep_journal = settings.keep_journal
         self._works: set[asyncio.Task[None]] = set()
         self._checkpointing = asyncio.Lock()
         self._snapshotting = asyncio.Lock()

@@ -17,16 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
 
+from prometheus_client import start_http_server
+
 from qafel.algorithm import PRESETS
 from qafel.config import Config
-from qafel.deployment.connection import Broker, cancel_and_wait, run_until_one_ends, session
+from qafel.deployment.connection import Broker, run_until_one_ends, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Heartbeat, Publisher, StateListener, refill
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
-from qafel.deployment.server.intake import Intake, UploadChecker
+from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.errors import BrokerError, ConfigError
@@ -53,7 +55,6 @@ class DeploymentServer:
         ledger: Ledger,
         access: Access,
         settings: ServerSettings,
-        history: int,
         directory: RunDirectory,
         progress: StateListener | None,
     ) -> None:
@@ -65,45 +66,30 @@ class DeploymentServer:
         self._task = task
         self._access = access
         self._settings = settings
-        self._limits = replace(settings.limits, history=history)
         self._agreement = Agreement(ledger.run_id, config, task.layout).to_bytes()
-        algorithm, keys = ledger.server.algorithm, access.registry()
-        checker = UploadChecker(algorithm, settings.defence, task.clients, keys, ledger.norms, time.monotonic())
+        algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
+        checker = UploadChecker(algorithm, settings.defence, task.clients, access.registry(), median)
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(config, task, ledger, directory, self.metrics)
         self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
         self._heartbeat = Heartbeat(self.intake, self.evaluator, self._publisher, progress)
-        self._background = BackgroundWriter(
-            ledger,
-            self._publisher,
-            snapshot_every=settings.snapshot_every,
-            history=history,
-            keep_journal=settings.keep_journal,
-        )
+        self._background = BackgroundWriter(ledger, self._publisher, settings)
         self._queue: UploadQueue | None = None
-        self._work: asyncio.Task[None] | None = None
+        self._abandoned = asyncio.Event()
 
     def end(self, status: Status) -> None:
         """Take no more uploads; finish what was taken."""
         self.evaluator.end(status)
         if self._queue is not None:
             self._queue.stop()
-        elif self._work is not None:
-            self._work.cancel()  # no session to conclude
+        else:
+            self._abandoned.set()  # no session to conclude
 
     async def run(self) -> None:
         if self._settings.metrics_port is not None:
-            self.metrics.serve(self._settings.metrics_address, self._settings.metrics_port)
-        evaluations = asyncio.create_task(self.evaluator.run())
-        self._work = asyncio.create_task(self._sessions())
-        try:
-            # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
-            done, _ = await asyncio.wait([self._work, evaluations], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if not task.cancelled():
-                    task.result()
-        finally:
-            await cancel_and_wait([self._work, evaluations])
+            start_http_server(self._settings.metrics_port, self._settings.metrics_address, self.metrics.registry)
+        # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
+        await run_until_one_ends(self._sessions(), self.evaluator.run(), self._abandoned.wait())
         await self.evaluator.measure_last()
 
     async def _sessions(self) -> None:
@@ -147,7 +133,8 @@ class DeploymentServer:
         """Give the broker what it lacks, and ask for all that is not acknowledged."""
         names, parts = self._publisher.names, self.intake.parts(broker.part_bytes)
         await asyncio.to_thread(self.ledger.journal.sync)
-        await broker.ensure(names, self._limits.for_parts(parts))
+        limits = self._settings.limits  # room for a few uploads a client, however many messages each comes in
+        await broker.ensure(names, replace(limits, queue_per_client=max(limits.queue_per_client, 4 * parts)))
         await refill(broker, self._publisher, self.ledger, self._agreement)
         self.intake.begin_session()
         await broker.new_consumer(names, parts)
@@ -227,4 +214,5 @@ def open_server(
         history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
     ) as ledger:
         directory.begin(config.to_toml(), keep_metrics_bytes=None)
-        yield DeploymentServer(config, task, ledger, access, settings, history, directory, progress)
+        settings = replace(settings, limits=replace(settings.limits, history=history))
+        yield DeploymentServer(config, task, ledger, access, settings, directory, progress)
