@@ -63,7 +63,7 @@ def test_the_private_attributes_of_nats_py_that_we_use_are_there(access: Access)
             names = {task.get_coro().__qualname__.rpartition(".")[2] for task in connection._tasks(broker.connection)}
             assert names == {"_read_loop", "_ping_interval", "_flusher", "_wait_for_msgs"}
             assert names >= {task.get_coro().__qualname__.rpartition(".")[2] for task in _others()}
-            assert min(broker.wire_bytes()) > 0  # through `_transport._io_writer`
+            assert min(broker.wire_bytes().values()) > 0  # through `_transport._io_writer`
             parameters = inspect.signature(Connection._process_info).parameters
             assert list(parameters) == ["self", "info", "initial_connection"]
 

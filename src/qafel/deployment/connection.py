@@ -17,6 +17,7 @@ import random
 import socket
 import ssl
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -221,16 +222,16 @@ class Broker:
         """The largest payload that one message carries."""
         return max(1024, self.connection.max_payload - OVERHEAD_BYTES)
 
-    def wire_bytes(self) -> tuple[int, int]:
-        """Bytes that went over the connection, sent and received, as TCP counts them; zeros if it does not say."""
+    def wire_bytes(self) -> dict[str, int]:
+        """Bytes that went over the connection, "sent" and "received", as TCP counts them; none if it does not say."""
         writer: Any = getattr(getattr(self.connection, "_transport", None), "_io_writer", None)
         try:
             line = writer.get_extra_info("socket")
             info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_BYTES.size)
             acknowledged, received = _TCP_BYTES.unpack(info)
         except (AttributeError, OSError, struct.error):  # closed already, or not Linux
-            return 0, 0
-        return acknowledged, received
+            return {}
+        return {"sent": acknowledged, "received": received}
 
     async def until_lost(self) -> None:
         """Wait until the connection breaks, then raise. The library does not always say so: we look, too."""
@@ -373,12 +374,19 @@ class Broker:
 
 
 @contextlib.asynccontextmanager
-async def session(access: Access, name: str, *, patience_s: float | None = None) -> AsyncIterator[Broker]:
-    """A connection, closed at the end. Waits for a broker that is not there yet, forever or so many seconds."""
+async def session(
+    access: Access, name: str, *, patience_s: float | None = None, wire: Counter[str] | None = None
+) -> AsyncIterator[Broker]:
+    """A connection, closed at the end, as `name`. Waits for a broker that is not there yet, forever or so many seconds.
+
+    `wire` is added the bytes sent and received, with all that NATS and TLS add.
+    """
     broker = await connect_patiently(access, name, patience_s)
     try:
         yield broker
     finally:
+        if wire is not None:
+            wire.update(broker.wire_bytes())
         await close(broker.connection)
 
 

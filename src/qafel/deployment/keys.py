@@ -7,7 +7,6 @@ run's or another client's. What is signed is a BLAKE2b digest: one fast pass ove
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import secrets
@@ -21,6 +20,7 @@ import nkeys
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from qafel.deployment.names import SIGNATURE
 from qafel.errors import BadSignature, ConfigError
 from qafel.quantizers.protocol import Payload
 
@@ -43,37 +43,40 @@ def public_key(seed: str) -> str:
 
 @final
 class Signer:
-    """Signs messages with the key of a seed."""
+    """Signs messages with the key of a seed; without a seed, it signs nothing."""
 
-    def __init__(self, seed: str) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(_raw_seed(seed))
+    def __init__(self, seed: str | None) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(_raw_seed(seed)) if seed else None
 
-    def sign(self, context: str, data: Payload) -> str:
-        """The signature of `data` under its subject or object name, `context`."""
-        return base64.b64encode(self._key.sign(_digest(context, data))).decode()
+    def headers(self, context: str, data: Payload) -> dict[str, str]:
+        """A header with the signature of `data` under its subject or object name, `context`; or none."""
+        if self._key is None:
+            return {}
+        return {SIGNATURE: base64.b64encode(self._key.sign(_digest(context, data))).decode()}
 
 
 @final
 class Verifier:
-    """Checks signatures of one public key."""
+    """Checks signatures of one public key; without a key, everything passes."""
 
-    def __init__(self, public: str) -> None:
-        try:
-            raw = base64.b32decode(public + "=" * (-len(public) % 8))
-        except binascii.Error:
-            raw = b""
-        if len(raw) != 35:
-            raise ConfigError(f"a public nkey has 56 characters and starts with U, got {public!r}")
-        self._key = Ed25519PublicKey.from_public_bytes(raw[1:33])
+    def __init__(self, public: str | None) -> None:
+        self._key: Ed25519PublicKey | None = None
+        if public is not None:
+            try:
+                raw = base64.b32decode(public + "=" * (-len(public) % 8))
+                self._key = Ed25519PublicKey.from_public_bytes(raw[1:-2])
+            except ValueError:
+                raise ConfigError(f"a public nkey has 56 characters and starts with U, got {public!r}") from None
 
     def check(self, context: str, data: Payload, signature: str | None) -> None:
         """Raise unless the signature belongs to this context and these bytes."""
-        if not signature:
-            raise BadSignature(f"{context} is not signed")
+        if self._key is None:
+            return
         try:
-            self._key.verify(base64.b64decode(signature, validate=True), _digest(context, data))
-        except (InvalidSignature, binascii.Error, ValueError):
-            raise BadSignature(f"{context} is not signed by the expected key") from None
+            self._key.verify(base64.b64decode(signature or "", validate=True), _digest(context, data))
+        except (InvalidSignature, ValueError):
+            problem = "is not signed by the expected key" if signature else "is not signed"
+            raise BadSignature(f"{context} {problem}") from None
 
 
 def _digest(context: str, data: Payload) -> bytes:
@@ -141,15 +144,13 @@ class Access:
             return str(self.client)
         return "server" if "signing.nk" in self._texts else "operator"
 
-    def signer(self) -> Signer | None:
+    def signer(self) -> Signer:
         """Signs what we send: the server with its signing key, a client with its own."""
-        seed = self._texts.get("signing.nk") or self.seed
-        return Signer(seed) if seed else None
+        return Signer(self._texts.get("signing.nk") or self.seed)
 
-    def verifier(self) -> Verifier | None:
+    def verifier(self) -> Verifier:
         """Checks what the server sends."""
-        public = self._texts.get("server.pub")
-        return Verifier(public) if public else None
+        return Verifier(self._texts.get("server.pub"))
 
     def registry(self) -> dict[int, str] | None:
         """Known clients and their public keys; None if any client of the task may take part.

@@ -139,13 +139,12 @@ async def _runs(broker: Broker) -> list[Names]:
     return [Names(subject.split(".")[-2]) for subject in sorted(subjects)]
 
 
-async def _status(broker: Broker, names: Names, verifier: Verifier | None) -> RunStatus | None:
+async def _status(broker: Broker, names: Names, verifier: Verifier) -> RunStatus | None:
     stored = await broker.stored(KEY_VALUE_STREAM, names.state)
     if stored is None:
         return None
     try:
-        if verifier is not None:
-            verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
+        verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
         state = RunState.from_bytes(stored.data)
     except (DataError, MessageError):
         state = RunState("not genuine", 0, 0)

@@ -36,6 +36,12 @@ MESSAGE_ID: Final = "Nats-Msg-Id"
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+def number_in(subject: str) -> int | None:
+    """The number that a subject ends with: a client's, or a version; None if it does not."""
+    end = subject.rsplit(".", 1)[-1]
+    return int(end) if end.isdecimal() and len(end) < 20 else None
+
+
 @final
 class Names:
     """The subjects, streams and objects of one run."""

@@ -15,7 +15,7 @@ from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.client.outbox import ClientState, Outbox
 from qafel.deployment.connection import Stored
-from qafel.deployment.keys import Access
+from qafel.deployment.keys import Access, Signer
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import Names
 from qafel.errors import ConfigError
@@ -30,7 +30,7 @@ def _algorithm() -> Algorithm:
 
 
 def _outbox(window: int = 8) -> Outbox:
-    return Outbox("qafel.live.upload.0", None, window, lambda *_: None, asyncio.Event())
+    return Outbox("qafel.live.upload.0", Signer(None), window, lambda *_: None, asyncio.Event())
 
 
 def _hear(outbox: Outbox, receipt: Receipt) -> None:

@@ -11,6 +11,7 @@ import logging
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -79,6 +80,7 @@ class DeploymentClient:
     """Set whenever something came that training may wait for."""
     _saving: threading.Lock = field(default_factory=threading.Lock)
     """The last save waits for one that a thread is still at."""
+    _wire: Counter[str] = field(default_factory=Counter)
     _stopping: bool = False
     _pause_until: float = 0.0
 
@@ -108,6 +110,7 @@ class DeploymentClient:
         report, held = self.report, self.core.hidden_state
         report.version, report.digest = held.version, held.digest
         report.outcomes, report.sent_bytes = dict(self.outbox.counts), self.outbox.sent_bytes
+        report.wire_sent_bytes, report.wire_received_bytes = self._wire["sent"], self._wire["received"]
         report.run_state = self.follower.state.state if self.follower.state else ""
         return report
 
@@ -115,23 +118,15 @@ class DeploymentClient:
         """Session after session: listen, catch up, deliver."""
         while True:
             try:
-                async with session(self._access, str(self.core.number)) as broker:
+                async with session(self._access, str(self.core.number), wire=self._wire) as broker:
                     await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
                     await self.follower.attach(broker)
-                    try:
-                        await run_until_one_ends(
-                            broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker)
-                        )
-                    finally:
-                        self._count_wire(broker)
+                    await run_until_one_ends(
+                        broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker)
+                    )
             except BrokerError as error:
                 log.info("%s; trying again", error)
                 await asyncio.sleep(0.2)
-
-    def _count_wire(self, broker: Broker) -> None:
-        sent, received = broker.wire_bytes()
-        self.report.wire_sent_bytes += sent
-        self.report.wire_received_bytes += received
 
     def begin(self) -> CopiedState:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
@@ -144,15 +139,9 @@ class DeploymentClient:
 
     def finish(self, start: CopiedState, train: Train) -> bytes:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
-        core = self.core
+        core, (copied, sequence) = self.core, start
         return local_update(
-            start.hidden_state,
-            train,
-            core.algorithm,
-            core.seed,
-            client=core.number,
-            sequence=start.sequence,
-            weight=core.weight,
+            copied, train, core.algorithm, core.seed, client=core.number, sequence=sequence, weight=core.weight
         )
 
     async def _work(self) -> None:
@@ -220,14 +209,15 @@ class DeploymentClient:
         self._emit("version", version=version)
 
     def _on_outcome(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
-        self._emit(outcome if outcome in ("accepted", "duplicate") else "rejected", sequence=sequence, version=version,
-                   reason=outcome, text=text)  # fmt: skip
+        counted = outcome in ("accepted", "duplicate")
+        event = outcome if counted else "rejected"
+        self._emit(event, sequence=sequence, version=version, reason=outcome, text=text)
+        if not counted:
+            log.warning("update %s was rejected: %s", sequence, text)
         if outcome == "future":
             self.follower.restart()
         elif outcome == "rate":
             self._pause_until = time.monotonic() + 1.0
-        if outcome not in ("accepted", "duplicate"):
-            log.warning("update %s was rejected: %s", sequence, text)
 
     def _emit(self, event: str, **fields: Any) -> None:
         if self._on_event is not None:
@@ -309,14 +299,13 @@ async def open_client(
     return DeploymentClient(core, train, state, agreement.run_id, names, access, settings, on_event)
 
 
-async def _first_contact(broker: Broker, names: Names, verifier: Verifier | None) -> tuple[Agreement, bytes]:
+async def _first_contact(broker: Broker, names: Names, verifier: Verifier) -> tuple[Agreement, bytes]:
     stored = await broker.stored(KEY_VALUE_STREAM, names.config)
     if stored is None:
         raise BrokerRefused("its server has not started")
     found = await broker.object(names.snapshot)
     if found is None:
         raise BrokerRefused("its snapshot is not there yet")
-    if verifier is not None:
-        verifier.check(names.config, stored.data, stored.headers.get(SIGNATURE))
-        verifier.check(names.snapshot, *found)
+    verifier.check(names.config, stored.data, stored.headers.get(SIGNATURE))
+    verifier.check(names.snapshot, *found)
     return Agreement.from_bytes(stored.data), found[0]

@@ -18,7 +18,7 @@ from qafel.algorithm import Client
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Verifier
 from qafel.deployment.messages import RunState
-from qafel.deployment.names import KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names
+from qafel.deployment.names import KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names, number_in
 from qafel.errors import DataError, HiddenStateError, MessageError
 
 _AT_ONCE: Final = 32
@@ -37,7 +37,7 @@ class Follower:
 
     names: Names
     client: Client
-    _verifier: Verifier | None
+    _verifier: Verifier
     _advanced: Callable[[int, int], None]
     """Called with every new version and its bytes."""
     _news: asyncio.Event
@@ -159,12 +159,10 @@ class Follower:
         return self._moved(len(found[0]))
 
     async def _on_broadcast(self, stored: Stored) -> None:
-        end = stored.subject.rsplit(".", 1)[-1]
-        version = int(end) if end.isdigit() else -1
-        if version < self.version:
+        version = number_in(stored.subject)
+        if version is None or version < self.version:
             return
-        large = OBJECT in stored.headers
-        if not large:
+        if OBJECT not in stored.headers:
             if not self._genuine(stored.subject, stored.data, stored.headers.get(SIGNATURE)):
                 return
             if int.from_bytes(stored.data[_VERSION], "little") != version:
@@ -172,7 +170,7 @@ class Follower:
                 return
             if len(self._waiting) < 4 * _AT_ONCE:
                 self._waiting[version] = stored.data
-        elif self._verifier is not None and version > self._head + _AT_ONCE:
+        elif version > self._head + _AT_ONCE:
             return  # a pointer carries no proof of its own; the heartbeat will tell
         self._head = max(self._head, version + 1)
         self._wake.set()
@@ -201,8 +199,6 @@ class Follower:
             self._news.set()
 
     def _genuine(self, context: str, data: bytes, signature: str | None) -> bool:
-        if self._verifier is None:
-            return True
         try:
             self._verifier.check(context, data, signature)
         except MessageError as error:

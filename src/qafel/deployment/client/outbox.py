@@ -21,7 +21,7 @@ from qafel.algorithm.aggregation import WINDOW
 from qafel.deployment.connection import Broker, Stored, wait_for_event
 from qafel.deployment.keys import Signer
 from qafel.deployment.messages import Receipt, split_upload
-from qafel.deployment.names import PART, SIGNATURE
+from qafel.deployment.names import PART
 from qafel.errors import BrokerRefused, ConfigError, DataError, HiddenStateError, MessageError
 from qafel.files import Lock, read_checked, sync_folder, write_atomically, write_checked
 
@@ -44,7 +44,6 @@ OutcomeListener: TypeAlias = Callable[[int | None, str, str, int], None]
 @final
 @dataclass(slots=True)
 class _Pending:
-    sequence: int
     data: bytes
     due: float
     wait_s: float
@@ -56,8 +55,7 @@ class Outbox:
     """Delivers uploads: at most `window` on their way, of numbers that the server can tell from those it counted."""
 
     _subject: str
-    _signer: Signer | None
-    """Signs uploads; None: they are not signed."""
+    _signer: Signer
     _window: int
     _heard: OutcomeListener
     """Called with what became of each upload."""
@@ -82,7 +80,7 @@ class Outbox:
 
     def add(self, sequence: int, upload: bytes) -> None:
         wait_s = _RESEND_S + len(upload) / _RESEND_BYTES_PER_S
-        self._pending[sequence] = _Pending(sequence, upload, time.monotonic(), wait_s)
+        self._pending[sequence] = _Pending(upload, time.monotonic(), wait_s)
         self._wake.set()
 
     def send_again(self) -> None:
@@ -97,8 +95,8 @@ class Outbox:
         while True:
             self._wake.clear()
             now = time.monotonic()
-            for pending in [pending for pending in self._pending.values() if pending.due <= now]:
-                await self._send(broker, pending)
+            for sequence, pending in [each for each in self._pending.items() if each[1].due <= now]:
+                await self._send(broker, sequence, pending)
             next_due = min((pending.due for pending in self._pending.values()), default=now + 60)
             await wait_for_event(self._wake, max(0.0, next_due - time.monotonic()))
 
@@ -123,10 +121,10 @@ class Outbox:
         self.counts[outcome] += 1
         self._heard(sequence, outcome, text, version)
 
-    async def _send(self, broker: Broker, pending: _Pending) -> None:
+    async def _send(self, broker: Broker, sequence: int, pending: _Pending) -> None:
         pending.due = time.monotonic() + pending.wait_s
         pending.wait_s = max(pending.wait_s, min(_RESEND_MOST_S, 2 * pending.wait_s))
-        headers = {SIGNATURE: self._signer.sign(self._subject, pending.data)} if self._signer else {}
+        headers = self._signer.headers(self._subject, pending.data)
         parts = split_upload(pending.data, broker.part_bytes)
         self.sent_bytes += len(pending.data)
         if len(parts) == 1:
@@ -134,7 +132,7 @@ class Outbox:
             return
         try:
             for number, part in enumerate(parts):
-                headers[PART] = f"{pending.sequence}/{number}/{len(parts)}"
+                headers[PART] = f"{sequence}/{number}/{len(parts)}"
                 await broker.store(self._subject, part, dict(headers))
         except BrokerRefused as error:
             log.info("%s; trying again", error)

@@ -14,7 +14,7 @@ from qafel.algorithm import HiddenState
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Access, Signer
 from qafel.deployment.messages import Receipt, RunState
-from qafel.deployment.names import KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names
+from qafel.deployment.names import KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names, number_in
 from qafel.deployment.server.evaluation import Evaluator
 from qafel.deployment.server.intake import Intake
 from qafel.deployment.server.ledger import Ledger
@@ -31,20 +31,17 @@ class Publisher:
     """Publishes what the server says, signed."""
 
     names: Names
-    _signer: Signer | None
+    _signer: Signer
     published: HiddenState
     """x̂ as the clients know it: the last one that went out."""
 
-    def _signature(self, context: str, data: bytes) -> dict[str, str]:
-        return {SIGNATURE: self._signer.sign(context, data)} if self._signer else {}
-
     async def value(self, broker: Broker, subject: str, data: bytes) -> None:
         """A key's value: configuration or state."""
-        await broker.store(subject, data, self._signature(subject, data))
+        await broker.store(subject, data, self._signer.headers(subject, data))
 
     async def put(self, broker: Broker, name: str, data: bytes) -> None:
         """An object: a snapshot, a large broadcast, the final model."""
-        await broker.put_object(name, data, self._signature(name, data).get(SIGNATURE))
+        await broker.put_object(name, data, self._signer.headers(name, data).get(SIGNATURE))
 
     async def broadcasts(self, broker: Broker, broadcasts: Iterable[tuple[int, bytes]]) -> None:
         """Steps in version order; returns when the broker has them all."""
@@ -55,7 +52,7 @@ class Publisher:
     async def _broadcast(self, broker: Broker, version: int, frame: bytes) -> None:
         subject = self.names.broadcast(version)
         # The checksum in the name lets a version be made again by a server that lost its disk.
-        headers = {MESSAGE_ID: f"{version}-{frame[_CHECKSUM].hex()}", **self._signature(subject, frame)}
+        headers = {MESSAGE_ID: f"{version}-{frame[_CHECKSUM].hex()}", **self._signer.headers(subject, frame)}
         if len(frame) > broker.part_bytes:
             name = self.names.broadcast_object(version)
             await self.put(broker, name, frame)
@@ -82,11 +79,11 @@ async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement
     """
     names, version = publisher.names, ledger.server.version
     config = await broker.stored(KEY_VALUE_STREAM, names.config)
-    held = await _held(broker, names)
+    held = {number_in(subject) for subject in await broker.subjects(names.broadcast_stream, names.broadcasts)}
     another_run = config is not None and config.data != agreement
     if another_run:
         await broker.purge(names.upload_stream)
-    if another_run or any(number >= version for number in held):
+    if another_run or any(number is not None and number >= version for number in held):
         log.warning("the broker holds broadcasts of another history: they are replaced")
         await broker.purge(names.broadcast_stream)
         held = set()
@@ -98,11 +95,6 @@ async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement
     await publisher.snapshot(broker)
     if config is None or another_run:  # last: a client that finds it finds all the rest
         await publisher.value(broker, names.config, agreement)
-
-
-async def _held(broker: Broker, names: Names) -> set[int]:
-    ends = (subject.rsplit(".", 1)[-1] for subject in await broker.subjects(names.broadcast_stream, names.broadcasts))
-    return {int(end) for end in ends if end.isdigit()}
 
 
 StateListener: TypeAlias = Callable[[RunState], None]

@@ -22,7 +22,7 @@ from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import Part, PartAssembler, Receipt
-from qafel.deployment.names import PART, SIGNATURE
+from qafel.deployment.names import PART, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.ledger import Ledger
@@ -203,7 +203,7 @@ class Intake:
 
         `group` gets the receipt, the broadcast, and what is to be acknowledged; `now` is a time in seconds.
         """
-        client, headers = _client(message.subject), message.headers or {}
+        client, headers = number_in(message.subject), message.headers or {}
         frame, spent, upload = message.data, [message], None
         try:
             if client is None:
@@ -278,8 +278,3 @@ class Intake:
         else:
             self._metrics.rejected(error.reason)
             receipt.rejected.append((sequence, error.reason, str(error)))
-
-
-def _client(subject: str) -> int | None:
-    end = subject.rsplit(".", 1)[-1]
-    return int(end) if end.isdecimal() and len(end) < 20 else None

@@ -11,6 +11,7 @@ import logging
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,8 +61,7 @@ class DeploymentServer:
     ) -> None:
         run = settings.run or config.name
         self.ledger = ledger
-        self.wire = (0, 0)
-        """Bytes sent and received, with all that NATS and TLS add."""
+        self.wire = Counter[str]()
         self.metrics = ServerMetrics(run)
         self._task = task
         self._access = access
@@ -96,7 +96,7 @@ class DeploymentServer:
         patience_s = self._settings.patience_s
         while True:
             try:
-                async with session(self._access, "server", patience_s=patience_s) as broker:
+                async with session(self._access, "server", patience_s=patience_s, wire=self.wire) as broker:
                     self.metrics.sessions.inc()
                     await self._session(broker)
                     return
@@ -125,8 +125,6 @@ class DeploymentServer:
             )
         finally:
             await self._background.end()
-            sent, received = broker.wire_bytes()
-            self.wire = (self.wire[0] + sent, self.wire[1] + received)
         await self._conclude(broker)
 
     async def _begin(self, broker: Broker) -> None:
@@ -183,7 +181,7 @@ def run_server(
             summary = server.evaluator.summary()
             directory.write_model(server.ledger.server.model, made.layout)
             directory.on_end(summary)
-            return {**summary, "wire_sent_bytes": server.wire[0], "wire_received_bytes": server.wire[1]}
+            return {**summary, "wire_sent_bytes": server.wire["sent"], "wire_received_bytes": server.wire["received"]}
 
     return asyncio.run(serve())
 
