@@ -20,8 +20,9 @@ import numpy as np
 from qafel.algorithm import Message
 from qafel.config import load_recipe
 from qafel.deployment.broker.local import LocalBroker
-from qafel.deployment.server.ledger import Ledger, read_journal, replay
+from qafel.deployment.server.ledger import Ledger, read_journal
 from qafel.rng import Stream
+from tests.deployment.live import replay
 from tests.deployment.processes import Command, Line, wait_for
 
 RECIPE = """

@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from qafel.algorithm import HiddenState
+from qafel.algorithm import Algorithm, HiddenState, Message, Server
 from qafel.config import Config
 from qafel.deployment.client import ClientSettings
-from qafel.deployment.client.client import DeploymentClient, open_client
+from qafel.deployment.client.client import DeploymentClient, open_client, train_task
 from qafel.deployment.client.outbox import ClientState
-from qafel.deployment.client.training import train_task
 from qafel.deployment.connection import cancel_and_wait
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
+from qafel.deployment.server.ledger import read_journal
 from qafel.deployment.server.server import DeploymentServer, open_server
+from qafel.params import Vector
 from qafel.runs.directory import RunDirectory
 
 CONFIG: dict[str, Any] = {
@@ -87,3 +88,11 @@ def same(server: DeploymentServer, hidden_state: HiddenState) -> bool:
     """Whether a client holds the server's hidden state, bit for bit."""
     held = server.ledger.server.hidden_state
     return held.version == hidden_state.version and np.array_equal(held.vector, hidden_state.vector)
+
+
+def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int) -> Server:
+    """The server that the whole journal makes of the initial model: what x and x̂ must be."""
+    server = Server(initial_model, algorithm, seed)
+    for frame in read_journal(folder):
+        server.receive(Message.from_bytes(frame))
+    return server

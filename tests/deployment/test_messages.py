@@ -108,6 +108,10 @@ def test_status_and_metrics_tell_how_a_run_fares(tmp_path: Path, access: Access)
     assert CliRunner().invoke(app, ["nothing", "--broker", access.servers[0]]).exit_code == 1
 
 
+def test_status_of_a_broker_without_runs_says_so(access: Access) -> None:
+    assert asyncio.run(read_status(access)) == []
+
+
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return str(answer.read().decode())

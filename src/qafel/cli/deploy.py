@@ -233,7 +233,7 @@ def client(
     """
     require_extra()
     from qafel.deployment import Access, ClientSettings, run_client  # noqa: PLC0415
-    from qafel.deployment.client.training import train_task  # noqa: PLC0415
+    from qafel.deployment.client.client import train_task  # noqa: PLC0415
 
     logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="%(message)s")
     access = Access.of(broker, credentials)

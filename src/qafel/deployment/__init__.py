@@ -11,8 +11,8 @@
 The broker carries messages; it is not trusted with the truth, and a broker that lost everything is refilled.
 """
 
-from qafel.deployment.client import ClientSettings
-from qafel.deployment.client.client import ClientReport, run_client
+from qafel.deployment.client import ClientReport, ClientSettings
+from qafel.deployment.client.client import run_client
 from qafel.deployment.keys import Access
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server

@@ -19,8 +19,7 @@ import ssl
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import nats.errors
 import nats.js.errors
@@ -75,7 +74,7 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """
     all_of_them, interrupted = list(tasks), False
     for task in all_of_them:
-        task.add_done_callback(_retrieve_exception)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # or Python prints it in the end
     while pending := [task for task in all_of_them if not task.done()]:
         for task in pending:
             task.cancel()
@@ -92,12 +91,6 @@ async def wait_for_event(event: asyncio.Event, most_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(most_s):
             await event.wait()
-
-
-def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """Or Python prints it in the end."""
-    if not task.cancelled():
-        task.exception()
 
 
 @final
@@ -198,9 +191,7 @@ def _tasks(connection: Connection) -> list[asyncio.Task[Any]]:
     return [task for task in found if isinstance(task, asyncio.Task) and task is not asyncio.current_task()]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A message as it was read: live, or from its stream."""
 
     subject: str
@@ -356,10 +347,10 @@ class Broker:
             await self._js.purge_stream(stream)
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
-        """The subjects that a stream holds messages of."""
-        with _broker_errors():
-            info = await self._js.stream_info(stream, subjects_filter=pattern)
-        return list(info.state.subjects or {})
+        """The subjects that a stream holds messages of; none if there is no such stream."""
+        with _broker_errors(), contextlib.suppress(nats.js.errors.NotFoundError):
+            return list((await self._js.stream_info(stream, subjects_filter=pattern)).state.subjects or {})
+        return []
 
     async def _direct(self, subject: str, request: bytes) -> Stored | None:
         try:

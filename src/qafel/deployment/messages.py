@@ -17,7 +17,7 @@ from qafel.config import Config
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import BrokerRefused, DataError, MalformedPayload, MessageError, OversizedMessage
+from qafel.errors import DataError, MalformedPayload, MessageError, OversizedMessage
 from qafel.params import Layout
 
 _AGREEMENT_FORMAT: Final = 1
@@ -126,17 +126,10 @@ class RunStatus:
 async def read_status(access: Access, run: str | None = None, patience_s: float = 5.0) -> list[RunStatus]:
     """Read the state of all runs of a broker, or of one `run`, in the order of their names."""
     async with session(access, access.name, patience_s=patience_s) as broker:
-        names = [Names(run)] if run else await _runs(broker)
-        found = [await _status(broker, name, access.verifier()) for name in names]
+        subjects = [] if run else await broker.subjects(KEY_VALUE_STREAM, f"$KV.{BUCKET}.*.state")
+        runs = [run] if run else [subject.split(".")[-2] for subject in sorted(subjects)]
+        found = [await _status(broker, Names(each), access.verifier()) for each in runs]
     return [status for status in found if status is not None]
-
-
-async def _runs(broker: Broker) -> list[Names]:
-    try:
-        subjects = await broker.subjects(KEY_VALUE_STREAM, f"$KV.{BUCKET}.*.state")
-    except BrokerRefused:
-        return []
-    return [Names(subject.split(".")[-2]) for subject in sorted(subjects)]
 
 
 async def _status(broker: Broker, names: Names, verifier: Verifier) -> RunStatus | None:
@@ -252,7 +245,8 @@ class PartAssembler:
         if partial.size + grown > self._max_upload_bytes:
             spent += self._forget(client)
             raise OversizedMessage(f"an upload has at most {self._max_upload_bytes} bytes here, its parts have more")
-        if before is not None and not _is_same(before, message):
+        # One stored message that was delivered twice is not spent: to acknowledge either of them acknowledges both.
+        if before is not None and before.metadata.sequence.stream != message.metadata.sequence.stream:
             spent.append(before)
         partial.size += grown
         self._total += grown
@@ -272,8 +266,3 @@ class PartAssembler:
             return []
         self._total -= partial.size
         return list(partial.messages.values())
-
-
-def _is_same(one: Msg, other: Msg) -> bool:
-    """One stored message that was delivered twice: to acknowledge either of them is to acknowledge both."""
-    return one.metadata.sequence.stream == other.metadata.sequence.stream

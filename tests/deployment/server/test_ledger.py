@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
 from qafel.deployment.server import ledger as ledger_module
-from qafel.deployment.server.ledger import Journal, Ledger, read_journal, replay
+from qafel.deployment.server.ledger import Journal, Ledger, read_journal
 from qafel.errors import ConfigError, DataError, DuplicateUpload, OutputError
 from qafel.params import Vector
 from qafel.rng import Stream
+from tests.deployment.live import replay
 
 SIZE = 64
 

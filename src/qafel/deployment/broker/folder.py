@@ -20,7 +20,6 @@ import json
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -89,7 +88,7 @@ def _user(key: str, publish: list[str], subscribe: list[str]) -> dict[str, Any]:
     return {"nkey": key, "permissions": {"publish": {"allow": publish}, "subscribe": {"allow": subscribe}}}
 
 
-def broker_config(host: str, port: int, store: str, *, mutual_tls: bool, sync: str = "always") -> str:
+def broker_config(host: str, port: int, mutual_tls: bool, sync: str) -> str:
     """nats-server.conf. Paths are relative to where the broker is started, except that of accounts.conf."""
     return f"""# A NATS server for qafel: `qafel broker start FOLDER`, or there `nats-server -c nats-server.conf`.
 host: "{host}"
@@ -97,7 +96,7 @@ port: {port}
 pid_file: "nats-server.pid"
 
 jetstream {{
-  store_dir: "{store}"
+  store_dir: "store"
   # Sync to disk before acknowledging. The default, every two minutes, is faster and may lose acknowledged messages in a
   # power cut; the server's journal would refill them.
   sync_interval: {sync}
@@ -151,17 +150,11 @@ class BrokerFolder:
         run_names = [Names(run).run for run in runs] or ["*"]
         reached = list(hosts) or ["127.0.0.1"]
         names = list(dict.fromkeys([*reached, "127.0.0.1", "localhost"]))
-        settings = {
-            "clients": {},
-            "runs": run_names,
-            "mutual_tls": mutual_tls,
-            "servers": [f"tls://{host}:{port}" for host in reached],
-        }
-        authority = CertificateAuthority.new()
-        authority.write(path / "ca")
-        authority.issue(path / "broker", "qafel broker", names)
-        text = broker_config(address, port, "store", mutual_tls=mutual_tls, sync=sync)
-        _write(path / "nats-server.conf", text.encode())
+        servers = [f"tls://{host}:{port}" for host in reached]
+        settings = {"clients": {}, "runs": run_names, "mutual_tls": mutual_tls, "servers": servers}
+        make_authority(path / "ca")
+        issue_certificate(path / "ca", path / "broker", "qafel broker", names)
+        _write(path / "nats-server.conf", broker_config(address, port, mutual_tls, sync).encode())
         signing = new_seed()
         _write(path / "server.pub", public_key(signing).encode())
         _write(path / "broker.json", json.dumps(settings).encode())
@@ -208,7 +201,7 @@ class BrokerFolder:
         for file, secret in {"user.nk": seed, **secrets}.items():
             _write(folder / file, secret.encode(), secret=True)
         if self._settings["mutual_tls"]:
-            CertificateAuthority.load(self.path / "ca").issue(folder, f"qafel {name}")
+            issue_certificate(self.path / "ca", folder, f"qafel {name}")
         return public_key(seed)
 
     def _write_accounts(self) -> None:
@@ -232,46 +225,33 @@ def _is_broker(process: int, folder: Path) -> bool:
     return b"nats-server" in program and (place / "cwd").samefile(folder)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class CertificateAuthority:
-    """Signs the certificates of brokers, and of clients if TLS is mutual."""
+def make_authority(folder: Path) -> None:
+    """Write a new authority, which signs the certificates of brokers, and of clients if TLS is mutual."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), _name("qafel broker authority")
+    certificate = _certificate(name, key.public_key(), name, key, [], authority=True)
+    _write_certificate(folder / "ca.pem", certificate, folder / "ca-key.pem", key)
 
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
 
-    @staticmethod
-    def new() -> CertificateAuthority:
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = _name("qafel broker authority")
-        return CertificateAuthority(_certificate(name, key.public_key(), name, key, [], authority=True), key)
+def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[str] = ()) -> None:
+    """Write a certificate and its key: for a broker reached under these `hosts`, or for a client.
 
-    @staticmethod
-    def load(folder: Path) -> CertificateAuthority:
-        """Read the authority's certificate and key from the files that `write` made."""
-        key = load_pem_private_key((folder / "ca-key.pem").read_bytes(), None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise DataError(f"{folder / 'ca-key.pem'} holds a key of another kind: restore it from a copy")
-        return CertificateAuthority(x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()), key)
-
-    def write(self, folder: Path) -> None:
-        _write(folder / "ca.pem", self.certificate.public_bytes(Encoding.PEM))
-        _write(folder / "ca-key.pem", _key_pem(self.key), secret=True)
-
-    def issue(self, folder: Path, name: str, hosts: Sequence[str] = ()) -> None:
-        """Write a certificate and its key: for a broker reached under these `hosts`, or for a client."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        # Brokers of a cluster are one another's clients.
-        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
-        extensions: list[x509.ExtensionType] = [
-            x509.ExtendedKeyUsage(purposes),
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
-        ]
-        if hosts:
-            extensions.append(x509.SubjectAlternativeName([_host(host) for host in hosts]))
-        certificate = _certificate(_name(name), key.public_key(), self.certificate.subject, self.key, extensions)
-        _write(folder / "cert.pem", certificate.public_bytes(Encoding.PEM))
-        _write(folder / "key.pem", _key_pem(key), secret=True)
+    The `authority` is a folder that `make_authority` wrote; `name` is the certificate's subject.
+    """
+    signing_key = load_pem_private_key((authority / "ca-key.pem").read_bytes(), None)
+    if not isinstance(signing_key, ec.EllipticCurvePrivateKey):
+        raise DataError(f"{authority / 'ca-key.pem'} holds a key of another kind: restore it from a copy")
+    issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes()).subject
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Brokers of a cluster are one another's clients.
+    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
+    extensions: list[x509.ExtensionType] = [
+        x509.ExtendedKeyUsage(purposes),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
+    ]
+    if hosts:
+        extensions.append(x509.SubjectAlternativeName([_host(host) for host in hosts]))
+    certificate = _certificate(_name(name), key.public_key(), issuer, signing_key, extensions)
+    _write_certificate(folder / "cert.pem", certificate, folder / "key.pem", key)
 
 
 def _certificate(
@@ -308,12 +288,17 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def _write_certificate(
+    path: Path, certificate: x509.Certificate, key_path: Path, key: ec.EllipticCurvePrivateKey
+) -> None:
+    _write(path, certificate.public_bytes(Encoding.PEM))
+    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), secret=True)
 
 
 def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
     """Replace a file; a secret is never readable by others, not even for a moment."""
+    # Not `write_atomically`, which syncs: a folder for a thousand clients has four thousand files, and one that a power
+    # cut damaged is made again.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.part")

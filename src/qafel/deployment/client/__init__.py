@@ -1,16 +1,15 @@
 """A client of a run, in data-flow order.
 
-client    from a run's name and a folder to a client: copy x̂, train, upload
-training  the local training of a task, in a thread or a process
+client    from a run's name and a folder to a client: copy x̂, train in a thread or a process, upload
 outbox    uploads until the server says that it has them; what the client keeps on disk
 follower  x̂ in version order, from live broadcasts, the stream, or a snapshot
 
-`ClientSettings` says how it works, beside what the run's recipe says.
+`ClientSettings` says how it works, beside what the run's recipe says; `ClientReport` what it did.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 
@@ -31,3 +30,21 @@ class ClientSettings:
     """How long to wait at the end for the last receipts."""
     patience_s: float | None = None
     """How long to wait for the broker and the run at the start; None: forever."""
+
+
+@final
+@dataclass(slots=True)
+class ClientReport:
+    """What a client did in all."""
+
+    client: int
+    version: int = 0
+    digest: int = 0
+    updates: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    wire_sent_bytes: int = 0
+    """With all that NATS and TLS add; zero if the system does not count."""
+    wire_received_bytes: int = 0
+    run_state: str = ""

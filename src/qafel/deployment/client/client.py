@@ -1,6 +1,7 @@
 """The client: copies x̂, trains, uploads; and follows the broadcasts meanwhile.
 
-Training waits for the network only when a whole window of uploads is on its way, and a broken connection does not
+Local training is of a task of this package, or the user's own; in a thread, or in a process of its own. It waits for
+the network only when a whole window of uploads is on its way, and a broken connection does not
 disturb it.
 """
 
@@ -12,23 +13,30 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, final
 
-from qafel.algorithm import Client, HiddenState, Message, local_update
+from qafel.algorithm import Client, HiddenState, LocalTraining, Message, local_update
 from qafel.algorithm.client import Train
-from qafel.deployment.client import ClientSettings
+from qafel.config import Config
+from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.outbox import ClientState, Outbox
-from qafel.deployment.client.training import training_in
 from qafel.deployment.connection import Broker, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, DataError
+from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, ConfigError, DataError
+from qafel.params import Vector
+from qafel.rng import Stream
+from qafel.tasks import Task
+from qafel.tasks.protocol import sample_weights
 
 log = logging.getLogger(__name__)
 
@@ -36,24 +44,6 @@ ClientEvent: TypeAlias = dict[str, Any]
 """Something that happened at a client: an update made, a version held, a receipt."""
 MakeTrain: TypeAlias = Callable[[Agreement, int], tuple[Train, float]]
 """From the run's agreement and the client's number to its training function and its weight."""
-
-
-@final
-@dataclass(slots=True)
-class ClientReport:
-    """What a client did in all."""
-
-    client: int
-    version: int = 0
-    digest: int = 0
-    updates: int = 0
-    outcomes: dict[str, int] = field(default_factory=dict)
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    wire_sent_bytes: int = 0
-    """With all that NATS and TLS add; zero if the system does not count."""
-    wire_received_bytes: int = 0
-    run_state: str = ""
 
 
 class CopiedState(NamedTuple):
@@ -309,3 +299,67 @@ async def _first_contact(broker: Broker, names: Names, verifier: Verifier) -> tu
     verifier.check(names.config, stored.data, stored.headers.get(SIGNATURE))
     verifier.check(names.snapshot, *found)
     return Agreement.from_bytes(stored.data), found[0]
+
+
+def train_task(agreement: Agreement, client: int, expected: str | None = None) -> tuple[Train, float]:
+    """The training function of the run's own task, and how much the client's updates count.
+
+    agreement  what the run's server says: its configuration
+    client     the client whose data are trained on
+    expected   the task that the user named, if any; another is refused
+    """
+    config = agreement.config
+    if expected not in (None, config.task.name):
+        raise ConfigError(
+            f"the run learns {config.task.name}, not {expected}: leave out --task, or choose another --run"
+        )
+    training = _TaskTraining(config, agreement.algorithm().local, client)
+    if not 0 <= client < training.task.clients:
+        raise ConfigError(f"the run has clients 0 to {training.task.clients - 1}, not {client}")
+    equal = config.algorithm.client_weights == "equal"
+    return training, 1.0 if equal else sample_weights(training.task)[client]
+
+
+@final
+@dataclass(frozen=True)
+class _TaskTraining:
+    """A training function that can be sent to another process: it makes its task again there."""
+
+    config: Config
+    local: LocalTraining
+    client: int
+
+    @cached_property
+    def task(self) -> Task:
+        task: Task = self.config.task.make()
+        return task
+
+    def __call__(self, start: Vector, stream: Stream) -> Vector:
+        return self.task.train(self.client, start, self.local, stream)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "task"}
+
+
+@contextmanager
+def training_in(worker: str, train: Train) -> Iterator[Train]:
+    """A context with the training function as it is, for "thread", or one that has it run in another process."""
+    if worker == "thread":
+        yield train
+        return
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(train,))
+    try:
+        yield lambda start, stream: pool.submit(_train, start, stream).result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_kept: list[Train] = []  # in a worker process: what it trains with
+
+
+def _keep(train: Train) -> None:
+    _kept[:] = [train]
+
+
+def _train(start: Vector, stream: Stream) -> Vector:
+    return _kept[0](start, stream)

@@ -186,7 +186,7 @@ class Intake:
         self.lags: OrderedDict[int, int] = OrderedDict()
         """For the clients heard of last: the staleness of their latest accepted upload."""
         self.diverged: str | None = None
-        self._metrics = metrics
+        self.metrics = metrics
         self._max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(ledger.server.model.size)
         self.begin_session()
 
@@ -256,7 +256,7 @@ class Intake:
         self.lags.move_to_end(client)
         if len(self.lags) > _REMEMBERED:
             self.lags.popitem(last=False)
-        self._metrics.staleness.observe(accepted.staleness)
+        self.metrics.staleness.observe(accepted.staleness)
         group.accepted += 1
         group.accepted_bytes += len(frame)
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version))
@@ -267,14 +267,11 @@ class Intake:
     def _refuse(
         self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: UploadGroup
     ) -> None:
-        if client is None:
-            self._metrics.rejected(error.reason)
-            return
-        receipt = group.receipts.setdefault(client, Receipt())
-        if isinstance(error, DuplicateUpload) and sequence is not None:
-            self._metrics.duplicates.inc()
+        receipt = Receipt() if client is None else group.receipts.setdefault(client, Receipt())
+        if client is not None and sequence is not None and isinstance(error, DuplicateUpload):
+            self.metrics.duplicates.inc()
             receipt.duplicate.append(sequence)
             receipt.highest, _ = self.ledger.server.seen.windows.get(client, (-1, 0))
         else:
-            self._metrics.rejected(error.reason)
+            self.metrics.rejected(error.reason)
             receipt.rejected.append((sequence, error.reason, str(error)))

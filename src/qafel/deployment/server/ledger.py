@@ -122,14 +122,6 @@ class Ledger:
             self.journal.drop_before(kept[-_KEPT][0])
 
 
-def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int) -> Server:
-    """The server that the whole journal makes of the initial model: what x and x̂ must be."""
-    server = Server(initial_model, algorithm, seed)
-    for frame in read_journal(folder):
-        server.receive(Message.from_bytes(frame))
-    return server
-
-
 def _run_id(folder: Path) -> str:
     """Tells a run from another of the same name: a client's saved hidden state belongs to one of them."""
     path = folder / "run-id"

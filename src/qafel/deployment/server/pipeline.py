@@ -24,7 +24,7 @@ from qafel.deployment.connection import Broker, cancel_and_wait, wait_for_event
 from qafel.deployment.names import CONSUMER, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher
-from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
+from qafel.deployment.server.evaluation import Evaluator
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import BrokerError, BrokerLost
@@ -176,7 +176,6 @@ class Pipeline:
     _evaluator: Evaluator
     _publisher: Publisher
     _background: BackgroundWriter
-    _metrics: ServerMetrics
     _settings: ServerSettings
     _taken: asyncio.Queue[UploadGroup | None] = field(default_factory=lambda: asyncio.Queue(4))
     _safe: asyncio.Queue[list[UploadGroup] | None] = field(default_factory=lambda: asyncio.Queue(4))
@@ -204,7 +203,7 @@ class Pipeline:
                 groups.append(self._taken.get_nowait())
             began = time.perf_counter()
             await asyncio.to_thread(self._intake.ledger.journal.sync)
-            self._metrics.sync_s.observe(time.perf_counter() - began)
+            self._intake.metrics.sync_s.observe(time.perf_counter() - began)
             whole = [group for group in groups if group is not None]
             self._count(whole)
             await self._send_out(broker, whole)
@@ -226,13 +225,13 @@ class Pipeline:
             self._publisher.published = group.hidden_state or self._publisher.published
             if group.checkpoint is not None:
                 self._background.start_checkpoint(group.checkpoint)
-        self._metrics.broadcast_bytes.inc(sum(len(frame) for _, frame in steps))
-        self._metrics.version.set(self._publisher.published.version)
+        self._intake.metrics.broadcast_bytes.inc(sum(len(frame) for _, frame in steps))
+        self._intake.metrics.version.set(self._publisher.published.version)
         self._background.start_snapshot(broker, (version for version, _ in steps))
 
     def _count(self, groups: list[UploadGroup]) -> None:
         accepted = sum(group.accepted for group in groups)
-        self._metrics.group.observe(accepted)
-        self._metrics.accepted.inc(accepted)
-        self._metrics.upload_bytes.inc(sum(group.accepted_bytes for group in groups))
-        self._metrics.buffer.set(self._intake.ledger.server.buffer.count)
+        self._intake.metrics.group.observe(accepted)
+        self._intake.metrics.accepted.inc(accepted)
+        self._intake.metrics.upload_bytes.inc(sum(group.accepted_bytes for group in groups))
+        self._intake.metrics.buffer.set(self._intake.ledger.server.buffer.count)

@@ -63,7 +63,6 @@ class DeploymentServer:
         self.ledger = ledger
         self.wire = Counter[str]()
         self.metrics = ServerMetrics(run)
-        self._task = task
         self._access = access
         self._settings = settings
         self._agreement = Agreement(ledger.run_id, config, task.layout).to_bytes()
@@ -112,9 +111,7 @@ class DeploymentServer:
         self._heartbeat.session = uuid.uuid4().hex[:12]
         await self._heartbeat.beat(broker)
         self.evaluator.end_at_limit()
-        pipeline = Pipeline(
-            self.intake, self.evaluator, self._publisher, self._background, self.metrics, self._settings
-        )
+        pipeline = Pipeline(self.intake, self.evaluator, self._publisher, self._background, self._settings)
         try:
             await run_until_one_ends(
                 broker.until_lost(),
@@ -146,7 +143,7 @@ class DeploymentServer:
         if self.evaluator.status != "stopped":
             await self.evaluator.measure_last()  # a run whose metric is not finite has diverged, and says so
             names, model = self._publisher.names, self.ledger.server.model
-            await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
+            await self._publisher.put(broker, names.model, model_file(model, self.evaluator.task.layout))
             await broker.purge(names.upload_stream)
         await self._heartbeat.beat(broker, concluded=True)
         await broker.flush()
