@@ -30,24 +30,9 @@ from qafel.text import did_you_mean
 @cache
 def recipes() -> Mapping[str, str]:
     """The recipes that ship with the package, read once per process: name to TOML text, in order of the names."""
-    folder = files("qafel").joinpath("recipes")
-    entries = sorted(
-        (entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name
-    )
-    return MappingProxyType({entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in entries})
-
-
-def find_recipe(name: str) -> tuple[str, str]:
-    """The TOML text of the recipe `name`, or of the file at that path; and what to call it in an error."""
-    if (text := recipes().get(name)) is not None:
-        return text, f"recipe {name}"
-    path = Path(name)
-    if path.suffix != ".toml":
-        raise ConfigError(f"unknown recipe {name!r}{did_you_mean(name, recipes())}; `qafel recipes` lists them")
-    try:
-        return path.read_text(encoding="utf-8"), name
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe file {name} cannot be read: {error}") from None
+    paths = sorted(files("qafel").joinpath("recipes").iterdir(), key=lambda path: path.name)
+    named = {path.name.removesuffix(".toml"): path for path in paths if path.name.endswith(".toml")}
+    return MappingProxyType({name: path.read_text(encoding="utf-8") for name, path in named.items()})
 
 
 def read_table(text: str, source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -262,8 +247,15 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
 
     `overrides` are settings such as "stop.uploads=9"; `seed` replaces the recipe's own.
     """
-    text, source = find_recipe(name)
-    return Config.from_toml(text, source, overrides, seed)
+    if name in recipes():
+        return Config.from_toml(recipes()[name], f"recipe {name}", overrides, seed)
+    if Path(name).suffix != ".toml":
+        raise ConfigError(f"unknown recipe {name!r}{did_you_mean(name, recipes())}; `qafel recipes` lists them")
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe file {name} cannot be read: {error}") from None
+    return Config.from_toml(text, name, overrides, seed)
 
 
 def _explain(error: ValidationError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +16,6 @@ from qafel.tasks.datasets.cifar10 import find_cifar10
 from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.shakespeare import find_shakespeare
 
-_NO_TORCH = "{} needs PyTorch: pip install 'qafel[torch]'"
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Random streams are named by 64-bit numbers."""
 
@@ -34,14 +33,12 @@ class _TaskSection(Section):
 
     def make(self) -> Task:
         """The task of these settings. A neural one needs torch, which is loaded only here."""
+        self._require_torch()
         settings = self.model_dump(exclude={"name"})
         if "data_seed" in settings:
             settings["seed"] = settings.pop("data_seed")
-        if self.name in _CONVEX:
-            return _CONVEX[self.name](**settings)
-        if importlib.util.find_spec("torch") is None:
-            raise ConfigError(_NO_TORCH.format(self.name))
-        task: Task = getattr(importlib.import_module("qafel.tasks.neural"), self.name)(**settings)
+        make = _CONVEX.get(self.name) or getattr(importlib.import_module("qafel.tasks.neural"), self.name)
+        task: Task = make(**settings)
         return task
 
     def missing(self, fetch: bool = False) -> str | None:
@@ -49,15 +46,17 @@ class _TaskSection(Section):
 
         `fetch` first downloads data that is not there, if its authors allow that.
         """
-        if self.name in _CONVEX:
-            return None
-        if importlib.util.find_spec("torch") is None:
-            return _NO_TORCH.format(self.name)
         try:
-            _FIND[self.name](data_folder(), fetch)
-        except DataError as error:
+            self._require_torch()
+            if self.name in _FIND:
+                _FIND[self.name](data_folder(), fetch)
+        except (ConfigError, DataError) as error:
             return str(error)
         return None
+
+    def _require_torch(self) -> None:
+        if self.name in _FIND and importlib.util.find_spec("torch") is None:
+            raise ConfigError(f"{self.name} needs PyTorch: pip install 'qafel[torch]'")
 
 
 class MushroomsConfig(_TaskSection):
@@ -128,22 +127,13 @@ class ShakespeareConfig(_NeuralSection):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
-TaskConfig: TypeAlias = Annotated[
-    MushroomsConfig | QuadraticConfig | LogisticConfig | Cifar10Config | CelebaConfig | ShakespeareConfig,
-    Field(discriminator="name"),
-]
+_AnyTask: TypeAlias = (
+    MushroomsConfig | QuadraticConfig | LogisticConfig | Cifar10Config | CelebaConfig | ShakespeareConfig
+)
+TaskConfig: TypeAlias = Annotated[_AnyTask, Field(discriminator="name")]
 TASKS: dict[str, type[Section]] = {
-    "mushrooms": MushroomsConfig,
-    "quadratic": QuadraticConfig,
-    "logistic": LogisticConfig,
-    "cifar10": Cifar10Config,
-    "celeba": CelebaConfig,
-    "shakespeare": ShakespeareConfig,
+    get_args(section.model_fields["name"].annotation)[0]: section for section in get_args(_AnyTask)
 }
 """Each task's settings by its name; the docstring is its summary."""
-_CONVEX: dict[str, Callable[..., Task]] = {
-    "mushrooms": Mushrooms,
-    "quadratic": Quadratic,
-    "logistic": SyntheticLogistic,
-}
+_CONVEX: dict[str, Callable[..., Task]] = {task.name: task for task in (Mushrooms, Quadratic, SyntheticLogistic)}
 _FIND = {"cifar10": find_cifar10, "celeba": find_celeba, "shakespeare": find_shakespeare}
