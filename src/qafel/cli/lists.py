@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from qafel.errors import ConfigError, UserError
 from qafel.quantizers import measured, parse
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
 from qafel.rng import Stream
+from qafel.tasks.datasets.partition import partition_figure
 
 _WIDE = 120  # columns of a terminal; a narrower one shows no quantizers, which the descriptions name too
 tasks = typer.Typer(help="List the tasks, or show how one's data is divided among clients.")
@@ -83,10 +83,9 @@ def show(
     given = {"name": name, "data_seed": seed, "partition": partition, "clients": clients}
     settings = {key: value for key, value in given.items() if value is not None}
     task: Any = Config.from_dict({"task": settings}, "qafel tasks show").task.make()
-    figures = importlib.import_module("qafel.tasks.datasets.partition_figure")
     title = f"{name}, {partition or 'default partition'}: {task.clients:,} clients"
     path = out or Path(f"{name}-partition.png")
-    save_figure(figures.partition_figure(task.partition, task.train_samples.labels, title=title), path)
+    save_figure(partition_figure(task.partition, task.train_samples.labels, title=title), path)
     sizes = task.partition.sizes
     console.print(
         f"{task.clients:,} clients, {int(sizes.sum()):,} samples; {int(sizes.min())} to {int(sizes.max()):,} each, "

@@ -200,7 +200,7 @@ def build_from(source, calls):
 def test_the_second_use_maps_what_the_first_built(tmp_path, source):
     calls = []
     for _ in range(2):
-        arrays = cached(tmp_path / "cache", "set", [source], build_from(source, calls))
+        arrays = cached(tmp_path, "set", [source], build_from(source, calls))
         assert isinstance(arrays["numbers"], np.memmap)
         assert arrays["numbers"].tolist() == [1, 2, 3]
     assert calls == [1]
@@ -211,17 +211,17 @@ def test_the_second_use_maps_what_the_first_built(tmp_path, source):
 
 def test_a_changed_source_or_setting_is_built_again(tmp_path, source):
     calls = []
-    cached(tmp_path / "cache", "set", [source], build_from(source, calls))
+    cached(tmp_path, "set", [source], build_from(source, calls))
     source.write_text("4 5")
-    assert cached(tmp_path / "cache", "set", [source], build_from(source, calls))["numbers"].tolist() == [4, 5]
-    cached(tmp_path / "cache", "set", [source], build_from(source, calls), "other")
+    assert cached(tmp_path, "set", [source], build_from(source, calls))["numbers"].tolist() == [4, 5]
+    cached(tmp_path, "set", [source], build_from(source, calls), "other")
     assert calls == [1, 1, 1]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "no manifest", "bad manifest"])
 def test_a_damaged_cache_is_built_again(tmp_path, source, damage):
     calls = []
-    cached(tmp_path / "cache", "set", [source], build_from(source, calls))
+    cached(tmp_path, "set", [source], build_from(source, calls))
     (folder,) = (tmp_path / "cache").iterdir()
     content = (folder / "numbers.npy").read_bytes()
     if damage == "flip":
@@ -232,7 +232,7 @@ def test_a_damaged_cache_is_built_again(tmp_path, source, damage):
         (folder / "manifest.json").unlink()
     else:
         (folder / "manifest.json").write_text("[]")
-    assert cached(tmp_path / "cache", "set", [source], build_from(source, calls))["numbers"].tolist() == [1, 2, 3]
+    assert cached(tmp_path, "set", [source], build_from(source, calls))["numbers"].tolist() == [1, 2, 3]
     assert calls == [1, 1]
 
 
@@ -247,9 +247,7 @@ def _build_in_a_process(folder, source, barrier):
 def test_two_processes_may_build_at_once(tmp_path, source):
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(2)
-    workers = [
-        context.Process(target=_build_in_a_process, args=(tmp_path / "cache", source, barrier)) for _ in range(2)
-    ]
+    workers = [context.Process(target=_build_in_a_process, args=(tmp_path, source, barrier)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -266,7 +264,7 @@ def test_a_missing_source_says_which(tmp_path):
 def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path, source):
     (tmp_path / "cache").write_text("a file where the folder should be")
     with pytest.raises(DataError, match="QAFEL_CACHE"):
-        cached(tmp_path / "cache", "set", [source], lambda: {"numbers": np.arange(3)})
+        cached(tmp_path, "set", [source], lambda: {"numbers": np.arange(3)})
 
 
 def test_a_failed_build_leaves_nothing(tmp_path, source):
@@ -274,5 +272,5 @@ def test_a_failed_build_leaves_nothing(tmp_path, source):
         raise DataError("damaged")
 
     with pytest.raises(DataError, match="damaged"):
-        cached(tmp_path / "cache", "set", [source], fail)
+        cached(tmp_path, "set", [source], fail)
     assert not os.path.exists(tmp_path / "cache") or not os.listdir(tmp_path / "cache")

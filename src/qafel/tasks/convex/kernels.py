@@ -1,4 +1,4 @@
-"""What the convex tasks share: compiled loops of gradient descent on logistic and quadratic losses, and noise.
+"""What the convex tasks share: compiled loops of gradient descent on logistic and quadratic losses.
 
 The loops over the data run along contiguous memory without a reduction, so that they vectorise in plain IEEE
 arithmetic: the result does not depend on the width of the machine's vectors.
@@ -15,7 +15,6 @@ from numba import njit
 from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Vector
-from qafel.rng import Stream
 
 Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
@@ -160,19 +159,3 @@ def steps_of(local: LocalTraining, task: str) -> int:
     if local.batch_size is not None:
         raise ConfigError(f"{task} trains on all of a client's data at once: leave algorithm.batch_size out")
     return local.steps or local.epochs or 1
-
-
-def gradient_noise(steps: int, size: int, sigma: float, stream: Stream) -> Matrix:
-    """Gaussian noise for the gradient of each step, with E‖noise‖² = σ²; empty if σ is zero."""
-    if not sigma:
-        return NO_NOISE
-    noise = stream.generator().standard_normal((steps, size), dtype=np.float32)
-    noise *= np.float32(sigma / np.sqrt(size))
-    return noise
-
-
-def unit_vector(size: int, stream: Stream) -> Vector:
-    """A direction drawn uniformly."""
-    direction = stream.generator().standard_normal(size)
-    length = math.sqrt(np.add.reduce(direction * direction))  # not BLAS's, whose sum depends on the number of threads
-    return (direction / length).astype(np.float32)

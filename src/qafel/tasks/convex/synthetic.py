@@ -7,6 +7,7 @@ of them (of an odd number, the last one does not deviate).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -17,7 +18,7 @@ from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
 from qafel.tasks.convex import kernels
-from qafel.tasks.convex.kernels import Data, gradient_noise, logistic_steps, steps_of, terms_of, unit_vector
+from qafel.tasks.convex.kernels import NO_NOISE, Data, Matrix, logistic_steps, steps_of, terms_of
 from qafel.tasks.protocol import Goal
 
 EVALUATED_CLIENTS = 256
@@ -38,16 +39,51 @@ class Constants:
     """f(x⁰) − f*"""
 
 
+class _Synthetic:
+    """What the problems share: clients whose gradients deviate from the mean by √B, and noise with E‖noise‖² = σ²."""
+
+    metric_name = "f(x) − f*"
+    metric_goal: Goal = "min"
+
+    def __init__(self, clients: int, dimension: int, heterogeneity: float, noise: float, seed: int) -> None:
+        if clients < 1 or dimension < 1:
+            raise ConfigError(f"there is at least one client and one parameter, got {clients} and {dimension}")
+        if heterogeneity < 0 or noise < 0:
+            raise ConfigError(f"heterogeneity and noise are zero or more, got {heterogeneity} and {noise}")
+        self.clients, self.seed = clients, seed
+        self.layout = Layout.flat(dimension)
+        self._deviation, self._noise = np.float32(np.sqrt(heterogeneity)), noise
+
+    def _unit_vector(self, purpose: str, *numbers: int) -> Vector:
+        """A direction drawn uniformly."""
+        direction = Stream.named(self.seed, purpose, *numbers).generator().standard_normal(self.layout.size)
+        length = math.sqrt(np.add.reduce(direction * direction))  # BLAS's sum depends on the number of threads
+        return (direction / length).astype(np.float32)
+
+    def _deviation_of(self, client: int) -> Vector:
+        """Of length √B, and opposite for the other client of the pair; zero for one that is left over."""
+        if client == self.clients - 1 and self.clients % 2:
+            return np.zeros(self.layout.size, np.float32)
+        direction = self._unit_vector("deviation", client // 2)
+        return (direction if client % 2 == 0 else -direction) * self._deviation
+
+    def _gradient_noise(self, steps: int, stream: Stream) -> Matrix:
+        """Gaussian noise for the gradient of each step; empty if σ is zero."""
+        if not self._noise:
+            return NO_NOISE
+        noise = stream.generator().standard_normal((steps, self.layout.size), dtype=np.float32)
+        noise *= np.float32(self._noise / np.sqrt(self.layout.size))
+        return noise
+
+
 @final
-class Quadratic:
+class Quadratic(_Synthetic):
     """Fₙ(x) = ½xᵀAx − ⟨sₙ, x⟩ with A diagonal, eigenvalues from μ to L, ‖sₙ‖² = B, Σsₙ = 0: so x* = 0.
 
-    Gradients carry Gaussian noise with E‖noise‖² = σ². The metric is f(x) − f* = ½xᵀAx.
+    Gradients carry Gaussian noise. The metric is f(x) − f* = ½xᵀAx.
     """
 
     name = "quadratic"
-    metric_name = "f(x) − f*"
-    metric_goal: Goal = "min"
 
     def __init__(
         self,
@@ -60,12 +96,9 @@ class Quadratic:
         strong_convexity: float = 0.1,
         seed: int = 0,
     ) -> None:
-        _check(clients, dimension, heterogeneity, noise)
+        super().__init__(clients, dimension, heterogeneity, noise, seed)
         if not 0 < strong_convexity <= smoothness:
             raise ConfigError(f"0 < strong convexity ≤ smoothness, got {strong_convexity} and {smoothness}")
-        self.clients, self.seed = clients, seed
-        self.layout = Layout.flat(dimension)
-        self._deviation, self._noise = np.float32(np.sqrt(heterogeneity)), noise
         self._eigenvalues = np.geomspace(strong_convexity, smoothness, dimension).astype(np.float32)
         self.optimum: Vector = np.zeros(dimension, np.float32)
         start = self.initial_model(Stream.named(seed, "unused"))
@@ -80,9 +113,8 @@ class Quadratic:
         return np.full(size, 1 / np.sqrt(size), np.float32)
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
-        steps, size = steps_of(local, self.name), self.layout.size
-        shift = _paired(client, self.clients, size, self.seed) * self._deviation
-        noise = gradient_noise(steps, size, self._noise, stream)
+        steps = steps_of(local, self.name)
+        shift, noise = self._deviation_of(client), self._gradient_noise(steps, stream)
         trained: Vector = kernels.train_quadratic(self._eigenvalues, shift, start, noise, *terms_of(local, steps))
         return trained
 
@@ -93,7 +125,7 @@ class Quadratic:
 
 
 @final
-class SyntheticLogistic:
+class SyntheticLogistic(_Synthetic):
     """Fₙ(x) = mean logistic loss over rows of norm one + λ/2‖x‖² + ⟨lₙ, x⟩, lₙ chosen so that x* is known.
 
     lₙ cancels the gradient of the rest at x* but for a deviation of squared norm B₀, opposite in pairs. The metric is
@@ -101,8 +133,6 @@ class SyntheticLogistic:
     """
 
     name = "logistic"
-    metric_name = "f(x) − f*"
-    metric_goal: Goal = "min"
 
     def __init__(
         self,
@@ -115,13 +145,11 @@ class SyntheticLogistic:
         l2: float = 0.01,
         seed: int = 0,
     ) -> None:
-        _check(clients, dimension, heterogeneity, noise)
+        super().__init__(clients, dimension, heterogeneity, noise, seed)
         if rows < 1 or l2 <= 0:
             raise ConfigError(f"a client has at least one row and l2 is positive, got {rows} and {l2}")
-        self.clients, self.seed = clients, seed
-        self.layout = Layout.flat(dimension)
-        self._rows, self._deviation, self._noise, self._l2 = rows, np.float32(np.sqrt(heterogeneity)), noise, l2
-        self.optimum: Vector = 3 * unit_vector(dimension, Stream.named(seed, "optimum"))
+        self._rows, self._l2 = rows, l2
+        self.optimum: Vector = 3 * self._unit_vector("optimum")
         few = min(clients, EVALUATED_CLIENTS) // 2 * 2 or 1
         parts = [self._data(client) for client in range(few)]
         self._columns = np.ascontiguousarray(np.vstack([rows for rows, _, _ in parts]).T)
@@ -140,10 +168,9 @@ class SyntheticLogistic:
         return np.zeros(self.layout.size, np.float32)
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
-        steps = steps_of(local, self.name)
-        data = self._data(client)
-        noise = gradient_noise(steps, self.layout.size, self._noise, stream)
-        return logistic_steps(data, start, local, steps, self._l2, self._linear_term(client, data), noise)
+        steps, data = steps_of(local, self.name), self._data(client)
+        linear, noise = self._linear_term(client, data), self._gradient_noise(steps, stream)
+        return logistic_steps(data, start, local, steps, self._l2, linear, noise)
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         return {"metric": self._loss(model) - self._lowest}
@@ -161,20 +188,4 @@ class SyntheticLogistic:
     def _linear_term(self, client: int, data: Data) -> Vector:
         """What makes the client's gradient at x* equal to its deviation: a step of size one says what it is now."""
         step = logistic_steps(data, self.optimum, LocalTraining(1.0, steps=1), 1, self._l2)
-        deviation = _paired(client, self.clients, self.layout.size, self.seed) * self._deviation
-        return np.asarray(deviation - (self.optimum - step))
-
-
-def _paired(client: int, clients: int, size: int, seed: int) -> Vector:
-    """A unit vector, its opposite for the other client of the pair; zero for one that is left over."""
-    if client == clients - 1 and clients % 2:
-        return np.zeros(size, np.float32)
-    direction = unit_vector(size, Stream.named(seed, "deviation", client // 2))
-    return direction if client % 2 == 0 else -direction
-
-
-def _check(clients: int, dimension: int, heterogeneity: float, noise: float) -> None:
-    if clients < 1 or dimension < 1:
-        raise ConfigError(f"there is at least one client and one parameter, got {clients} and {dimension}")
-    if heterogeneity < 0 or noise < 0:
-        raise ConfigError(f"heterogeneity and noise are zero or more, got {heterogeneity} and {noise}")
+        return np.asarray(self._deviation_of(client) - (self.optimum - step))

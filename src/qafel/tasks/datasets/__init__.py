@@ -3,6 +3,5 @@
 files          where they lie, how they are downloaded, and their compact copies as memory-mapped arrays
 cifar10, celeba, shakespeare    one dataset each: its official files, and LEAF's
 samples        inputs and targets by row number, as every dataset gives them
-partition      which client holds which samples
-partition_figure    a picture of that
+partition      which client holds which samples, and a picture of that
 """

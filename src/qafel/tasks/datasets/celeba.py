@@ -21,17 +21,8 @@ from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
-from qafel.tasks.datasets.files import Arrays, cache_folder, cached, require
-from qafel.tasks.datasets.samples import (
-    ArraySamples,
-    Batch,
-    FederatedData,
-    LeafPart,
-    Source,
-    Subset,
-    leaf_files,
-    load_leaf,
-)
+from qafel.tasks.datasets.files import Arrays, cached, require
+from qafel.tasks.datasets.samples import ArraySamples, Batch, FederatedData, Source, Subset, leaf_files, load_leaf
 
 SIDE = 32
 LEAST_IMAGES = 5
@@ -53,12 +44,11 @@ def find_celeba(data: Path, fetch: bool = False, source: Source = "auto") -> lis
     pictures = folder / "img_align_celeba"
     official = (folder / "identity_CelebA.txt").is_file() or not (folder / "data/train").is_dir()
     if source == "leaf" or (source == "auto" and not official):
-        files = leaf_files(folder / "data", "CelebA")
-        raw = folder / "data/raw/img_align_celeba"
-        pictures = require(raw if raw.is_dir() and not pictures.is_dir() else pictures, "CelebA", _BY_HAND, folder=True)
-        return [*files["train"], *files["test"], pictures]
-    lists = [require(folder / name, "CelebA", _BY_HAND) for name in ("list_attr_celeba.txt", "identity_CelebA.txt")]
-    return [*lists, require(pictures, "CelebA", _BY_HAND, folder=True)]
+        found, raw = leaf_files(folder / "data", "CelebA"), folder / "data/raw/img_align_celeba"
+        found.append(raw if raw.is_dir() and not pictures.is_dir() else pictures)
+    else:
+        found = [folder / "list_attr_celeba.txt", folder / "identity_CelebA.txt", pictures]
+    return [require(path, "CelebA", _BY_HAND) for path in found]
 
 
 def load_celeba(
@@ -69,10 +59,17 @@ def load_celeba(
     `source` is as in `find_celeba`. Of the official files, `attribute` gives the labels, and a share `held_out` of the
     people, chosen by `seed`, is for testing.
     """
-    *lists, pictures = find_celeba(data, source=source)
-    if lists[0].suffix == ".json":
-        return load_leaf(data, "CelebA", data / "celeba/data", partial(_encode_leaf, pictures), [pictures])
-    return _load_official(data, lists[0], lists[1], pictures, attribute, held_out, seed)
+    found = find_celeba(data, source=source)
+    if found[0].suffix == ".json":
+        return load_leaf(data, "CelebA", found, partial(_encode_leaf, found[-1]))
+    if not 0 < held_out < 1:
+        raise ConfigError(f"the share of people held out for testing lies between 0 and 1; got {held_out}")
+    names = _attribute_names(found[0])
+    if attribute not in names:
+        raise ConfigError(f"CelebA has no attribute {attribute!r}; choose from {', '.join(names)}")
+    arrays = cached(data, "celeba", found, partial(_read_official, found, len(names)))
+    samples = ArraySamples(arrays["images"], arrays["attributes"][:, names.index(attribute)].astype(np.uint8))
+    return _hold_out(samples, arrays["users"], held_out, seed)
 
 
 def find_images(folder: Path) -> dict[str, Path]:
@@ -105,31 +102,16 @@ def _read(path: Path) -> NDArray[np.uint8]:
     return np.asarray(image.crop((left, top, left + SIDE, top + SIDE)), np.uint8)
 
 
-def _load_official(
-    data: Path, labels: Path, people: Path, pictures: Path, attribute: str, held_out: float, seed: int
-) -> FederatedData:
-    if not 0 < held_out < 1:
-        raise ConfigError(f"the share of people held out for testing lies between 0 and 1; got {held_out}")
-    header = _attribute_names(labels)
-    if attribute not in header:
-        raise ConfigError(f"CelebA has no attribute {attribute!r}; choose from {', '.join(header)}")
-
-    def build() -> Arrays:
-        images = find_images(pictures)
-        chosen, users = _people_with_enough(people, images)
-        attributes = _read_attributes(labels, len(header))
-        missing = [name for name in chosen if name not in attributes]
-        if missing:
-            raise DataError(f"CelebA: {labels} is damaged: it has no row for image {missing[0]}")
-        return {
-            "images": read_images([images[name] for name in chosen]),
-            "attributes": np.array([attributes[name] for name in chosen], np.uint8),
-            "users": users,
-        }
-
-    arrays = cached(cache_folder(data), "celeba", [labels, people, pictures], build)
-    samples = ArraySamples(arrays["images"], arrays["attributes"][:, header.index(attribute)].astype(np.uint8))
-    return _hold_out(samples, arrays["users"], held_out, seed)
+def _read_official(found: Sequence[Path], count: int) -> Arrays:
+    """The images of people with enough of them, all `count` attributes of each, and who it is."""
+    labels, people, pictures = found
+    images = find_images(pictures)
+    chosen, users = _people_with_enough(people, images)
+    attributes = _read_attributes(labels, count)
+    if missing := [name for name in chosen if name not in attributes]:
+        raise DataError(f"CelebA: {labels} is damaged: it has no row for image {missing[0]}")
+    known = np.array([attributes[name] for name in chosen], np.uint8)
+    return {"images": read_images([images[name] for name in chosen]), "attributes": known, "users": users}
 
 
 def _hold_out(samples: ArraySamples, users: NDArray[Any], share: float, seed: int) -> FederatedData:
@@ -138,11 +120,9 @@ def _hold_out(samples: ArraySamples, users: NDArray[Any], share: float, seed: in
     order = Stream.named(seed, "held-out users").generator().permutation(count)
     training = np.zeros(count, np.bool_)
     training[order[: int((1 - share) * count)]] = True
-    rows = np.flatnonzero(training[users])
+    train, test = np.flatnonzero(training[users]), np.flatnonzero(~training[users])
     numbers = np.cumsum(training) - 1
-    return FederatedData(
-        Subset(samples, rows), Subset(samples, np.flatnonzero(~training[users])), numbers[users[rows]].astype(np.int32)
-    )
+    return FederatedData(Subset(samples, train), Subset(samples, test), numbers[users[train]].astype(np.int32))
 
 
 def _people_with_enough(path: Path, images: dict[str, Path]) -> tuple[list[str], NDArray[np.int32]]:
@@ -183,12 +163,12 @@ def _rows(path: Path, skip: int = 0) -> list[list[str]]:
     return [line.split() for line in lines if line.strip()]
 
 
-def _encode_leaf(pictures: Path, part: LeafPart, folder: Path) -> Batch:
+def _encode_leaf(pictures: Path, xs: list[Any], ys: list[Any], folder: Path) -> Batch:
     images = find_images(pictures)
-    missing = [x for x in part.x if Path(str(x)).stem not in images]
-    if missing or not set(part.y) <= {0, 1}:
+    missing = [x for x in xs if Path(str(x)).stem not in images]
+    if missing or not set(ys) <= {0, 1}:
         raise DataError(
             f"CelebA: the LEAF files in {folder} should name images in {pictures} and have labels 0 or 1; "
-            f"{len(missing)} of {len(part.x)} images are not there"
+            f"{len(missing)} of {len(xs)} images are not there"
         )
-    return read_images([images[Path(x).stem] for x in part.x]), np.array(part.y, np.uint8)
+    return read_images([images[Path(x).stem] for x in xs]), np.array(ys, np.uint8)

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cache_folder, cached, download, require, require_md5
-from qafel.tasks.datasets.samples import ArraySamples, Batch, FederatedData
+from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cached, download, require, require_md5
+from qafel.tasks.datasets.samples import Batch, FederatedData
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -77,10 +77,7 @@ def load_cifar10(data: Path, verify: bool = True, fetch: bool = False) -> Federa
         images, labels = (np.concatenate(part) for part in zip(*batches[:-1], strict=True))
         return {"train": images, "train_labels": labels, "test": batches[-1][0], "test_labels": batches[-1][1]}
 
-    arrays = cached(cache_folder(data), "cifar10", paths, build, f"verify={verify}")
-    return FederatedData(
-        ArraySamples(arrays["train"], arrays["train_labels"]), ArraySamples(arrays["test"], arrays["test_labels"])
-    )
+    return FederatedData.of_arrays(cached(data, "cifar10", paths, build, f"verify={verify}"))
 
 
 def _read_binary(path: Path) -> Batch:
@@ -99,11 +96,10 @@ def _read_python(path: Path) -> Batch:
     try:
         batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.int64)
-        return _checked(path, images.reshape(-1, _PIXELS), labels)
-    except DataError:
-        raise
+        images = images.reshape(-1, _PIXELS)
     except Exception as error:  # a damaged pickle may raise anything
         raise DataError(f"CIFAR-10: {path} is damaged: {error}; delete it and download it again") from None
+    return _checked(path, images, labels)
 
 
 def _checked(path: Path, images: NDArray[np.uint8], labels: NDArray[Any]) -> Batch:

@@ -40,17 +40,12 @@ def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
     return Path(data or os.environ.get("QAFEL_DATA") or Path.home() / ".cache" / "qafel").expanduser()
 
 
-def cache_folder(data: Path) -> Path:
-    """Where compact copies of the datasets in the folder `data` are kept: $QAFEL_CACHE, else a folder in `data`."""
-    return Path(os.environ.get("QAFEL_CACHE") or data / "cache").expanduser()
-
-
-def require(path: Path, dataset: str, advice: str = "", folder: bool = False) -> Path:
-    """The path itself, if it is a file, or a folder where `folder` is true; else raise what to do.
+def require(path: Path, dataset: str, advice: str = "") -> Path:
+    """The path itself, if something is there; else raise what to do.
 
     `dataset` is its name for people, `advice` a sentence on how to get it.
     """
-    if not (path.is_dir() if folder else path.is_file()):
+    if not path.exists():
         raise DataError(
             f"{dataset}: {path} is missing; put it there, or set QAFEL_DATA to the folder that holds {dataset}{advice}"
         )
@@ -150,13 +145,14 @@ def _copy(source: IO[bytes] | None, path: Path) -> None:
         shutil.copyfileobj(source, target, _PIECE)
 
 
-def cached(folder: Path, name: str, sources: Iterable[Path], build: Callable[[], Arrays], settings: str = "") -> Arrays:
-    """The arrays that `build` makes of the files `sources`, memory-mapped from the cache in `folder`.
+def cached(data: Path, name: str, sources: Iterable[Path], build: Callable[[], Arrays], settings: str = "") -> Arrays:
+    """The arrays that `build` makes of the files `sources` in the folder `data`, memory-mapped from the cache.
 
-    A copy is found by `name` and a fingerprint of the sources (path, size, time of change) and of `settings`: a changed
-    source makes a new one. It appears at once and whole, by a rename; several processes may build the same one, and the
-    first to finish wins. A damaged one is built again.
+    That is $QAFEL_CACHE, or a folder in `data`. A copy is found by `name` and a fingerprint of the sources (path, size,
+    time of change) and of `settings`: a changed source makes a new one. It appears at once and whole, by a rename;
+    several processes may build the same one, and the first to finish wins. A damaged one is built again.
     """
+    folder = Path(os.environ.get("QAFEL_CACHE") or data / "cache").expanduser()
     place = folder / f"{name}-{_fingerprint(sources, settings)}"
     arrays = _load(place)
     if arrays is None:
@@ -180,24 +176,22 @@ def _fingerprint(sources: Iterable[Path], settings: str) -> str:
 
 
 def _write(place: Path, arrays: Arrays) -> None:
-    unfinished = place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-        for name, array in arrays.items():
-            np.save(unfinished / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
-        manifest = {name: _checksum(unfinished / f"{name}.npy") for name in arrays}
-        (unfinished / "manifest.json").write_text(json.dumps(manifest))
-        unfinished.rename(place)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as folder:
+            unfinished = Path(folder) / "copy"
+            unfinished.mkdir()
+            for name, array in arrays.items():
+                np.save(unfinished / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+            manifest = {name: _checksum(unfinished / f"{name}.npy") for name in arrays}
+            (unfinished / "manifest.json").write_text(json.dumps(manifest))
+            unfinished.rename(place)
     except OSError as error:
         if not place.is_dir():  # else another process was faster, with the same content
             raise DataError(
                 f"the cache {place} cannot be written ({error.strerror}): free the space, or set QAFEL_CACHE to a "
                 "folder of yours"
             ) from None
-    finally:
-        if unfinished != place:
-            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _load(place: Path) -> Arrays | None:
@@ -213,9 +207,5 @@ def _load(place: Path) -> Arrays | None:
 
 def _checksum(path: Path) -> str:
     """Size and XXH3 of the file: it runs at the speed of memory, so every opening can afford it."""
-    digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        buffer = memoryview(bytearray(_PIECE))
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return f"{os.path.getsize(path)}:{digest.hexdigest()}"
+        return f"{os.path.getsize(path)}:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"

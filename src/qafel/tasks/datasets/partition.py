@@ -1,4 +1,4 @@
-"""Which client holds which samples.
+"""Which client holds which samples, and a picture of that.
 
     user                  as the dataset has it: one client per user
     iid                   equal sizes, labels mixed
@@ -14,15 +14,19 @@ Every client holds at least one sample, and every sample is held by one client.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qafel.drawing.chart import BLUE, PALETTE, Axis, Bars, Panel, Series, Style, panel_styles
 from qafel.errors import ConfigError, SpecError
 from qafel.rng import Stream
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Indices: TypeAlias = NDArray[np.int64]
 Labels: TypeAlias = NDArray[Any]
@@ -71,14 +75,15 @@ def split(spec: str, labels: Labels, clients: int, stream: Stream) -> Partition:
     """
     if not 1 <= clients <= len(labels):
         raise ConfigError(f"{len(labels)} samples can be divided among 1 to {len(labels)} clients; got {clients}")
-    name, colon, text = spec.partition(":")
+    if spec == "iid":
+        return Partition.of_sizes(stream.generator().permutation(len(labels)), _equal_sizes(len(labels), clients))
+    name, _, text = spec.partition(":")
+    if name == "iid":
+        raise SpecError(f"partition 'iid' takes no parameter; got {spec!r}")
     if name not in _SPLITS:
-        raise SpecError(f"unknown partition {spec!r}; choose from user, {', '.join(_USAGE)}")
-    function, wants_parameter = _SPLITS[name]
-    if not wants_parameter:
-        if colon:
-            raise SpecError(f"partition {name!r} takes no parameter; got {spec!r}")
-        return function(labels, clients, 0.0, stream)
+        raise SpecError(
+            f"unknown partition {spec!r}; choose from user, iid, dirichlet:α, dirichlet-sizes:α, power:a, shards:s"
+        )
     try:
         parameter = float(text)
     except ValueError:
@@ -86,17 +91,13 @@ def split(spec: str, labels: Labels, clients: int, stream: Stream) -> Partition:
     if not 0 < parameter < float("inf"):
         example = "shards:2" if name == "shards" else f"{name}:0.1"
         raise SpecError(f"partition {name!r} takes a positive number, as in {example}; got {spec!r}")
-    return function(labels, clients, parameter, stream)
+    return _SPLITS[name](labels, clients, parameter, stream)
 
 
 def by_user(users: NDArray[Any]) -> Partition:
     """One client per user, in order of the numbers `users` of each sample; samples stay in order."""
     order = np.argsort(users, kind="stable")
     return Partition.of_sizes(order, np.unique(users, return_counts=True)[1])
-
-
-def _iid(labels: Labels, clients: int, parameter: float, stream: Stream) -> Partition:
-    return Partition.of_sizes(stream.generator().permutation(len(labels)), _equal_sizes(len(labels), clients))
 
 
 def _dirichlet_labels(labels: Labels, clients: int, alpha: float, stream: Stream) -> Partition:
@@ -167,11 +168,57 @@ def _equal_sizes(samples: int, clients: int) -> Indices:
     return np.full(clients, samples // clients) + (np.arange(clients) < samples % clients)
 
 
-_SPLITS: dict[str, tuple[Callable[[Labels, int, float, Stream], Partition], bool]] = {
-    "iid": (_iid, False),
-    "dirichlet": (_dirichlet_labels, True),
-    "dirichlet-sizes": (_dirichlet_sizes, True),
-    "power": (_power_sizes, True),
-    "shards": (_shards, True),
+_SPLITS: dict[str, Callable[[Labels, int, float, Stream], Partition]] = {
+    "dirichlet": _dirichlet_labels,
+    "dirichlet-sizes": _dirichlet_sizes,
+    "power": _power_sizes,
+    "shards": _shards,
 }
-_USAGE = ("iid", "dirichlet:α", "dirichlet-sizes:α", "power:a", "shards:s")
+_MOST_LABELS = 12
+"""Of a picture, each with a colour of its own."""
+
+
+def partition_figure(
+    partition: Partition, labels: Labels, classes: Sequence[str] = (), title: str = "", shown: int = 40
+) -> Figure:
+    """Draw the labels' shares at some clients, evenly chosen from the largest to the smallest, and the sizes of all.
+
+    `labels` are those of all samples, `classes` their names, if they have any; at most `shown` clients are drawn.
+    """
+    from qafel.drawing.printed import draw  # noqa: PLC0415 — only a picture needs matplotlib
+
+    if shown < 1:
+        raise ConfigError(f"a picture shows at least one client; got {shown}")
+    order = np.argsort(-partition.sizes, kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, min(shown, len(order))).astype(np.int64))]
+    panels = (_labels_panel(partition, labels, chosen, classes), _sizes_panel(partition.sizes))
+    styles = (*panel_styles(panels[:1]), Style("", BLUE))
+    return draw(panels, title or f"{partition.clients:,} clients, {len(partition.order):,} samples", styles=styles)
+
+
+def _labels_panel(partition: Partition, labels: Labels, chosen: Indices, classes: Sequence[str]) -> Panel:
+    """A bar for each chosen client in the colours of its labels, each as high as its share."""
+    values, totals = np.unique(labels, return_counts=True)
+    # Where there are too many labels for colours, the most frequent ones have their own and the rest share one.
+    named = np.sort(values[np.argsort(-totals, kind="stable")[: _MOST_LABELS if len(values) <= _MOST_LABELS else 11]])
+    rest, at, bars = np.ones(len(chosen)), np.arange(len(chosen), dtype=np.float64), []
+    for number, value in enumerate(named):
+        counts = np.array([np.sum(labels[partition.rows(int(client))] == value) for client in chosen])
+        name = classes[int(value)] if len(classes) > int(value) else f"label {value}"
+        bars.append(Bars(name, at, counts / partition.sizes[chosen], pale=number >= len(PALETTE)))
+        rest -= bars[-1].length
+    if len(named) < len(values):
+        bars.append(Bars("others", at, rest, pale=True))
+    x = Axis(f"{len(chosen)} of {partition.clients:,} clients, largest first", unit="integer")
+    y = Axis("share of the client's samples", limits=(0.0, 1.0))
+    return Panel("labels", "labels", x, y, bars=tuple(bars), arrangement="stacked")
+
+
+def _sizes_panel(sizes: Indices) -> Panel:
+    """How many clients have at least so many samples."""
+    ordered = np.sort(sizes)[::-1].astype(np.float64)
+    counts = np.arange(1.0, len(ordered) + 1)
+    x = Axis("samples", log=bool(ordered[0] > 20 * max(1, ordered[-1])))
+    note = f"Samples of a client: median {np.median(sizes):g}, mean {sizes.mean():.4g}, largest {sizes.max():,}."
+    series = (Series("", ordered, counts, kind="steps"),)
+    return Panel("sizes", "sizes", x, Axis("clients with at least so many"), series, note)

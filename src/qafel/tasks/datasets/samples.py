@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import Arrays, cache_folder, cached
+from qafel.tasks.datasets.files import Arrays, cached
 
 Rows: TypeAlias = NDArray[np.integer[Any]]
 Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Inputs and targets."""
+Encode: TypeAlias = Callable[[list[Any], list[Any], Path], Batch]
+"""Makes inputs and targets of the x and y of LEAF's files in a folder."""
 Source: TypeAlias = Literal["auto", "official", "leaf"]
 """Which files a dataset is read from: its authors', or LEAF's; auto takes LEAF's if only they are there."""
+_PARTS = ("train", "test")
 
 
 class Samples(Protocol):
@@ -76,17 +79,6 @@ class TextWindows:
 
 @final
 @dataclass(frozen=True, eq=False)
-class FederatedData:
-    """What a dataset gives: samples to train on and to test on, and, if it has users, whose they are."""
-
-    train: Samples
-    test: Samples
-    users: NDArray[Any] | None = None
-    """The user of each training sample, numbered from 0."""
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class Subset:
     """Some rows of other samples, renumbered."""
 
@@ -105,65 +97,69 @@ class Subset:
         return self.samples.batch(self.rows[rows])
 
 
-def load_leaf(
-    data: Path, dataset: str, folder: Path, encode: Callable[[LeafPart, Path], Batch], sources: Sequence[Path] = ()
-) -> FederatedData:
-    """Samples from LEAF's own files, JSON with the samples of each user, in `folder`/train and `folder`/test.
+@final
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """What a dataset gives: samples to train on and to test on, and, if it has users, whose they are."""
 
-        {"users": ["a", …], "num_samples": [2, …], "user_data": {"a": {"x": […], "y": […]}, …}}
+    train: Samples
+    test: Samples
+    users: NDArray[Any] | None = None
+    """The user of each training sample, numbered from 0."""
 
-    LEAF's `preprocess.sh` writes them; all files of a folder belong together. `data` is the folder of all datasets,
-    `dataset` the name for people, `encode` makes inputs and labels of a part that it found in a folder, and `sources`
-    are what else it reads. S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
-    """
-    files = leaf_files(folder, dataset)
-
-    def build() -> Arrays:
-        parts = {name: read_leaf(paths, dataset) for name, paths in files.items()}
-        arrays: Arrays = {"users": np.array(parts["train"].users, np.int32)}
-        for name, part in parts.items():
-            arrays[name], arrays[f"{name}_labels"] = encode(part, folder / name)
-        return arrays
-
-    everything = [*files["train"], *files["test"], *sources]
-    arrays = cached(cache_folder(data), f"{dataset.lower()}-leaf", everything, build)
-    train, test = (ArraySamples(arrays[name], arrays[f"{name}_labels"]) for name in ("train", "test"))
-    return FederatedData(train, test, arrays["users"])
+    @staticmethod
+    def of_arrays(arrays: Arrays) -> FederatedData:
+        """From the arrays train, train_labels, test, test_labels and, if it is there, users."""
+        train, test = (ArraySamples(arrays[part], arrays[f"{part}_labels"]) for part in _PARTS)
+        return FederatedData(train, test, arrays.get("users"))
 
 
-def leaf_files(folder: Path, dataset: str) -> dict[str, list[Path]]:
-    """The JSON files of both parts, "train" and "test", in order of their names."""
-    files = {part: sorted((folder / part).glob("*.json")) for part in ("train", "test")}
-    for part, paths in files.items():
+def leaf_files(folder: Path, dataset: str) -> list[Path]:
+    """LEAF's JSON files in `folder`/train, then those in `folder`/test, each in order of their names."""
+    found = []
+    for part in _PARTS:
+        paths = sorted((folder / part).glob("*.json"))
         if not paths:
             raise DataError(
                 f"{dataset}: there is no LEAF file in {folder / part}: expected *.json, as LEAF's preprocess.sh "
                 "writes them"
             )
-    return files
+        found += paths
+    return found
 
 
-@final
-@dataclass(frozen=True)
-class LeafPart:
-    """All samples of a folder of LEAF files, one after the other, and the number of each sample's user."""
+def load_leaf(data: Path, dataset: str, found: Sequence[Path], encode: Encode) -> FederatedData:
+    """Samples from LEAF's own files, JSON with the samples of each user.
 
-    users: list[int]
-    x: list[Any]
-    y: list[Any]
+        {"users": ["a", …], "num_samples": [2, …], "user_data": {"a": {"x": […], "y": […]}, …}}
+
+    LEAF's `preprocess.sh` writes them; all files of a folder belong together. `data` is the folder of all datasets,
+    `dataset` the name for people, and `found` are the `leaf_files`, and what else `encode` reads.
+    S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+    """
+
+    def build() -> Arrays:
+        arrays: Arrays = {}
+        for part in _PARTS:
+            paths = [path for path in found if path.parent.name == part]
+            users, xs, ys = read_leaf(paths, dataset)
+            arrays[part], arrays[f"{part}_labels"] = encode(xs, ys, paths[0].parent)
+            arrays.setdefault("users", np.array(users, np.int32))
+        return arrays
+
+    return FederatedData.of_arrays(cached(data, f"{dataset.lower()}-leaf", found, build))
 
 
-def read_leaf(files: list[Path], dataset: str) -> LeafPart:
-    """The samples of all files; a user that is in several has the samples of all."""
+def read_leaf(files: Sequence[Path], dataset: str) -> tuple[list[int], list[Any], list[Any]]:
+    """The user's number, x and y of all samples; a user that is in several `files` has the samples of all."""
     numbers: dict[str, int] = {}
-    part = LeafPart([], [], [])
+    users, xs, ys = [], [], []
     for path in files:
-        for name, xs, ys in _users_of(path, dataset):
-            number = numbers.setdefault(name, len(numbers))
-            part.users.extend([number] * len(xs))
-            part.x.extend(xs)
-            part.y.extend(ys)
-    return part
+        for name, own_xs, own_ys in _users_of(path, dataset):
+            users += [numbers.setdefault(name, len(numbers))] * len(own_xs)
+            xs += own_xs
+            ys += own_ys
+    return users, xs, ys
 
 
 def _users_of(path: Path, dataset: str) -> list[tuple[str, list[Any], list[Any]]]:

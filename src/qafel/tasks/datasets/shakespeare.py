@@ -17,17 +17,16 @@ here to the sample (1,129 users, 4,226,158 samples), are those of a text of 1994
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cache_folder, cached, download, require
-from qafel.tasks.datasets.samples import Batch, FederatedData, LeafPart, Source, TextWindows, leaf_files, load_leaf
+from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cached, download, require
+from qafel.tasks.datasets.samples import Batch, FederatedData, Source, TextWindows, leaf_files, load_leaf
 
 _PLAY = "by William Shakespeare"
 _LAST_LINE = 124_195  # where the last play ends in the edition of 1994
@@ -46,63 +45,46 @@ ARCHIVE = Archive(
 )
 
 
-@final
-@dataclass
-class _Play:
-    """A play as it is read: its characters and their lines."""
-
-    title: str
-    lines: dict[str, list[str]] = field(default_factory=dict)
-    speaker: str | None = None
-
-    def __post_init__(self) -> None:
-        self._unindented = self.title == _UNINDENTED
-        indent = "" if self._unindented else "  "
-        self._speech = re.compile(indent + r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
-        self._continuation = re.compile(2 * indent + r"(.*)")
-
-    def read(self, line: str) -> None:
-        """Give the line to the one who speaks."""
-        if match := self._speech.match(line):
-            name = match[1].upper()
-            if self._unindented and name.startswith("ACT "):
-                self.speaker = None
-                return
-            self.speaker = name
-            self.lines.setdefault(name, []).append(match[2])
-        elif self.speaker and (match := self._continuation.match(line)):
-            if self._unindented and match[1].startswith("<"):
-                self.speaker = None
-            else:
-                self.lines[self.speaker].append(match[1])
-
-
 def parse_shakespeare(text: str) -> dict[str, str]:
     """What each character of each play says, by user name; users in order of appearance."""
     lines = text.split("\n")[1:]
     marks = [number for number, line in enumerate(lines) if _PLAY in line]
     if len(marks) < 2:
         raise DataError(f"Shakespeare: the text has no lines {_PLAY!r}: expected Project Gutenberg's #100 of 1994")
-    start = marks[1] - 5
+    lines = lines[: _LAST_LINE + 1]
+    marks = [mark for mark in marks[1:] if mark < len(lines)]
     users: dict[str, str] = {}
-    for play in _plays(lines[start : _LAST_LINE + 1], [mark - start for mark in marks[1:]]):
-        if len(play.lines) < 2:
-            continue
-        for name, said in play.lines.items():
+    for begin, end in pairwise([*marks, len(lines)]):
+        above = (lines[begin - distance].strip() for distance in range(2, 8))
+        title = next(filter(None, above), "")
+        speeches = _speeches(lines[begin + 1 : end], unindented=title == _UNINDENTED)
+        for name, said in speeches.items() if len(speeches) > 1 else ():
             if len(said) >= _LEAST_LINES:
-                user = re.sub(r"\W+", "_", f"{play.title}_{name}".replace(" ", "_"))
+                user = re.sub(r"\W+", "_", f"{title}_{name}".replace(" ", "_"))
                 users[user] = users.get(user, "") + "".join(line + "\n" for line in said)
     return {user: re.sub(r"  +", " ", said.replace("\n", " ")) for user, said in users.items()}
 
 
-def _plays(lines: list[str], marks: list[int]) -> Iterator[_Play]:
-    marks = [mark for mark in marks if mark < len(lines)]
-    for begin, end in zip(marks, [*marks[1:], len(lines)], strict=True):
-        above = [lines[begin - distance].strip() for distance in range(2, 8)]
-        play = _Play(next((title for title in above if title), ""))
-        for line in lines[begin + 1 : end]:
-            play.read(line)
-        yield play
+def _speeches(lines: list[str], unindented: bool) -> dict[str, list[str]]:
+    """The lines of each character of a play, given all `lines` of the play."""
+    indent = "" if unindented else "  "
+    speech = re.compile(indent + r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
+    continuation = re.compile(2 * indent + r"(.*)")
+    said: dict[str, list[str]] = {}
+    speaker = None
+    for line in lines:
+        if match := speech.match(line):
+            speaker = match[1].upper()
+            if unindented and speaker.startswith("ACT "):
+                speaker = None
+            else:
+                said.setdefault(speaker, []).append(match[2])
+        elif speaker and (match := continuation.match(line)):
+            if unindented and match[1].startswith("<"):
+                speaker = None
+            else:
+                said[speaker].append(match[1])
+    return said
 
 
 def find_shakespeare(data: Path, fetch: bool = False, source: Source = "auto") -> list[Path]:
@@ -117,7 +99,7 @@ def find_shakespeare(data: Path, fetch: bool = False, source: Source = "auto") -
         download(ARCHIVE, data, _check_text)
     texts = [place for place in places if place.is_file()]
     if source == "leaf" or (source == "auto" and leaf and not texts):
-        return [path for paths in leaf_files(folder / "data", "Shakespeare").values() for path in paths]
+        return leaf_files(folder / "data", "Shakespeare")
     return [require((texts or places)[0], "Shakespeare", DOWNLOADED)]
 
 
@@ -131,7 +113,7 @@ def load_shakespeare(
     """
     found = find_shakespeare(data, fetch, source)
     if found[0].suffix == ".json":
-        return load_leaf(data, "Shakespeare", data / "shakespeare/data", _encode_leaf)
+        return load_leaf(data, "Shakespeare", found, _encode_leaf)
     return _load_text(data, found[0], train_fraction, verify)
 
 
@@ -163,7 +145,7 @@ def _load_text(data: Path, path: Path, train_fraction: float, verify: bool) -> F
             )
         return {"text": encode("".join(said)), "lengths": np.array([len(words) for words in said])}
 
-    arrays = cached(cache_folder(data), "shakespeare", [path], build, f"verify={verify}")
+    arrays = cached(data, "shakespeare", [path], build, f"verify={verify}")
     lengths = arrays["lengths"]
     begins = np.cumsum(lengths) - lengths
     windows = lengths - LENGTH
@@ -181,8 +163,8 @@ def _stretches(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[
     return (np.repeat(begins - firsts, counts) + np.arange(counts.sum())).astype(np.int32)
 
 
-def _encode_leaf(part: LeafPart, folder: Path) -> Batch:
-    texts = all(isinstance(x, str) and isinstance(y, str) for x, y in zip(part.x, part.y, strict=True))
-    if not texts or any(len(x) != LENGTH for x in part.x) or any(len(y) != 1 for y in part.y):
+def _encode_leaf(xs: list[Any], ys: list[Any], folder: Path) -> Batch:
+    texts = all(isinstance(text, str) for text in (*xs, *ys))
+    if not texts or any(len(x) != LENGTH for x in xs) or any(len(y) != 1 for y in ys):
         raise DataError(f"Shakespeare: the LEAF files in {folder} should have x of {LENGTH} characters and y of one")
-    return encode("".join(part.x)).reshape(-1, LENGTH), encode("".join(part.y))
+    return encode("".join(xs)).reshape(-1, LENGTH), encode("".join(ys))

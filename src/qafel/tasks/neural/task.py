@@ -18,20 +18,8 @@ from qafel.params import Layout, Vector
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Partition
 from qafel.tasks.datasets.samples import Samples
-from qafel.tasks.neural.trainer import (
-    FlatModel,
-    Loss,
-    Precision,
-    Prepare,
-    as_targets,
-    autocast,
-    choose_device,
-    choose_precision,
-    keep_freed_memory,
-    one_thread,
-    random_numbers_of,
-    train_locally_,
-)
+from qafel.tasks.neural import trainer
+from qafel.tasks.neural.trainer import FlatModel, Loss, Precision, Prepare
 from qafel.tasks.protocol import Goal
 
 
@@ -78,25 +66,18 @@ class TorchTask:
         evaluation_batch: int = 128,
         rebuild: Callable[[], TorchTask] | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "rebuild")}
         if len(test) == 0:
             raise ConfigError(f"task {name!r} has no test samples to be evaluated on")
         self.name, self.metric_name, self.metric_goal = name, metric_name, metric_goal
         self.train_samples, self.test_samples, self.partition = train, test, partition
         self._make, self._prepare, self._loss, self._score = model, prepare, loss, score
-        self._device = choose_device(device)
-        self._precision = choose_precision(precision, self._device)
+        self._device = trainer.choose_device(device)
+        self._precision = trainer.choose_precision(precision, self._device)
         self._evaluation_batch = evaluation_batch
-        settings: dict[str, Any] = {
-            "prepare": prepare,
-            "loss": loss,
-            "score": score,
-            "device": device,
-            "precision": precision,
-        }
-        settings |= {"metric_name": metric_name, "metric_goal": metric_goal, "evaluation_batch": evaluation_batch}
-        self._rebuild = rebuild or partial(TorchTask, name, model, train, test, partition, **settings)
-        keep_freed_memory()
-        with random_numbers_of(Stream.named(0, "unused"), self._device):
+        self._rebuild = rebuild or partial(TorchTask, **given)
+        trainer.keep_freed_memory()
+        with trainer.random_numbers_of(Stream.named(0, "unused"), self._device):
             self._model = FlatModel(model(), self._device)
 
     @property
@@ -116,14 +97,14 @@ class TorchTask:
         return len(self.partition.rows(client))
 
     def initial_model(self, stream: Stream) -> Vector:
-        with random_numbers_of(stream, torch.device("cpu")):
+        with trainer.random_numbers_of(stream, torch.device("cpu")):
             return FlatModel(self._make(), torch.device("cpu")).vector()
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
         self._model.load(start)
-        with one_thread(), random_numbers_of(stream, self._device, self._model.dropouts):
+        with trainer.one_thread(), trainer.random_numbers_of(stream, self._device, self._model.dropouts):
             rows, how = self.partition.rows(client), (self._prepare, self._loss, self._precision)
-            train_locally_(self._model, self.train_samples, rows, local, stream, *how)
+            trainer.train_locally_(self._model, self.train_samples, rows, local, stream, *how)
         return self._model.vector()
 
     def evaluate(self, model: Vector) -> dict[str, float]:
@@ -142,8 +123,8 @@ class TorchTask:
         start = part * self._evaluation_batch
         rows = np.arange(start, min(start + self._evaluation_batch, len(self.test_samples)))
         inputs, labels = self.test_samples.batch(rows)
-        targets = as_targets(labels, self._device)
-        with one_thread(), autocast(self._precision, self._device):
+        targets = trainer.as_targets(labels, self._device)
+        with trainer.one_thread(), trainer.autocast(self._precision, self._device):
             outputs = self._model.module(self._prepare(inputs, self._device))
         loss = self._loss(outputs.float(), targets).item()
         return self._score(outputs, targets).double().sum().item(), len(rows) * loss

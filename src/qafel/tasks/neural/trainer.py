@@ -89,22 +89,13 @@ def _require_usable(module: nn.Module) -> None:
 
 def batches(rows: Indices, local: LocalTraining, generator: np.random.Generator) -> Iterator[Indices]:
     """The `rows` of each step of `local`; `generator` gives every epoch an order, and its last batch may be smaller."""
-    endless = (batch for _ in itertools.count() for batch in _epoch(rows, local.batch_size, generator))
     if len(rows) == 0:
         return iter(())
-    if local.steps is not None:
-        return itertools.islice(endless, local.steps)
     size = local.batch_size or len(rows)
-    return itertools.islice(endless, (local.epochs or 1) * -(-len(rows) // size))
-
-
-def _epoch(rows: Indices, batch_size: int | None, generator: np.random.Generator) -> Iterator[Indices]:
-    if batch_size is None:
-        yield rows
-        return
-    shuffled = generator.permutation(rows)
-    for start in range(0, len(shuffled), batch_size):
-        yield shuffled[start : start + batch_size]
+    steps = local.steps or (local.epochs or 1) * -(-len(rows) // size)
+    orders = (rows if local.batch_size is None else generator.permutation(rows) for _ in itertools.count())
+    endless = (order[start : start + size] for order in orders for start in range(0, len(rows), size))
+    return itertools.islice(endless, steps)
 
 
 def train_locally_(
