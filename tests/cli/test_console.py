@@ -11,7 +11,7 @@ from rich.console import Console
 from qafel.cli.console import SweepProgress
 from qafel.paper.entry import Change, configuration
 from qafel.simulator import Row
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 
 
 class Ticking:

@@ -13,12 +13,11 @@ from qafel.paper.entry import Change, Extent, configuration
 from qafel.paper.measured import EntryRuns
 from qafel.paper.outputs import beside_a_fuller_one, provenance, read_back, results_folder, write_outputs
 from qafel.runs.summary import environment
-from qafel.sweeps import sweep
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned, sweep
 from qafel.version import __version__
 from tests.browser import needs_browser, open_in_browser, plots_in
 from tests.paper.made_up import falling, made_up, measured
-from tests.sweeps.test_sweep import Recorder
+from tests.test_sweeps import Recorder
 
 TINY = Change("tiny", ("stop.uploads=400", 'evaluation.unit="uploads"', "evaluation.every=100"))
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from qafel.config import StopConfig
 from qafel.runs.progress import Row
 from qafel.runs.summary import Summary
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 from qafel.text import human_bytes, human_seconds
 
 console = Console()

@@ -67,12 +67,11 @@ def paper(
     with SweepProgress(planned, unfinished(planned, out / "runs"), quiet) as progress:
         many = workers or os.cpu_count() or 1
         try:
-            failures = sweep(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
+            failed = sweep(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
         except KeyboardInterrupt:
             errors.print("interrupted: run the same command again to continue")
             raise
     results, unwritten = write_entries(entries, plans, out, request)
-    failed = {failure.run.folder: failure.reason for failure in failures}
     if json_output:
         listed = [result.claims() | {"folder": str(result.folder)} for result in results]
         report = {"entries": listed, "failed": failed, "skipped": skipped, "unwritten": unwritten}

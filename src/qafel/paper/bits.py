@@ -27,7 +27,7 @@ from qafel.paper.entry import QUICK, Change, Claim, Entry, Extent, Verdict, cele
 from qafel.paper.measured import EntryRuns, Figure, best_accuracy, to_target
 from qafel.paper.neural import FEDBUFF, SIMILAR, notes, require_published, target_met
 from qafel.runs.reading import Run
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 from qafel.text import human_bytes, human_count
 
 Bits: TypeAlias = tuple[int, int]

@@ -14,7 +14,7 @@ from qafel.paper.display import END_COLUMNS, Table, curve_panels, end_table, spr
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
 from qafel.paper.measured import SETTLED, EntryRuns, Spread, ratios, settled
 from qafel.runs.reading import Run
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 from qafel.text import human_count, human_metric
 
 UNQUANTIZED = "FedBuff, unquantized"

@@ -15,7 +15,7 @@ import numpy as np
 
 from qafel.errors import NotComparable
 from qafel.runs.reading import Run
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 
 T = TypeVar("T")
 Figure: TypeAlias = Callable[[Run], float]

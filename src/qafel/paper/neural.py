@@ -27,7 +27,7 @@ from qafel.paper.display import (
 )
 from qafel.paper.entry import QUICK, Claim, Entry, Extent, Verdict, configuration
 from qafel.paper.measured import EntryRuns, best_accuracy, if_comparable, learned, met_target, settled, to_target
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 from qafel.text import human_bytes, human_count
 
 FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedBuff, direct 4 bits"

@@ -14,7 +14,7 @@ from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
 from qafel.paper.measured import EntryRuns, Spread, if_comparable, ratios, settled
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 from qafel.text import human_bytes
 
 REFERENCE = "none"

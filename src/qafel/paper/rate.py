@@ -24,7 +24,7 @@ from qafel.paper.entry import Claim, Entry, Extent, Verdict
 from qafel.paper.measured import EntryRuns, Spread, if_comparable
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 from qafel.tasks.convex.synthetic import Constants, Quadratic
 from qafel.theory import Bound, Setting, corollary, corollary_step_sizes, large_enough_horizon
 

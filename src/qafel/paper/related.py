@@ -10,7 +10,7 @@ from qafel.paper.display import END_COLUMNS, Table, TableColumn, cell_column, cu
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
 from qafel.paper.measured import EntryRuns, ratios
 from qafel.runs.reading import Run
-from qafel.sweeps.run import Planned
+from qafel.sweeps import Planned
 
 FEDBUFF, QAFEL = "FedBuff", "QAFeL, 4 bits"
 MCM, PLAIN_MCM = "MCM, 4 bits", "MCM, unquantized"

@@ -15,8 +15,7 @@ from qafel.runs.directory import CHECKPOINT, same_run, state_of
 from qafel.runs.listeners import Calling
 from qafel.runs.summary import environment
 from qafel.simulator.run import run
-from qafel.sweeps import _at_once, sweep, unfinished, unique
-from qafel.sweeps.run import Planned, perform
+from qafel.sweeps import Planned, _at_once, perform, sweep, unfinished, unique
 
 STEPS = 30
 
@@ -97,7 +96,7 @@ def test_another_configurations_run_is_moved_aside_and_the_watcher_told(tmp_path
         assert state_of(tmp_path / wanted.folder, planned.config) == ("other" if number else "absent")
         recorder, failures = make([planned], tmp_path, **options)
         moved = f"{wanted.folder}: a run with other settings was there, and is now {wanted.folder}.old-{number}"
-        assert (failures, recorder.notes) == ([], [moved] if number else [])
+        assert (failures, recorder.notes) == ({}, [moved] if number else [])
     kept = [(tmp_path / f"{wanted.folder}{suffix}/summary.json") for suffix in (".old-1", ".old-2", "")]
     assert [json.loads(file.read_text())["server_steps"] for file in kept] == [10, 15, 20]
 
@@ -133,7 +132,7 @@ def test_a_folder_that_is_no_runs_is_not_removed(tmp_path):
     precious.parent.mkdir()
     precious.write_text("years of work")
     _, failures = make([planned], tmp_path)
-    assert "holds something else than a run" in failures[0].reason
+    assert "holds something else than a run" in failures[planned.folder]
     assert precious.exists()
 
 
@@ -171,7 +170,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch, de
         resumed.append(options["resume"])
         return original(*arguments, **options)
 
-    monkeypatch.setattr("qafel.sweeps.run.run", watched)
+    monkeypatch.setattr("qafel.sweeps.simulate", watched)
     make([planned], tmp_path)
     assert resumed == [True]
     fresh = run(planned.config, tmp_path / "fresh", tensorboard=False)
@@ -230,8 +229,8 @@ def unfit():
 def test_a_failed_run_is_reported_and_the_rest_is_done(tmp_path, options):
     fine = [short(seed=0), short(seed=1)]
     recorder, failures = make([fine[0], unfit(), fine[1]], tmp_path, **options)
-    assert [failure.run.method for failure in failures] == ["unfit"]
-    assert "leave algorithm.batch_size out" in failures[0].reason
+    assert list(failures) == [unfit().folder]
+    assert "leave algorithm.batch_size out" in failures[unfit().folder]
     assert recorder.ended_runs == {run.folder: "finished" for run in fine} | {unfit().folder: "failed"}
 
 
@@ -267,7 +266,7 @@ def test_a_process_that_dies_takes_only_its_own_run_with_it(tmp_path):
     before = {child.pid for child in multiprocessing.active_children()}
     recorder = Killing()
     failures = _at_once(runs, tmp_path, recorder, 1)
-    assert [(failure.run, failure.reason) for failure in failures] == [(runs[0], "its process ended with exit code -9")]
+    assert failures == {runs[0].folder: "its process ended with exit code -9"}
     assert recorder.ended_runs == {run.folder: "failed" if run is runs[0] else "finished" for run in runs}
     assert make(runs, tmp_path)[0].ended_runs == {runs[0].folder: "finished"}
 

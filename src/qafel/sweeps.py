@@ -1,0 +1,210 @@
+"""All runs of some entries: what is finished is left alone, what was interrupted goes on, the rest is made.
+
+Cheap runs go several at once, a process each; the others one after another, their clients trained by all workers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol, TypeAlias, final
+
+from qafel.config import Config
+from qafel.errors import DataError, QafelError
+from qafel.runs.directory import RunDirectory, state_of
+from qafel.runs.listeners import Calling
+from qafel.runs.progress import Row
+from qafel.runs.reading import Run
+from qafel.simulator.executors import ExecutorName
+from qafel.simulator.run import run as simulate
+from qafel.simulator.run import sound_checkpoint
+from qafel.workers import Died, Perform, Tell, Workers, thread_limits
+
+CHEAP_TASKS = ("mushrooms", "quadratic", "logistic")
+"""Tasks of which several runs go at once, one in each process."""
+
+COST = {"cifar10": 80.0, "celeba": 100.0, "shakespeare": 6000.0}
+"""Roughly how much longer an upload takes than one of a cheap task."""
+
+BETWEEN_ROWS_S = 0.2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One run: what it is called in tables and figures, where it stands in the sweep, and its configuration."""
+
+    method: str
+    config: Config
+    at: Mapping[str, float | str] = field(default_factory=dict)
+    """The values of what the entry varies, such as the concurrency."""
+
+    @property
+    def folder(self) -> str:
+        return f"{self.config.name}-seed{self.config.seed}"
+
+    @property
+    def cheap(self) -> bool:
+        return self.config.task.name in CHEAP_TASKS
+
+    @property
+    def work(self) -> float:
+        """How much there is to do, to be held against other runs: its uploads, as far as its limits tell, and cost."""
+        stop, timing = self.config.stop, self.config.timing
+        limits = (
+            stop.uploads,
+            stop.server_steps and stop.server_steps * self.config.algorithm.buffer_size,
+            stop.virtual_time and stop.virtual_time * timing.rate,
+        )
+        uploads = min((float(limit) for limit in limits if limit is not None), default=1.0)
+        return uploads * COST.get(self.config.task.name, 1.0)
+
+
+class Watcher(Protocol):
+    """Who is told how the sweep goes."""
+
+    def started(self, run: Planned) -> None: ...
+
+    def progressed(self, run: Planned, row: Row) -> None: ...
+
+    def noted(self, run: Planned, text: str) -> None: ...
+
+    def ended(self, run: Planned, status: str) -> None: ...
+
+
+def unique(runs: Sequence[Planned]) -> list[Planned]:
+    """Every folder once: entries share runs."""
+    return list({run.folder: run for run in runs}.values())
+
+
+def unfinished(runs: Sequence[Planned], folder: Path) -> list[Planned]:
+    """The runs that are still to be made, or to go on; each has its folder under `folder`."""
+    return [run for run in unique(runs) if state_of(folder / run.folder, run.config) != "finished"]
+
+
+def sweep(
+    runs: Sequence[Planned],
+    folder: Path,
+    watcher: Watcher,
+    *,
+    executor: ExecutorName = "processes",
+    workers: int = 1,
+    quick: bool = False,
+) -> dict[str, str]:
+    """Make all runs that are not finished, each in its folder under `folder`; return why runs failed, by their folders.
+
+    A run that diverges is a result like any other. The `watcher` is told how it goes. Clients train on the `executor`
+    with so many `workers`; `quick` says that the runs are over before another process has loaded torch.
+    """
+    todo = unfinished(runs, folder)
+    at_once = [run for run in todo if run.cheap and executor != "inline" and workers > 1]
+    failed = _at_once(at_once, folder, watcher, min(workers, len(at_once))) if at_once else {}
+    for run in todo:
+        if run in at_once:
+            continue
+        watcher.started(run)
+        inside: ExecutorName = "inline" if run.cheap or workers == 1 or quick else executor
+        told = partial(watcher.progressed, run), partial(watcher.noted, run)
+        status, reason = _attempt(run.config, folder / run.folder, *told, executor=inside, workers=workers)
+        if status == "failed":
+            failed[run.folder] = reason
+        watcher.ended(run, status)
+    return failed
+
+
+_Work: TypeAlias = tuple[int, Config, Path]  # the number of a run in the sweep, what, and where
+_End: TypeAlias = tuple[str, str]  # the status of a run, and if it failed, why
+
+
+def _at_once(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: int) -> dict[str, str]:
+    """A process that dies takes only its own run with it."""
+    failed, begun = {}, set()
+    waiting = deque((number, run.config, folder / run.folder) for number, run in enumerate(runs))
+    pool: Workers[_Work, Row | str | _End] = Workers(workers, _begin, tries=1, environment=thread_limits(1))
+    with pool:
+        while waiting or pool.busy:
+            while waiting and pool.give(waiting[0]):
+                waiting.popleft()
+            (number, _, _), value = pool.next()
+            if isinstance(value, Died):
+                value = "failed", f"its process ended with exit code {value.exit_code}"
+            run = runs[number]
+            if number not in begun:
+                begun.add(number)
+                watcher.started(run)
+            if isinstance(value, Row):
+                watcher.progressed(run, value)
+            elif isinstance(value, str):
+                watcher.noted(run, value)
+            else:
+                status, reason = value
+                if status == "failed":
+                    failed[run.folder] = reason
+                watcher.ended(run, status)
+    return failed
+
+
+def _begin() -> Perform[_Work, _End]:
+    return _in_worker
+
+
+def _in_worker(work: _Work, tell: Tell) -> _End:
+    _, config, path = work
+    told_s = 0.0
+
+    def progress(row: Row) -> None:
+        nonlocal told_s
+        if monotonic() - told_s > BETWEEN_ROWS_S:
+            told_s = monotonic()
+            tell(row)
+
+    return _attempt(config, path, progress, tell)
+
+
+def _attempt(*arguments: Any, **options: Any) -> _End:
+    """Make a run, and say how it ended. A run that fails is no reason not to make the others."""
+    try:
+        return perform(*arguments, **options), ""
+    except QafelError as error:
+        return "failed", str(error)
+    except Exception as error:
+        return "failed", f"{type(error).__name__}: {error}"
+
+
+def perform(
+    config: Config,
+    path: Path,
+    progress: Callable[[Row], None] = lambda row: None,
+    note: Callable[[str], None] = lambda text: None,
+    *,
+    executor: ExecutorName = "inline",
+    workers: int | None = None,
+) -> str:
+    """Bring the run `config` in the folder `path` to its end, from its checkpoint if that is good; return its status.
+
+    Results of another run, or damaged ones, are moved aside, never removed; `note` is told. `progress` is called with
+    every row. Clients train on the `executor` with so many `workers`.
+    """
+    with RunDirectory(path) as directory:
+        state = state_of(path, config)
+        if state == "finished":  # by another sweep, while this one was busy elsewhere
+            return str(Run.load(path).summary.get("status", "finished"))
+        resume = state == "interrupted" and _is_sound(path)
+        if not resume and (moved := directory.move_aside()) is not None:
+            found = "a run with other settings" if state == "other" else "a damaged run"
+            note(f"{found} was there, and is now {moved.name}")
+        options: dict[str, Any] = {"executor": executor, "workers": workers, "resume": resume}
+        return str(simulate(config, directory, [Calling(progress)], tensorboard=False, **options)["status"])
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a run can go on. From a damaged checkpoint it begins anew; other errors leave it where it is."""
+    try:
+        sound_checkpoint(path)
+    except DataError:
+        return False
+    return True
