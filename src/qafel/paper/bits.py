@@ -18,6 +18,7 @@ from qafel.paper.display import (
     accuracy_panel,
     cell_column,
     mean_column,
+    not_empty,
     points,
     spread_column,
     table_of,
@@ -56,6 +57,13 @@ _UNSCALED_LR = {"celeba": 1000.0, "cifar10": 40.9}
 def total(run: Run) -> float:
     """All bytes to the target, a broadcast counted once."""
     return UP(run) + DOWN(run)
+
+
+_FIGURES: Sequence[tuple[str, str, Figure, Literal["count", "B"]]] = (
+    ("uploads", "uploads", UPLOADS, "count"),
+    ("total", "all bytes", total, "B"),
+)
+"""Figures that are drawn: the key and title of their panels, and their unit."""
 
 
 def _plan(extent: Extent) -> list[Planned]:
@@ -159,10 +167,7 @@ def _fewer_server_bits(measured: EntryRuns) -> Verdict:
 
 def _two_client_bits_cost(measured: EntryRuns) -> Verdict:
     _require_met(measured, [bits for bits in ALL if bits[0] < 8])
-    more = {}
-    for server in BITS:
-        two, four = _means(measured, UPLOADS, [(2, server), (4, server)]).values()
-        more[server] = two / four
+    more = {bits: _at(measured, (4, bits)).reduction(UPLOADS, _at(measured, (2, bits))) for bits in BITS}
     listed = ", ".join(f"{ratio:.2f} (server {server} bits)" for server, ratio in more.items())
     return Verdict.of(min(more.values()) > 1, f"uploads with 2 over 4 client bits: {listed}")
 
@@ -181,10 +186,7 @@ def _client_matters_more(measured: EntryRuns) -> Verdict:
 
 def _fewer_bytes_than_fedbuff(measured: EntryRuns) -> Verdict:
     _require_met(measured, (*ALL, UNQUANTIZED))
-    found = []
-    for bits in ALL:
-        ours, theirs = _means(measured, total, (bits, UNQUANTIZED)).values()
-        found.append(theirs / ours)
+    found = [_at(measured, bits).reduction(total, _at(measured, UNQUANTIZED)) for bits in ALL]
     return Verdict.of(min(found) > 1, f"times fewer bytes in all: {min(found):.2f} to {max(found):.2f}")
 
 
@@ -209,24 +211,15 @@ def _published(runs: EntryRuns) -> str:
 
 
 def _panels(measured: EntryRuns) -> list[Panel]:
-    panels = [accuracy_panel(measured, "accuracy", "accuracy by uploads")]
-    panels += _against_server_bits(measured, "uploads", "uploads", UPLOADS, "count")
-    return panels + _against_server_bits(measured, "total", "all bytes", total, "B")
-
-
-def _against_server_bits(
-    measured: EntryRuns, key: str, title: str, figure: Figure, unit: Literal["count", "B"]
-) -> list[Panel]:
-    """One panel with a line for each of the client's bits; none if no run met the target."""
-    across: Sequence[int] = BITS[::-1]
-    series = [
-        points(f"client {client} bits", across, [_at(measured, (client, bits)).spread(figure) for bits in across])
-        for client in BITS
-        if all(measured.has(client=client, server=bits) for bits in across)
-    ]
-    shown = tuple(one for one in series if len(one.x))
-    y = Axis(f"{title} to the target", unit=unit)
-    return [Panel(key, title, Axis("server bits", ticks=tuple(across)), y, shown)] if shown else []
+    """Accuracy by uploads, and what the target takes against the server's bits, a line for each of the client's."""
+    panels, across = [accuracy_panel(measured, "accuracy", "accuracy by uploads")], BITS[::-1]
+    clients = [client for client in BITS if all(measured.has(client=client, server=bits) for bits in across)]
+    x = Axis("server bits", ticks=across)
+    for key, title, figure, unit in _FIGURES:
+        spreads = {client: [_at(measured, (client, bits)).spread(figure) for bits in across] for client in clients}
+        series = [points(f"client {client} bits", across, found) for client, found in spreads.items()]
+        panels.append(Panel(key, title, x, Axis(f"{title} to the target", unit=unit), tuple(series)))
+    return not_empty(panels)
 
 
 def _notes(measured: EntryRuns) -> list[str]:

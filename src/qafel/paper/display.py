@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
 import numpy as np
@@ -192,6 +192,12 @@ def points(
     kept = [(place, spread) for place, spread in zip(x, spreads, strict=True) if math.isfinite(spread.mean)]
     mean, low, high = (np.array([getattr(spread, name) for _, spread in kept]) for name in ("mean", "low", "high"))
     return Series(label, np.array([place for place, _ in kept]), mean, low, high, kind=kind, hover=hover)
+
+
+def not_empty(panels: Iterable[Panel]) -> list[Panel]:
+    """The panels that have something to show, each without its empty series."""
+    found = [replace(panel, series=tuple(one for one in panel.series if len(one.x))) for panel in panels]
+    return [panel for panel in found if panel.series]
 
 
 def target_panels(measured: EntryRuns, key: str, x: Axis) -> list[Panel]:

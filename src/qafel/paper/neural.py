@@ -6,11 +6,11 @@ that, a claim is not comparable, rather than passed by a part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import nan
-from typing import final
+from typing import TypeAlias
 
 from qafel.config import recipes
 from qafel.drawing.chart import Axis, Panel
@@ -45,10 +45,10 @@ METHODS = {
 }
 """Every method that has recipes; those of the published runs' quantizer first."""
 
-CONCURRENCIES = (10, 100, 500, 1000)
+PUBLISHED_PLACES = (100, 500, 1000)
+CONCURRENCIES = (10, *PUBLISHED_PLACES)
 """The published ones, and that of the small recipes; a family has what it has."""
 
-PUBLISHED_CONCURRENCIES = (100.0, 500.0, 1000.0)
 PUBLISHED_CLIENTS = {"cifar10": 5000, "celeba": 9343, "shakespeare": 1129}
 PUBLISHED_TARGETS = {"cifar10": 0.6, "celeba": 0.9, "shakespeare": 0.54}
 PUBLISHED_SEEDS = 3
@@ -57,6 +57,9 @@ HELD_OUT = 0.89
 """Where users themselves are held out for the test, a tenth of them does not train."""
 
 SIMILAR = 1.25
+
+_Comparisons: TypeAlias = Mapping[int, tuple[EntryRuns, EntryRuns]]
+"""A method and its reference at each concurrency, with the seeds that both have."""
 
 
 def _plan(
@@ -102,62 +105,43 @@ def require_published(measured: EntryRuns) -> None:
         raise NotComparable("; ".join(found))
 
 
-@final
-@dataclass(frozen=True)
-class _Comparison:
-    """A method and its reference at one concurrency, with the seeds that both have."""
-
-    place: float
-    ours: EntryRuns
-    theirs: EntryRuns
-
-    def ratio(self, column: str) -> float:
-        """The reference's figure at the target over the method's."""
-        return self.ours.reduction(to_target(column), self.theirs)
-
-    def overlap(self, column: str) -> bool:
-        """Whether the ranges over seeds overlap."""
-        ours, theirs = (group.spread(to_target(column)) for group in (self.ours, self.theirs))
-        return ours.overlaps(theirs)
-
-    def says(self, value: float) -> str:
-        seeds = len(self.ours.seeds)
-        return f"{value:.2f} (concurrency {self.place:g}, {seeds} seed{'s' if seeds > 1 else ''})"
-
-
-def _compared(measured: EntryRuns, method: str = QAFEL, reference: str = FEDBUFF) -> list[_Comparison]:
+def _compared(measured: EntryRuns, method: str = QAFEL, reference: str = FEDBUFF) -> _Comparisons:
     """Both methods at each of the published concurrencies; NotComparable if they were not run there, or failed."""
     require_published(measured)
     names = (method, reference)
-    absent = [
-        f"{place:g}"
-        for place in PUBLISHED_CONCURRENCIES
-        if not all(measured.has(name, concurrency=place) for name in names)
-    ]
+    absent = [at for at in PUBLISHED_PLACES if not all(measured.has(name, concurrency=at) for name in names)]
     if absent:
-        raise NotComparable(f"{method} or {reference} was not run at concurrency {', '.join(absent)}")
-    groups = {place: [measured.of(name, concurrency=place) for name in names] for place in PUBLISHED_CONCURRENCIES}
-    unmet = [
-        f"{place:g}"
-        for place, both in groups.items()
-        if not all(met_target(run) for group in both for run in group.runs())
-    ]
+        raise NotComparable(f"{method} or {reference} was not run at concurrency {', '.join(map(str, absent))}")
+    groups = {at: [measured.of(name, concurrency=at) for name in names] for at in PUBLISHED_PLACES}
+    unmet = [at for at, both in groups.items() if not all(met_target(run) for one in both for run in one.runs())]
     if unmet:
-        raise NotComparable(f"not every seed met the target at concurrency {', '.join(unmet)}")
-    fair = {place: EntryRuns.on_common_seeds(*both) for place, both in groups.items()}
-    return [_Comparison(place, both.of(method), both.of(reference)) for place, both in fair.items()]
+        raise NotComparable(f"not every seed met the target at concurrency {', '.join(map(str, unmet))}")
+    fair = {at: EntryRuns.on_common_seeds(*both) for at, both in groups.items()}
+    return {at: (both.of(method), both.of(reference)) for at, both in fair.items()}
+
+
+def _ratios(found: _Comparisons, column: str) -> list[float]:
+    """The reference's figure at the target over the method's, at each concurrency."""
+    return [ours.reduction(to_target(column), theirs) for ours, theirs in found.values()]
+
+
+def _listed(found: _Comparisons, values: Iterable[float]) -> str:
+    return ", ".join(
+        f"{value:.2f} (concurrency {at}, {len(ours.seeds)} seed{'s' if len(ours.seeds) > 1 else ''})"
+        for (at, (ours, _)), value in zip(found.items(), values, strict=True)
+    )
 
 
 def _fewer_bytes(measured: EntryRuns, least: float) -> Verdict:
     """At least so many times fewer; more than was published is no failure."""
     found = _compared(measured)
-    ratios = [one.ratio("upload_bytes_total") for one in found]
+    ratios = _ratios(found, "upload_bytes_total")
     return Verdict.of(min(ratios) >= least, f"times fewer bytes uploaded: {_listed(found, ratios)}")
 
 
 def _similar_broadcast(measured: EntryRuns) -> Verdict:
     found = _compared(measured)
-    up, down = ([one.ratio(f"{way}_bytes_total") for one in found] for way in ("upload", "broadcast"))
+    up, down = (_ratios(found, f"{way}_bytes_total") for way in ("upload", "broadcast"))
     alike = all(1 / SIMILAR <= below / above <= SIMILAR for above, below in zip(up, down, strict=True))
     return Verdict.of(alike, f"times fewer bytes broadcast: {_listed(found, down)}")
 
@@ -169,14 +153,12 @@ def _similar_uploads(
     only speaks of an increase, any number that is `fewer` will do.
     """
     found = _compared(measured, method, reference)
-    more = [1 / one.ratio("uploads") for one in found]
+    more = [1 / ratio for ratio in _ratios(found, "uploads")]
+    needed = [[runs.spread(to_target("uploads")) for runs in both] for both in found.values()]
+    overlap = [ours.overlaps(theirs) for ours, theirs in needed]
     least = 0.0 if fewer else 1 / most
-    holds = [least <= value <= most or one.overlap("uploads") for one, value in zip(found, more, strict=True)]
-    return Verdict.of(all(holds), f"uploads over {reference}'s: {_listed(found, more)}")
-
-
-def _listed(found: Iterable[_Comparison], values: Iterable[float]) -> str:
-    return ", ".join(one.says(value) for one, value in zip(found, values, strict=True))
+    holds = all(least <= value <= most or equal for value, equal in zip(more, overlap, strict=True))
+    return Verdict.of(holds, f"uploads over {reference}'s: {_listed(found, more)}")
 
 
 def _direct_fails_somewhere(measured: EntryRuns) -> Verdict:
@@ -210,7 +192,9 @@ def _ten_times_as_often(measured: EntryRuns) -> Verdict:
 def _more_broadcast_bytes(measured: EntryRuns) -> Verdict:
     """Quantized FedAsync broadcasts more bytes to the target than FedBuff does unquantized, and than QAFeL by far."""
     more = {
-        reference: [1 / one.ratio("broadcast_bytes_total") for one in _compared(measured, FEDASYNC_DIRECT, reference)]
+        reference: [
+            1 / one for one in _ratios(_compared(measured, FEDASYNC_DIRECT, reference), "broadcast_bytes_total")
+        ]
         for reference in (FEDBUFF, QAFEL)
     }
     listed = "; ".join(f"{min(by):.2f} to {max(by):.2f} times {reference}'s" for reference, by in more.items())
@@ -229,10 +213,7 @@ def _table(measured: EntryRuns) -> Table:
         return runs.places("concurrency")[0]
 
     def fewer_bytes(runs: EntryRuns) -> float:
-        def figure() -> float:
-            return runs.reduction(sent_up, measured.of(FEDBUFF, concurrency=place(runs)))
-
-        return if_comparable(figure, nan)
+        return if_comparable(lambda: runs.reduction(sent_up, measured.of(FEDBUFF, concurrency=place(runs))), nan)
 
     sent_up = to_target("upload_bytes_total")
     return table_of(
@@ -273,7 +254,8 @@ def _entry(task: str, title: str, paper: str, time: str, methods: Sequence[str],
     return Entry(task, title, paper, time, partial(_plan, task, methods), _table, _panels, claims, notes)
 
 
-SIMILAR_BROADCAST = Claim("Section IV-B", "The reduction of broadcast bytes is similar", _similar_broadcast)
+_claim = partial(Claim, "Section IV-B")
+SIMILAR_BROADCAST = _claim("The reduction of broadcast bytes is similar", _similar_broadcast)
 
 
 CIFAR10 = _entry(
@@ -282,8 +264,8 @@ CIFAR10 = _entry(
     "Fig. 7",
     "hours",
     (FEDBUFF, QAFEL),
-    Claim("Section IV-B", "The number of uploads remains similar", partial(_similar_uploads, most=1.1)),
-    Claim("Section IV-B", "At least 6 times fewer bytes are uploaded (6 to 7.7)", partial(_fewer_bytes, least=6.0)),
+    _claim("The number of uploads remains similar", partial(_similar_uploads, most=1.1)),
+    _claim("At least 6 times fewer bytes are uploaded (6 to 7.7)", partial(_fewer_bytes, least=6.0)),
     SIMILAR_BROADCAST,
 )
 
@@ -294,12 +276,8 @@ CELEBA = _entry(
     "Fig. 8",
     "hours",
     (FEDBUFF, QAFEL),
-    Claim(
-        "Section IV-B",
-        "Uploads increase by about 1.5 times at most",
-        partial(_similar_uploads, most=1.5, fewer=True),
-    ),
-    Claim("Section IV-B", "At least 5.2 times fewer bytes are uploaded (5.2 to 8)", partial(_fewer_bytes, least=5.2)),
+    _claim("Uploads increase by about 1.5 times at most", partial(_similar_uploads, most=1.5, fewer=True)),
+    _claim("At least 5.2 times fewer bytes are uploaded (5.2 to 8)", partial(_fewer_bytes, least=5.2)),
     SIMILAR_BROADCAST,
 )
 
@@ -310,18 +288,16 @@ SHAKESPEARE = _entry(
     "Fig. 9",
     "days",
     (FEDBUFF, QAFEL, FEDASYNC, DIRECT, FEDASYNC_DIRECT),
-    Claim("Section IV-B", "The number of uploads remains approximately the same", partial(_similar_uploads, most=1.5)),
-    Claim("Section IV-B", "Markedly fewer bytes are uploaded", partial(_fewer_bytes, least=5.0)),
+    _claim("The number of uploads remains approximately the same", partial(_similar_uploads, most=1.5)),
+    _claim("Markedly fewer bytes are uploaded", partial(_fewer_bytes, least=5.0)),
     SIMILAR_BROADCAST,
     Claim("Fig. 9", "Direct FedBuff diverges for some seed at concurrency 500 and 1000", _direct_fails_somewhere),
-    Claim("Section IV-B", "FedAsync broadcasts ten times as often", _ten_times_as_often, quick_suffices=True),
-    Claim(
-        "Section IV-B",
+    _claim("FedAsync broadcasts ten times as often", _ten_times_as_often, quick_suffices=True),
+    _claim(
         "Direct FedAsync is close to the unquantized one in uploads",
         partial(_similar_uploads, most=1.5, method=FEDASYNC_DIRECT, reference=FEDASYNC),
     ),
-    Claim(
-        "Section IV-B",
+    _claim(
         "Quantized FedAsync broadcasts more bytes than FedBuff, and an order of magnitude more than QAFeL",
         _more_broadcast_bytes,
     ),

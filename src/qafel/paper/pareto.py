@@ -9,7 +9,7 @@ from functools import partial
 
 from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
-from qafel.paper.display import Table, cell_column, curve, mean_column, points, spread_column, table_of
+from qafel.paper.display import Table, cell_column, curve, mean_column, not_empty, points, spread_column, table_of
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
 from qafel.paper.measured import EntryRuns, Spread, if_comparable, ratios, settled
 from qafel.quantizers import parse
@@ -153,14 +153,13 @@ def _panels(measured: EntryRuns) -> list[Panel]:
     curves = [curve(family, measured.runs(label), "bytes") for family, label in way.items()]
     uploads = f"after {measured.runs()[0].number('uploads'):,.0f} uploads"
     x = Axis("all bytes, up and broadcast", log=True, unit="B")
-    shown = [
-        Panel(key, title, x, Axis(y, log=True), tuple(one for one in series if len(one.x)), note)
-        for key, title, y, series, note in (
-            ("front", uploads, "f(x) − f* in the end", (*families, front), f"On the front: {', '.join(best)}."),
-            ("curves", "on the way", "f(x) − f*", curves, f"On the way: {', '.join(way.values())}."),
-        )
-    ]
-    return [panel for panel in shown if panel.series]
+    end, low = (Axis(label, log=True) for label in ("f(x) − f* in the end", "f(x) − f*"))
+    return not_empty(
+        [
+            Panel("front", uploads, x, end, (*families, front), f"On the front: {', '.join(best)}."),
+            Panel("curves", "on the way", x, low, tuple(curves), f"On the way: {', '.join(way.values())}."),
+        ]
+    )
 
 
 def _frugal(measured: EntryRuns) -> Verdict:

@@ -8,10 +8,11 @@ staleness. Noise is made to dominate: from far away, lag and staleness would act
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import final
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from qafel.config import Config
 from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
-from qafel.paper.display import Cell, Heading, Table, points
+from qafel.paper.display import Heading, Table, not_empty, points, three_digits
 from qafel.paper.entry import Claim, Entry, Extent, Verdict
 from qafel.paper.measured import EntryRuns, Spread, if_comparable
 from qafel.quantizers import parse
@@ -38,7 +39,11 @@ CLIENT_SPECS = ("rand_k:0.9", "rand_k:0.75", "rand_k:0.5", "rand_k:0.25", "rand_
 SERVER_SPECS = tuple(f"scaled:{spec}" for spec in ("rand_k:0.75", "rand_k:0.5", "rand_k:0.35", "rand_k:0.2"))
 """Random coordinates: their error is what δ says for every vector, not only for the worst."""
 
-SIZE, CLIENTS, LOCAL_STEPS, BUFFER = 64, 100, 2, 10
+SIZE, LOCAL_STEPS, BUFFER = 64, 2, 10
+TASK = {"name": "quadratic", "clients": 100, "dimension": SIZE, "smoothness": 1.0, "strong_convexity": 0.2} | {
+    "heterogeneity": 4.0,
+    "noise": 2.0,
+}
 
 FACTOR = math.sqrt(2)
 """a = b."""
@@ -121,15 +126,7 @@ def _configuration(variant: Variant, horizon: int, seed: int) -> Config:
             "name": f"rate-T{horizon}-{variant.tag}",
             "description": "Corollary 3.2 on the quadratic",
             "seed": seed,
-            "task": {
-                "name": "quadratic",
-                "clients": CLIENTS,
-                "dimension": SIZE,
-                "heterogeneity": 4.0,
-                "noise": 2.0,
-                "smoothness": 1.0,
-                "strong_convexity": 0.2,
-            },
+            "task": TASK,
             "algorithm": {
                 "preset": "qafel",
                 "client_quantizer": variant.client,
@@ -181,28 +178,25 @@ def _ergodic(run: Run) -> float:
     return math.inf if run.diverged else float(norms[versions < versions[-1]].mean())
 
 
-def _mean(measured: EntryRuns, variant: Variant, horizon: float) -> Spread:
-    return measured.spread(_ergodic, T=horizon, variant=variant.tag)
+def _mean(measured: EntryRuns, horizon: float, variant: Variant) -> Spread:
+    """The mean itself; of no seeds where its runs are missing."""
+    return if_comparable(partial(measured.spread, _ergodic, T=horizon, variant=variant.tag), Spread.of(()))
 
 
-def _effect(measured: EntryRuns, variant: Variant, against: Variant, horizon: float) -> Spread:
-    """By how much one variant lies above another, seed by seed."""
-    return Spread.of(ours - theirs for ours, theirs in _paired(measured, variant, against, horizon))
+def _compared(
+    measured: EntryRuns,
+    horizon: float,
+    variant: Variant,
+    against: Variant = REFERENCE,
+    by: Callable[[float, float], float] = operator.sub,
+) -> Spread:
+    """How far one variant's mean lies above another's, seed by seed; of no seeds where runs are missing."""
 
+    def pairs() -> list[tuple[float, float]]:
+        ours, theirs = (measured.of(T=horizon, variant=one.tag) for one in (variant, against))
+        return ours.paired(_ergodic, theirs)
 
-def _ratio(measured: EntryRuns, horizon: float) -> Spread:
-    """QAFeL over FedBuff, seed by seed."""
-    return Spread.of(ours / theirs for ours, theirs in _paired(measured, QAFEL, FEDBUFF, horizon))
-
-
-def _paired(measured: EntryRuns, variant: Variant, against: Variant, horizon: float) -> list[tuple[float, float]]:
-    ours, theirs = (measured.of(T=horizon, variant=one.tag) for one in (variant, against))
-    return ours.paired(_ergodic, theirs)
-
-
-def _or_none(figure: Callable[[], Spread]) -> Spread:
-    """A figure, or one of no seeds where its runs are missing."""
-    return if_comparable(figure, Spread.of(()))
+    return Spread.of(starmap(by, if_comparable(pairs, [])))
 
 
 @final
@@ -210,12 +204,8 @@ def _or_none(figure: Callable[[], Spread]) -> Spread:
 class Trend:
     """A figure against what is varied; where its runs are missing, the figure is one of no seeds."""
 
-    x: tuple[float, ...]
-    spreads: tuple[Spread, ...]
-
-    @staticmethod
-    def of(x: Iterable[float], figures: Iterable[Callable[[], Spread]]) -> Trend:
-        return Trend(tuple(x), tuple(map(_or_none, figures)))
+    x: Sequence[float]
+    spreads: Sequence[Spread]
 
     @property
     def y(self) -> tuple[float, ...]:
@@ -243,24 +233,25 @@ def _horizons(measured: EntryRuns) -> list[float]:
     return found
 
 
-def _against_horizon(measured: EntryRuns, figure: Callable[[float], Spread]) -> Trend:
+def _against_horizon(measured: EntryRuns, figure: Callable[..., Spread], *of: object) -> Trend:
+    """A figure of the runs at each T; `of` are its further arguments."""
     places = _horizons(measured)
-    return Trend.of(places, (partial(figure, place) for place in places))
+    return Trend(places, [figure(measured, place, *of) for place in places])
 
 
 def _level(measured: EntryRuns, variant: Variant) -> Trend:
     """The mean itself, against T."""
-    return _against_horizon(measured, partial(_mean, measured, variant))
+    return _against_horizon(measured, _mean, variant)
 
 
 def over_fedbuff(measured: EntryRuns) -> Trend:
     """QAFeL's mean over FedBuff's, against T."""
-    return _against_horizon(measured, partial(_ratio, measured))
+    return _against_horizon(measured, _compared, QAFEL, FEDBUFF, operator.truediv)
 
 
 def by_horizon(measured: EntryRuns, effect: str) -> Trend:
     """An effect against T."""
-    return _against_horizon(measured, partial(_effect, measured, EFFECTS[effect], REFERENCE))
+    return _against_horizon(measured, _compared, EFFECTS[effect])
 
 
 def _by_buffer(measured: EntryRuns) -> Trend:
@@ -284,13 +275,13 @@ def _by_staleness(measured: EntryRuns) -> Trend:
     """The effect of staleness against its mean, in server steps."""
     stale, at = [Variant(concurrency=concurrency) for concurrency in CONCURRENCIES], _varied_at(measured)
     figures = (partial(measured.spread, "staleness_mean", T=at, variant=one.tag) for one in stale)
-    return _varied(measured, [_or_none(figure).mean for figure in figures], [(one, REFERENCE) for one in stale])
+    x = [if_comparable(figure, Spread.of(())).mean for figure in figures]
+    return _varied(measured, x, [(one, REFERENCE) for one in stale])
 
 
 def _varied(measured: EntryRuns, x: Sequence[float], pairs: Sequence[tuple[Variant, Variant]]) -> Trend:
     """The effects of the first variant of each pair against the second."""
-    at = _varied_at(measured)
-    return Trend.of(x, (partial(_effect, measured, *pair, at) for pair in pairs))
+    return Trend(x, [_compared(measured, _varied_at(measured), *pair) for pair in pairs])
 
 
 def _varied_at(measured: EntryRuns) -> int:
@@ -317,23 +308,21 @@ def _joins(measured: EntryRuns) -> Verdict:
 
 def _slope(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], expected: float, against: str) -> Verdict:
     found = trend(measured).slope
-    what = f"its effect against {against}"
-    if math.isnan(found):
-        return Verdict.of(False, f"{what}: not positive everywhere, so that there is no slope")
-    return Verdict.of(abs(found - expected) <= 0.3, f"{what}: slope {found:.2f}, {expected:g} predicted")
+    unknown = "not positive everywhere, so that there is no slope"
+    said = unknown if math.isnan(found) else f"slope {found:.2f}, {expected:g} predicted"
+    return Verdict.of(abs(found - expected) <= 0.3, f"its effect against {against}: {said}")
 
 
 def _slope_at_most(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], most: float, against: str) -> Verdict:
     found = trend(measured)
-    what = f"its effect against {against}"
-    if not all(after >= before for before, after in pairwise(found.y)):
-        return Verdict.of(False, f"{what}: it does not rise everywhere")
-    return Verdict.of(found.slope <= most + ROOM, f"{what}: slope {found.slope:.2f}, at most {most:g} predicted")
+    rises = all(after >= before for before, after in pairwise(found.y))
+    said = f"slope {found.slope:.2f}, at most {most:g} predicted" if rises else "it does not rise everywhere"
+    return Verdict.of(rises and found.slope <= most + ROOM, f"its effect against {against}: {said}")
 
 
 def _below_the_bound(measured: EntryRuns) -> Verdict:
     places = _horizons(measured)
-    margins = [_bound(measured, place).total / _mean(measured, QAFEL, place).mean for place in places]
+    margins = [_bound(measured, place).total / _mean(measured, place, QAFEL).mean for place in places]
     longest = _setting(measured, QAFEL, places[-1])
     if (from_which := large_enough_horizon(_constants(), longest, FACTOR, FACTOR)) > places[-1]:
         return Verdict.none(
@@ -372,20 +361,15 @@ def _table(measured: EntryRuns) -> Table:
     headings = (
         Heading("T", lambda value: f"{value:,.0f}"),
         *(Heading(name) for name in ("FedBuff", "QAFeL")),
-        Heading("QAFeL / FedBuff", lambda value: f"{value:.3f}"),
+        Heading("QAFeL / FedBuff", three_digits),
         *(Heading(name) for name in EFFECTS),
         *(Heading(f"corollary: {name}") for name in TERMS),
     )
-    rows: list[tuple[Cell, ...]] = []
-    for horizon in _horizons(measured):
-        figures = (
-            *(partial(_mean, measured, variant, horizon) for variant in (FEDBUFF, QAFEL)),
-            partial(_ratio, measured, horizon),
-            *(partial(_effect, measured, variant, REFERENCE, horizon) for variant in EFFECTS.values()),
-        )
-        terms = if_comparable(partial(_bound, measured, horizon), Bound(*[math.nan] * 4))
-        rows.append((horizon, *map(_or_none, figures), *(getattr(terms, name) for name in TERMS)))
-    return Table(headings, tuple(rows))
+    horizons, levels = _horizons(measured), [_level(measured, variant) for variant in (FEDBUFF, QAFEL)]
+    trends = (*levels, over_fedbuff(measured), *(by_horizon(measured, name) for name in EFFECTS))
+    bounds = [if_comparable(partial(_bound, measured, horizon), Bound(*[math.nan] * 4)) for horizon in horizons]
+    terms = ([getattr(bound, name) for bound in bounds] for name in TERMS)
+    return Table(headings, tuple(zip(horizons, *(trend.spreads for trend in trends), *terms, strict=True)))
 
 
 def _panels(measured: EntryRuns) -> list[Panel]:
@@ -404,17 +388,17 @@ def _panels(measured: EntryRuns) -> list[Panel]:
         ("server-delta", "server's quantizer", Axis("1/δ_s² − 1", log=True), _by_server_delta, SERVER_EFFECT),
         ("staleness", "staleness", Axis("mean staleness, server steps", log=True), _by_staleness, STALE_EFFECT),
     )
-    panels = [
-        Panel("rate", "the rate", x, Axis("mean of ‖∇f(xᵗ)‖²", log=True), (*levels, half)),
-        Panel("ratio", "QAFeL over FedBuff", x, Axis("ratio"), (ratios, equal)),
-        Panel("effects", "what is added", x, y, tuple(effects)),
-        *(
-            Panel(key, f"{title}, {at}", axis, y, (trend(measured).series(effect),))
-            for key, title, axis, trend, effect in varied
-        ),
-    ]
-    shown = [replace(panel, series=tuple(one for one in panel.series if len(one.x))) for panel in panels]
-    return [panel for panel in shown if panel.series]
+    return not_empty(
+        [
+            Panel("rate", "the rate", x, Axis("mean of ‖∇f(xᵗ)‖²", log=True), (*levels, half)),
+            Panel("ratio", "QAFeL over FedBuff", x, Axis("ratio"), (ratios, equal)),
+            Panel("effects", "what is added", x, y, tuple(effects)),
+            *(
+                Panel(key, f"{title}, {at}", axis, y, (trend(measured).series(effect),))
+                for key, title, axis, trend, effect in varied
+            ),
+        ]
+    )
 
 
 def _notes(measured: EntryRuns) -> list[str]:
