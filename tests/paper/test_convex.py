@@ -64,7 +64,7 @@ def test_more_local_steps_end_higher_or_the_claim_fails(more_is_worse, expected)
     for steps in LOCAL_STEPS:
         level = 1e-3 * (steps if more_is_worse else 40 - steps)
         metric = level + 0.68 * np.exp(-np.arange(101) * steps / 40)
-        pairs.append(made_up(f"P = {steps}", metric, at={"P": steps}))
+        pairs.append(made_up(f"P = {steps}", metric))
     assert verdicts(ENTRIES["local-steps"], measured(*pairs)) == ["pass", expected]
 
 
@@ -87,7 +87,7 @@ def local_steps(levels, fall=1.0, seeds=(0,)):
     for steps, level in zip(LOCAL_STEPS, levels, strict=True):
         late = np.concatenate((np.ones(51), np.geomspace(1, fall, 40), np.full(10, fall)))
         metric = level * late + 0.68 * np.exp(-np.arange(101) * (1 + steps))
-        pairs += [made_up(f"P = {steps}", metric, seed, {"P": steps}) for seed in seeds]
+        pairs += [made_up(f"P = {steps}", metric, seed) for seed in seeds]
     return pairs
 
 

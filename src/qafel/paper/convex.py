@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -12,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from qafel.paper.display import END_COLUMNS, Table, curve_panels, end_table, spread_column, table_of
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import SETTLED, EntryRuns, Spread, ratios, settled
+from qafel.paper.measured import SETTLED, EntryRuns, Spread, at_level, ratios, settled
 from qafel.runs.reading import Run
 from qafel.sweeps import Planned
 from qafel.text import human_count, human_metric
@@ -39,10 +38,6 @@ _RECIPES: Mapping[str, str] = {
     DIRECT_TOP: "mushrooms-direct-topk",
     HIDDEN_TOP: "mushrooms-qafel-topk",
 }
-
-
-def _plan(methods: Sequence[str], extent: Extent) -> list[Planned]:
-    return mushrooms(extent, {method: (_RECIPES[method], ()) for method in methods})
 
 
 def _is_close(measured: EntryRuns, method: str) -> Verdict:
@@ -100,17 +95,12 @@ def _times(values: Sequence[float]) -> str:
 
 
 def _local_steps_plan(extent: Extent) -> list[Planned]:
-    runs = []
-    for steps in LOCAL_STEPS:
-        change = Change(f"p{steps}", (f"algorithm.local_steps={steps}",))
-        planned = mushrooms(extent, {f"P = {steps}": ("mushrooms-fedbuff", (change,))})
-        runs += [Planned(run.method, run.config, {"P": steps}) for run in planned]
-    return runs
+    changes = {steps: Change(f"p{steps}", (f"algorithm.local_steps={steps}",)) for steps in LOCAL_STEPS}
+    return mushrooms(extent, {f"P = {steps}": ("mushrooms-fedbuff", (change,)) for steps, change in changes.items()})
 
 
 def _early(run: Run) -> float:
-    first = run.first_at(EARLY, "min")
-    return math.inf if first is None else float(run.column("version")[first])
+    return at_level(run, EARLY, run.column("version"))
 
 
 def _local_steps_table(measured: EntryRuns) -> Table:
@@ -118,13 +108,14 @@ def _local_steps_table(measured: EntryRuns) -> Table:
     return table_of("method", measured.by_method(), *END_COLUMNS, early)
 
 
-def _fair(measured: EntryRuns) -> EntryRuns:
-    return EntryRuns.on_common_seeds(*(measured.of(P=steps) for steps in LOCAL_STEPS))
+def _fair(measured: EntryRuns) -> dict[int, EntryRuns]:
+    """The runs with each P, over the seeds that all of them have."""
+    fair = EntryRuns.on_common_seeds(*(measured.of(f"P = {steps}") for steps in LOCAL_STEPS))
+    return dict(zip(LOCAL_STEPS, fair.by_method(), strict=True))
 
 
 def _faster_at_first(measured: EntryRuns) -> Verdict:
-    fair = _fair(measured)
-    needed = [fair.spread(_early, P=steps).mean for steps in LOCAL_STEPS]
+    needed = [runs.spread(_early).mean for runs in _fair(measured).values()]
     falls = all(after < before for before, after in pairwise(needed))
     listed = ", ".join(f"{steps:.0f}" for steps in needed)
     return Verdict.of(falls, f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {listed}")
@@ -132,11 +123,10 @@ def _faster_at_first(measured: EntryRuns) -> Verdict:
 
 def _worse_in_the_end(measured: EntryRuns) -> Verdict:
     """Among runs that have settled, more local steps end higher."""
-    fair = _fair(measured)
     levels = {
-        steps: fair.spread(settled, P=steps).mean
-        for steps in LOCAL_STEPS
-        if max(_late_progress(run) for run in fair.runs(P=steps)) < STILL
+        steps: runs.spread(settled).mean
+        for steps, runs in _fair(measured).items()
+        if max(map(_late_progress, runs.runs())) < STILL
     }
     if len(levels) < 2:
         return Verdict.none("too few of the runs had settled by their end to compare where they settle")
@@ -151,8 +141,12 @@ def _entry(
     name: str, title: str, paper: str, methods: Sequence[str], *claims: tuple[str, str, Callable[..., Verdict], str]
 ) -> Entry:
     """Methods side by side; a claim is where it is made, its text, its check, and the method that it is about."""
+
+    def plan(extent: Extent) -> list[Planned]:
+        return mushrooms(extent, {method: (_RECIPES[method], ()) for method in methods})
+
     checked = tuple(Claim(where, text, partial(check, method=method)) for where, text, check, method in claims)
-    return Entry(name, title, paper, "1 min", partial(_plan, methods), end_table, curve_panels, checked)
+    return Entry(name, title, paper, "1 min", plan, end_table, curve_panels, checked)
 
 
 DIRECT_VS_UNQUANTIZED = _entry(

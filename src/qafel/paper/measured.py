@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar, final
 import numpy as np
 
 from qafel.errors import NotComparable
-from qafel.runs.reading import Run
+from qafel.runs.reading import Column, Run
 from qafel.sweeps import Planned
 
 T = TypeVar("T")
@@ -159,6 +159,12 @@ def settled(run: Run) -> float:
         return 0.0 if run.goal == "max" else math.inf
     metric = run.column("metric")
     return float(metric[-max(1, round(SETTLED * len(metric))) :].mean())
+
+
+def at_level(run: Run, level: float, values: Column) -> float:
+    """That of the `values`, one per evaluation, where f(x) − f* is first at or below a `level`; infinite if nowhere."""
+    first = run.first_at(level, "min")
+    return math.inf if first is None else float(values[first])
 
 
 def to_target(column: str) -> Figure:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Self, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from qafel.drawing.chart import Panel, panel_styles
 from qafel.drawing.page import cards, legend, note, page, table
@@ -46,16 +46,16 @@ class Environment:
     hardware: str | None
     """None for runs made before it was recorded: of these only qafel's version is known."""
 
-    @classmethod
-    def of(cls, summary: Mapping[str, Any], with_torch: bool) -> Self:
+    @staticmethod
+    def of(summary: Mapping[str, Any], with_torch: bool) -> Environment:
         """What a summary says of it. PyTorch may be loaded where it has no part."""
         found, machine = summary.get("versions"), summary.get("hardware")
         versions = {"qafel": summary.get("qafel_version", "unknown")} | (found if isinstance(found, dict) else {})
         listed = tuple((name, str(value)) for name, value in versions.items() if with_torch or name != _TORCH)
         if not isinstance(machine, dict):
-            return cls(listed, None)
+            return Environment(listed, None)
         cores = machine.get("cores")
-        return cls(listed, f"{cores} {'core' if cores == 1 else 'cores'}, {machine.get('processor')}")
+        return Environment(listed, f"{cores} {'core' if cores == 1 else 'cores'}, {machine.get('processor')}")
 
     @property
     def qafel(self) -> str:
@@ -75,19 +75,21 @@ class Provenance:
     """What it takes to repeat an entry, and what it took."""
 
     command: str
-    seeds: tuple[int, ...]
+    measured: EntryRuns
     each: tuple[int, int]
     """The fewest and the most seeds of a method at a place in the sweep."""
     made_with: dict[Environment, int]
     """How many runs each made, or made a part of."""
     written_with: Environment
-    runs: int
-    wall_s: float
-    """Of all runs together, as each recorded its own."""
     common: SettingTexts
     """Settings that all runs share."""
     differing: dict[str, SettingTexts]
     """Settings that differ, by method; several values are listed."""
+
+    @property
+    def wall_s(self) -> float:
+        """Of all runs together, as each recorded its own."""
+        return sum(run.number("wall_s") for run in self.measured.runs())
 
     def sentence(self) -> str:
         fewest, most = self.each
@@ -95,7 +97,7 @@ class Provenance:
         several = len(self.made_with) > 1
         made = "; ".join(f"{f'{count} ' if several else ''}with {place}" for place, count in self.made_with.items())
         parts = [
-            f"{self.runs} runs, seeds {_listed([str(seed) for seed in self.seeds])}{each}; "
+            f"{len(self.measured.pairs)} runs, seeds {_listed([str(seed) for seed in self.measured.seeds])}{each}; "
             f"{human_seconds(self.wall_s)} of run time in all; made {made}.",
             "" if self._is_written_where_made() else f"Results written with {self.written_with}.",
             self.of_other_versions(),
@@ -108,18 +110,17 @@ class Provenance:
         for place, count in self.made_with.items():
             if place.qafel != __version__:
                 others[place.qafel] += count
+        if not others:
+            return ""
         found = ", ".join(f"{count} by qafel {version}" for version, count in others.items())
-        return (
-            f"Not made by the present qafel {__version__}: {found}. Choose another --out to make them again."
-            if found
-            else ""
-        )
+        return f"Not made by the present qafel {__version__}: {found}. Choose another --out to make them again."
 
     def seeds_each(self) -> str:
         """How many seeds a figure's points and curves stand for."""
         fewest, most = self.each
         if most == 1:
-            return "1 seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds, one a curve"
+            seeds = len(self.measured.seeds)
+            return "1 seed" if seeds == 1 else f"{seeds} seeds, one a curve"
         return f"{most if fewest == most else f'{fewest} to {most}'} seeds: mean and range"
 
     def qafel(self) -> str:
@@ -134,19 +135,11 @@ class Provenance:
 
 def provenance(measured: EntryRuns, command: str) -> Provenance:
     """All that is known of how the runs came to be; `command` is the one that results state."""
-    common, differing = _settings(measured)
     each = Counter((planned.method, *sorted(planned.at.items())) for planned, _ in measured.pairs)
-    return Provenance(
-        command,
-        tuple(measured.seeds),
-        (min(each.values()), max(each.values())),
-        dict(Counter(place for pair in measured.pairs for place in _environments(*pair))),
-        Environment.of(environment(), with_torch=False),
-        len(measured.pairs),
-        sum(run.number("wall_s") for _, run in measured.pairs),
-        common,
-        differing,
-    )
+    ends = min(each.values()), max(each.values())
+    made_with = Counter(place for pair in measured.pairs for place in _environments(*pair))
+    written_with = Environment.of(environment(), with_torch=False)
+    return Provenance(command, measured, ends, made_with, written_with, *_settings(measured))
 
 
 def _settings(measured: EntryRuns) -> tuple[SettingTexts, dict[str, SettingTexts]]:
@@ -190,15 +183,6 @@ class EntryResult:
     source: Provenance
     folder: Path
 
-    @classmethod
-    def of(cls, entry: Entry, measured: EntryRuns, command: str, folder: Path) -> Self:
-        """The table, panels and verdicts that an entry makes of its runs; its files are to lie in `folder`."""
-        verdicts = tuple((claim, claim.verdict(measured)) for claim in entry.claims)
-        source = provenance(measured, command)
-        return cls(
-            entry, entry.table(measured), entry.panels(measured), verdicts, entry.notes(measured), source, folder
-        )
-
     def csv(self) -> str:
         comments = (
             f"{self.entry.title}. {self.entry.paper}.",
@@ -241,24 +225,21 @@ class EntryResult:
             "entry": self.entry.name,
             "paper": self.entry.paper,
             "command": source.command,
-            "seeds": list(source.seeds),
+            "seeds": source.measured.seeds,
             "made_with": [{"runs": count, **place.to_json()} for place, count in source.made_with.items()],
             "written_with": source.written_with.to_json(),
-            "runs": source.runs,
+            "runs": len(source.measured.pairs),
             "wall_s": round(source.wall_s, 3),
             "settings": {"common": source.common, "differing": source.differing},
             "claims": [
-                {"where": claim.where, "claim": claim.text, "result": verdict.result, "because": verdict.because}
-                for claim, verdict in self.verdicts
+                {"where": claim.where, "claim": claim.text, **asdict(verdict)} for claim, verdict in self.verdicts
             ],
         }
 
     def page(self) -> str:
         """Claims, table, interactive charts, settings and provenance in one HTML file that works offline."""
         source = self.source
-        claims = (
-            (_MARKS[verdict.result], claim.text, verdict.because, claim.where) for claim, verdict in self.verdicts
-        )
+        claims = [(_MARKS[it.result], claim.text, it.because, claim.where) for claim, it in self.verdicts]
         sections = [
             f'<p class="lead">{escape(self.entry.paper)}. Made by <code>{escape(source.command)}</code>.</p>',
             "<h2>Published claims</h2>",
@@ -306,7 +287,9 @@ def _by_section(settings: SettingTexts) -> str:
 
 def write_outputs(entry: Entry, measured: EntryRuns, command: str, folder: Path) -> EntryResult:
     """Write all files of an entry to `folder`; they state `command` as what made them."""
-    result = EntryResult.of(entry, measured, command, folder)
+    source, verdicts = provenance(measured, command), [(claim, claim.verdict(measured)) for claim in entry.claims]
+    shown = entry.table(measured), entry.panels(measured), verdicts, entry.notes(measured)
+    result = EntryResult(entry, *shown, source, folder)
     texts = {
         "table.csv": result.csv(),
         "table.md": result.markdown(),

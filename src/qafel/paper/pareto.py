@@ -11,7 +11,7 @@ from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper.display import Table, cell_column, curve, mean_column, not_empty, points, spread_column, table_of
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import EntryRuns, Spread, if_comparable, ratios, settled
+from qafel.paper.measured import EntryRuns, Spread, at_level, if_comparable, ratios, settled
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.sweeps import Planned
@@ -72,8 +72,7 @@ def _change(client: str, server: str) -> Change:
 
 def _bytes_to(level: float, run: Run) -> float:
     """All bytes until f(x) − f* is at or below a level."""
-    first = run.first_at(level, "min")
-    return math.inf if first is None else float(run.traffic[first])
+    return at_level(run, level, run.traffic)
 
 
 def _sent(run: Run) -> float:
