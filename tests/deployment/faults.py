@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -101,7 +102,7 @@ class Fleet:
 
     def wipe_broker(self) -> None:
         self.broker.stop(signal.SIGKILL)
-        self.broker.wipe()
+        shutil.rmtree(self.broker.folder / "store")
         self.broker.start()
 
     def cut_connections(self) -> None:

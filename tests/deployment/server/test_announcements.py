@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def test_a_wiped_broker_is_refilled_while_all_else_runs(tmp_path: Path, local_br
             for _ in range(6):
                 await update(client)
             await asyncio.to_thread(local_broker.stop, signal.SIGKILL)
-            local_broker.wipe()
+            shutil.rmtree(local_broker.folder / "store")
             await asyncio.to_thread(local_broker.start)
             for _ in range(3):
                 await update(client)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, final
 
@@ -40,19 +41,23 @@ def free_port() -> int:
 
 
 @final
+@dataclass(slots=True)
 class LocalBroker:
     """A broker on loopback with its store in a folder, in a process of its own, until `stop`.
 
     A folder that `qafel broker init` wrote brings its own configuration; any other gets one without keys.
     """
 
-    def __init__(self, folder: Path, *, port: int | None = None, sync: str | None = None) -> None:
-        self.folder = folder
-        self.port = port or free_port()
-        self.secured = (folder / "broker.json").exists()
-        self._sync = sync
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watch: subprocess.Popen[bytes] | None = None
+    folder: Path
+    port: int = field(default_factory=free_port, kw_only=True)
+    sync: str | None = field(default=None, kw_only=True)
+    """How often it syncs its store to disk, if its configuration does not say; None: nats-server's default."""
+    _process: subprocess.Popen[bytes] | None = None
+    _watch: subprocess.Popen[bytes] | None = None
+
+    @property
+    def secured(self) -> bool:
+        return (self.folder / "broker.json").exists()
 
     @property
     def url(self) -> str:
@@ -75,7 +80,7 @@ class LocalBroker:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats-server.conf"
         if not self.secured:
-            sync = f"  sync_interval: {self._sync}\n" if self._sync else ""
+            sync = f"  sync_interval: {self.sync}\n" if self.sync else ""
             text = f'host: "127.0.0.1"\nport: {self.port}\njetstream {{\n  store_dir: "store"\n{sync}}}\n'
             config.write_text(text, encoding="utf-8")
         busy = BrokerUnreachable(f"another nats-server uses {self.folder}: stop it")
@@ -119,10 +124,6 @@ class LocalBroker:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-
-    def wipe(self) -> None:
-        """Lose the whole store, as a broken disk does; the broker must be stopped."""
-        shutil.rmtree(self.folder / "store", ignore_errors=True)
 
     def _answers(self) -> bool:
         try:

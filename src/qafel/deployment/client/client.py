@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, final
@@ -313,32 +313,23 @@ def train_task(agreement: Agreement, client: int, expected: str | None = None) -
         raise ConfigError(
             f"the run learns {config.task.name}, not {expected}: leave out --task, or choose another --run"
         )
-    training = _TaskTraining(config, agreement.algorithm().local, client)
-    if not 0 <= client < training.task.clients:
-        raise ConfigError(f"the run has clients 0 to {training.task.clients - 1}, not {client}")
-    equal = config.algorithm.client_weights == "equal"
-    return training, 1.0 if equal else sample_weights(training.task)[client]
+    toml, local = config.to_toml(), agreement.algorithm().local
+    task = _made_task(toml)
+    if not 0 <= client < task.clients:
+        raise ConfigError(f"the run has clients 0 to {task.clients - 1}, not {client}")
+    weight = 1.0 if config.algorithm.client_weights == "equal" else sample_weights(task)[client]
+    return partial(_train_task, toml, local, client), weight
 
 
-@final
-@dataclass(frozen=True)
-class _TaskTraining:
-    """A training function that can be sent to another process: it makes its task again there."""
+@lru_cache(maxsize=1)
+def _made_task(toml: str) -> Task:
+    task: Task = Config.from_toml(toml, "the run's configuration").task.make()
+    return task
 
-    config: Config
-    local: LocalTraining
-    client: int
 
-    @cached_property
-    def task(self) -> Task:
-        task: Task = self.config.task.make()
-        return task
-
-    def __call__(self, start: Vector, stream: Stream) -> Vector:
-        return self.task.train(self.client, start, self.local, stream)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "task"}
+def _train_task(toml: str, local: LocalTraining, client: int, start: Vector, stream: Stream) -> Vector:
+    """Can be sent to another process, and makes its task again there."""
+    return _made_task(toml).train(client, start, local, stream)
 
 
 @contextmanager

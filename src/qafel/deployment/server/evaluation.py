@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
@@ -35,7 +36,7 @@ class ServerMetrics:
         options: dict[str, Any] = {"namespace": "qafel", "registry": self.registry, "labelnames": ("run",)}
         self.accepted = Counter("accepted_updates", "Updates taken into the buffer", **options).labels(run)
         by_reason = {**options, "labelnames": ("run", "reason")}
-        self._rejected = Counter("rejected_updates", "Updates refused", **by_reason)
+        self.rejected = partial(Counter("rejected_updates", "Updates refused", **by_reason).labels, run)
         self.duplicates = Counter("duplicate_updates", "Updates that were counted before", **options).labels(run)
         self.upload_bytes = Counter("upload_bytes", "Bytes of accepted updates", **options).labels(run)
         self.broadcast_bytes = Counter("broadcast_bytes", "Bytes of broadcasts, each once", **options).labels(run)
@@ -48,13 +49,8 @@ class ServerMetrics:
         self.staleness = staleness.labels(run)
         seconds = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
         self.sync_s = Histogram("journal_sync_seconds", "Syncing the journal", buckets=seconds, **options).labels(run)
-        self.group = Histogram(
-            "group_updates", "Updates made safe by one sync", buckets=(1, 2, 5, 10, 20, 50, 100, 200), **options
-        ).labels(run)
-        self._run = run
-
-    def rejected(self, reason: str) -> None:
-        self._rejected.labels(self._run, reason).inc()
+        sizes = (1, 2, 5, 10, 20, 50, 100, 200)
+        self.group = Histogram("group_updates", "Updates made safe by one sync", buckets=sizes, **options).labels(run)
 
 
 @final
@@ -151,17 +147,11 @@ class Evaluator:
 
     def summary(self) -> Summary:
         """What the run did so far. Its rate is that of this process: how long those before it took is not known."""
-        progress, traffic = self.progress, self._ledger.traffic
-        here_s = max(1e-9, progress.wall_s - progress.wall_before_s)
+        progress, traffic, server = self.progress, self._ledger.traffic, self._ledger.server
+        wall_s = progress.wall_s
+        rate = (traffic.uploads - self._uploads_before) / max(1e-9, wall_s - progress.wall_before_s)
         found = summarise(
-            self.status,
-            self.task,
-            self._ledger.server,
-            traffic,
-            progress,
-            progress.wall_s,
-            virtual_time_unit="s",
-            updates_per_s=(traffic.uploads - self._uploads_before) / here_s,
+            self.status, self.task, server, traffic, progress, wall_s, virtual_time_unit="s", updates_per_s=rate
         )
         return {"name": self._name, **found}
 

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, final
 
 import numpy as np
@@ -44,6 +45,7 @@ _LEAST_VOTES: Final = 3  # clients, before the median says anything
 _MOST_VOTES: Final = 256
 _FIRST_VOTE_S: Final = 600.0
 _LEAST_VOTE_S: Final = 60.0
+_verifier: Final = lru_cache(maxsize=10_000)(Verifier)
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +92,6 @@ class UploadChecker:
     """The registry of public keys, if there is one."""
     median: RunningMedian = field(default_factory=lambda: RunningMedian({}, 0.0))
     _keys_problem: str | None = None
-    _verifiers: dict[int, Verifier] = field(default_factory=dict)
     _allowance: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def knows(self, client: int) -> bool:
@@ -109,7 +110,6 @@ class UploadChecker:
             problem = str(error)
         if keys is not None:
             self._keys = keys
-            self._verifiers.clear()
         elif problem is None and self._keys is not None:
             problem = "the registry of clients is gone"
         if problem is not None and problem != self._keys_problem:
@@ -119,9 +119,7 @@ class UploadChecker:
     def check_signature(self, client: int, subject: str, frame: bytes, signature: str | None) -> None:
         """Raise unless a known client signed this frame, if clients sign here."""
         if self._keys is not None:
-            if client not in self._verifiers:
-                self._verifiers[client] = Verifier(self._keys[client])
-            self._verifiers[client].check(subject, frame, signature)
+            _verifier(self._keys[client]).check(subject, frame, signature)
 
     def check(self, server: Server, client: int, upload: Message, now: float) -> None:
         """Raise unless this upload, sent as that client, may be taken."""
@@ -171,7 +169,6 @@ class UploadGroup:
     hidden_state: HiddenState | None = None
     """x̂ after the last of the broadcasts."""
     accepted: int = 0
-    accepted_bytes: int = 0
     checkpoint: Callable[[], None] | None = None
 
 
@@ -256,9 +253,11 @@ class Intake:
         self.lags.move_to_end(client)
         if len(self.lags) > _REMEMBERED:
             self.lags.popitem(last=False)
+        self.metrics.accepted.inc()
+        self.metrics.upload_bytes.inc(len(frame))
+        self.metrics.buffer.set(self.ledger.server.buffer.count)
         self.metrics.staleness.observe(accepted.staleness)
         group.accepted += 1
-        group.accepted_bytes += len(frame)
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version))
         if accepted.broadcast is not None:
             group.broadcasts.append((version, accepted.broadcast))
@@ -273,5 +272,5 @@ class Intake:
             receipt.duplicate.append(sequence)
             receipt.highest, _ = self.ledger.server.seen.windows.get(client, (-1, 0))
         else:
-            self.metrics.rejected(error.reason)
+            self.metrics.rejected(error.reason).inc()
             receipt.rejected.append((sequence, error.reason, str(error)))

@@ -113,7 +113,14 @@ class Ledger:
         saved, count = save_server(self.server), self.traffic.uploads
         values = {"server": saved.values, "traffic": asdict(self.traffic), "norms": list(norms.items())}
         self.journal.rotate()
-        return lambda: _write_checkpoint(self.folder, count, Checkpoint(saved.arrays, values))
+
+        def write() -> None:
+            write_checkpoint(self.folder / f"checkpoint-{count:012}.qafel", Checkpoint(saved.arrays, values))
+            sync_folder(self.folder)
+            for _, path in _checkpoints(self.folder)[:-_KEPT]:
+                path.unlink(missing_ok=True)
+
+        return write
 
     def drop_old_journal(self) -> None:
         """Delete what no kept checkpoint needs."""
@@ -129,13 +136,6 @@ def _run_id(folder: Path) -> str:
         write_atomically(path, uuid.uuid4().hex.encode())
         sync_folder(folder)
     return path.read_text(encoding="ascii")
-
-
-def _write_checkpoint(folder: Path, count: int, checkpoint: Checkpoint) -> None:
-    write_checkpoint(folder / f"checkpoint-{count:012}.qafel", checkpoint)
-    sync_folder(folder)
-    for _, path in _checkpoints(folder)[:-_KEPT]:
-        path.unlink(missing_ok=True)
 
 
 def _newest_checkpoint(

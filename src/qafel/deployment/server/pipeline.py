@@ -103,22 +103,19 @@ class UploadQueue:
 
 
 @final
+@dataclass(slots=True)
 class BackgroundWriter:
     """Writes checkpoints to the disk and snapshots to the broker, in the background: at most one of each at a time."""
 
-    def __init__(self, ledger: Ledger, publisher: Publisher, settings: ServerSettings) -> None:
-        self._ledger = ledger
-        self._publisher = publisher
-        self._history = settings.limits.history
-        # A snapshot and the broadcasts since must overlap.
-        self._snapshot_every = min(settings.snapshot_every, max(1, self._history // 2))
-        self._keep_journal = settings.keep_journal
-        self._works: set[asyncio.Task[None]] = set()
-        self._checkpointing = asyncio.Lock()
-        self._snapshotting = asyncio.Lock()
-        self._dropping = asyncio.Lock()
-        self._undropped = 0
-        """The lowest version whose large broadcast may still be on the broker; a new process looks from the start."""
+    _ledger: Ledger
+    _publisher: Publisher
+    _settings: ServerSettings
+    _works: set[asyncio.Task[None]] = field(default_factory=set)
+    _checkpointing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _snapshotting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _dropping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _undropped: int = 0
+    """The lowest version whose large broadcast may still be on the broker; a new process looks from the start."""
 
     async def end(self) -> None:
         """Leave nothing running, as the session ends."""
@@ -129,13 +126,15 @@ class BackgroundWriter:
 
     def start_snapshot(self, broker: Broker, versions: Iterable[int]) -> None:
         """If one of these steps makes it due."""
-        if any((version + 1) % self._snapshot_every == 0 for version in versions):
+        # A snapshot and the broadcasts since must overlap.
+        every = min(self._settings.snapshot_every, max(1, self._settings.limits.history // 2))
+        if any((version + 1) % every == 0 for version in versions):
             self._start(self._snapshot(broker))
 
     async def checkpoint(self, write: Callable[[], None]) -> None:
         async with self._checkpointing:
             await asyncio.to_thread(write)
-            if not self._keep_journal:
+            if not self._settings.keep_journal:
                 await asyncio.to_thread(self._ledger.drop_old_journal)
 
     async def _snapshot(self, broker: Broker) -> None:
@@ -155,7 +154,7 @@ class BackgroundWriter:
             return
         async with self._dropping:
             try:
-                while self._undropped < self._publisher.published.version - self._history:
+                while self._undropped < self._publisher.published.version - self._settings.limits.history:
                     await broker.delete_object(self._publisher.names.broadcast_object(self._undropped))
                     self._undropped += 1
             except BrokerError as error:
@@ -197,18 +196,26 @@ class Pipeline:
 
     async def make_safe(self, broker: Broker) -> None:
         """Sync once for all groups that wait; only then let anyone know."""
+        publisher, metrics = self._publisher, self._intake.metrics
         while True:
-            groups = [await self._taken.get()]
+            taken = [await self._taken.get()]
             while not self._taken.empty():
-                groups.append(self._taken.get_nowait())
-            began = time.perf_counter()
-            await asyncio.to_thread(self._intake.ledger.journal.sync)
-            self._intake.metrics.sync_s.observe(time.perf_counter() - began)
-            whole = [group for group in groups if group is not None]
-            self._count(whole)
-            await self._send_out(broker, whole)
-            await self._safe.put(whole)
-            if groups[-1] is None:
+                taken.append(self._taken.get_nowait())
+            with metrics.sync_s.time():
+                await asyncio.to_thread(self._intake.ledger.journal.sync)
+            groups = [group for group in taken if group is not None]
+            metrics.group.observe(sum(group.accepted for group in groups))
+            steps = [step for group in groups for step in group.broadcasts]
+            await publisher.broadcasts(broker, steps)
+            metrics.broadcast_bytes.inc(sum(len(frame) for _, frame in steps))
+            for group in groups:
+                publisher.published = group.hidden_state or publisher.published
+                if group.checkpoint is not None:
+                    self._background.start_checkpoint(group.checkpoint)
+            metrics.version.set(publisher.published.version)
+            self._background.start_snapshot(broker, (version for version, _ in steps))
+            await self._safe.put(groups)
+            if taken[-1] is None:
                 await self._safe.put(None)
                 await asyncio.Event().wait()
 
@@ -217,21 +224,3 @@ class Pipeline:
         while (groups := await self._safe.get()) is not None:
             await broker.acknowledge([message for group in groups for message in group.acknowledge])
             await self._publisher.receipts(broker, [group.receipts for group in groups])
-
-    async def _send_out(self, broker: Broker, groups: list[UploadGroup]) -> None:
-        steps = [step for group in groups for step in group.broadcasts]
-        await self._publisher.broadcasts(broker, steps)
-        for group in groups:
-            self._publisher.published = group.hidden_state or self._publisher.published
-            if group.checkpoint is not None:
-                self._background.start_checkpoint(group.checkpoint)
-        self._intake.metrics.broadcast_bytes.inc(sum(len(frame) for _, frame in steps))
-        self._intake.metrics.version.set(self._publisher.published.version)
-        self._background.start_snapshot(broker, (version for version, _ in steps))
-
-    def _count(self, groups: list[UploadGroup]) -> None:
-        accepted = sum(group.accepted for group in groups)
-        self._intake.metrics.group.observe(accepted)
-        self._intake.metrics.accepted.inc(accepted)
-        self._intake.metrics.upload_bytes.inc(sum(group.accepted_bytes for group in groups))
-        self._intake.metrics.buffer.set(self._intake.ledger.server.buffer.count)
