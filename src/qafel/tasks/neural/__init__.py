@@ -1,8 +1,8 @@
 """Neural networks as tasks, in PyTorch (the extra `torch`). In the order in which data flows:
 
-trainer      a module as one flat vector, a client's local steps, and how PyTorch runs here
+trainer      a module as one flat vector, a client's batches, a step, and how PyTorch runs here
 blocks       norm, ReLU and pooling as compiled operations
-task         `TorchTask`: any module, any samples, any partition
+task         `TorchTask`: local training of any module, any samples, any partition
 published    the paper's networks, and its three tasks: cifar10, celeba, shakespeare
 """
 

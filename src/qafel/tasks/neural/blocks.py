@@ -201,24 +201,32 @@ def _spread(plane, width, stride, places, live, factor, slope, level, to):  # ty
 
 
 @njit(**_KERNEL)
-def _pool_backward(grad, x, gain, out, best, places, mean, scale, grad_x, grad_gain, grad_bias):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Fill `grad_x`, and add to `grad_gain` and `grad_bias`.
+def _plane_backward(grad, x, gain, out, best, places, mean, scale, width, stride, live, to):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Fill `to` with one plane's gradient; return the gradients of β and γ.
 
     With g the gradient at the chosen places, x̂ the normalised values and M the plane's size:
     ∂x = γ/σ · (g − Σg/M − x̂ · Σ(g·x̂)/M), a multiple of x plus a constant, and something more at the chosen places.
     """
+    sign = float32(-1) if gain < 0 else float32(1)
+    sum_g, sum_gx = _gradient_sums(grad, out, best, sign, mean, scale, live)
+    factor = gain * scale
+    slope = -factor * scale * sum_gx / float32(x.size)
+    level = -factor * sum_g / float32(x.size) - slope * mean
+    _spread(x, width, stride, places, live, factor, slope, level, to)
+    return sum_g, sum_gx
+
+
+@njit(**_KERNEL)
+def _pool_backward(grad, x, gain, out, best, places, mean, scale, grad_x, grad_gain, grad_bias):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Fill `grad_x`, and add to `grad_gain` and `grad_bias`."""
     planes, size = x.shape
     live = np.empty(grad.shape[1], np.float32)
     for p in range(planes):
         c = p % gain.size
-        sign = float32(-1) if gain[c] < 0 else float32(1)
-        sum_g, sum_gx = _gradient_sums(grad[p], out[p], best[p], sign, mean[p], scale[p], live)
+        plane = (grad[p], x[p], gain[c], out[p], best[p], places[p], mean[p], scale[p])
+        sum_g, sum_gx = _plane_backward(*plane, size, size, live, grad_x[p])
         grad_bias[c] += sum_g
         grad_gain[c] += sum_gx
-        factor = gain[c] * scale[p]
-        slope = -factor * scale[p] * sum_gx / float32(size)
-        level = -factor * sum_g / float32(size) - slope * mean[p]
-        _spread(x[p], size, size, places[p], live, factor, slope, level, grad_x[p])
 
 
 @njit(**_KERNEL)
@@ -280,13 +288,11 @@ def _first_block_backward(  # type: ignore[no-untyped-def]  # pragma: no cover
         if c == 0:
             _pad(images[p // gain.size], padded)
         for k in range(2):
-            q, m, r, g = p + k, mean[p + k], scale[p + k], gain[c + k]
-            sum_g, sum_gx = _gradient_sums(grad[q], out[q], best[q], float32(-1) if g < 0 else float32(1), m, r, live)
+            q = p + k
+            plane = (grad[q], x[q], gain[c + k], out[q], best[q], places[q], mean[q], scale[q])
+            sum_g, sum_gx = _plane_backward(*plane, width, stride, live, pair[k])
             grad_bias[c + k] += sum_g
             grad_gain[c + k] += sum_gx
-            slope = -g * r * r * sum_gx / float32(size)
-            level = -g * r * sum_g / float32(size) - slope * m
-            _spread(x[q], width, stride, places[q], live, g * r, slope, level, pair[k])
         for channel in range(images.shape[1]):
             for row in range(3):
                 to_first, to_second = grad_weight[c, channel, row], grad_weight[c + 1, channel, row]

@@ -16,7 +16,7 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
-from qafel.tasks.datasets.partition import Partition
+from qafel.tasks.datasets.partition import Indices, Partition
 from qafel.tasks.datasets.samples import Samples
 from qafel.tasks.neural import trainer
 from qafel.tasks.neural.trainer import FlatModel, Loss, Precision, Prepare
@@ -66,7 +66,7 @@ class TorchTask:
         evaluation_batch: int = 128,
         rebuild: Callable[[], TorchTask] | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "rebuild")}
+        given = {key: value for key, value in locals().items() if key not in ("self", "rebuild")}
         if len(test) == 0:
             raise ConfigError(f"task {name!r} has no test samples to be evaluated on")
         self.name, self.metric_name, self.metric_goal = name, metric_name, metric_goal
@@ -101,11 +101,27 @@ class TorchTask:
             return FlatModel(self._make(), torch.device("cpu")).vector()
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
-        self._model.load(start)
-        with trainer.one_thread(), trainer.random_numbers_of(stream, self._device, self._model.dropouts):
-            rows, how = self.partition.rows(client), (self._prepare, self._loss, self._precision)
-            trainer.train_locally_(self._model, self.train_samples, rows, local, stream, *how)
-        return self._model.vector()
+        """Take the client's local steps of SGD from `start`; `stream` orders its samples. Algorithm 2, lines 3 to 6."""
+        model = self._model
+        model.load(start)
+        if not model.module.training:
+            model.module.train()
+        with trainer.one_thread(), trainer.random_numbers_of(stream, self._device, model.dropouts):
+            beginning = model.values.clone() if local.proximal else None
+            for rows in trainer.batches(self.partition.rows(client), local, stream.generator()):
+                model.gradient.zero_()
+                outputs, targets = self._forward(self.train_samples, rows)
+                self._loss(outputs.float(), targets).backward()  # type: ignore[no-untyped-call]
+                trainer.descend_(model, local, beginning)
+        return model.vector()
+
+    def _forward(self, samples: Samples, rows: Indices) -> tuple[Tensor, Tensor]:
+        """The module's outputs for these rows of `samples`, and their targets: whole numbers of torch's type."""
+        inputs, labels = samples.batch(rows)
+        with trainer.autocast(self._precision, self._device):
+            outputs = self._model.module(self._prepare(inputs, self._device))
+        targets = torch.from_numpy(labels)
+        return outputs, (targets if targets.is_floating_point() else targets.long()).to(self._device)
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         """The mean score and loss over all test samples."""
@@ -122,10 +138,8 @@ class TorchTask:
         self._model.module.eval()
         start = part * self._evaluation_batch
         rows = np.arange(start, min(start + self._evaluation_batch, len(self.test_samples)))
-        inputs, labels = self.test_samples.batch(rows)
-        targets = trainer.as_targets(labels, self._device)
-        with trainer.one_thread(), trainer.autocast(self._precision, self._device):
-            outputs = self._model.module(self._prepare(inputs, self._device))
+        with trainer.one_thread():
+            outputs, targets = self._forward(self.test_samples, rows)
         loss = self._loss(outputs.float(), targets).item()
         return self._score(outputs, targets).double().sum().item(), len(rows) * loss
 

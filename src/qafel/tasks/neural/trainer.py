@@ -1,6 +1,6 @@
-"""What a client does with its samples: y ← y − η_ℓ g(y), in PyTorch. Algorithm 2, lines 3 to 6.
+"""What a client needs to train in PyTorch: y ← y − η_ℓ g(y).
 
-First the model as one flat vector and the local steps; then how PyTorch runs here: on one thread, in which precision,
+First the model as one flat vector, batches and a step; then how PyTorch runs here: on one thread, in which precision,
 and with random numbers from our streams only (docs/decisions/neural-randomness.md and neural-bfloat16.md).
 """
 
@@ -25,7 +25,6 @@ from qafel.errors import ConfigError, DataError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices
-from qafel.tasks.datasets.samples import Samples
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Prepare: TypeAlias = Callable[[NDArray[Any], torch.device], Tensor]
@@ -98,42 +97,12 @@ def batches(rows: Indices, local: LocalTraining, generator: np.random.Generator)
     return itertools.islice(endless, steps)
 
 
-def train_locally_(
-    model: FlatModel,
-    samples: Samples,
-    rows: Indices,
-    local: LocalTraining,
-    stream: Stream,
-    prepare: Prepare,
-    loss: Loss,
-    precision: torch.dtype,
-) -> None:
-    """Change `model` by the local steps of SGD of a client that holds `rows` of `samples`; `stream` orders them.
-
-    g = ∇loss(y) + μ(y − y₀), scaled down to the clipping norm, plus weight decay times y, all as `local` says.
-    `prepare`, `loss` and `precision` are the task's.
-    """
-    device = model.values.device
-    start = model.values.clone() if local.proximal else None
-    if not model.module.training:
-        model.module.train()
-    for batch in batches(rows, local, stream.generator()):
-        inputs, targets = samples.batch(batch)
-        model.gradient.zero_()
-        with autocast(precision, device):
-            outputs = model.module(prepare(inputs, device))
-        loss(outputs.float(), as_targets(targets, device)).backward()  # type: ignore[no-untyped-call]
-        _descend_(model, local, start)
-
-
-def as_targets(targets: NDArray[Any], device: torch.device) -> Tensor:
-    """Whole numbers become class numbers of torch's type; others stay as they are."""
-    tensor = torch.from_numpy(targets)
-    return (tensor if tensor.is_floating_point() else tensor.long()).to(device)
-
-
 @torch.no_grad()
-def _descend_(model: FlatModel, local: LocalTraining, start: Tensor | None) -> None:
+def descend_(model: FlatModel, local: LocalTraining, start: Tensor | None) -> None:
+    """Take one step along `model`'s gradient, as `local` says; `start` is y₀, which only the proximal term needs.
+
+    g = ∇loss(y) + μ(y − y₀), scaled down to the clipping norm, plus weight decay times y.
+    """
     values, gradient = model.values, model.gradient
     if start is not None:
         gradient.add_(values - start, alpha=local.proximal)
@@ -185,13 +154,10 @@ def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
     """The type in which `device` multiplies matrices; "auto" is bfloat16 if the hardware has it, else float32."""
     if precision not in get_args(Precision):
         raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}; got {precision!r}")
-    if precision == "float32":
-        return torch.float32
-    if has_bfloat16(device):
-        return torch.bfloat16
-    if precision == "bfloat16":
+    fast = precision != "float32" and has_bfloat16(device)
+    if precision == "bfloat16" and not fast:
         raise ConfigError(f"PyTorch has no fast bfloat16 on this {device.type}: use precision float32 or auto")
-    return torch.float32
+    return torch.bfloat16 if fast else torch.float32
 
 
 def has_bfloat16(device: torch.device) -> bool:
