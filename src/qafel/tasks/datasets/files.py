@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias, final
+from typing import Any, TypeAlias, final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -30,8 +30,6 @@ from qafel.errors import DataError
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 _FORMAT = 1
-_PIECE = 1 << 20
-"""Bytes that are held in memory at once."""
 DOWNLOADED = "; a run downloads it if nothing of it is there"
 
 
@@ -83,13 +81,13 @@ def download(archive: Archive, data: Path, check: Callable[[Path], None] | None 
     try:
         data.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=data) as folder:
-            packed = _fetch(archive, Path(folder), data)
-            for name, unpacked in _unpack(archive, packed).items():
+            unpacked = Path(folder) / "unpacked"
+            _unpack(archive, _fetch(archive, Path(folder), data), unpacked)
+            for name, place in archive.files.items():
                 if check:
-                    check(unpacked)
-                place = data / archive.files[name]
-                place.parent.mkdir(parents=True, exist_ok=True)
-                unpacked.replace(place)
+                    check(unpacked / name)
+                (data / place).parent.mkdir(parents=True, exist_ok=True)
+                (unpacked / name).replace(data / place)
     except OSError as error:
         raise DataError(f"{data} cannot be written ({error.strerror}): set QAFEL_DATA to a folder of yours") from None
 
@@ -102,7 +100,7 @@ def _fetch(archive: Archive, folder: Path, data: Path) -> Path:
     pooch.get_logger().setLevel("WARNING")  # the bar says enough
     known = archive.md5 and f"md5:{archive.md5}"
     try:
-        http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=_PIECE, timeout=30)
+        http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 20, timeout=30)
         return Path(pooch.retrieve(archive.url, known, "archive", folder, downloader=http))
     except OSError as error:
         first = data / next(iter(archive.files.values()))
@@ -119,30 +117,22 @@ def _fetch(archive: Archive, folder: Path, data: Path) -> Path:
         ) from None
 
 
-def _unpack(archive: Archive, packed: Path) -> dict[str, Path]:
-    """The wanted files, beside the archive, by their names in it."""
-    unpacked = {name: packed.with_name(str(number)) for number, name in enumerate(archive.files)}
+def _unpack(archive: Archive, packed: Path, folder: Path) -> None:
+    """Unpack the wanted files, and no others, into `folder`, under their names in the archive."""
+    wanted = archive.files
     try:
         if zipfile.is_zipfile(packed):
             with zipfile.ZipFile(packed) as zipped:
-                for name, path in unpacked.items():
-                    _copy(zipped.open(name), path)
-            return unpacked
-        with tarfile.open(packed) as tar:
-            # In the archive's own order: a compressed one is read from its beginning for each step back.
-            for member in (found for found in tar if found.isfile() and found.name in unpacked):
-                _copy(tar.extractfile(member), unpacked[member.name])
+                zipped.extractall(folder, wanted)
+        else:
+            with tarfile.open(packed) as tar:
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
+                # In the archive's own order: a compressed one is read from its beginning for each step back.
+                tar.extractall(folder, (file for file in tar if file.isfile() and file.name in wanted))
     except (KeyError, EOFError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise DataError(f"{archive.dataset}: {archive.url} is not the expected archive: {error}") from None
-    if absent := [name for name, path in unpacked.items() if not path.exists()]:
+    if absent := [name for name in wanted if not (folder / name).exists()]:
         raise DataError(f"{archive.dataset}: {archive.url} is not the expected archive: it has no {absent[0]}")
-    return unpacked
-
-
-def _copy(source: IO[bytes] | None, path: Path) -> None:
-    assert source is not None
-    with source, path.open("wb") as target:
-        shutil.copyfileobj(source, target, _PIECE)
 
 
 def cached(data: Path, name: str, sources: Iterable[Path], build: Callable[[], Arrays], settings: str = "") -> Arrays:
