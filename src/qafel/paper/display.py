@@ -56,32 +56,23 @@ class Table:
         """CSV with all digits; a figure over seeds takes five columns. `comments` become lines that begin with #."""
         text = io.StringIO()
         text.writelines(f"# {line}\n" for comment in comments for line in comment.splitlines())
-        writer = csv.writer(text, lineterminator="\n")
-        wide = [any(isinstance(row[index], Spread) for row in self.rows) for index in range(len(self.headings))]
-        titles = [(heading.title, five) for heading, five in zip(self.headings, wide, strict=True)]
-        writer.writerow([name for title, five in titles for name in ((title, *_more(title)) if five else (title,))])
-        for row in self.rows:
-            writer.writerow([value for cell, five in zip(row, wide, strict=True) for value in _values(cell, five)])
+        columns: list[list[object]] = []
+        for heading, cells in zip(self.headings, zip(*self.rows, strict=True), strict=True):
+            columns.append([heading.title, *(cell.mean if isinstance(cell, Spread) else cell for cell in cells)])
+            if any(isinstance(cell, Spread) for cell in cells):
+                for part, name in (("std", "std"), ("min", "low"), ("max", "high"), ("seeds", "count")):
+                    further = (getattr(cell, name) if isinstance(cell, Spread) else "" for cell in cells)
+                    columns.append([f"{heading.title}, {part}", *further])
+        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()
 
 
 def _shown(cell: Cell, heading: Heading) -> str:
     if isinstance(cell, str):
         return cell
-    value = cell.mean if isinstance(cell, Spread) else cell
+    value, std = (cell.mean, cell.std) if isinstance(cell, Spread) else (cell, math.nan)
     text = UNKNOWN if math.isnan(value) else heading.show(value) if math.isfinite(value) else "∞"
-    several = isinstance(cell, Spread) and cell.count > 1 and math.isfinite(cell.std)
-    return f"{text} ± {heading.show(cell.std)}" if several else text  # type: ignore[union-attr]  # several: a Spread
-
-
-def _more(title: str) -> list[str]:
-    return [f"{title}, {part}" for part in ("std", "min", "max", "seeds")]
-
-
-def _values(cell: Cell, five: bool) -> list[str | float]:
-    if isinstance(cell, Spread):
-        return [cell.mean, cell.std, cell.low, cell.high, cell.count] if five else [cell.mean]
-    return [cell, "", "", "", ""] if five else [cell]
+    return f"{text} ± {heading.show(std)}" if math.isfinite(std) else text
 
 
 def table_of(title: str, rows: Iterable[EntryRuns], *columns: TableColumn) -> Table:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import pairwise, starmap
 from typing import final
@@ -87,6 +87,14 @@ EFFECTS = {CLIENT_EFFECT: CLIENT, SERVER_EFFECT: SERVER, STALE_EFFECT: FEDBUFF}
 """The variant that shows an effect alone, next to REFERENCE."""
 
 
+PAIRS: Mapping[str, Sequence[tuple[Variant, Variant]]] = {
+    "K": [(Variant(CLIENT.client, buffer=buffer), Variant(buffer=buffer)) for buffer in BUFFERS],
+    "δ_c": [(Variant(client=spec), REFERENCE) for spec in CLIENT_SPECS],
+    "δ_s": [(Variant(server=spec), REFERENCE) for spec in SERVER_SPECS],
+    "τ": [(Variant(concurrency=concurrency), REFERENCE) for concurrency in CONCURRENCIES],
+}
+"""What is varied at one T: variants that show an effect, each with the one that differs in this alone."""
+
 TERMS = ("start", "noise", "drift", "staleness")
 """The terms of the corollary's bound, in its order."""
 
@@ -99,14 +107,9 @@ def _plan(extent: Extent) -> list[Planned]:
     return list({run.folder: run for it in (*grid, *varied) for run in _repeated(*it, extent)}.values())
 
 
-def variants() -> Iterator[Variant]:
+def variants() -> list[Variant]:
     """Those that are run at one T only."""
-    for buffer in BUFFERS:
-        yield Variant(buffer=buffer)
-        yield Variant(client=CLIENT.client, buffer=buffer)
-    yield from (Variant(client=spec) for spec in CLIENT_SPECS)
-    yield from (Variant(server=spec) for spec in SERVER_SPECS)
-    yield from (Variant(concurrency=concurrency) for concurrency in CONCURRENCIES)
+    return [one for pairs in PAIRS.values() for with_effect, without in pairs for one in (without, with_effect)]
 
 
 def _repeated(variant: Variant, horizon: int, extent: Extent) -> list[Planned]:
@@ -133,8 +136,7 @@ def _configuration(variant: Variant, horizon: int, seed: int) -> Config:
                 "server_quantizer": variant.server,
                 "buffer_size": variant.buffer,
                 "local_steps": LOCAL_STEPS,
-                "client_lr": sizes.client_lr,
-                "server_lr": sizes.server_lr,
+                **asdict(sizes),
             },
             "timing": {
                 "arrivals": "constant",
@@ -256,32 +258,33 @@ def by_horizon(measured: EntryRuns, effect: str) -> Trend:
 
 def _by_buffer(measured: EntryRuns) -> Trend:
     """The client quantizer's effect against K."""
-    return _varied(measured, BUFFERS, [(Variant(CLIENT.client, buffer=k), Variant(buffer=k)) for k in BUFFERS])
+    return _varied(measured, "K", lambda variant: variant.buffer)
 
 
 def _by_client_delta(measured: EntryRuns) -> Trend:
     """Against 1 − δ_c: by so much is 2 − δ_c above what it is for the run without a quantizer."""
-    x = [1 - parse(spec).delta(SIZE) for spec in CLIENT_SPECS]
-    return _varied(measured, x, [(Variant(client=spec), REFERENCE) for spec in CLIENT_SPECS])
+    return _varied(measured, "δ_c", lambda variant: 1 - parse(variant.client).delta(SIZE))
 
 
 def _by_server_delta(measured: EntryRuns) -> Trend:
     """Against 1/δ_s² − 1: by so much is 1/δ_s² above what it is for the run without a quantizer."""
-    x = [1 / parse(spec).delta(SIZE) ** 2 - 1 for spec in SERVER_SPECS]
-    return _varied(measured, x, [(Variant(server=spec), REFERENCE) for spec in SERVER_SPECS])
+    return _varied(measured, "δ_s", lambda variant: 1 / parse(variant.server).delta(SIZE) ** 2 - 1)
 
 
 def _by_staleness(measured: EntryRuns) -> Trend:
     """The effect of staleness against its mean, in server steps."""
-    stale, at = [Variant(concurrency=concurrency) for concurrency in CONCURRENCIES], _varied_at(measured)
-    figures = (partial(measured.spread, "staleness_mean", T=at, variant=one.tag) for one in stale)
-    x = [if_comparable(figure, Spread.of(())).mean for figure in figures]
-    return _varied(measured, x, [(one, REFERENCE) for one in stale])
+
+    def staleness(variant: Variant) -> float:
+        runs = partial(measured.spread, "staleness_mean", T=_varied_at(measured), variant=variant.tag)
+        return if_comparable(runs, Spread.of(())).mean
+
+    return _varied(measured, "τ", staleness)
 
 
-def _varied(measured: EntryRuns, x: Sequence[float], pairs: Sequence[tuple[Variant, Variant]]) -> Trend:
-    """The effects of the first variant of each pair against the second."""
-    return Trend(x, [_compared(measured, _varied_at(measured), *pair) for pair in pairs])
+def _varied(measured: EntryRuns, what: str, x: Callable[[Variant], float]) -> Trend:
+    """An effect at one T against a figure of the variants that show it."""
+    found = [_compared(measured, _varied_at(measured), *pair) for pair in PAIRS[what]]
+    return Trend([x(variant) for variant, _ in PAIRS[what]], found)
 
 
 def _varied_at(measured: EntryRuns) -> int:
