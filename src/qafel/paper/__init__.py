@@ -3,12 +3,12 @@
 entry        what is run; an entry as data and small functions; a claim and its verdict
 measured     the runs read back, with their spread over seeds; methods compared on equal seeds
 display      tables, and the panels that several figures share
-convex, related, rate, pareto, neural, bits    the entries themselves
+convex, rate, pareto, neural, bits    the entries themselves
 outputs      where results come from, and an entry's files
 """
 
 from qafel.errors import ConfigError
-from qafel.paper import bits, convex, neural, pareto, rate, related
+from qafel.paper import bits, convex, neural, pareto, rate
 from qafel.paper.entry import Claim, Entry, Extent, Request, Verdict
 from qafel.paper.measured import EntryRuns
 from qafel.text import did_you_mean
@@ -16,7 +16,7 @@ from qafel.text import did_you_mean
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        related.ENTRY,
+        convex.RELATED_WORK,
         convex.DIRECT_VS_UNQUANTIZED,
         rate.ENTRY,
         convex.QAFEL_VS_DIRECT_QSGD,

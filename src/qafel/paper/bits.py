@@ -13,17 +13,7 @@ from typing import Literal, TypeAlias
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
-from qafel.paper.display import (
-    Table,
-    accuracy_panel,
-    cell_column,
-    mean_column,
-    not_empty,
-    points,
-    spread_column,
-    table_of,
-    three_digits,
-)
+from qafel.paper.display import Table, TableColumn, accuracy_panel, not_empty, points, three_digits
 from qafel.paper.entry import QUICK, Change, Claim, Entry, Extent, Verdict, celeba_is_there, configuration
 from qafel.paper.measured import EntryRuns, Figure, best_accuracy, to_target
 from qafel.paper.neural import FEDBUFF, SIMILAR, notes, require_published, target_met
@@ -191,17 +181,17 @@ def _fewer_bytes_than_fedbuff(measured: EntryRuns) -> Verdict:
 
 
 def _table(measured: EntryRuns) -> Table:
-    return table_of(
+    return Table.of(
         "(client, server) bits",
         measured.by_method(),
-        spread_column("uploads to target", UPLOADS, human_count),
-        cell_column("published, thousands", _published),
-        mean_column("per upload", "upload_bytes_mean", human_bytes),
-        mean_column("per broadcast", "broadcast_bytes_mean", human_bytes),
-        spread_column("sent up", UP, human_bytes),
-        spread_column("broadcast", DOWN, human_bytes),
-        cell_column("seeds that met it", target_met),
-        spread_column("best accuracy", best_accuracy, three_digits),
+        TableColumn.spread("uploads to target", UPLOADS, human_count),
+        TableColumn("published, thousands", _published),
+        TableColumn.mean("per upload", "upload_bytes_mean", human_bytes),
+        TableColumn.mean("per broadcast", "broadcast_bytes_mean", human_bytes),
+        TableColumn.spread("sent up", UP, human_bytes),
+        TableColumn.spread("broadcast", DOWN, human_bytes),
+        TableColumn("seeds that met it", target_met),
+        TableColumn.spread("best accuracy", best_accuracy, three_digits),
     )
 
 

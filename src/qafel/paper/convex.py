@@ -1,4 +1,4 @@
-"""The paper's logistic regression on mushrooms: direct quantization, the hidden state, and local steps."""
+"""The paper's logistic regression on mushrooms: direct quantization, the hidden state, local steps, and Table I."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from qafel.paper.display import END_COLUMNS, Table, curve_panels, end_table, spread_column, table_of
+from qafel.paper.display import END_COLUMNS, Table, TableColumn, curve_panels, end_table
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
 from qafel.paper.measured import SETTLED, EntryRuns, Spread, at_level, ratios, settled
 from qafel.runs.reading import Run
@@ -104,8 +104,8 @@ def _early(run: Run) -> float:
 
 
 def _local_steps_table(measured: EntryRuns) -> Table:
-    early = spread_column(f"server steps to {EARLY:g}", _early, human_count)
-    return table_of("method", measured.by_method(), *END_COLUMNS, early)
+    early = TableColumn.spread(f"server steps to {EARLY:g}", _early, human_count)
+    return Table.of("method", measured.by_method(), *END_COLUMNS, early)
 
 
 def _fair(measured: EntryRuns) -> dict[int, EntryRuns]:
@@ -190,5 +190,105 @@ LOCAL_STEPS_ENTRY = Entry(
     (
         Claim("Fig. 6", "More local steps are faster at first", _faster_at_first),
         Claim("Fig. 6", "More local steps end at a higher suboptimality", _worse_in_the_end),
+    ),
+)
+
+
+FEDBUFF, QAFEL = "FedBuff", "QAFeL, 4 bits"
+MCM, PLAIN_MCM = "MCM, 4 bits", "MCM, unquantized"
+DIRECT, HIDDEN = "FedAsync, direct 4 bits", "FedAsync, hidden state, 4 bits"
+
+_RELATED: Mapping[str, str] = {
+    QAFEL: "mushrooms-qafel-4bit",
+    FEDBUFF: "mushrooms-fedbuff",
+    "FedAvg": "mushrooms-fedavg",
+    "FedSGD": "mushrooms-fedsgd",
+    "FedProx": "mushrooms-fedprox",
+    MCM: "mushrooms-mcm",
+    PLAIN_MCM: "mushrooms-mcm",
+    "FedAsync": "mushrooms-fedasync",
+    DIRECT: "mushrooms-fedasync-direct",
+    HIDDEN: "mushrooms-fedasync-hidden",
+}
+
+TRAITS = ("asynchronous", "buffered", "quantized")
+
+_TABLE_I = {
+    "FedAvg": (False, True, False),
+    MCM: (False, True, True),
+    "FedAsync": (True, False, False),
+    FEDBUFF: (True, True, False),
+    QAFEL: (True, True, True),
+}
+"""The traits of each method, as the paper has them: aggregation is buffered, communication quantized."""
+
+_UNQUANTIZED = Change("none", ('algorithm.client_quantizer="none"', 'algorithm.server_quantizer="none"'))
+
+
+def _related_plan(extent: Extent) -> list[Planned]:
+    changes = {PLAIN_MCM: (_UNQUANTIZED,)}
+    return mushrooms(extent, {method: (recipe, changes.get(method, ())) for method, recipe in _RELATED.items()})
+
+
+def _traits(run: Run) -> tuple[bool, bool, bool]:
+    """What a run shows of its method: stale updates, several updates a step, less than 32 bits a parameter up."""
+    return (
+        run.number("staleness_max") > 0,
+        run.number("uploads") / run.number("server_steps") > 1.5,
+        run.number("upload_bytes_mean") < 4 * run.number("dimension"),
+    )
+
+
+def _trait_column(title: str, trait: int) -> TableColumn:
+    return TableColumn(title, lambda runs: "yes" if _traits(runs.runs()[0])[trait] else "no")
+
+
+def _related_table(measured: EntryRuns) -> Table:
+    time = TableColumn.mean("virtual time", "virtual_time", lambda value: f"{value:,.0f}")
+    traits = [_trait_column(name, index) for index, name in enumerate(TRAITS)]
+    return Table.of("method", measured.by_method(), *END_COLUMNS, time, *traits)
+
+
+def _as_in_table_1(measured: EntryRuns) -> Verdict:
+    """Every method shows in its runs the traits that Table I gives it."""
+    wrong = [
+        method
+        for method, expected in _TABLE_I.items()
+        if any(_traits(run) != expected for run in measured.runs(method))
+    ]
+    listed = f"otherwise for {', '.join(wrong)}" if wrong else "staleness, updates per step and bytes per upload agree"
+    return Verdict.of(not wrong, listed)
+
+
+def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:
+    found = ratios(measured, method, reference)
+    return Verdict.of(
+        max(found) <= CLOSE, f"{min(found):.3f} to {max(found):.3f} times {reference}'s f(x) − f* in the end"
+    )
+
+
+def _hidden_beats_direct(measured: EntryRuns) -> Verdict:
+    # The claim is about the hidden state: a hidden state that diverges refutes it.
+    if any(gone := [run.diverged for run in measured.runs(HIDDEN)]):
+        return Verdict.of(False, f"with a hidden state {sum(gone)} of {len(gone)} runs diverged")
+    found = ratios(measured, DIRECT, HIDDEN)
+    return Verdict.of(
+        min(found) > CLOSE, f"direct ends at {min(found):.2f} to {max(found):.2f} times the hidden state's"
+    )
+
+
+RELATED_WORK = Entry(
+    "related-work",
+    "Related work side by side",
+    "Table I",
+    "4 min",
+    _related_plan,
+    _related_table,
+    partial(curve_panels, keys=("uploads", "bytes", "time")),
+    (
+        Claim("Table I", "Which methods are asynchronous, buffered and quantized", _as_in_table_1, True),
+        Claim("Table I", "QAFeL mitigates error propagation", partial(_mitigates, method=QAFEL, reference=FEDBUFF)),
+        Claim("Section I-A", "A hidden state mitigates what direct quantization propagates", _hidden_beats_direct),
+        Claim("Table I", "MCM mitigates error propagation", partial(_mitigates, method=MCM, reference=PLAIN_MCM)),
     ),
 )

@@ -29,8 +29,24 @@ class Heading:
     show: Show = human_metric
 
 
-TableColumn: TypeAlias = tuple[Heading, Callable[[EntryRuns], Cell]]
-"""A heading, and what the column says of the runs of one row."""
+@final
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column to be: its title, what it says of the runs of one row, and how its numbers are shown."""
+
+    title: str
+    cell: Callable[[EntryRuns], Cell]
+    show: Show = human_metric
+
+    @staticmethod
+    def spread(title: str, figure: Figure | str, show: Show = human_metric) -> TableColumn:
+        """A figure, or a number of the summary, with its spread over seeds."""
+        return TableColumn(title, lambda runs: runs.spread(figure), show)
+
+    @staticmethod
+    def mean(title: str, figure: Figure | str, show: Show = human_metric) -> TableColumn:
+        """The mean of a figure, or of a number of the summary, over seeds."""
+        return TableColumn(title, lambda runs: runs.spread(figure).mean, show)
 
 
 @final
@@ -40,6 +56,12 @@ class Table:
 
     headings: tuple[Heading, ...]
     rows: tuple[tuple[Cell, ...], ...]
+
+    @staticmethod
+    def of(title: str, rows: Iterable[EntryRuns], *columns: TableColumn) -> Table:
+        """A table with a row for each group of runs; its first column, called `title`, names the method."""
+        headings = (Heading(title), *(Heading(column.title, column.show) for column in columns))
+        return Table(headings, tuple((runs.methods[0], *(column.cell(runs) for column in columns)) for runs in rows))
 
     def shown(self) -> list[list[str]]:
         """All cells as text, rounded."""
@@ -75,43 +97,21 @@ def _shown(cell: Cell, heading: Heading) -> str:
     return f"{text} ± {heading.show(std)}" if math.isfinite(std) else text
 
 
-def table_of(title: str, rows: Iterable[EntryRuns], *columns: TableColumn) -> Table:
-    """A table with a row for each group of runs; its first column, called `title`, names the method."""
-    listed = (cell_column(title, lambda runs: runs.methods[0]), *columns)
-    cells = tuple(tuple(cell(runs) for _, cell in listed) for runs in rows)
-    return Table(tuple(heading for heading, _ in listed), cells)
-
-
-def cell_column(title: str, cell: Callable[[EntryRuns], Cell], show: Show = human_metric) -> TableColumn:
-    """A column of what `cell` says of the runs of a row; `show` rounds its numbers."""
-    return Heading(title, show), cell
-
-
-def spread_column(title: str, figure: Figure | str, show: Show = human_metric) -> TableColumn:
-    """A column of a figure, or a number of the summary, with its spread over seeds."""
-    return cell_column(title, lambda runs: runs.spread(figure), show)
-
-
-def mean_column(title: str, figure: Figure | str, show: Show = human_metric) -> TableColumn:
-    """A column of the mean of a figure, or of a number of the summary, over seeds."""
-    return cell_column(title, lambda runs: runs.spread(figure).mean, show)
-
-
 def three_digits(value: float) -> str:
     return f"{value:.3f}"
 
 
 END_COLUMNS = (
-    spread_column("f(x) − f* in the end", settled),
-    mean_column("uploads", "uploads", human_count),
-    mean_column("sent up", "upload_bytes_total", human_bytes),
-    mean_column("broadcast", "broadcast_bytes_total", human_bytes),
+    TableColumn.spread("f(x) − f* in the end", settled),
+    TableColumn.mean("uploads", "uploads", human_count),
+    TableColumn.mean("sent up", "upload_bytes_total", human_bytes),
+    TableColumn.mean("broadcast", "broadcast_bytes_total", human_bytes),
 )
 """Where a method ends, and what it sent."""
 
 
 def end_table(measured: EntryRuns) -> Table:
-    return table_of("method", measured.by_method(), *END_COLUMNS)
+    return Table.of("method", measured.by_method(), *END_COLUMNS)
 
 
 ACROSS: Mapping[str, tuple[str, Axis, Callable[[Run], Column]]] = {

@@ -15,16 +15,7 @@ from typing import TypeAlias
 from qafel.config import recipes
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
-from qafel.paper.display import (
-    Table,
-    accuracy_panel,
-    cell_column,
-    mean_column,
-    spread_column,
-    table_of,
-    target_panels,
-    three_digits,
-)
+from qafel.paper.display import Table, TableColumn, accuracy_panel, target_panels, three_digits
 from qafel.paper.entry import QUICK, Claim, Entry, Extent, Verdict, configuration
 from qafel.paper.measured import EntryRuns, best_accuracy, if_comparable, learned, met_target, settled, to_target
 from qafel.sweeps import Planned
@@ -216,16 +207,16 @@ def _table(measured: EntryRuns) -> Table:
         return if_comparable(lambda: runs.reduction(sent_up, measured.of(FEDBUFF, concurrency=place(runs))), nan)
 
     sent_up = to_target("upload_bytes_total")
-    return table_of(
+    return Table.of(
         "method",
         [group.of(concurrency=at) for group in measured.by_method() for at in group.places("concurrency")],
-        cell_column("concurrency", place, lambda value: f"{value:g}"),
-        spread_column("uploads to target", to_target("uploads"), human_count),
-        spread_column("sent up", sent_up, human_bytes),
-        spread_column("broadcast", to_target("broadcast_bytes_total"), human_bytes),
-        cell_column("fewer bytes up", fewer_bytes, lambda value: f"{value:.3g}×"),
-        cell_column("seeds that met it", target_met),
-        spread_column("best accuracy", best_accuracy, three_digits),
+        TableColumn("concurrency", place, lambda value: f"{value:g}"),
+        TableColumn.spread("uploads to target", to_target("uploads"), human_count),
+        TableColumn.spread("sent up", sent_up, human_bytes),
+        TableColumn.spread("broadcast", to_target("broadcast_bytes_total"), human_bytes),
+        TableColumn("fewer bytes up", fewer_bytes, lambda value: f"{value:.3g}×"),
+        TableColumn("seeds that met it", target_met),
+        TableColumn.spread("best accuracy", best_accuracy, three_digits),
     )
 
 
@@ -310,13 +301,13 @@ def _seeds_plan(extent: Extent) -> list[Planned]:
 
 
 def _seeds_table(measured: EntryRuns) -> Table:
-    return table_of(
+    return Table.of(
         "seed",
         measured.by_method(),
-        mean_column("accuracy in the end", settled, three_digits),
-        mean_column("best accuracy", best_accuracy, three_digits),
-        mean_column("uploads to target", to_target("uploads"), human_count),
-        cell_column("status", lambda runs: str(runs.runs()[0].summary["status"])),
+        TableColumn.mean("accuracy in the end", settled, three_digits),
+        TableColumn.mean("best accuracy", best_accuracy, three_digits),
+        TableColumn.mean("uploads to target", to_target("uploads"), human_count),
+        TableColumn("status", lambda runs: str(runs.runs()[0].summary["status"])),
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
-from qafel.paper.display import Table, cell_column, curve, mean_column, not_empty, points, spread_column, table_of
+from qafel.paper.display import Table, TableColumn, curve, not_empty, points
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
 from qafel.paper.measured import EntryRuns, Spread, at_level, if_comparable, ratios, settled
 from qafel.quantizers import parse
@@ -88,16 +88,16 @@ def _table(measured: EntryRuns) -> Table:
     def share(runs: EntryRuns) -> Spread:
         return _of_fedbuff(measured, runs.methods[0])
 
-    return table_of(
+    return Table.of(
         "client / server",
         measured.by_method(),
-        cell_column("δ_c", partial(delta, 0)),
-        cell_column("δ_s", partial(delta, 1)),
-        spread_column("f(x) − f* in the end", settled),
-        mean_column("all bytes", _sent, human_bytes),
-        *(spread_column(f"bytes to {level:g}", partial(_bytes_to, level), human_bytes) for level in LEVELS),
-        cell_column(f"of FedBuff's to {LEVELS[-1]:g}", share, lambda value: f"{value:.3f}×"),
-        cell_column("on the front", lambda runs: "yes" if runs.methods[0] in front else ""),
+        TableColumn("δ_c", partial(delta, 0)),
+        TableColumn("δ_s", partial(delta, 1)),
+        TableColumn.spread("f(x) − f* in the end", settled),
+        TableColumn.mean("all bytes", _sent, human_bytes),
+        *(TableColumn.spread(f"bytes to {level:g}", partial(_bytes_to, level), human_bytes) for level in LEVELS),
+        TableColumn(f"of FedBuff's to {LEVELS[-1]:g}", share, lambda value: f"{value:.3f}×"),
+        TableColumn("on the front", lambda runs: "yes" if runs.methods[0] in front else ""),
     )
 
 
