@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Self, final
 
@@ -19,19 +20,31 @@ if sys.platform != "win32":
 _DIGEST_BYTES = 8
 
 
+@contextmanager
+def writing(what: str, then: str = "") -> Iterator[None]:
+    """A context in which an `OSError` becomes an `OutputError`: "cannot write {what}: the reason{then}"."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {what}: {error.strerror or error}{then}") from None
+
+
 def write_atomically(path: Path, data: bytes, make_folder: bool = False) -> None:
     """Replace a file by new content, or leave it as it was; `make_folder` makes the folder that it lies in."""
     beside = path.with_name(f".{path.name}.part")
-    try:
+    with writing(str(path)):
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink()  # half a file, on a disk that may be full
+            raise
 
 
 def sync_folder(folder: Path) -> None:
@@ -46,8 +59,7 @@ def sync_folder(folder: Path) -> None:
 def write_checked(path: Path, kind: str, version: int, data: bytes) -> None:
     """Replace a file by one that says what it holds, in which version of its format, and the checksum of all of it."""
     head = f"qafel {kind} {version}\n".encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, head + _digest(head, data) + data)
+    write_atomically(path, head + _digest(head, data) + data, make_folder=True)
 
 
 def read_checked(path: Path, kind: str, version: int) -> bytes:
@@ -99,11 +111,9 @@ class Lock:
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._patience_s
         while self._file is None:
-            try:
+            with writing(f"to {self._folder}", "; choose another folder"):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 file = self._path.open("ab")
-            except OSError as error:
-                raise OutputError(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None
             try:
                 if self._take(file):
                     self._file = file

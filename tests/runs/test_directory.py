@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,6 +61,47 @@ def test_one_process_at_a_time_writes_a_run(tmp_path):
         run(short(), tmp_path / "run")
     assert run(short(), tmp_path / "run")["status"] == "finished"
     assert not list(tmp_path.glob(".*lock*"))
+
+
+def test_a_folder_in_a_parent_that_cannot_be_written_is_locked_from_inside(tmp_path, monkeypatch):
+    """As a mounted volume: only the folder itself belongs to the run."""
+    out = tmp_path / "volume"
+    out.mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with RunDirectory(out) as directory:
+        directory.begin("")
+        assert [path.name for path in tmp_path.iterdir()] == ["volume"]
+        with pytest.raises(OutputError, match="another process is at work in"), RunDirectory(out):
+            pass
+    assert not (out / ".lock").exists()
+
+
+@pytest.mark.parametrize("name", ["loop", "n" * 300])
+def test_a_path_that_leads_nowhere_is_an_output_error(tmp_path, name):
+    (tmp_path / "loop").symlink_to("loop")
+    assert state_of(tmp_path / name, short()) == "absent"
+    with pytest.raises(OutputError, match="cannot write"):
+        run(short(), tmp_path / name)
+    assert RunDirectory(Path("/")).path == Path("/"), "it has no name"
+
+
+def test_rows_that_find_no_space_are_an_output_error_and_the_lock_is_gone(tmp_path):
+    directory = RunDirectory(tmp_path / "run").__enter__()
+    directory._metrics = Path("/dev/full").open("wb")  # noqa: SIM115  (the directory closes it)
+    directory.on_row(row())
+    with pytest.raises(OutputError, match=r"cannot write .*metrics.jsonl: No space left on device"):
+        directory.on_end(None)
+    with pytest.raises(OutputError, match=r"cannot write .*metrics.jsonl: No space left on device"):
+        directory.__exit__()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_run_does_not_stand_beside_the_model_of_the_one_before(tmp_path):
+    run(short(), tmp_path)
+    with RunDirectory(tmp_path) as directory:
+        directory.begin("")
+    assert {path.name for path in tmp_path.glob("*.*")} >= {"config.toml", "metrics.jsonl"}
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_how_far_a_directory_is_with_a_configuration(tmp_path):

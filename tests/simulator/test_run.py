@@ -152,7 +152,8 @@ def _without_wall(line):
 def test_what_cannot_be_resumed_says_why(tmp_path):
     config = short("mushrooms-fedbuff")
     with pytest.raises(DataError, match="there is no checkpoint at .* run without --resume"):
-        run(config, tmp_path / "none", resume=True)
+        run(config, tmp_path / "no/such", resume=True)
+    assert not (tmp_path / "no").exists()
     run(config, tmp_path, checkpoint_every_s=0)
     with pytest.raises(DataError, match="the checkpoint of another configuration"):
         run(short("mushrooms-fedbuff", seed=5), tmp_path, resume=True)

@@ -20,7 +20,7 @@ import safetensors.numpy
 from qafel.algorithm import Checkpoint
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError, OutputError
-from qafel.files import Lock, read_checked, write_atomically, write_checked
+from qafel.files import Lock, read_checked, write_atomically, write_checked, writing
 from qafel.params import Layout, Vector
 from qafel.runs.progress import Row
 from qafel.runs.summary import Summary
@@ -41,10 +41,12 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        whole = path.resolve()
-        # Beside the folder, which may itself be moved aside.
+        whole = Path(os.path.realpath(path))
+        # The lock lies beside the folder, which may itself be moved aside; or in it, if its parent cannot be written,
+        # as with a mounted volume.
+        inside = os.path.exists(whole.parent) and not os.access(whole.parent, os.W_OK)
         self._lock = Lock(
-            whole.with_name(f".{whole.name}.lock"),
+            whole / ".lock" if inside else whole.parent / f".{whole.name}.lock",
             OutputError(f"another process is at work in {path}: wait for its end, or choose another --out"),
             beside=path,
         )
@@ -55,42 +57,40 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
+        try:
+            if self._metrics is not None:
+                with writing(str(self.path / "metrics.jsonl")):
+                    self._metrics.close()
+        finally:
             self._metrics = None
-        self._lock.__exit__()
+            self._lock.__exit__()
 
     def begin(self, toml: str, *, keep_metrics_bytes: int | None = 0) -> None:
         """Open the directory for a run with that configuration.
 
-        A resumed run keeps the first part of its metrics; None keeps every whole row. A new one removes the checkpoint
-        of a run before: killed early and resumed, it must not take that for its own.
+        A resumed run keeps the first part of its metrics; None keeps every whole row. A new one removes checkpoint and
+        model of a run before: killed early, it must not be resumed from the one or stand beside the other.
         """
         path = self.path
-        try:
+        with writing(f"results to {path}", "; choose another folder with --out"):
             path.mkdir(parents=True, exist_ok=True)
             (path / "summary.json").unlink(missing_ok=True)
             if keep_metrics_bytes == 0:
-                (path / CHECKPOINT).unlink(missing_ok=True)
+                for name in (CHECKPOINT, "model.safetensors"):
+                    (path / name).unlink(missing_ok=True)
             self._metrics = (path / "metrics.jsonl").open("a+b")
             if keep_metrics_bytes is None:
                 self._metrics.seek(0)
                 keep_metrics_bytes = self._metrics.read().rfind(b"\n") + 1
             self._metrics.truncate(keep_metrics_bytes)
             self._metrics.seek(0, os.SEEK_END)  # else `metrics_bytes` says the old length until a row is written
-        except OSError as error:
-            raise OutputError(
-                f"cannot write results to {path}: {error.strerror}; choose another folder with --out"
-            ) from None
         write_atomically(path / "config.toml", f"# qafel run directory, format {FORMAT}\n{toml}".encode())
 
     def on_row(self, row: Row) -> None:
         """Append a row to the metrics."""
         assert self._metrics is not None
-        try:
+        with writing(f"the evaluation of version {row.version}"):
             self._metrics.write(json.dumps(row.to_json(), allow_nan=False).encode() + b"\n")
-        except OSError as error:
-            raise OutputError(f"cannot write the evaluation of version {row.version}: {error.strerror}") from None
 
     def on_end(self, summary: Summary | None) -> None:
         """Write the summary, last of all."""
@@ -101,12 +101,13 @@ class RunDirectory:
     def flush(self) -> None:
         """Hand all rows to the system."""
         if self._metrics is not None:
-            self._metrics.flush()
+            with writing(str(self.path / "metrics.jsonl")):
+                self._metrics.flush()
 
     def metrics_bytes(self) -> int:
         """How long the metrics are, all of them written out."""
         assert self._metrics is not None
-        self._metrics.flush()
+        self.flush()
         return self._metrics.tell()
 
     def write_model(self, model: Vector, layout: Layout) -> None:
@@ -169,7 +170,7 @@ def require_known_format(toml: str, file: Path) -> None:
 
 
 def _has_results(path: Path) -> bool:
-    return any((path / name).exists() for name in ("summary.json", CHECKPOINT, "state"))
+    return any(os.path.exists(path / name) for name in ("summary.json", CHECKPOINT, "state"))
 
 
 def _is_summary(file: Path) -> bool:

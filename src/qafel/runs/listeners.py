@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from qafel.files import writing
 from qafel.runs.progress import Row
 from qafel.runs.summary import Summary
+
+_EVENTS = "TensorBoard events"
 
 
 class Listener(Protocol):
@@ -19,7 +22,10 @@ class Listener(Protocol):
         ...
 
     def on_end(self, summary: Summary | None) -> None:
-        """The run has ended, with this summary; or it was broken off by an error, and there is none."""
+        """The run has ended, with this summary; or it was broken off by an error, and there is none.
+
+        Every listener is told, even if another one raises an error here.
+        """
         ...
 
 
@@ -65,8 +71,11 @@ class TensorBoard:
             for name, value in values.items()
             if isinstance(value, int | float) and name != "uploads"
         ]
-        self._writer.add_event(Event(wall_time=values["wall_s"], step=row.uploads, summary=Scalars(value=scalars)))
+        event = Event(wall_time=values["wall_s"], step=row.uploads, summary=Scalars(value=scalars))
+        with writing(_EVENTS):
+            self._writer.add_event(event)
 
     def on_end(self, summary: Summary | None) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with writing(_EVENTS):
+                self._writer.close()

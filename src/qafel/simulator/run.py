@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,10 +69,10 @@ def simulate(
     listeners: list[Listener] = [Calling(lambda row: rows.append(row.to_json()))]
     if progress is not None:
         listeners.append(Calling(progress))
-    course = Progress(evaluation or Evaluation(), task.metric_goal)
+    measured = Progress(evaluation or Evaluation(), task.metric_goal)
     with make_executor(executor, workers, task, _Returning(task), algorithm, seed) as pool:
         simulation = Simulation(task, algorithm, timing, seed, pool)
-        summary = _conduct(simulation, course, limits or Limits(server_steps=1000), listeners)
+        summary = _run_to_end(simulation, measured, limits or Limits(server_steps=1000), listeners)
     return Result(summary, History(rows), simulation.server.model, simulation.server.hidden_state.vector)
 
 
@@ -100,6 +101,9 @@ def run(
     checkpoint_every_s  seconds between two checkpoints
     tensorboard         write TensorBoard events, if it is installed
     """
+    path = out.path if isinstance(out, RunDirectory) else out
+    if resume and not os.path.exists(path / CHECKPOINT):
+        raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without --resume")
     task = task or config.task.make()
     algorithm = config.algorithm.wire(task.layout)
     timing = make_timing(config.timing, config.seed, task.clients)
@@ -110,18 +114,18 @@ def run(
         make_executor(executor, workers, task, config.task.make, algorithm, config.seed) as pool,
     ):
         simulation = Simulation(task, algorithm, timing, config.seed, pool)
-        before = _resume(directory.path, config, simulation, progress) if resume else _Before()
-        elsewhere = [place for place in before.environments if place != environment()]
+        before = _resume(path, config, simulation, progress) if resume else _Before()
+        others = [other for other in before.environments if other != environment()]
         directory.begin(config.to_toml(), keep_metrics_bytes=before.metrics_bytes)
-        heard: list[Listener] = [directory, *([TensorBoard(directory.path)] if tensorboard else []), *listeners]
+        heard: list[Listener] = [directory, *([TensorBoard(path)] if tensorboard else []), *listeners]
 
         def save() -> None:
             checkpoint = save_simulation(simulation, progress)
             checkpoint.values.update(config=config.to_toml(), metrics_bytes=directory.metrics_bytes())
-            checkpoint.values.update(environments=[*elsewhere, environment()])
-            write_checkpoint(directory.path / CHECKPOINT, checkpoint)
+            checkpoint.values.update(environments=[*others, environment()])
+            write_checkpoint(path / CHECKPOINT, checkpoint)
 
-        return _conduct(
+        return _run_to_end(
             simulation,
             progress,
             Limits(**config.stop.model_dump()),
@@ -129,11 +133,11 @@ def run(
             Saving(save, checkpoint_every_s),
             before_end=partial(directory.write_model, layout=task.layout),
             name=config.name,
-            **({"resumed_from": elsewhere} if elsewhere else {}),
+            **({"resumed_from": others} if others else {}),
         )
 
 
-def _conduct(
+def _run_to_end(
     simulation: Simulation,
     progress: Progress,
     limits: Limits,
@@ -172,8 +176,9 @@ def _conduct(
             **more,
         )
     finally:
-        for listener in listeners:
-            listener.on_end(summary)
+        with ExitStack() as ends:  # an error in one on_end does not keep the others from theirs
+            for listener in reversed(listeners):
+                ends.callback(listener.on_end, summary)
     return summary
 
 
@@ -253,15 +258,11 @@ def _is_of(checkpoint: Checkpoint, config: Config) -> bool:
 
 
 def sound_checkpoint(out: Path) -> Checkpoint:
-    """A run's checkpoint. `DataError` if there is none, it is damaged, or rows before it are gone: they are not made
-    again.
-    """
-    if not (out / CHECKPOINT).exists():
-        raise DataError(f"there is no checkpoint at {out / CHECKPOINT}: run without --resume")
+    """A run's checkpoint. `DataError` if it is missing or damaged, or rows before it are lost: none is made twice."""
     try:
         checkpoint = read_checkpoint(out / CHECKPOINT)
     except DataError as error:
-        raise DataError(f"{error}; begin anew with --overwrite") from None
+        raise DataError(f"{error}; --overwrite begins anew here") from None
     expected = int(checkpoint.values["metrics_bytes"])
     file = out / "metrics.jsonl"
     try:

@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from qafel.config import Config
 from qafel.deployment.server.ledger import Ledger
-from qafel.errors import OutputError
 from qafel.runs.directory import RunDirectory
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status
 from qafel.runs.summary import Summary, summarise
@@ -160,11 +159,8 @@ class Evaluator:
 
     async def _measure(self, standing: Standing) -> None:
         row = await asyncio.to_thread(self._row, standing)
-        try:
-            self._directory.on_row(row)
-            self._directory.flush()
-        except OSError as error:
-            raise OutputError(f"cannot write the evaluation of version {row.version}: {error.strerror}") from None
+        self._directory.on_row(row)
+        self._directory.flush()
         self._metrics.metric.set(row.metric)
         self._measured = row.version, row.uploads
 

@@ -1,0 +1,65 @@
+"""Who hears of a run: every listener hears of its end."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+
+from qafel.errors import OutputError
+from qafel.runs.listeners import TensorBoard
+from qafel.runs.reading import Run
+from qafel.simulator import run
+from tests.runs.test_directory import row, short
+
+
+class Failing:
+    """A listener that fails at the given moments."""
+
+    def __init__(self, row: bool = False, end: bool = False) -> None:
+        self.row, self.end, self.heard = row, end, []
+
+    def on_row(self, row):
+        if self.row and row.version:
+            raise RuntimeError("at a row")
+
+    def on_end(self, summary):
+        self.heard.append(summary and summary["status"])
+        if self.end:
+            raise RuntimeError("at the end")
+
+
+def test_every_listener_hears_of_the_end_even_if_another_fails_there(tmp_path):
+    first, second = Failing(end=True), Failing()
+    with pytest.raises(RuntimeError, match="at the end"):
+        run(short(), tmp_path / "run", [first, second])
+    assert first.heard == second.heard == ["finished"]
+    assert Run.load(tmp_path / "run").finished
+
+
+def test_a_run_that_a_listener_breaks_off_keeps_its_rows_and_leaves_no_thread_or_lock(tmp_path):
+    threads, first, second = threading.active_count(), Failing(row=True, end=True), Failing()
+    with pytest.raises(RuntimeError, match="at the end"):
+        run(short(), tmp_path / "run", [first, second])
+    assert first.heard == second.heard == [None]
+    assert not Run.load(tmp_path / "run").finished
+    assert threading.active_count() == threads
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_events_that_cannot_be_written_are_an_output_error(tmp_path):
+    class Full:
+        def add_event(self, event):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    events = TensorBoard(tmp_path)
+    events.on_end(None)
+    events._writer = Full()
+    with pytest.raises(OutputError, match="cannot write TensorBoard events: No space left on device"):
+        events.on_row(row())
+    with pytest.raises(OutputError, match="cannot write TensorBoard events"):
+        events.on_end(None)
