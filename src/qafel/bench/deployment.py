@@ -13,7 +13,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, open_client, run_client
 from qafel.deployment.client.outbox import ClientState
-from qafel.deployment.connection import Broker, Stored, cancel_and_wait, session
+from qafel.deployment.connection import Stored, cancel_and_wait, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt, RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
@@ -95,6 +95,10 @@ class DeploymentCase:
         return Access((f"nats://127.0.0.1:{(folder / 'port').read_text()}",))
 
 
+Work: TypeAlias = Callable[[DeploymentCase, Path], Figures | Coroutine[Any, Any, Figures]]
+"""What one process does for a case, in the benchmark's folder; and what it measured."""
+
+
 def measure(case: DeploymentCase) -> Figures:
     """Run one case to its end; with mutants, once more without them, to compare."""
     found = _measure(case)
@@ -108,19 +112,27 @@ def _measure(case: DeploymentCase) -> Figures:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="qafel-bench-") as name, _broker(Path(name) / "broker", case) as broker:
         results: Results = context.Queue()
-        targets: list[Any] = [serve_run, *(partial(upload, number) for number in range(case.clients))]
-        targets += [listen] * (case.listeners > 0) + [send_mutants] * (case.mutants > 0)
-        works = [context.Process(target=target, args=(case, name, results), daemon=True) for target in targets]
-        for work in works:
-            work.start()
+        works: list[tuple[str, Work]] = [("server", serve_run)]
+        works += [("client", partial(upload, number)) for number in range(case.clients)]
+        works += [("listening", listen)] * (case.listeners > 0) + [("mutants", send_mutants)] * (case.mutants > 0)
+        processes = [context.Process(target=_perform, args=(*work, case, name, results), daemon=True) for work in works]
+        for process in processes:
+            process.start()
         try:
-            found = [results.get(timeout=60 + case.updates / 20) for _ in works]
+            found = [results.get(timeout=60 + case.updates / 20) for _ in processes]
         finally:
-            for work in works:
-                work.join(20)
-                if work.is_alive():
-                    work.terminate()
+            for process in processes:
+                process.join(20)
+                if process.is_alive():
+                    process.terminate()
         return _figures(case, found, resident_bytes(broker.pid), cpu_s(broker.pid))
+
+
+def _perform(kind: str, work: Work, case: DeploymentCase, name: str, results: Results) -> None:
+    """What a process does: its work in that folder, on one thread."""
+    set_threads(1)
+    found = work(case, Path(name))
+    results.put((kind, found if isinstance(found, dict) else asyncio.run(found)))
 
 
 @contextmanager
@@ -227,108 +239,77 @@ def originals(config: Config, number: int) -> list[bytes]:
     return [local_update(start, train, algorithm, 0, client=number, sequence=n) for n in range(_ORIGINALS)]
 
 
-@final
-class Mutants:
+async def send_mutants(case: DeploymentCase, folder: Path) -> Figures:
     """A client that sends damaged messages, spread over the run, and counts what the server says to each: it must take
     none of them, and must not be slowed by them.
     """
+    number, names, chooser = case.clients, Names(RUN), random.Random(0)
+    frames, news = originals(case.config(), number), asyncio.Event()
+    sent, outcomes, state = 0, Counter[str](), RunState("running", 0, 0)
 
-    def __init__(self, case: DeploymentCase) -> None:
-        self._case = case
-        self._number = case.clients
-        self._names = Names(RUN)
-        self._chooser = random.Random(0)
-        self._frames = originals(case.config(), self._number)
-        self._sent = self._uploads = 0
-        self._outcomes: Counter[str] = Counter()
-        self._ended = False
-        self._news = asyncio.Event()
-
-    async def send_all(self, folder: Path) -> Figures:
-        async with session(
-            self._case.access(folder, f"clients/{self._number}"), str(self._number), patience_s=60
-        ) as broker:
-            await broker.subscribe(self._names.receipt(self._number), self._on_receipt)
-            await broker.subscribe(self._names.state, self._on_state)
-            if (state := await broker.stored(KEY_VALUE_STREAM, self._names.state)) is not None:
-                await self._on_state(state)
-            while not self._ended:
-                await self._news.wait()
-                self._news.clear()
-                await self._send_due(broker)
-        answered, accepted = sum(self._outcomes.values()), self._outcomes["accepted"]
-        return {"sent": self._sent, "accepted": accepted, "rejected": answered - accepted, "by": dict(self._outcomes)}
-
-    async def _send_due(self, broker: Broker) -> None:
-        """In step with the run, and no more unanswered ones than our part of the queue holds."""
-        due = self._case.mutants * min(1.0, 1.1 * self._uploads / self._case.updates)
-        while self._sent < due and self._sent - sum(self._outcomes.values()) < _AT_ONCE and not self._ended:
-            batch = [mutated(self._frames, self._chooser) for _ in range(_AT_ONCE)]
-            subject = self._names.upload(self._number)
-            try:
-                await asyncio.gather(*(broker.store(subject, mutant) for mutant in batch))
-            except BrokerRefused:  # the run has ended
-                return
-            self._sent += len(batch)
-
-    async def _on_receipt(self, stored: Stored) -> None:
+    async def on_receipt(stored: Stored) -> None:
         receipt = Receipt.from_bytes(stored.data)
-        self._outcomes.update(reason for _, reason, _ in receipt.rejected)
-        self._outcomes["accepted"] += len(receipt.accepted)
-        self._outcomes["duplicate"] += len(receipt.duplicate)
-        self._news.set()
+        outcomes.update(reason for _, reason, _ in receipt.rejected)
+        outcomes.update(accepted=len(receipt.accepted), duplicate=len(receipt.duplicate))
+        news.set()
 
-    async def _on_state(self, stored: Stored) -> None:
+    async def on_state(stored: Stored) -> None:
+        nonlocal state
         state = RunState.from_bytes(stored.data)
-        self._uploads, self._ended = state.uploads, state.ended
-        self._news.set()
+        news.set()
+
+    async with session(case.access(folder, f"clients/{number}"), str(number), patience_s=60) as broker:
+        await broker.subscribe(names.receipt(number), on_receipt)
+        await broker.subscribe(names.state, on_state)
+        if (stored := await broker.stored(KEY_VALUE_STREAM, names.state)) is not None:
+            await on_state(stored)
+        while not state.ended:
+            await news.wait()
+            news.clear()
+            # In step with the run, and no more unanswered ones than our part of the queue holds.
+            due = case.mutants * min(1.0, 1.1 * state.uploads / case.updates)
+            while sent < due and sent - outcomes.total() < _AT_ONCE and not state.ended:
+                batch = [mutated(frames, chooser) for _ in range(_AT_ONCE)]
+                try:
+                    await asyncio.gather(*(broker.store(names.upload(number), mutant) for mutant in batch))
+                except BrokerRefused:  # the run has ended
+                    break
+                sent += len(batch)
+    accepted = outcomes["accepted"]
+    return {"sent": sent, "accepted": accepted, "rejected": outcomes.total() - accepted, "by": dict(outcomes)}
 
 
-def serve_run(case: DeploymentCase, name: str, results: Results) -> None:
+def serve_run(case: DeploymentCase, folder: Path) -> Figures:
     """The server, which marks time, updates and memory with every heartbeat."""
     marks: list[Mark] = []
     cpu_s = time.process_time()
-
-    def mark(state: RunState) -> None:
-        marks.append((time.monotonic(), state.uploads, resident_bytes()))
-
-    set_threads(1)
     summary = run_server(
         case.config(),
-        Path(name) / "server",
-        access=case.access(Path(name), "server"),
+        folder / "server",
+        access=case.access(folder, "server"),
         settings=ServerSettings(heartbeat_s=_HEARTBEAT_S, patience_s=30),
-        progress=mark,
+        progress=lambda state: marks.append((time.monotonic(), state.uploads, resident_bytes())),
     )
-    results.put(("server", {**summary, "marks": marks, "cpu_s": time.process_time() - cpu_s}))
+    return {**summary, "marks": marks, "cpu_s": time.process_time() - cpu_s}
 
 
-def upload(number: int, case: DeploymentCase, name: str, results: Results) -> None:
+def upload(number: int, case: DeploymentCase, folder: Path) -> Figures:
     """A client whose training takes no time: it moves by a fixed vector."""
-    set_threads(1)
     step = Stream.named(0, "benchmark", number).generator().standard_normal(case.dimension, np.float32)
     step *= np.float32(0.01)
     latencies = _Latencies()
 
-    def train(start: Vector, stream: Stream) -> Vector:
-        trained: Vector = start - step
-        return trained
-
     report = run_client(
-        train,
+        lambda start, stream: start - step,
         run=RUN,
         client=number,
-        state=Path(name) / f"client-{number}",
-        access=case.access(Path(name), f"clients/{number}"),
+        state=folder / f"client-{number}",
+        access=case.access(folder, f"clients/{number}"),
         settings=ClientSettings(patience_s=60, min_interval_s=case.min_interval_s),
         on_event=latencies.on_event,
     )
-    more = {
-        "latencies_s": latencies.found,
-        "resident": resident_bytes(),
-        "cpu_s": time.process_time() - latencies.cpu_s,
-    }
-    results.put(("client", {**asdict(report), **more}))
+    cpu_s = time.process_time() - latencies.cpu_s
+    return {**asdict(report), "latencies_s": latencies.found, "resident": resident_bytes(), "cpu_s": cpu_s}
 
 
 @final
@@ -356,13 +337,8 @@ class _Latencies:
                 self._waiting = [(taken, sent) for taken, sent in self._waiting if taken >= version]
 
 
-def listen(case: DeploymentCase, name: str, results: Results) -> None:
+async def listen(case: DeploymentCase, folder: Path) -> Figures:
     """Connected clients that only follow; each is a whole client, and all are in this process."""
-    set_threads(1)
-    results.put(("listening", asyncio.run(_listen_many(case, name))))
-
-
-async def _listen_many(case: DeploymentCase, name: str) -> Figures:
     times: dict[int, list[float]] = {}
 
     def hear(event: ClientEvent) -> None:
@@ -373,8 +349,8 @@ async def _listen_many(case: DeploymentCase, name: str) -> Figures:
     async with AsyncExitStack() as stack:
         clients = []
         for number in range(case.clients, case.clients + case.listeners):
-            state = stack.enter_context(ClientState(Path(name) / f"client-{number}"))
-            access = case.access(Path(name), f"clients/{number}")
+            state = stack.enter_context(ClientState(folder / f"client-{number}"))
+            access = case.access(folder, f"clients/{number}")
             clients.append(await open_client(make_train, Names(RUN), number, state, access, settings, hear))
         works = [asyncio.create_task(client.stay_connected()) for client in clients]
         for client in clients:
@@ -393,8 +369,3 @@ async def _listen_many(case: DeploymentCase, name: str) -> Figures:
         "all_equal_in_the_end": len(digests) == 1,
         "resident_bytes_per_listener": resident_bytes() // case.listeners,
     }
-
-
-def send_mutants(case: DeploymentCase, name: str, results: Results) -> None:
-    set_threads(1)
-    results.put(("mutants", asyncio.run(Mutants(case).send_all(Path(name)))))

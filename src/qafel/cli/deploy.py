@@ -37,9 +37,8 @@ BrokerUrl = Annotated[str | None, typer.Option("--broker", help="The broker's UR
 
 def require_extra() -> None:
     """Raise, with what to install, if a library of the deployment is missing: they are an extra."""
-    missing = [
-        name for name in ("nats", "nkeys", "cryptography", "prometheus_client") if not importlib.util.find_spec(name)
-    ]
+    needed = ("nats", "nkeys", "cryptography", "prometheus_client")
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'qafel[nats]'")
 
@@ -104,13 +103,11 @@ def revoke(folder: Folder, client: Annotated[int, typer.Option(min=0)]) -> None:
 
 
 def _say(reloaded: bool, what: str, until_then: str) -> None:
-    if reloaded:
-        typer.echo(f"{what}; the broker has reloaded")
-    else:
-        typer.echo(
-            f"{what}; the broker could not be reloaded, because none runs in this folder: if one runs in a container "
-            f"or on another machine, {until_then} until it reads this: `nats-server --signal reload` or restart it"
-        )
+    not_reloaded = (
+        "the broker could not be reloaded, because none runs in this folder: if one runs in a container or on another "
+        f"machine, {until_then} until it reads this: `nats-server --signal reload` or restart it"
+    )
+    typer.echo(f"{what}; {'the broker has reloaded' if reloaded else not_reloaded}")
 
 
 def _open(folder: Path) -> BrokerFolder:
