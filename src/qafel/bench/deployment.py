@@ -159,10 +159,7 @@ def _figures(case: DeploymentCase, found: list[tuple[str, Figures]], broker_byte
     wire = server["wire_sent_bytes"] + server["wire_received_bytes"] + total("wire_sent_bytes", "wire_received_bytes")
     return {
         "sync_interval": case.sync or "default",
-        "secured": case.secured,
-        "clients": case.clients,
-        "dimension": case.dimension,
-        "quantizer": case.quantizer,
+        **{key: getattr(case, key) for key in ("secured", "clients", "dimension", "quantizer")},
         "updates": server["uploads"],
         "upload_bytes": server["upload_bytes_mean"],
         "updates_per_s": (end[1] - begin[1]) / (end[0] - begin[0]),

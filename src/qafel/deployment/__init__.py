@@ -8,7 +8,7 @@
     server/      takes uploads, makes them safe, steps, broadcasts
     broker/      sets up the NATS server that both connect to
 
-The broker carries messages; it is not trusted with the truth, and a broker that lost everything is refilled.
+The broker carries messages and is the only keeper of none: one that lost everything is refilled.
 """
 
 from qafel.deployment.client import ClientReport, ClientSettings

@@ -4,7 +4,6 @@ server         from a configuration and a folder to a server; its sessions with 
 pipeline       takes uploads from the work queue, syncs, broadcasts, acknowledges; writes checkpoints and snapshots
 intake         which uploads count, and what the clients of the others are told
 ledger         the server's state: checkpoint and journal, synced before anything is acknowledged
-announcements  everything the server says: broadcasts, snapshots, receipts, its state
 evaluation     the model measured on the way; metrics for Prometheus
 
 `ServerSettings` says how it works, beside what the recipe says.

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -53,31 +54,31 @@ class ServerMetrics:
 
 
 @final
+@dataclass
 class Evaluator:
     """Measures the newest model in a thread when that is due, and says when the run ends.
 
     A slow evaluation skips models, and never holds up the server.
     """
 
-    def __init__(
-        self, config: Config, task: Task, ledger: Ledger, directory: RunDirectory, metrics: ServerMetrics
-    ) -> None:
+    _config: Config
+    task: Task
+    _ledger: Ledger
+    _directory: RunDirectory
+    _metrics: ServerMetrics
+    status: Status = "running"
+    _measured: tuple[int, int] = (-1, -1)
+    """Version and uploads of the last row; `progress` has those of the last model that was taken to be measured."""
+    _waiting: Standing | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
         """Go on from the rows that the directory holds of the processes before this one."""
-        settings = config.evaluation
-        self.status: Status = "running"
-        self.limits = Limits(**config.stop.model_dump())
-        self.task = task
-        self.progress = Progress(Evaluation(settings.every, settings.unit, settings.target), task.metric_goal)
-        self._name = config.name
-        self._ledger = ledger
-        self._directory = directory
-        self._metrics = metrics
-        self._uploads_before = ledger.traffic.uploads
-        self._measured = (-1, -1)
-        """Version and uploads of the last row; `progress` has those of the last model that was taken to be measured."""
-        self._waiting: Standing | None = None
-        self._wake = asyncio.Event()
-        self._measuring = asyncio.Lock()
+        settings = self._config.evaluation
+        self.limits = Limits(**self._config.stop.model_dump())
+        self.progress = Progress(Evaluation(settings.every, settings.unit, settings.target), self.task.metric_goal)
+        self._uploads_before = self._ledger.traffic.uploads
         self._see_rows()
         self._take()  # the next evaluation is due a whole interval from here
 
@@ -152,7 +153,7 @@ class Evaluator:
         found = summarise(
             self.status, self.task, server, traffic, progress, wall_s, virtual_time_unit="s", updates_per_s=rate
         )
-        return {"name": self._name, **found}
+        return {"name": self._config.name, **found}
 
     def _take(self) -> Standing:
         return self.progress.take(self._ledger.server, self._ledger.traffic, self.progress.wall_s)

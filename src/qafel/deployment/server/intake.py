@@ -173,18 +173,21 @@ class UploadGroup:
 
 
 @final
+@dataclass
 class Intake:
     """Takes messages one by one: counts an upload in the ledger, or rejects it and says why."""
 
-    def __init__(self, ledger: Ledger, checker: UploadChecker, metrics: ServerMetrics) -> None:
-        quantizer = ledger.server.algorithm.client_quantizer
-        self.ledger = ledger
-        self.checker = checker
-        self.lags: OrderedDict[int, int] = OrderedDict()
-        """For the clients heard of last: the staleness of their latest accepted upload."""
-        self.diverged: str | None = None
-        self.metrics = metrics
-        self._max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(ledger.server.model.size)
+    ledger: Ledger
+    checker: UploadChecker
+    metrics: ServerMetrics
+    lags: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    """For the clients heard of last: the staleness of their latest accepted upload."""
+    diverged: str | None = None
+
+    def __post_init__(self) -> None:
+        server = self.ledger.server
+        quantizer = server.algorithm.client_quantizer
+        self._max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(server.model.size)
         self.begin_session()
 
     def parts(self, part_bytes: int) -> int:

@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from io import FileIO
 from itertools import pairwise, zip_longest
@@ -56,13 +56,13 @@ class Ledger:
         self.broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
         """The last broadcasts with their versions: what a broker that lost them is given again."""
         self.run_id = _run_id(folder)
-        self._unsaved = self._unsaved_bytes = 0
         saved = traffic.uploads
         for frame in read_journal(folder, saved):
             self._count(frame, Message.from_bytes(frame))
         if traffic.uploads > saved:
             log.info("received %d journalled uploads again, now at version %d", traffic.uploads - saved, server.version)
         self.journal = Journal(folder, traffic.uploads)
+        self._saved = traffic.copy()
 
     @staticmethod
     @contextmanager
@@ -83,17 +83,13 @@ class Ledger:
             if found is None:
                 found = Server(initial_model(), algorithm, seed, log_capacity=0), Traffic(received_bytes=None), {}
             ledger = Ledger(folder, *found, history)
-            try:
+            with closing(ledger.journal):
                 yield ledger
-            finally:
-                ledger.journal.close()
 
     def take(self, frame: bytes, upload: Message) -> Accepted:
         """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count."""
         accepted = self._count(frame, upload)
         self.journal.append(frame)
-        self._unsaved += 1
-        self._unsaved_bytes += len(frame)
         return accepted
 
     def _count(self, frame: bytes, upload: Message) -> Accepted:
@@ -107,15 +103,16 @@ class Ledger:
 
     def begin_checkpoint(self, every: int, norms: Mapping[int, float]) -> Callable[[], None] | None:
         """Every so many uploads, fewer if large: what writes the state of this moment, to be called in a thread."""
-        if self._unsaved < every and self._unsaved_bytes < _JOURNAL_BYTES:
+        before, now = self._saved, self.traffic
+        if now.uploads - before.uploads < every and now.upload_bytes - before.upload_bytes < _JOURNAL_BYTES:
             return None
-        self._unsaved = self._unsaved_bytes = 0
-        saved, count = save_server(self.server), self.traffic.uploads
-        values = {"server": saved.values, "traffic": asdict(self.traffic), "norms": list(norms.items())}
+        now, saved = now.copy(), save_server(self.server)
+        self._saved = now
+        values = {"server": saved.values, "traffic": asdict(now), "norms": list(norms.items())}
         self.journal.rotate()
 
         def write() -> None:
-            write_checkpoint(self.folder / f"checkpoint-{count:012}.qafel", Checkpoint(saved.arrays, values))
+            write_checkpoint(self.folder / f"checkpoint-{now.uploads:012}.qafel", Checkpoint(saved.arrays, values))
             sync_folder(self.folder)
             for _, path in _checkpoints(self.folder)[:-_KEPT]:
                 path.unlink(missing_ok=True)

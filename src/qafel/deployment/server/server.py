@@ -11,12 +11,12 @@ import logging
 import signal
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from prometheus_client import start_http_server
 
@@ -24,14 +24,13 @@ from qafel.algorithm import PRESETS
 from qafel.config import Config
 from qafel.deployment.connection import Broker, run_until_one_ends, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import Agreement
+from qafel.deployment.messages import Agreement, RunState
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.announcements import Heartbeat, Publisher, StateListener, refill
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker
 from qafel.deployment.server.ledger import Ledger
-from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
+from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, Publisher, UploadQueue, refill
 from qafel.errors import BrokerError, ConfigError
 from qafel.rng import Stream
 from qafel.runs.directory import RunDirectory, model_file, state_of
@@ -45,33 +44,97 @@ _KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets be
 log = logging.getLogger(__name__)
 
 
+StateListener: TypeAlias = Callable[[RunState], None]
+
+
 @final
+@dataclass(slots=True)
+class Heartbeat:
+    """Renews the run's state on the broker: clients see by it that they are behind, operators how it goes."""
+
+    _intake: Intake
+    _evaluator: Evaluator
+    _publisher: Publisher
+    _listener: StateListener | None
+    """Called with every state that is sent."""
+    session: str = ""
+    """Changes with every connection: clients that see a new one send again what may be lost."""
+    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+    """Times of the last ten seconds, and how many uploads there were; it begins with what earlier processes counted."""
+
+    def __post_init__(self) -> None:
+        self._updates_per_s()
+
+    async def run(self, broker: Broker, every_s: float, access: Access) -> None:
+        """Beat every so many seconds, forever, and read the registry of clients again."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self._intake.checker.renew_keys(access)
+            await self.beat(broker)
+
+    async def beat(self, broker: Broker, *, concluded: bool = False) -> None:
+        """Renew the state. A run says that it has ended once its last broadcast is out: clients leave on hearing it."""
+        state = self._run_state(self._evaluator.status if concluded else "running")
+        await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
+        if self._listener is not None:
+            self._listener(state)
+
+    def _updates_per_s(self) -> float:
+        """Over the last ten seconds."""
+        now, uploads, marks = time.monotonic(), self._intake.ledger.traffic.uploads, self._marks
+        marks.append((now, uploads))
+        while len(marks) > 2 and now - marks[0][0] > 10:
+            marks.popleft()
+        then, before = marks[0]
+        return (uploads - before) / (now - then) if now > then else 0.0
+
+    def _run_state(self, word: str) -> RunState:
+        ledger, published, evaluator = self._intake.ledger, self._publisher.published, self._evaluator
+        traffic, server = ledger.traffic, ledger.server
+        return RunState(
+            state=word,
+            version=published.version,
+            digest=published.digest,
+            server_steps=evaluator.limits.server_steps or 0,
+            uploads=traffic.uploads,
+            updates_per_s=round(self._updates_per_s(), 1),
+            upload_bytes=traffic.upload_bytes,
+            broadcast_bytes=traffic.broadcast_bytes,
+            rejected=dict(server.rejected),
+            clients={str(client): lag for client, lag in list(self._intake.lags.items())[-100:]},
+            buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
+            metric=evaluator.progress.final,
+            metric_name=evaluator.task.metric_name,
+            renewed_at=time.time(),
+            session=self.session,
+        )
+
+
+@final
+@dataclass
 class DeploymentServer:
     """Serves one run. `run` returns when the run has ended or was stopped."""
 
-    def __init__(
-        self,
-        config: Config,
-        task: Task,
-        ledger: Ledger,
-        access: Access,
-        settings: ServerSettings,
-        directory: RunDirectory,
-        progress: StateListener | None,
-    ) -> None:
-        run = settings.run or config.name
-        self.ledger = ledger
+    _config: Config
+    _task: Task
+    ledger: Ledger
+    _access: Access
+    _settings: ServerSettings
+    _directory: RunDirectory
+    _listener: StateListener | None
+
+    def __post_init__(self) -> None:
+        ledger, access, task, settings = self.ledger, self._access, self._task, self._settings
+        run = settings.run or self._config.name
         self.wire = Counter[str]()
         self.metrics = ServerMetrics(run)
-        self._access = access
-        self._settings = settings
-        self._agreement = Agreement(ledger.run_id, config, task.layout).to_bytes()
+        self._agreement = Agreement(ledger.run_id, self._config, task.layout).to_bytes()
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
         checker = UploadChecker(algorithm, settings.defence, task.clients, access.registry(), median)
         self.intake = Intake(ledger, checker, self.metrics)
-        self.evaluator = Evaluator(config, task, ledger, directory, self.metrics)
+        self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics)
         self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
-        self._heartbeat = Heartbeat(self.intake, self.evaluator, self._publisher, progress)
+        self._heartbeat = Heartbeat(self.intake, self.evaluator, self._publisher, self._listener)
         self._background = BackgroundWriter(ledger, self._publisher, settings)
         self._queue: UploadQueue | None = None
         self._abandoned = asyncio.Event()
@@ -143,7 +206,7 @@ class DeploymentServer:
         if self.evaluator.status != "stopped":
             await self.evaluator.measure_last()  # a run whose metric is not finite has diverged, and says so
             names, model = self._publisher.names, self.ledger.server.model
-            await self._publisher.put(broker, names.model, model_file(model, self.evaluator.task.layout))
+            await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
             await broker.purge(names.upload_stream)
         await self._heartbeat.beat(broker, concluded=True)
         await broker.flush()
