@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps, ticker
 from matplotlib.axes import Axes
-from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -46,8 +45,9 @@ def draw(
     figure = Figure(figsize=size, dpi=200, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    named = {style.label: style for style in styles}
     for axes, panel in zip(grid, panels, strict=False):
-        _draw_panel(axes, panel, {style.label: style for style in styles})
+        _draw_panel(axes, panel, named)
         if len(panels) > 1:
             axes.set_title(panel.title, fontsize=10, color=_INK, parse_math=False)
     for axes in grid[len(panels) :]:
@@ -184,9 +184,9 @@ def _within(values: Values, limits: Ends, log: bool) -> Values:
 
 
 def _scale(axes: Axes, name: str, axis: Axis, limits: Ends | None) -> None:
-    own: XAxis | YAxis = axes.xaxis if name == "x" else axes.yaxis
+    own: Any = getattr(axes, f"{name}axis")
     if axis.log:
-        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+        axes.set(**{f"{name}scale": "log"})
         own.set_major_locator(ticker.LogLocator(numticks=8))
         own.set_minor_formatter(ticker.NullFormatter())
     if axis.log and limits is not None and limits[1] < 15 * limits[0]:
@@ -204,7 +204,7 @@ def _scale(axes: Axes, name: str, axis: Axis, limits: Ends | None) -> None:
         unit, space = _UNITS[axis.unit]
         own.set_major_formatter(ticker.EngFormatter(unit, sep=space))
     if limits is not None:
-        (axes.set_xlim if name == "x" else axes.set_ylim)(*limits)
+        axes.set(**{f"{name}lim": limits})
 
 
 def _legend(figure: Figure, panels: Sequence[Panel], styles: Sequence[Style], title: str) -> None:

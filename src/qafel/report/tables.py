@@ -26,14 +26,15 @@ def headline_table(group: Group) -> str:
     name = f'<span class="{"short" if len(group.metric) <= 12 else "long"}">{escape(group.metric)}</span>'
     to_target = ("uploads to target", "bytes to target") if group.targets else ()
     columns = ("run", Html(f"final {name}"), Html(f"best {name}"), *to_target, *_SENT)
-    return table(columns, (_row(group, index) for index in range(len(group.runs))), numbers=True)
+    rows = (_row(group, run, style) for run, style in zip(group.runs, group.styles, strict=True))
+    return table(columns, rows, numbers=True)
 
 
-def _row(group: Group, index: int) -> list[str]:
-    run, reference = group.runs[index], group.runs[group.reference]
-    cells = [_name(run, group.styles[index]), human_metric(final_of(run)), human_metric(best_of(run, group.goal))]
+def _row(group: Group, run: Run, style: Style) -> list[str]:
+    reference = group.runs[group.reference]
+    cells = [_name(run, style), human_metric(final_of(run)), human_metric(best_of(run, group.goal))]
     if group.targets:
-        uploads, traffic = (figures[index] for figures in _to_target(group))
+        uploads, traffic = _to_target(run, group)
         cells += [_or_not(uploads, human_count(uploads)), _or_not(traffic, human_bytes(traffic))]
     return [
         *cells,
@@ -104,7 +105,7 @@ def lead_sentence(group: Group) -> str:
 
 def _reached(group: Group, sound: Sequence[bool]) -> list[str]:
     """The fewest uploads and bytes to the target that all runs share; empty if there is none, or none reached it."""
-    uploads, traffic = _to_target(group)
+    uploads, traffic = zip(*(_to_target(run, group) for run in group.runs), strict=True)
     first, least = _smallest(uploads, sound), _smallest(traffic, sound)
     if group.shared_target is None or first is None:
         return []
@@ -115,10 +116,9 @@ def _reached(group: Group, sound: Sequence[bool]) -> list[str]:
     return said
 
 
-def _to_target(group: Group) -> tuple[list[float], list[float]]:
-    """Uploads and traffic of each run when it first met its target; infinite if it never did, NaN without a target."""
-    uploads = [run.at_target(run.column("uploads"), group.goal) for run in group.runs]
-    return uploads, [run.at_target(run.traffic, group.goal) for run in group.runs]
+def _to_target(run: Run, group: Group) -> tuple[float, float]:
+    """Uploads and traffic of a run when it first met its target; infinite if it never did, NaN without a target."""
+    return run.at_target(run.column("uploads"), group.goal), run.at_target(run.traffic, group.goal)
 
 
 def _bytes(group: Group, figures: Sequence[float], index: int) -> str:
@@ -131,8 +131,8 @@ def _bytes(group: Group, figures: Sequence[float], index: int) -> str:
 
 def _smallest(figures: Sequence[float], eligible: Sequence[bool]) -> int | None:
     """The index of the smallest finite figure among the eligible; the first of equals, None if there is none."""
-    fair = np.where(np.array(eligible) & np.isfinite(figures), figures, np.inf)
-    return int(np.argmin(fair)) if np.isfinite(fair).any() else None
+    fair = [index for index, figure in enumerate(figures) if eligible[index] and math.isfinite(figure)]
+    return min(fair, key=figures.__getitem__, default=None)
 
 
 def _strong(group: Group, index: int) -> str:
