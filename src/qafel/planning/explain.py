@@ -90,9 +90,8 @@ def _of_downlink(plan: BudgetPlan) -> list[str]:
 
 
 def _of_step_sizes(plan: BudgetPlan) -> str:
-    constants, choice = plan.request.constants, plan.recommended
-    setting, sizes = choice.setting, choice.step_sizes
-    server = next(it for it in conditions(constants, setting, sizes.client_lr, sizes.server_lr) if it.name == "server")
+    constants, setting, sizes = plan.request.constants, plan.recommended.setting, plan.recommended.step_sizes
+    server, *_ = conditions(constants, setting, sizes.client_lr, sizes.server_lr)
     largest = "as large as the theorem allows"
     of_server = largest if server.excess > _BINDING else "where noise and progress balance"
     at_most = sizes.client_lr >= _BINDING * largest_client_lr(constants, setting)
@@ -127,9 +126,7 @@ def _of_staleness(plan: BudgetPlan) -> str:
 
 def _of_constants(plan: BudgetPlan) -> list[str]:
     said, measured = [], plan.request.measured
-    sampled = {name: clients for name, clients in measured.items() if clients is not None}
-    if sampled:
-        listed = ", ".join(f"{SYMBOLS[name]} on {clients}" for name, clients in sampled.items())
+    if listed := ", ".join(f"{SYMBOLS[name]} on {count}" for name, count in measured.items() if count is not None):
         said.append(
             f"{listed} of {plan.request.fleet.clients:,} clients were measured, at x⁰ only: these are estimates, from "
             "below for L and B, and the theorem needs the largest of any x"
@@ -161,11 +158,22 @@ def _of_bound(plan: BudgetPlan) -> list[str]:
 
 def plan_json(plan: BudgetPlan) -> dict[str, Any]:
     """A plan as plain values, for files and other programs; `algorithm` is a section of a recipe."""
-    request = plan.request
+    request, fleet = plan.request, plan.request.fleet
     return {
         "size": request.size,
-        "clients": request.fleet.clients,
-        "inputs": _inputs(request),
+        "clients": fleet.clients,
+        "inputs": {
+            "duration": str(fleet.durations),
+            "upload_rate": fleet.upload_rate,
+            "download_rate": fleet.download_rate,
+            "latency_s": fleet.latency,
+            "arrival_rate": fleet.arrival_rate,
+            "byte_budget": request.budget_bytes,
+            "every_copy": request.every_copy,
+            "time_budget_s": request.budget_s,
+            "max_staleness_updates": request.max_staleness,
+            "batch_size": request.batch_size,
+        },
         "constants": asdict(request.constants),
         "measured": list(request.measured),
         "measured_on_clients": {name: clients for name, clients in request.measured.items() if clients is not None},
@@ -179,25 +187,8 @@ def plan_json(plan: BudgetPlan) -> dict[str, Any]:
     }
 
 
-def _inputs(request: PlanRequest) -> dict[str, Any]:
-    """What was asked for, as the plan understood it."""
-    fleet = request.fleet
-    return {
-        "duration": str(fleet.durations),
-        "upload_rate": fleet.upload_rate,
-        "download_rate": fleet.download_rate,
-        "latency_s": fleet.latency,
-        "arrival_rate": fleet.arrival_rate,
-        "byte_budget": request.budget_bytes,
-        "every_copy": request.every_copy,
-        "time_budget_s": request.budget_s,
-        "max_staleness_updates": request.max_staleness,
-        "batch_size": request.batch_size,
-    }
-
-
 def _choice(choice: Choice, request: PlanRequest) -> dict[str, Any]:
-    setting, size = choice.setting, request.size
+    setting, sizes, batch = choice.setting, choice.message_sizes, request.batch_size
     return {
         "algorithm": {
             "preset": "qafel" if choice.quantized else "fedbuff",
@@ -205,17 +196,16 @@ def _choice(choice: Choice, request: PlanRequest) -> dict[str, Any]:
             "server_quantizer": choice.server.spec,
             "buffer_size": setting.buffer_size,
             "local_steps": setting.local_steps,
-            **({} if request.batch_size is None else {"batch_size": request.batch_size}),
-            "client_lr": choice.step_sizes.client_lr,
-            "server_lr": choice.step_sizes.server_lr,
+            **({} if batch is None else {"batch_size": batch}),
+            **asdict(choice.step_sizes),
         },
         "client_delta": setting.client_delta,
         "server_delta": setting.server_delta,
-        "client_bits_per_coordinate": choice.client.bits_per_coordinate(size),
-        "server_bits_per_coordinate": choice.server.bits_per_coordinate(size),
+        "client_bits_per_coordinate": choice.client.bits_per_coordinate(request.size),
+        "server_bits_per_coordinate": choice.server.bits_per_coordinate(request.size),
         "max_staleness": setting.max_staleness,
-        "upload_message_bytes": choice.message_sizes.upload_bytes,
-        "broadcast_message_bytes": choice.message_sizes.broadcast_bytes,
+        "upload_message_bytes": sizes.upload_bytes,
+        "broadcast_message_bytes": sizes.broadcast_bytes,
         "forecast": _forecast(choice.forecast),
         "bound": {**asdict(choice.bound), "total": choice.bound.total},
     }

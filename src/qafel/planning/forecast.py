@@ -45,8 +45,8 @@ class Fleet:
                 require_positive(name.replace("_", " "), rate)
         require_not_negative("latency", self.latency)
         if self.arrival_rate is not None:
-            self.require_enough_clients(0, 0)
-        elif self.cycle_s(1, 1) == 0:
+            self.require_enough_clients(MessageSizes(0, 0, 0))
+        elif self.cycle_s(MessageSizes(1, 1, 1)) == 0:
             raise ConfigError(
                 "clients that are always training need a duration above zero: give the time per update, "
                 "a latency, or the network's rates"
@@ -58,36 +58,34 @@ class Fleet:
         download = download_bytes / self.download_rate if self.download_rate else 0.0
         return 2 * self.latency + upload + download
 
-    def cycle_s(self, upload_bytes: float, download_bytes: float) -> float:
+    def cycle_s(self, sizes: MessageSizes) -> float:
         """Seconds from a client's start to its update's arrival, on average."""
-        return self.durations.mean + self.transfer_s(upload_bytes, download_bytes)
+        return self.durations.mean + self.transfer_s(sizes.upload_bytes, sizes.broadcast_bytes)
 
-    def updates_per_s(self, upload_bytes: float, download_bytes: float) -> float:
+    def updates_per_s(self, sizes: MessageSizes) -> float:
         """Updates per second in the long run. A client that arrives while all are training cannot start."""
-        cycle = self.cycle_s(upload_bytes, download_bytes)
+        cycle = self.cycle_s(sizes)
         if self.arrival_rate is None:
             return self.clients / cycle
         return min(self.arrival_rate, self.clients / cycle) if cycle else self.arrival_rate
 
-    def has_enough_clients(self, upload_bytes: float, download_bytes: float) -> bool:
+    def has_enough_clients(self, sizes: MessageSizes) -> bool:
         """Whether there are as many clients as the arrival rate keeps training: rate × cycle of them."""
-        training = (self.arrival_rate or 0.0) * self.cycle_s(upload_bytes, download_bytes)
-        return training <= self.clients * (1 + _ROUNDING)
+        return (self.arrival_rate or 0.0) * self.cycle_s(sizes) <= self.clients * (1 + _ROUNDING)
 
-    def require_enough_clients(self, upload_bytes: float, download_bytes: float) -> None:
+    def require_enough_clients(self, sizes: MessageSizes) -> None:
         """Raise unless `has_enough_clients`."""
-        if not self.has_enough_clients(upload_bytes, download_bytes):
-            cycle = self.cycle_s(upload_bytes, download_bytes)
+        if not self.has_enough_clients(sizes):
+            rate, cycle = self.arrival_rate or 0.0, self.cycle_s(sizes)
             raise ConfigError(
-                f"{self.arrival_rate:g} arrivals per second, each for {cycle:.4g} s, keep "
-                f"{(self.arrival_rate or 0.0) * cycle:.4g} clients training at a time, and there are {self.clients}: "
-                f"the arrival rate can be at most {self.clients / cycle:.4g}"
+                f"{rate:g} arrivals per second, each for {cycle:.4g} s, keep {rate * cycle:.4g} clients training at a "
+                f"time, and there are {self.clients}: the arrival rate can be at most {self.clients / cycle:.4g}"
             )
 
-    def largest_staleness(self, upload_bytes: float, download_bytes: float, updates: int) -> int:
+    def largest_staleness(self, sizes: MessageSizes, updates: int) -> int:
         """τ_max,1: how many updates arrive during the cycle that one of `updates` cycles exceeds on average."""
-        longest = self.durations.largest(updates) + self.transfer_s(upload_bytes, download_bytes)
-        return math.ceil(longest * self.updates_per_s(upload_bytes, download_bytes) * (1 - _ROUNDING))
+        longest = self.durations.largest(updates) + self.transfer_s(sizes.upload_bytes, sizes.broadcast_bytes)
+        return math.ceil(longest * self.updates_per_s(sizes) * (1 - _ROUNDING))
 
 
 @final
@@ -153,14 +151,13 @@ class Timetable:
 @lru_cache(maxsize=512)
 def timetable(sizes: MessageSizes, fleet: Fleet) -> Timetable:
     """When the server steps of a method with messages of these `sizes` come on a `fleet`."""
-    up, down = sizes.upload_bytes, sizes.broadcast_bytes
-    transfer = fleet.transfer_s(up, down)
+    transfer = fleet.transfer_s(sizes.upload_bytes, sizes.broadcast_bytes)
     all_at_once = fleet.arrival_rate is None
     if all_at_once:
         updates = always_training(fleet.durations, transfer, fleet.clients)
     else:
-        updates = arriving(fleet.durations, transfer, fleet.updates_per_s(up, down))
-    download = fleet.transfer_s(0, down)
+        updates = arriving(fleet.durations, transfer, fleet.updates_per_s(sizes))
+    download = fleet.transfer_s(0, sizes.broadcast_bytes)
     snapshot_s = fleet.transfer_s(0, sizes.snapshot_bytes) - download
     return Timetable(updates, snapshot_s, all_at_once, download - 2 * fleet.latency)
 

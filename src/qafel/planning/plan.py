@@ -39,39 +39,8 @@ _MOST_ALTERNATIVES = 4
 
 def _buffer_sizes_up_to(clients: int) -> tuple[int, ...]:
     """1, 2, 5, 10, 20, 50, … and the number of clients."""
-    sizes, power = [], 1
-    while power <= clients:
-        sizes += [factor * power for factor in (1, 2, 5) if factor * power <= clients]
-        power *= 10
-    return tuple(sorted({*sizes, clients}))
-
-
-def _suitable(specs: Sequence[str], size: int, role: Role, layout: Layout | None) -> list[Quantizer]:
-    """The quantizers of `specs` that suit the `role` for a model of `size` parameters.
-
-    A default spec that does not suit is left out; one that the user asked for is an error.
-    """
-    found = []
-    for spec in specs:
-        quantizer = parse(spec, layout)
-        unfit = fitness(quantizer, size, role)
-        if not unfit and math.isinf(quantizer.omega(size)):
-            unfit = [f"{role} quantizer {spec!r} has no bound on its error: the theorem does not hold for it"]
-        if not unfit:
-            found.append(quantizer)
-        elif specs not in (CLIENT_SPECS, SERVER_SPECS):
-            raise ConfigError(unfit[0])
-    return found
-
-
-def _efficient(quantizers: Sequence[Quantizer], size: int) -> list[Quantizer]:
-    """Those that no other one beats in bytes and δ: the bound falls with δ and with every byte saved."""
-    ordered = sorted(quantizers, key=lambda it: (it.max_payload_bytes(size), -it.delta(size)))
-    kept: list[Quantizer] = []
-    for it in ordered:
-        if not kept or it.delta(size) > kept[-1].delta(size):
-            kept.append(it)
-    return kept
+    sizes = (factor * 10**power for power in range(len(str(clients))) for factor in (1, 2, 5))
+    return tuple(sorted({clients, *(size for size in sizes if size <= clients)}))
 
 
 @final
@@ -169,11 +138,12 @@ def make_plan(request: PlanRequest) -> BudgetPlan:
     """
     plain = parse("none")
     unquantized = _choices(request, [plain], [plain])
-    clients = _efficient(_suitable(request.client_specs, request.size, "client", request.layout), request.size)
-    servers = _efficient(_suitable(request.server_specs, request.size, "server", request.layout), request.size)
-    shortest = MessageSizes.of(clients[0], servers[0], request.size)
-    request.fleet.require_enough_clients(shortest.upload_bytes, shortest.broadcast_bytes)
-    choices = [choice for choice in _choices(request, clients, servers) if _can_arrive(request, choice)]
+    clients = _suitable(request.client_specs, request, "client")
+    servers = _suitable(request.server_specs, request, "server")
+    fleet = request.fleet
+    fleet.require_enough_clients(MessageSizes.of(clients[0], servers[0], request.size))
+    # Messages so long that the arrivals would need more clients than there are cannot be recommended.
+    choices = [it for it in _choices(request, clients, servers) if fleet.has_enough_clients(it.message_sizes)]
     if not choices:
         remedy = "raise it" if request.buffer_sizes is None else "raise it, or lower K"
         raise ConfigError(f"the budget does not pay for one server step even with the shortest messages: {remedy}")
@@ -210,12 +180,34 @@ def evaluate_choice(
     return Choice(client, server, messages, setting, steps, found, costs)
 
 
+def _suitable(specs: Sequence[str], request: PlanRequest, role: Role) -> list[Quantizer]:
+    """The quantizers of `specs` that suit the `role`, without those that another one beats in bytes and δ.
+
+    A default spec that does not suit is left out; one that the user asked for is an error. The bound falls with δ and
+    with every byte saved.
+    """
+    found, size = [], request.size
+    for spec in specs:
+        quantizer = parse(spec, request.layout)
+        unfit = fitness(quantizer, size, role)
+        if not unfit and math.isinf(quantizer.omega(size)):
+            unfit = [f"{role} quantizer {spec!r} has no bound on its error: the theorem does not hold for it"]
+        if not unfit:
+            found.append(quantizer)
+        elif specs not in (CLIENT_SPECS, SERVER_SPECS):
+            raise ConfigError(unfit[0])
+    kept: list[Quantizer] = []
+    for it in sorted(found, key=lambda it: (it.max_payload_bytes(size), -it.delta(size))):
+        if not kept or it.delta(size) > kept[-1].delta(size):
+            kept.append(it)
+    return kept
+
+
 def _staleness(request: PlanRequest, sizes: MessageSizes, buffer_size: int, server_steps: int) -> int:
     """τ_max,K of a run that is long enough for it."""
     updates = request.max_staleness
     if updates is None:
-        uploads = buffer_size * server_steps
-        updates = request.fleet.largest_staleness(sizes.upload_bytes, sizes.broadcast_bytes, uploads)
+        updates = request.fleet.largest_staleness(sizes, buffer_size * server_steps)
     return max_staleness(updates, buffer_size)
 
 
@@ -228,11 +220,6 @@ def _choices(request: PlanRequest, clients: Iterable[Quantizer], servers: Sequen
         if steps := affordable_steps(sizes, request.fleet, size, **budget):
             found.append(evaluate_choice(request, client, server, size, steps))
     return found
-
-
-def _can_arrive(request: PlanRequest, choice: Choice) -> bool:
-    """Messages so long that the arrivals would need more clients than there are cannot be recommended."""
-    return request.fleet.has_enough_clients(choice.message_sizes.upload_bytes, choice.message_sizes.broadcast_bytes)
 
 
 def _matching(request: PlanRequest, choice: Choice, target: float) -> Forecast | None:

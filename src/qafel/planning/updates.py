@@ -25,6 +25,7 @@ from qafel.errors import ConfigError
 from qafel.theory.theorem import LARGEST, require_not_negative
 
 LawName: TypeAlias = Literal["constant", "half-normal", "log-normal", "uniform"]
+LAWS = get_args(LawName)
 SPREADING = ("log-normal", "uniform")
 _UNIT = NormalDist()
 
@@ -50,8 +51,8 @@ class DurationLaw:
     """Log-normal: scale·e^(spread·N); uniform: scale·(1 ± spread)."""
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(LawName):
-            raise ConfigError(f"a duration law is one of {', '.join(get_args(LawName))}; got {self.name!r}")
+        if self.name not in LAWS:
+            raise ConfigError(f"a duration law is one of {', '.join(LAWS)}; got {self.name!r}")
         require_not_negative("scale of durations", self.scale)
         require_not_negative("spread of durations", self.spread)
         if self.name == "uniform" and self.spread > 1:
@@ -69,14 +70,14 @@ class DurationLaw:
     def parse(text: str) -> DurationLaw:
         """A law from a `text` like "half-normal:2", which is NAME[:SCALE[,SPREAD]], or plain seconds: "1.5"."""
         name, _, numbers = text.strip().partition(":")
-        if name not in get_args(LawName):
+        if name not in LAWS:
             name, numbers = "constant", text
         try:
             values = [float(number) for number in numbers.split(",")] if numbers or not text.strip() else []
         except ValueError:
             values = [math.nan] * 3
         if len(values) > 2 or any(math.isnan(value) for value in values):
-            known = ", ".join(get_args(LawName))
+            known = ", ".join(LAWS)
             raise ConfigError(f"a duration is seconds or LAW:SCALE[,SPREAD] with LAW of {known}; got {text!r}")
         if len(values) == 2 and name not in SPREADING:
             raise ConfigError(f"{name} durations have a scale and no spread; got {text!r}")
@@ -106,16 +107,14 @@ class DurationLaw:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Between these lies nearly all of the law, of its mean and of its mean square."""
+        """Between these lies nearly all of a law that varies, of its mean and of its mean square."""
         match self.name:
-            case "constant":
-                return self.scale, self.scale
             case "half-normal":
                 return 1e-9 * self.scale, 9 * self.scale
             case "log-normal":
                 reach = self.spread * (2 * self.spread + 7)
                 return self.scale * math.exp(-6.5 * self.spread), self.scale * math.exp(reach)
-            case "uniform":
+            case _:
                 high = self.scale * (1 + self.spread)
                 return max(1e-9 * high, self.scale * (1 - self.spread)), high
 
