@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, errors
 from qafel.errors import UserError
@@ -19,6 +19,7 @@ from qafel.paper.outputs import EntryResult, write_entries
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps import sweep, unfinished, unique
 
+_FORM: dict[str, Any] = {"box": None, "header_style": "bold", "padding": (0, 2, 0, 0)}
 _COLOURS = {"pass": "green", "fail": "red", "not comparable": "yellow"}
 
 
@@ -58,8 +59,8 @@ def paper(
     request = Request(seeds, quick, all_methods, family, only or [], finished)
     entries = ENTRIES if name == "all" else {name: entry_named(name)}
     plans = request.plans(entries, out / "runs")
-    missing = {entry: why_missing(unfinished(runs, out / "runs")) for entry, runs in plans.items()}
-    skipped = {entry: reason for entry, reason in missing.items() if reason is not None}
+    todo = {entry: unfinished(runs, out / "runs") for entry, runs in plans.items()}
+    skipped = {entry: reason for entry, runs in todo.items() if (reason := why_missing(runs))}
     if len(skipped) == len(plans):
         raise UserError("; ".join(f"{entry}: {reason}" for entry, reason in skipped.items()))
     plans = {entry: runs for entry, runs in plans.items() if entry not in skipped}
@@ -92,9 +93,9 @@ def _complain(what: str, of: dict[str, str]) -> None:
 
 
 def _show(result: EntryResult) -> None:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), title=result.entry.title, title_justify="left")
-    for heading in result.table.headings:
-        table.add_column(heading.title, justify="left" if heading is result.table.headings[0] else "right")
+    titles = enumerate(heading.title for heading in result.table.headings)
+    columns = (Column(title, justify="right" if place else "left") for place, title in titles)
+    table = Table(*columns, title=result.entry.title, title_justify="left", **_FORM)
     for row in result.table.shown():
         table.add_row(*row)
     console.print(table)
@@ -107,7 +108,7 @@ def _show(result: EntryResult) -> None:
 
 
 def _show_list(json_output: bool) -> None:
-    counts = {entry.name: list(entry.plan(Extent(tuple(range(entry.seeds))))) for entry in ENTRIES.values()}
+    counts = {name: entry.plan(Extent(tuple(range(entry.seeds)))) for name, entry in ENTRIES.items()}
     tasks = {name: ", ".join(dict.fromkeys(run.config.task.name for run in runs)) for name, runs in counts.items()}
     if json_output:
         listed = [
@@ -116,12 +117,8 @@ def _show_list(json_output: bool) -> None:
         ]
         print(json.dumps(listed, indent=2, ensure_ascii=False))
         return
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("entry", no_wrap=True)
-    for heading in ("what it is", "in the paper", "task"):
-        table.add_column(heading)
-    table.add_column("runs", justify="right", no_wrap=True)
-    table.add_column("time")
+    short, number = Column("entry", no_wrap=True), Column("runs", justify="right", no_wrap=True)
+    table = Table(short, "what it is", "in the paper", "task", number, "time", **_FORM)
     for name, entry in ENTRIES.items():
         table.add_row(name, entry.title, entry.paper, tasks[name], str(len(counts[name])), entry.time)
     console.print(table)

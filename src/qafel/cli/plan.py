@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from qafel.cli.console import JsonOption, console, errors
 from qafel.config import Config
@@ -122,14 +123,11 @@ def plan(
 
 
 def _task(name: str, clients: int | None, size: int | None) -> Task:
-    settings: dict[str, Any] = {"name": name}
-    if clients is not None:
-        settings["clients"] = clients
-    if size is not None:
-        if name in TASKS and "dimension" not in TASKS[name].model_fields:
-            raise ConfigError(f"--size: the task {name} sets the size of its model; leave it out")
-        settings["dimension"] = size
-    return Config.from_dict({"task": settings}, "qafel plan").task.make()
+    if size is not None and name in TASKS and "dimension" not in TASKS[name].model_fields:
+        raise ConfigError(f"--size: the task {name} sets the size of its model; leave it out")
+    settings = {"name": name, "clients": clients, "dimension": size}
+    given = {key: value for key, value in settings.items() if value is not None}
+    return Config.from_dict({"task": given}, "qafel plan").task.make()
 
 
 def _constants(
@@ -153,13 +151,11 @@ def _constants(
 def _show(made: BudgetPlan) -> None:
     for line in _asked(made.request):
         console.print(line, highlight=False)
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     other = "FedBuff, same budget" if made.fedbuff_fits else "FedBuff, one step"
-    for name in ("", "recommended", other):
-        table.add_column(name, no_wrap=True)
-    ours, theirs = _column(made.recommended), _column(made.fedbuff)
-    for name, value in ours.items():
-        table.add_row(f"[bold]{name}[/]", value, theirs[name])
+    columns = (Column(name, no_wrap=True) for name in ("", "recommended", other))
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for (name, ours), theirs in zip(_column(made.recommended).items(), _column(made.fedbuff).values(), strict=True):
+        table.add_row(f"[bold]{name}[/]", ours, theirs)
     console.print(table)
     for reason in reasons(made):
         console.print(f"• {reason}", highlight=False)
@@ -210,8 +206,5 @@ def _column(choice: Choice) -> dict[str, str]:
         "received by all": human_bytes(cost.received_bytes),
         "time": human_seconds(cost.duration_s),
         "bound on ‖∇f‖²": f"{bound.total:.4g}",
-        "  start": f"{bound.start:.3g}",
-        "  staleness": f"{bound.staleness:.3g}",
-        "  drift": f"{bound.drift:.3g}",
-        "  noise": f"{bound.noise:.3g}",
+        **{f"  {term}": f"{value:.3g}" for term, value in asdict(bound).items()},
     }
