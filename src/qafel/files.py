@@ -30,7 +30,7 @@ def writing(what: str, then: str = "") -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, make_folder: bool = False) -> None:
-    """Replace a file by new content, or leave it as it was; `make_folder` makes the folder that it lies in."""
+    """Replace the file `path` by `data`, or leave it as it was; `make_folder` makes the folder that it lies in."""
     beside = path.with_name(f".{path.name}.part")
     with writing(str(path)):
         if make_folder:
@@ -57,13 +57,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_checked(path: Path, kind: str, version: int, data: bytes) -> None:
-    """Replace a file by one that says what it holds, in which version of its format, and the checksum of all of it."""
+    """Replace the file `path` by `data` behind a header: its kind, the version of its format, a checksum of it all."""
     head = f"qafel {kind} {version}\n".encode()
     write_atomically(path, head + _digest(head, data) + data, make_folder=True)
 
 
 def read_checked(path: Path, kind: str, version: int) -> bytes:
-    """The data of such a file. What is missing, damaged, or of another kind or version raises `DataError`."""
+    """The data of such a file; `DataError` if it is missing, damaged, or of another kind or version."""
     try:
         whole = path.read_bytes()
     except OSError as error:
@@ -98,8 +98,8 @@ class Lock:
     def __init__(self, path: Path, busy: QafelError, *, patience_s: float = 0.0, beside: Path | None = None) -> None:
         """Lock the file `path`; raise `busy` if another process has it for longer than `patience_s`.
 
-        The lock is that of the folder it lies in, or, if `beside` names one, of a folder that may itself be moved or
-        replaced: then the file is deleted at the end.
+        It protects the folder that it lies in, or the folder `beside`, which may be moved or replaced meanwhile: then
+        the file is deleted at the end.
         """
         self._path = path
         self._busy = busy

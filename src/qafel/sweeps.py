@@ -31,6 +31,7 @@ COST = {"cifar10": 80.0, "celeba": 100.0, "shakespeare": 6000.0}
 """Roughly how much longer an upload takes than one of a cheap task."""
 
 BETWEEN_ROWS_S = 0.2
+"""The least time between two rows that a worker process reports."""
 
 
 @final
@@ -53,7 +54,7 @@ class Planned:
 
     @property
     def work(self) -> float:
-        """How much there is to do, to be held against other runs: its uploads, as far as its limits tell, and cost."""
+        """How much work it is, to compare with other runs: its uploads, as far as its limits tell, times their cost."""
         stop, timing = self.config.stop, self.config.timing
         limits = (
             stop.uploads,
@@ -191,7 +192,7 @@ def perform(
     """
     with RunDirectory(path) as directory:
         state = state_of(path, config)
-        if state == "finished":  # by another sweep, while this one was busy elsewhere
+        if state == "finished":  # by another sweep, while this one made other runs
             return str(Run.load(path).summary.get("status", "finished"))
         resume = state == "interrupted" and _is_sound(path)
         if not resume and (moved := directory.move_aside()) is not None:

@@ -41,7 +41,7 @@ def test_several_runs_are_reported_here(make_run, tmp_path, monkeypatch):
 
 
 def test_a_users_mistake_is_left_to_the_app(tmp_path):
-    with pytest.raises(DataError, match="no run directory"):
+    with pytest.raises(DataError, match="not a run directory"):
         CliRunner().invoke(app, [str(tmp_path / "nowhere")], catch_exceptions=False)
     assert not (tmp_path / "report.html").exists()
 
@@ -78,7 +78,7 @@ def test_a_report_of_nothing_fails_and_so_does_a_path_that_leads_nowhere(make_ru
     stray.write_text("")
     with pytest.raises(DataError, match=r"none of these .*stray\.txt \(no run directory\)"):
         CliRunner().invoke(app, [str(stray), str(stray), "--out", out], catch_exceptions=False)
-    with pytest.raises(DataError, match="nowhere is no run directory"):
+    with pytest.raises(DataError, match="nowhere is not a run directory"):
         CliRunner().invoke(app, [str(make_run()), str(tmp_path / "nowhere"), "--out", out], catch_exceptions=False)
 
 

@@ -28,6 +28,7 @@ def local_update(
     """Copy, train and encode: one whole local update, as the message that crosses. Algorithm 2.
 
     start      the hidden state that the client copied
+    algorithm  what server and clients agree on
     train      local training, from y₀ and a random stream to y_P
     seed       the run's seed: with `client` and `sequence` it names the random streams
     client     the client's number
@@ -49,7 +50,10 @@ def make_upload(
     sequence: int,
     weight: float = 1.0,
 ) -> bytes:
-    """Encode what a client learnt. Q_c(y₀ − y_P), with the version it started from. Algorithm 2, line 6."""
+    """Encode what a client learnt. Q_c(y₀ − y_P), with the version it started from. Algorithm 2, line 6.
+
+    `trained` is y_P, and `stream` the quantizer's randomness; the others are as in `local_update`.
+    """
     vector = start.vector - trained if algorithm.upload == "update" else trained
     quantizer = algorithm.client_quantizer
     payload = quantizer.encode(vector, stream)
@@ -81,7 +85,7 @@ class Client:
         self.sequence = sequence
 
     def receive(self, data: bytes) -> bool:
-        """Advance the hidden state; False if the message was known already. Algorithm 3.
+        """Advance the hidden state by a broadcast or snapshot; False if it was known already. Algorithm 3.
 
         Broadcasts that are missing in between raise `MissedBroadcast`: ask the server to `catch_up`.
         """

@@ -68,7 +68,7 @@ class HiddenState:
         return following
 
     def to_snapshot(self) -> bytes:
-        """The whole hidden state as one message; with its memory behind it, where that is another vector."""
+        """The whole hidden state as one message; if its memory is another vector, that follows it."""
         whole = self.vector if self.memory is self.vector else np.concatenate([self.vector, self.memory])
         payload = _SNAPSHOT_CODEC.encode(whole, _NO_RANDOMNESS)
         return Message(

@@ -55,7 +55,7 @@ class Kind(IntEnum):
     """What a message is."""
 
     UPLOAD = 1
-    """A client's update, Q_c(y₀ − y_P), or its whole model where the algorithm mixes models."""
+    """A client's update, Q_c(y₀ − y_P), or its whole model if the algorithm mixes models."""
     BROADCAST = 2
     """The server's q: every receiver adds it to its hidden state."""
     MODEL = 3

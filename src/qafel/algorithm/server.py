@@ -48,7 +48,13 @@ class Server:
     )
 
     def __init__(self, model: Vector, algorithm: Algorithm, seed: int, *, log_capacity: int = 100) -> None:
-        """x̂⁰ = x⁰, unquantized: everyone starts from the same model. Algorithm 1, line 1."""
+        """x̂⁰ = x⁰, unquantized: everyone starts from the same model. Algorithm 1, line 1.
+
+        model          x⁰
+        algorithm      what server and clients agree on
+        seed           the run's: it names the random streams of the server's quantizer
+        log_capacity   how many broadcasts are kept for clients that missed some
+        """
         require_finite(model, "the initial model")
         self.algorithm = algorithm
         self.seed = seed
@@ -66,9 +72,10 @@ class Server:
         return self.hidden_state.version
 
     def receive(self, message: Message) -> Accepted:
-        """Take one upload; step and broadcast if it fills the buffer. Algorithm 1, lines 4 to 14.
+        """Take one upload, as `Message.from_bytes` read it; step and broadcast if it fills the buffer.
 
-        A message that does not fit or is not wanted raises, is counted under its reason, and changes nothing else.
+        Algorithm 1, lines 4 to 14. A message that does not fit or is not wanted raises, is counted under its reason,
+        and changes nothing else.
         """
         try:
             staleness = self._take(message)
@@ -79,7 +86,10 @@ class Server:
         return Accepted(staleness, self._step() if full else None)
 
     def catch_up(self, version: int, digest: int | None = None) -> list[bytes]:
-        """What a client at this version must receive to hold the current hidden state."""
+        """What a client at this version must receive to hold the current hidden state.
+
+        `digest` is that of the client's own hidden state; one that has drifted raises `Drifted`.
+        """
         return self.log.missed(self.hidden_state, version, digest, self.algorithm.broadcast_kind)
 
     def flush(self) -> bytes | None:
@@ -137,7 +147,7 @@ class Checkpoint:
 
 
 def save_server(server: Server) -> Checkpoint:
-    """Everything but the broadcast log, which a deployment keeps in its stream."""
+    """Save everything but the broadcast log, which a deployment keeps in its stream."""
     arrays: dict[str, NDArray[Any]] = {
         "model": server.model.copy(),
         "hidden_state": server.hidden_state.vector,
@@ -162,7 +172,10 @@ def save_server(server: Server) -> Checkpoint:
 
 
 def restore_server(checkpoint: Checkpoint, algorithm: Algorithm, seed: int, *, log_capacity: int = 100) -> Server:
-    """The server as it was saved; a checkpoint that does not fit the algorithm or is damaged raises `DataError`."""
+    """The server as `save_server` saved it, for the same `algorithm` and `seed`.
+
+    A checkpoint that does not fit the algorithm or is damaged raises `DataError`.
+    """
     arrays, values = checkpoint.arrays, checkpoint.values
     try:
         server = Server(arrays["model"], algorithm, seed, log_capacity=log_capacity)

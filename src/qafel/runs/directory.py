@@ -40,6 +40,7 @@ class RunDirectory:
     """A context in which one process, and no other, writes a run's results. It is a listener of the run."""
 
     def __init__(self, path: Path) -> None:
+        """The directory at `path`, which need not exist yet; nothing is written before `begin`, but for a lock."""
         self.path = path
         whole = Path(os.path.realpath(path))
         # The lock lies beside the folder, which may itself be moved aside; or in it, if its parent cannot be written,
@@ -68,8 +69,9 @@ class RunDirectory:
     def begin(self, toml: str, *, keep_metrics_bytes: int | None = 0) -> None:
         """Open the directory for a run with that configuration.
 
-        A resumed run keeps the first part of its metrics; None keeps every whole row. A new one removes checkpoint and
-        model of a run before: killed early, it must not be resumed from the one or stand beside the other.
+        A resumed run keeps the first `keep_metrics_bytes` of its metrics; None keeps every whole row. A new one removes
+        checkpoint and model of a run before: killed early, it must not be resumed from the one or stand beside the
+        other.
         """
         path = self.path
         with writing(f"results to {path}", "; choose another folder with --out"):
@@ -111,6 +113,7 @@ class RunDirectory:
         return self._metrics.tell()
 
     def write_model(self, model: Vector, layout: Layout) -> None:
+        """Write model.safetensors."""
         write_atomically(self.path / "model.safetensors", model_file(model, layout))
 
     def move_aside(self) -> Path | None:
@@ -121,7 +124,7 @@ class RunDirectory:
         if not (path / "config.toml").exists():
             raise OutputError(f"{path} holds something else than a run: move it away, or choose another --out")
         if not _has_results(path):
-            shutil.rmtree(path)  # broken off before its first checkpoint
+            shutil.rmtree(path)  # it ended before its first checkpoint
             return None
         names = (path.with_name(f"{path.name}.old-{number}") for number in itertools.count(1))
         moved = next(name for name in names if not name.exists())
@@ -139,12 +142,12 @@ def model_file(model: Vector, layout: Layout) -> bytes:
 
 def same_run(one: Config, other: Config) -> bool:
     """Whether two configurations give the same results: names and descriptions do not matter."""
-    apart = {"name", "description"}
-    return one.model_dump(exclude=apart) == other.model_dump(exclude=apart)
+    labels = {"name", "description"}
+    return one.model_dump(exclude=labels) == other.model_dump(exclude=labels)
 
 
 def state_of(path: Path, config: Config) -> State:
-    """How far a directory is with this configuration."""
+    """How far the directory `path` is with the run `config`."""
     if not _has_results(path):
         return "absent"
     file = path / "config.toml"
@@ -161,7 +164,10 @@ def state_of(path: Path, config: Config) -> State:
 
 
 def require_known_format(toml: str, file: Path) -> None:
-    """Raise `DataError` if a run directory was written by a newer version, whose files may mean something else."""
+    """Raise `DataError` if a newer version wrote a run directory: its files may mean something else.
+
+    `toml` is the text of its config.toml, and `file` that file's path.
+    """
     header = _HEADER.match(toml)
     if header is not None and int(header[1]) > FORMAT:
         raise DataError(
@@ -181,7 +187,7 @@ def _is_summary(file: Path) -> bool:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the checkpoint; a process killed meanwhile leaves the one before.
+    """Replace the checkpoint file `path`; a process killed meanwhile leaves the one before.
 
     Arrays are in safetensors, values as JSON in its header, and a checksum is over all of it.
     """
@@ -190,7 +196,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read it back; `DataError` says what is missing, damaged or of another version."""
+    """Read a checkpoint file; `DataError` says that it is missing, damaged or of another version."""
     data = read_checked(path, "checkpoint", _CHECKPOINT_FORMAT)
     header: Mapping[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return Checkpoint(safetensors.numpy.load(data), json.loads(header["__metadata__"]["values"]))

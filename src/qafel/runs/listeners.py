@@ -1,4 +1,4 @@
-"""Who hears of a run: of every row as it is measured, and of the end. A driver has one list of them."""
+"""Who is told of a run: of every row as it is measured, and of the end. A driver has one list of listeners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVENTS = "TensorBoard events"
 
 
 class Listener(Protocol):
-    """Hears of one run."""
+    """Is told of one run."""
 
     def on_row(self, row: Row) -> None:
         """An evaluation was made. An error raised here breaks the run off."""

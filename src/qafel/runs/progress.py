@@ -1,6 +1,6 @@
 """How a run goes on: what crossed, when the model is measured, what a row holds, when the run ends.
 
-Both drivers use it, and know its parts of their own: the simulator counts virtual time, a deployment seconds.
+Both drivers use it. Time is the clock's in the simulator, and seconds in a deployment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Traffic:
     broadcasts: int = 0
     broadcast_bytes: int = 0
     received_bytes: int | None = 0
-    """What all clients received together; None where the server does not see it."""
+    """What all clients received together; None if the server does not see it."""
     staleness_counts: list[int] = field(default_factory=list)
     """How many updates had staleness 0, 1, 2, …"""
 
@@ -210,7 +210,7 @@ class Progress:
         return self.uploads_to_target is not None
 
     def due(self, version: int, uploads: int) -> bool:
-        """Whether another `every` steps or uploads have passed."""
+        """Whether another `every` steps or uploads have passed, at so many steps (`version`) and `uploads`."""
         count = version if self.evaluation.unit == "server_steps" else uploads
         return count // self.evaluation.every > self.evaluated // self.evaluation.every
 
@@ -266,7 +266,7 @@ class Progress:
 
 
 def _relative_distance(model: Vector, hidden_state: Vector) -> float:
-    """‖x − x̂‖ / ‖x‖, zero where both are."""
+    """‖x − x̂‖ / ‖x‖, or ‖x − x̂‖ if x is zero."""
     with np.errstate(over="ignore", invalid="ignore"):  # of a model that diverged
         distance, norm = float(np.linalg.norm(model - hidden_state)), float(np.linalg.norm(model))
     return distance / norm if norm else distance

@@ -30,6 +30,7 @@ _METRICS: Mapping[str, tuple[str, str]] = {
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """The configuration of the run directory `path`, as a table."""
     file = path / "config.toml"
     try:
         text = _read(file).decode()
@@ -37,15 +38,15 @@ def read_config(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except FileNotFoundError:
         inside = sorted(child.name for child in path.iterdir() if (child / "config.toml").is_file())
-        hint = f"it holds the runs {', '.join(inside)}: name those" if inside else "give the one `qafel run` wrote"
-        message = f"{path} is no run directory, for it has no config.toml: {hint}"
+        hint = f"it holds the runs {', '.join(inside)}; name those" if inside else "name the one that `qafel run` wrote"
+        message = f"{path} is not a run directory, it has no config.toml: {hint}"
         raise NothingToShow(message, "no run directory") from None
     except ValueError as error:
         raise DataError(f"{file} is damaged ({error}): restore it, or repeat the run") from None
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """All rows; a last line that a killed run left half-written is dropped."""
+    """All rows of a metrics.jsonl; a last line that a killed run left half-written is dropped."""
     try:
         lines = _read(file).split(b"\n")
     except FileNotFoundError:
@@ -71,6 +72,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def read_summary(file: Path) -> dict[str, Any] | None:
+    """A summary.json; None if there is none."""
     try:
         summary = json.loads(_read(file))
         if not isinstance(summary, dict):
@@ -96,7 +98,7 @@ def summary_so_far(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
 
 
 def columns_of(rows: list[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
-    """The numeric columns; a value that is missing, or no number, is NaN."""
+    """The numeric columns of `rows`; a value that is missing, or not a number, is NaN."""
     keys = dict.fromkeys(key for row in rows for key in row)
     table = {key: np.array([number_of(row.get(key)) for row in rows], dtype=np.float64) for key in keys}
     return {key: column for key, column in table.items() if key == "metric" or not np.isnan(column).all()}
@@ -143,11 +145,11 @@ class Run:
 
     @staticmethod
     def load(path: Path) -> Run:
-        """Read a run directory; a file that is missing or damaged raises a DataError that names it."""
+        """Read the run directory `path`; a file that is missing or damaged raises a `DataError` that names it."""
         path = Path(path)
         if not path.is_dir():
-            message = f"{path} is no run directory: give the directory that `qafel run` wrote"
-            # A path that leads nowhere is a slip of the pen, not something to leave out.
+            message = f"{path} is not a run directory: name the one that `qafel run` wrote"
+            # A path that leads nowhere is a mistake, not something to leave out.
             raise NothingToShow(message, "no run directory") if path.exists() else DataError(message)
         config = read_config(path)
         rows = read_rows(path / "metrics.jsonl")
@@ -161,11 +163,11 @@ class Run:
         return Run(path, str(name), config, summary, columns_of(rows), finished)
 
     def number(self, key: str) -> float:
-        """One figure of the summary, NaN where the run does not know it."""
+        """The summary's figure `key`; NaN if it is missing."""
         return number_of(self.summary.get(key))
 
     def column(self, key: str) -> Column:
-        """One column of the history, all NaN where the run did not record it."""
+        """The history's column `key`; all NaN if the run did not record it."""
         return self.history.get(key, np.full(len(self.history["metric"]), np.nan))
 
     @property
@@ -175,7 +177,7 @@ class Run:
 
     @property
     def task(self) -> str:
-        """The task's name, empty where the run does not state it."""
+        """The task's name; empty if the run does not state it."""
         task = self.config.get("task") or self.summary.get("task") or ""
         return str(task.get("name", "") if isinstance(task, Mapping) else task)
 
@@ -209,7 +211,7 @@ class Run:
 
     @property
     def staleness_histogram(self) -> Column:
-        """Uploads per staleness τ = 0, 1, 2, …; empty where the run did not record it."""
+        """Uploads per staleness τ = 0, 1, 2, …; empty if the run did not record it."""
         counts = self.summary.get("staleness_histogram")
         if not isinstance(counts, list):
             return np.zeros(0)
@@ -244,7 +246,7 @@ class History(Mapping[str, NDArray[Any]]):
         return f"History({len(self.rows)} rows × {len(self.columns)} columns: {', '.join(self.columns)})"
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame, where pandas is installed."""
+        """A pandas DataFrame; pandas must be installed."""
         import pandas as pd  # noqa: PLC0415  (an optional extra of the user's own)
 
         return pd.DataFrame(self.rows)

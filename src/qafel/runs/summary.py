@@ -78,7 +78,7 @@ def summarise(
 
 
 def environment() -> dict[str, Any]:
-    """The versions and the machine of this process; PyTorch's where it is loaded."""
+    """The versions and the machine of this process; PyTorch's if it is loaded."""
     versions = {"Python": platform.python_version(), "numpy": _version("numpy"), "numba": _version("numba")}
     if "torch" in sys.modules:
         versions["torch"] = _version("torch")
@@ -93,7 +93,7 @@ def _version(package: str) -> str:
 
 @cache
 def _processor() -> str:
-    """The processor's name where the system tells it, else its kind."""
+    """The processor's name if the system tells it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -103,4 +103,5 @@ def _processor() -> str:
 
 
 def sha256(vector: Vector) -> str:
+    """The SHA-256 of a vector's bytes, in hexadecimal."""
     return hashlib.sha256(vector.tobytes()).hexdigest()

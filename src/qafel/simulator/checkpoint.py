@@ -21,7 +21,7 @@ _COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "last_b
 
 
 def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
-    """Everything that the rest of the run depends on."""
+    """Everything that the rest of a run depends on: the simulation between two events, and its progress."""
     server = save_server(simulation.server)
     arrays: dict[str, NDArray[Any]] = {f"server.{name}": array for name, array in server.arrays.items()}
     arrays["sequences"] = np.array(simulation.sequences, np.uint32)
@@ -49,7 +49,7 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
 
 
 def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress: Progress) -> None:
-    """Bring a new simulation of the same configuration to where the saved one was."""
+    """Bring a new simulation and progress of the same configuration to the state that was saved."""
     arrays, values = checkpoint.arrays, checkpoint.values
     try:
         prefix = "server."

@@ -202,7 +202,13 @@ class Saving:
 
 
 def drive(simulation: Simulation, progress: Progress, limits: Limits, saving: Saving | None = None) -> Iterator[Row]:
-    """Run to an end, and yield a row for every evaluation: at the start, when due, and at the end."""
+    """Run to an end, and yield a row for every evaluation: at the start, when due, and at the end.
+
+    simulation   a new one, or one that was restored
+    progress     what its evaluations found so far
+    limits       when it ends
+    saving       saves it now and then, between two events
+    """
     if simulation.starts == simulation.arrivals == 0:
         simulation.begin()
         yield _measure(simulation, progress)
@@ -235,7 +241,7 @@ def _measure(simulation: Simulation, progress: Progress) -> Row:
 
 
 class _Before(NamedTuple):
-    """What a run has when it begins, or goes on: the length of its metrics, and where it was before."""
+    """What a run has when it begins or goes on: the length of its metrics, and the machines that it ran on."""
 
     metrics_bytes: int = 0
     environments: tuple[dict[str, Any], ...] = ()

@@ -18,15 +18,15 @@ from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
 from qafel.simulator.timing.durations import uniform_draws
 from qafel.tasks.protocol import Task, sample_weights
 
-# The clock of virtual time: a heap of (time, priority, serial, event); the serial makes ties deterministic.
-
-
 Scheduled = TypeVar("Scheduled")
 
 
 @final
 class Clock(Generic[Scheduled]):
-    """Events in the order of their time; at equal times by priority, then as they were scheduled."""
+    """Events in the order of their time; at equal times by priority, then as they were scheduled.
+
+    A heap of (time, priority, serial, event): the serial makes ties deterministic.
+    """
 
     __slots__ = ("_heap", "now", "serial")
 
@@ -66,7 +66,7 @@ class Arrive(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """An upload reaches the server. It is trained again where a resumed run no longer has its bytes."""
+    """An upload reaches the server; None: a resumed run does not have its bytes, and trains again."""
 
     job: Job
     upload: bytes | None
@@ -130,7 +130,7 @@ class Simulation:
                 self._schedule_arrival()
 
     def follow_arrivals(self) -> None:
-        """Take up the open loop where it is: behind as many arrivals as there were."""
+        """Continue the arrivals of the open loop behind those that have happened."""
         if not isinstance(self.timing.arrivals, AlwaysTraining | Rounds):
             self._arrivals = islice(self.timing.arrivals, self.arrivals, None)
 

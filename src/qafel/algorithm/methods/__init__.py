@@ -53,7 +53,8 @@ _STALENESS = {"staleness_exponent": "exponent", "staleness_cutoff": "cutoff"}
 
 
 def wire(preset: str, *, layout: Layout | None = None, **settings: Any) -> Algorithm:
-    """The algorithm of that name with these settings, flat as in a recipe.
+    """The algorithm of the name `preset` with these settings, flat as in a recipe. `layout` is the model's, which some
+    quantizers need.
 
     Quantizers are text specs or objects; local training and the staleness law may be given as objects, too:
     `local=LocalTraining(…)`, `staleness=lambda tau: …`.

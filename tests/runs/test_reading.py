@@ -103,7 +103,7 @@ def test_a_damaged_file_is_named_with_what_to_do(make_run, name, content):
 
 
 def test_what_is_no_run_directory_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match="no run directory"):
+    with pytest.raises(DataError, match="not a run directory"):
         Run.load(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"config\.toml"):
         Run.load(tmp_path)
@@ -112,5 +112,5 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path):
 def test_a_folder_of_runs_is_answered_with_their_names(make_run):
     parent = make_run("qafel").parent
     make_run("fedbuff")
-    with pytest.raises(DataError, match="fedbuff, qafel: name those"):
+    with pytest.raises(DataError, match="fedbuff, qafel; name those"):
         Run.load(parent)
