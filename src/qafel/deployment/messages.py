@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
-from qafel.deployment.connection import Broker, session
-from qafel.deployment.keys import Access, Verifier
+from qafel.deployment.connection import session
+from qafel.deployment.keys import Access
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
 from qafel.errors import DataError, MalformedPayload, MessageError, OversizedMessage
 from qafel.params import Layout
@@ -125,24 +125,21 @@ class RunStatus:
 
 async def read_status(access: Access, run: str | None = None, patience_s: float = 5.0) -> list[RunStatus]:
     """Read the state of all runs of a broker, or of one `run`, in the order of their names."""
+    found, verifier = [], access.verifier()
     async with session(access, access.name, patience_s=patience_s) as broker:
         subjects = [] if run else await broker.subjects(KEY_VALUE_STREAM, f"$KV.{BUCKET}.*.state")
-        runs = [run] if run else [subject.split(".")[-2] for subject in sorted(subjects)]
-        found = [await _status(broker, Names(each), access.verifier()) for each in runs]
-    return [status for status in found if status is not None]
-
-
-async def _status(broker: Broker, names: Names, verifier: Verifier) -> RunStatus | None:
-    stored = await broker.stored(KEY_VALUE_STREAM, names.state)
-    if stored is None:
-        return None
-    try:
-        verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
-        state = RunState.from_bytes(stored.data)
-    except (DataError, MessageError):
-        state = RunState("not genuine", 0, 0)
-    waiting = await broker.waiting(names.upload_stream)
-    return RunStatus(names.run, state, waiting or 0, max(0.0, time.time() - state.renewed_at))
+        for names in map(Names, [run] if run else [subject.split(".")[-2] for subject in sorted(subjects)]):
+            stored = await broker.stored(KEY_VALUE_STREAM, names.state)
+            if stored is None:
+                continue
+            try:
+                verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
+                state = RunState.from_bytes(stored.data)
+            except (DataError, MessageError):
+                state = RunState("not genuine", 0, 0)
+            waiting = await broker.waiting(names.upload_stream) or 0
+            found.append(RunStatus(names.run, state, waiting, max(0.0, time.time() - state.renewed_at)))
+    return found
 
 
 @final

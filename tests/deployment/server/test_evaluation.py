@@ -163,7 +163,7 @@ def test_a_run_whose_last_metric_is_not_finite_has_diverged(tmp_path: Path) -> N
     assert _rows(tmp_path)[0]["metric"] is None
 
 
-def _full_disk(directory: RunDirectory) -> None:
+def _full_disk() -> None:
     raise OSError(28, "No space left on device")
 
 
@@ -188,7 +188,9 @@ def test_a_server_whose_evaluator_fails_says_so_and_ends(
             open_server(config, directory, Access(), ServerSettings(), task) as server,
         ):
             if error is OutputError:
-                monkeypatch.setattr(RunDirectory, "flush", _full_disk)
+                assert directory._metrics is not None
+                full = SimpleNamespace(write=len, flush=_full_disk, close=directory._metrics.close)
+                monkeypatch.setattr(directory, "_metrics", full)
             server.ledger.traffic.uploads += 1
             server.evaluator.after_message(None)
             with pytest.raises(error):
@@ -211,7 +213,7 @@ def test_a_restarted_servers_rates_are_of_what_it_took_itself(tmp_path: Path, mo
         server.evaluator.progress.began = now
         ledger.traffic.uploads += 50
         now += 5
-        assert server._heartbeat._run_state("running").updates_per_s == 10.0
+        assert server._run_state("running").updates_per_s == 10.0
         server.end("stopped")
         summary = server.evaluator.summary()
     assert summary["uploads"] == 1_000_050

@@ -32,7 +32,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from qafel.deployment.keys import new_seed, public_key
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names
-from qafel.errors import ConfigError, DataError, OutputError
+from qafel.errors import ConfigError, DataError
+from qafel.files import writing
 
 _YEARS: Final = 5
 _READ: Final = "$JS.API.DIRECT.GET"
@@ -299,7 +300,7 @@ def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
     """Replace a file; a secret is never readable by others, not even for a moment."""
     # Not `write_atomically`, which syncs: a folder for a thousand clients has four thousand files, and one that a power
     # cut damaged is made again.
-    try:
+    with writing(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.part")
         beside.unlink(missing_ok=True)
@@ -307,5 +308,3 @@ def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         beside.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None

@@ -53,9 +53,6 @@ class Follower:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _moved_at: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
-        self._head = self.version
-
     @property
     def version(self) -> int:
         return self.client.hidden_state.version
@@ -170,7 +167,7 @@ class Follower:
                 return
             if len(self._waiting) < 4 * _AT_ONCE:
                 self._waiting[version] = stored.data
-        elif version > self._head + _AT_ONCE:
+        elif version > max(self._head, self.version) + _AT_ONCE:
             return  # a pointer carries no proof of its own; the heartbeat will tell
         self._head = max(self._head, version + 1)
         self._wake.set()

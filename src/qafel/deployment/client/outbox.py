@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self, TypeAlias, final
+from typing import Final, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState, Message
 from qafel.algorithm.aggregation import WINDOW
@@ -37,9 +37,6 @@ _SOON_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
-OutcomeListener: TypeAlias = Callable[[int | None, str, str, int], None]
-"""(sequence, "accepted", "duplicate" or the reason of a rejection, explanation, the version that took it)"""
-
 
 @final
 @dataclass(slots=True)
@@ -57,8 +54,8 @@ class Outbox:
     _subject: str
     _signer: Signer
     _window: int
-    _heard: OutcomeListener
-    """Called with what became of each upload."""
+    _heard: Callable[[int | None, str, str, int], None]
+    """Called for each upload: its sequence; "accepted", "duplicate" or why not; a text; the version that took it."""
     _news: asyncio.Event
     """Set when receipts came."""
     counts: Counter[str] = field(default_factory=Counter)

@@ -103,16 +103,14 @@ class UploadChecker:
         A file that is being replaced is gone or half there for a moment, which must neither end the run nor let in
         uploads that nobody signed: once there are keys, there is no way back to none.
         """
-        keys, problem = None, None
+        problem = None if self._keys is None else "the registry of clients is gone"
         try:
             keys = await asyncio.to_thread(access.registry)
+            if keys is not None:
+                self._keys, problem = keys, None
         except ConfigError as error:
             problem = str(error)
-        if keys is not None:
-            self._keys = keys
-        elif problem is None and self._keys is not None:
-            problem = "the registry of clients is gone"
-        if problem is not None and problem != self._keys_problem:
+        if problem not in (None, self._keys_problem):
             log.warning("%s; the clients known before stay", problem)
         self._keys_problem = problem
 

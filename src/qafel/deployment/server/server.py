@@ -48,69 +48,6 @@ StateListener: TypeAlias = Callable[[RunState], None]
 
 
 @final
-@dataclass(slots=True)
-class Heartbeat:
-    """Renews the run's state on the broker: clients see by it that they are behind, operators how it goes."""
-
-    _intake: Intake
-    _evaluator: Evaluator
-    _publisher: Publisher
-    _listener: StateListener | None
-    """Called with every state that is sent."""
-    session: str = ""
-    """Changes with every connection: clients that see a new one send again what may be lost."""
-    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
-    """Times of the last ten seconds, and how many uploads there were; it begins with what earlier processes counted."""
-
-    def __post_init__(self) -> None:
-        self._updates_per_s()
-
-    async def run(self, broker: Broker, every_s: float, access: Access) -> None:
-        """Beat every so many seconds, forever, and read the registry of clients again."""
-        while True:
-            await asyncio.sleep(every_s)
-            await self._intake.checker.renew_keys(access)
-            await self.beat(broker)
-
-    async def beat(self, broker: Broker, *, concluded: bool = False) -> None:
-        """Renew the state. A run says that it has ended once its last broadcast is out: clients leave on hearing it."""
-        state = self._run_state(self._evaluator.status if concluded else "running")
-        await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
-        if self._listener is not None:
-            self._listener(state)
-
-    def _updates_per_s(self) -> float:
-        """Over the last ten seconds."""
-        now, uploads, marks = time.monotonic(), self._intake.ledger.traffic.uploads, self._marks
-        marks.append((now, uploads))
-        while len(marks) > 2 and now - marks[0][0] > 10:
-            marks.popleft()
-        then, before = marks[0]
-        return (uploads - before) / (now - then) if now > then else 0.0
-
-    def _run_state(self, word: str) -> RunState:
-        ledger, published, evaluator = self._intake.ledger, self._publisher.published, self._evaluator
-        traffic, server = ledger.traffic, ledger.server
-        return RunState(
-            state=word,
-            version=published.version,
-            digest=published.digest,
-            server_steps=evaluator.limits.server_steps or 0,
-            uploads=traffic.uploads,
-            updates_per_s=round(self._updates_per_s(), 1),
-            upload_bytes=traffic.upload_bytes,
-            broadcast_bytes=traffic.broadcast_bytes,
-            rejected=dict(server.rejected),
-            clients={str(client): lag for client, lag in list(self._intake.lags.items())[-100:]},
-            buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
-            metric=evaluator.progress.final,
-            metric_name=evaluator.task.metric_name,
-            renewed_at=time.time(),
-            session=self.session,
-        )
-
-
-@final
 @dataclass
 class DeploymentServer:
     """Serves one run. `run` returns when the run has ended or was stopped."""
@@ -122,6 +59,11 @@ class DeploymentServer:
     _settings: ServerSettings
     _directory: RunDirectory
     _listener: StateListener | None
+    """Called with every state that is sent."""
+    _session_id: str = ""
+    """Changes with every connection: clients that see a new one send again what may be lost."""
+    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+    """Times of the last ten seconds, and how many uploads there were; it begins with what earlier processes counted."""
 
     def __post_init__(self) -> None:
         ledger, access, task, settings = self.ledger, self._access, self._task, self._settings
@@ -134,10 +76,10 @@ class DeploymentServer:
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics)
         self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
-        self._heartbeat = Heartbeat(self.intake, self.evaluator, self._publisher, self._listener)
         self._background = BackgroundWriter(ledger, self._publisher, settings)
         self._queue: UploadQueue | None = None
         self._abandoned = asyncio.Event()
+        self._updates_per_s()
 
     def end(self, status: Status) -> None:
         """Take no more uploads; finish what was taken."""
@@ -171,8 +113,8 @@ class DeploymentServer:
         await self._begin(broker)
         queue = self._queue = UploadQueue(broker, self._publisher.names)
         await queue.start()
-        self._heartbeat.session = uuid.uuid4().hex[:12]
-        await self._heartbeat.beat(broker)
+        self._session_id = uuid.uuid4().hex[:12]
+        await self._beat(broker, "running")
         self.evaluator.end_at_limit()
         pipeline = Pipeline(self.intake, self.evaluator, self._publisher, self._background, self._settings)
         try:
@@ -181,7 +123,7 @@ class DeploymentServer:
                 pipeline.take(queue),
                 pipeline.make_safe(broker),
                 pipeline.acknowledge(broker),
-                self._heartbeat.run(broker, self._settings.heartbeat_s, self._access),
+                self._keep_beating(broker),
             )
         finally:
             await self._background.end()
@@ -208,8 +150,55 @@ class DeploymentServer:
             names, model = self._publisher.names, self.ledger.server.model
             await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
             await broker.purge(names.upload_stream)
-        await self._heartbeat.beat(broker, concluded=True)
+        await self._beat(broker, self.evaluator.status)
         await broker.flush()
+
+    async def _keep_beating(self, broker: Broker) -> None:
+        """Renew the run's state every few seconds, forever, and read the registry of clients again."""
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            await self.intake.checker.renew_keys(self._access)
+            await self._beat(broker, "running")
+
+    async def _beat(self, broker: Broker, word: Status) -> None:
+        """Renew the run's state on the broker: clients see by it that they are behind, operators how it goes.
+
+        A run says that it has ended once its last broadcast is out: clients leave on hearing it.
+        """
+        state = self._run_state(word)
+        await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
+        if self._listener is not None:
+            self._listener(state)
+
+    def _updates_per_s(self) -> float:
+        """Over the last ten seconds."""
+        now, uploads, marks = time.monotonic(), self.ledger.traffic.uploads, self._marks
+        marks.append((now, uploads))
+        while len(marks) > 2 and now - marks[0][0] > 10:
+            marks.popleft()
+        then, before = marks[0]
+        return (uploads - before) / (now - then) if now > then else 0.0
+
+    def _run_state(self, word: Status) -> RunState:
+        published, evaluator = self._publisher.published, self.evaluator
+        traffic, server = self.ledger.traffic, self.ledger.server
+        return RunState(
+            state=word,
+            version=published.version,
+            digest=published.digest,
+            server_steps=evaluator.limits.server_steps or 0,
+            uploads=traffic.uploads,
+            updates_per_s=round(self._updates_per_s(), 1),
+            upload_bytes=traffic.upload_bytes,
+            broadcast_bytes=traffic.broadcast_bytes,
+            rejected=dict(server.rejected),
+            clients={str(client): lag for client, lag in list(self.intake.lags.items())[-100:]},
+            buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
+            metric=evaluator.progress.final,
+            metric_name=self._task.metric_name,
+            renewed_at=time.time(),
+            session=self._session_id,
+        )
 
 
 def run_server(
