@@ -20,7 +20,6 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pickle import dumps, loads
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
 from qafel.errors import WorkerLost
@@ -103,13 +102,11 @@ class Workers(Generic[Work, Value]):
             for _ in range(self._count):
                 self._workers.append(self._start())
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._by_connection.values():
             worker.connection.close()
             worker.process.terminate()

@@ -5,7 +5,7 @@ from functools import partial
 from qafel.config import load_recipe
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
-from qafel.tuning.page import render_page, write_page
+from qafel.tuning.page import render_page, write_results
 from tests.browser import charts_in, own_html
 
 START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=100", 'description="<img src=x onerror=alert(1)>"'])
@@ -35,7 +35,8 @@ def test_a_metric_at_the_end_is_drawn_too(tmp_path):
 
 
 def test_every_trial_is_in_every_chart_and_text_cannot_become_markup(tmp_path):
-    page = write_page(tune_and_check(START, SEARCH, target=0.1, trials=16, out=tmp_path)).read_text(encoding="utf-8")
+    write_results(tune_and_check(START, SEARCH, target=0.1, trials=16, out=tmp_path))
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
     charts = charts_in(page)
     slices = ["by-client-lr", "by-server-lr", "by-server-quantizer"]
     assert list(charts) == ["history", "map", *slices, "importance"]

@@ -8,9 +8,9 @@ from qafel.config import load_recipe
 from qafel.errors import DataError, OutputError
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
-from qafel.tuning.result import lead_sentence
-from qafel.tuning.study import SearchFolder, Study
-from qafel.tuning.trial import failure
+from qafel.tuning.result import Tuning, lead_sentence
+from qafel.tuning.study import Study, open_study
+from qafel.tuning.trial import Objective, failure
 from tests.tuning.test_tune import BAD_START, RATE, facts
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=30"])
@@ -18,6 +18,10 @@ tune = partial(tune_and_check, check=0)
 tune_all = partial(tune, CONFIG, target=0.3)
 SIZES = {"algorithm.buffer_size": Choices((5, 10, 20))}
 NINE = {**SIZES, "algorithm.server_lr": Choices((0.1, 0.2, 0.3))}
+
+
+def begun_in(folder):
+    return Tuning(folder, BAD_START, RATE, Objective("uploads", 0.1, "min", "loss"), 1)
 
 
 def tried(tuning):
@@ -56,10 +60,9 @@ def test_a_range_in_which_nothing_new_is_drawn_ends_too(tmp_path):
 
 def test_an_interrupted_trial_is_taken_up_as_it_was(tmp_path):
     """Which takes Optuna's `FrozenTrial._trial_id`: it has no public way back to a trial that is still running."""
-    setup = {"seeds": 1, "target": 0.1}
-    with SearchFolder(tmp_path, setup).alone() as folder:
-        begun = Study(folder, RATE, None, seed=0).next()
-        study = Study(folder, RATE, None, seed=0)
+    with open_study(begun_in(tmp_path)) as killed:
+        begun = killed.next()
+        study = Study(begun_in(tmp_path))
         assert study.next() == begun
         assert study.finish(begun.number, failure("no memory")).state == "failed"
         assert study.next().number == 1
@@ -101,8 +104,8 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path):
 
 
 def test_one_process_at_a_time_searches_in_a_folder(tmp_path):
-    folder = SearchFolder(tmp_path, {})
-    with folder.alone(), pytest.raises(OutputError, match="a search goes on"), SearchFolder(tmp_path, {}).alone():
+    begun = begun_in(tmp_path)
+    with open_study(begun), pytest.raises(OutputError, match="a search goes on"), open_study(begun):
         pass
-    with folder.alone():
+    with open_study(begun):
         pass

@@ -6,7 +6,7 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.runs.directory import CHECKPOINT
-from qafel.tuning.trial import Objective, RunOutcome, TrialWork, combine, estimate, failure, run_trial, together
+from qafel.tuning.trial import Objective, RunOutcome, Trial, TrialWork, combine, estimate, failure, run_trial, together
 
 AIMED = load_recipe("mushrooms-fedavg", ["stop.uploads=2000", "evaluation.target=0.1"])
 
@@ -95,8 +95,8 @@ def test_seeds_that_ran_side_by_side_count_as_if_they_had_taken_turns():
 
 def work(folder):
     objective = Objective("uploads", 0.1, "min", "f(x) − f*")
-    settings = {"algorithm.buffer_size": 20}
-    return TrialWork(3, folder, AIMED, settings, (0,), objective, float("inf"), "inline", 1)
+    trial = Trial(3, {"algorithm.buffer_size": 20}, float("inf"))
+    return TrialWork(trial, folder, AIMED, (0,), objective, "inline", 1)
 
 
 def facts(outcome):

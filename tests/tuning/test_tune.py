@@ -13,7 +13,7 @@ from qafel.errors import ConfigError
 from qafel.simulator.run import run as simulate
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
-from qafel.tuning.page import trials_csv, write_files
+from qafel.tuning.page import trials_csv, write_results
 
 BAD_START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=200", "algorithm.server_lr=0.005"])
 tune = partial(tune_and_check, check=0)
@@ -48,7 +48,7 @@ def test_it_finds_a_better_rate_than_a_bad_start(tmp_path):
 
 def test_the_best_recipe_does_what_the_search_measured(tmp_path):
     tuning = tune(BAD_START, RATE, target=0.1, trials=8, out=tmp_path / "tune", seeds=2)
-    write_files(tuning)
+    write_results(tuning)
     costs = []
     for seed in (0, 1):
         config = load_recipe(str(tmp_path / "tune/best.toml"), seed=seed)

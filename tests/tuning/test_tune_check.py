@@ -5,7 +5,7 @@ from dataclasses import replace
 from qafel.config import load_recipe
 from qafel.tuning import Choices, tune
 from qafel.tuning.result import lead_sentence, unseen
-from qafel.tuning.tune import FinishedTrial, attempt
+from qafel.tuning.tune import attempt
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=60"])
 
@@ -39,11 +39,11 @@ class ThreeAtATime:
 
     def start(self, work):
         self.works.append(work)
-        self.seen.append((work.number, work.seeds, self.busy))
+        self.seen.append((work.trial.number, work.seeds, self.busy))
 
     def next_finished(self):
         work = self.works.pop(0)
-        return FinishedTrial(work, *attempt(work))
+        return attempt(work)
 
     def __enter__(self):
         return self

@@ -109,7 +109,8 @@ class Bomb:
 
 def test_a_trial_that_kills_two_workers_has_failed_and_the_next_one_is_run(tmp_path):
     with TrialRunner(2) as runner:
-        runner.start(replace(work(tmp_path), settings=Bomb()))
+        fatal = work(tmp_path)
+        runner.start(replace(fatal, trial=replace(fatal.trial, settings=Bomb())))
         assert (runner.room, runner.busy) == (1, 1)
         ended = runner.next_finished()
         assert ended.outcome.state == "failed"

@@ -17,7 +17,7 @@ from qafel.simulator import Row
 from qafel.simulator.executors import ExecutorName
 from qafel.tuning import ObjectiveName, Tuning, parse_search
 from qafel.tuning import tune as search_for
-from qafel.tuning.page import trial_json, write_files, write_page
+from qafel.tuning.page import trial_json, write_results
 from qafel.tuning.result import SearchProgress, failures, figure, lead_sentence, ranked, short, unseen
 from qafel.tuning.search import uneven
 from qafel.tuning.tune import require_optuna
@@ -73,22 +73,16 @@ def tune(
             executor=executor,
             watch=progress.update,
             progress=progress.row,
-            save=_save,
+            save=write_results,
         )
     if json_output:
         print(json.dumps(_json(tuning), indent=2, ensure_ascii=False))
     else:
         _show(tuning)
-    if tuning.best is None:
+    if (best := tuning.tuned) is None:
         raise typer.Exit(1)
     if any("quantizer" in path for path in tuning.search):
-        best = tuning.config_of(tuning.best.settings)
         warn_of_unfit_quantizers(best, best.task.make().layout)
-
-
-def _save(tuning: Tuning) -> None:
-    write_files(tuning)
-    write_page(tuning)
 
 
 @final

@@ -6,7 +6,6 @@ import csv
 import io
 import math
 from html import escape
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -15,7 +14,7 @@ from qafel.drawing.chart import BLUE, GREY, RED, Axis, Bars, Panel, Series, Styl
 from qafel.drawing.page import cards, note, page, table
 from qafel.files import write_atomically
 from qafel.text import human_metric, human_seconds
-from qafel.tuning.result import Tuning, failures, figure, lead_sentence, ranked, short, unseen, unseen_value
+from qafel.tuning.result import Tuning, failures, figure, lead_sentence, ranked, short, unseen
 from qafel.tuning.search import Choices, Range
 from qafel.tuning.trial import Trial
 
@@ -140,13 +139,13 @@ def _hover(tuning: Tuning, trial: Trial) -> str:
     return f"trial {trial.number}: {trial.state}, {figure(tuning, trial)}\n{settings}"
 
 
-def write_files(tuning: Tuning) -> None:
-    """Write trials.csv, and best.toml if a trial succeeded."""
-    write_atomically(tuning.out / "trials.csv", trials_csv(tuning).encode())
-    if tuning.best is not None:
-        head = f"# Found by `qafel tune`. {lead_sentence(tuning)}\n"
-        recipe = tuning.config_of(tuning.best.settings).to_toml()
-        write_atomically(tuning.out / "best.toml", (head + recipe).encode())
+def write_results(tuning: Tuning) -> None:
+    """Write trials.csv, index.html and, if a trial succeeded, best.toml to the search's folder."""
+    files = {"trials.csv": trials_csv(tuning), "index.html": render_page(tuning)}
+    if tuning.tuned is not None:
+        files["best.toml"] = f"# Found by `qafel tune`. {lead_sentence(tuning)}\n{tuning.tuned.to_toml()}"
+    for name, text in files.items():
+        write_atomically(tuning.out / name, text.encode())
 
 
 def trials_csv(tuning: Tuning) -> str:
@@ -167,8 +166,7 @@ def trials_csv(tuning: Tuning) -> str:
 
 def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
     """A trial as JSON. `metric` and `uploads` are means over its runs."""
-    outcome = trial.outcome
-    assert outcome is not None
+    outcome, check = trial.outcome, tuning.checks.get(trial.number)
     metrics = [run.metric for run in outcome.runs if run.metric is not None]
     return {
         "trial": trial.number,
@@ -179,19 +177,12 @@ def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
         "gap": outcome.gap if outcome.state in ("cut off", "missed") else None,
         "metric": sum(metrics) / len(metrics) if metrics else None,
         "uploads": sum(run.uploads for run in outcome.runs) / len(outcome.runs) if outcome.runs else None,
-        "unseen": unseen_value(tuning, trial),
+        "unseen": tuning.objective.shown(check.score) if check is not None and check.good else None,
         "error": outcome.error or None,
         "seeds": [run.seed for run in outcome.runs],
         "costs": [tuning.objective.shown(run.cost) for run in outcome.runs] if trial.good else None,
         "wall_s": outcome.wall_s,
     }
-
-
-def write_page(tuning: Tuning) -> Path:
-    """Write the page to index.html in the search's folder."""
-    path = tuning.out / "index.html"
-    write_atomically(path, render_page(tuning).encode())
-    return path
 
 
 def render_page(tuning: Tuning) -> str:
@@ -211,8 +202,8 @@ def render_page(tuning: Tuning) -> str:
         "<h2>What was searched</h2>",
         table((), ((path, str(dimension)) for path, dimension in tuning.search.items())),
     ]
-    if tuning.best is not None:
-        recipe = escape(tuning.config_of(tuning.best.settings).to_toml())
+    if tuning.tuned is not None:
+        recipe = escape(tuning.tuned.to_toml())
         sections.append(f"<details><summary>best.toml</summary><pre>{recipe}</pre></details>")
     return page(f"Search: {tuning.config.name}", sections, panels, _STYLES)
 
@@ -225,9 +216,8 @@ def _best_trials(tuning: Tuning) -> str:
 
 
 def _row(tuning: Tuning, trial: Trial) -> list[str]:
-    assert trial.outcome is not None
     metric = trial_json(tuning, trial)["metric"]
-    own = " · the recipe's own" if trial.number == 0 and tuning.starts_with_own else ""
+    own = " · the recipe's own" if trial.number == 0 and tuning.own is not None else ""
     return [
         f"{trial.number}{own}",
         trial.state,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, final
@@ -16,31 +16,23 @@ CANDIDATES = 8
 """So many trials are checked at most."""
 
 
-def check_best(trials: Iterable[Trial], run: Callable[[Trial, float], TrialOutcome]) -> dict[int, TrialOutcome]:
-    """Run the best of the `trials` again with seeds that the search has not seen; their outcomes by trial number.
+def check_best(
+    trials: Iterable[Trial], run: Callable[[Trial, float], TrialOutcome], checks: MutableMapping[int, TrialOutcome]
+) -> None:
+    """Run the best of the `trials` again with seeds that the search has not seen; add their outcomes to `checks`.
 
     The least of many noisy figures is lucky, and step sizes at the edge of stability reach a target by chance. So the
     best trials are run again in order, each setting once, until none is left whose score in the search is below the
     best mean on unseen seeds. `run` takes a trial and what a seed may cost on average.
     """
-    found: dict[int, TrialOutcome] = {}
     candidates: dict[tuple[object, ...], Trial] = {}  # the first trial of each setting
     for trial in sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score):
         candidates.setdefault(tuple(trial.settings.items()), trial)
     for trial in list(candidates.values())[:CANDIDATES]:
-        best = min((check.score for check in found.values() if check.good), default=math.inf)
+        best = min((check.score for check in checks.values() if check.good), default=math.inf)
         if trial.score >= best:
             break
-        found[trial.number] = run(trial, best)
-    return found
-
-
-def best_checked(trials: Iterable[Trial], checks: Mapping[int, TrialOutcome]) -> Trial | None:
-    """The trial that did best on unseen seeds; if none was checked, the one that did best in the search."""
-    good = [trial for trial in trials if trial.good]
-    if checked := [trial for trial in good if trial.number in checks]:
-        return min(checked, key=lambda trial: (checks[trial.number].score, trial.score))
-    return best_of(good)
+        checks[trial.number] = run(trial, best)
 
 
 @final
@@ -78,18 +70,22 @@ class Tuning:
 
     @property
     def best(self) -> Trial | None:
-        """The best on unseen seeds, of the trials that did what they should; None if none did."""
-        return best_checked(self.trials, self.checks)
+        """The best on unseen seeds, or if none was checked in the search, of the good trials; None if none is good."""
+        checked = [trial for trial in self.trials if trial.good and trial.number in self.checks]
+        unseen_first = min(checked, key=lambda trial: (self.checks[trial.number].score, trial.score), default=None)
+        return unseen_first or best_of(self.trials)
 
     @property
-    def starts_with_own(self) -> bool:
-        """Whether trial 0 is the recipe as it is."""
-        return own_settings(self.config, self.search) is not None
+    def own(self) -> Settings | None:
+        """The recipe's own settings, which trial 0 tries; None if the search does not hold them."""
+        return own_settings(self.config, self.search)
 
-    def config_of(self, settings: Settings) -> Config:
-        """The recipe with these settings; where it stops is the recipe's own business."""
-        tuned = with_settings(self.config, settings)
-        return tuned.model_copy(update={"name": f"{self.config.name}-tuned"})
+    @property
+    def tuned(self) -> Config | None:
+        """The recipe with the best settings; where it stops is the recipe's own business. None if no trial is good."""
+        if (best := self.best) is None:
+            return None
+        return with_settings(self.config, best.settings).model_copy(update={"name": f"{self.config.name}-tuned"})
 
 
 Save: TypeAlias = Callable[[Tuning], object]
@@ -121,13 +117,6 @@ def unseen(tuning: Tuning, trial: Trial) -> str:
     return tuning.objective.text(check.score) if check.good else check.state
 
 
-def unseen_value(tuning: Tuning, trial: Trial) -> float | None:
-    check = tuning.checks.get(trial.number)
-    if check is None or not check.good:
-        return None
-    return tuning.objective.shown(check.score)
-
-
 def lead_sentence(tuning: Tuning) -> str:
     """What was found, in a sentence."""
     objective, best = tuning.objective, tuning.best
@@ -145,7 +134,7 @@ def failures(tuning: Tuning) -> list[str]:
     """Why trials failed: each reason once, with the trials it ended."""
     numbers: dict[str, list[str]] = {}
     for trial in tuning.trials:
-        if trial.outcome is not None and trial.state == "failed":
+        if trial.state == "failed":
             numbers.setdefault(trial.outcome.error, []).append(str(trial.number))
     return [
         f"trial{'' if len(those) == 1 else 's'} {', '.join(those)} failed: {error}" for error, those in numbers.items()
@@ -172,7 +161,7 @@ def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
 def _comparison(tuning: Tuning, best: Trial) -> str:
     """How much less the best needs than the recipe's own settings; empty if that cannot be said."""
     own = next((trial for trial in tuning.trials if trial.number == 0), None)
-    if own is None or not tuning.starts_with_own or best.number == 0:
+    if own is None or tuning.own is None or best.number == 0:
         return ""
     text = tuning.objective.text
     if not own.good:

@@ -14,9 +14,9 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 import optuna
 from optuna.samplers import TPESampler
@@ -27,8 +27,9 @@ from optuna.trial import FrozenTrial, TrialState
 from qafel.errors import DataError, OutputError
 from qafel.files import Lock, write_atomically
 from qafel.rng import Stream
-from qafel.tuning.search import Choices, Range, Search, Settings, Value, all_settings
-from qafel.tuning.trial import Trial, TrialOutcome, best_of
+from qafel.tuning.result import Tuning
+from qafel.tuning.search import Choices, Range, Settings, Value, all_settings
+from qafel.tuning.trial import RUNNING, RunOutcome, Trial, TrialOutcome, best_of
 
 STARTUP_TRIALS = 8
 """Drawn blindly, before the search has anything to go by."""
@@ -38,51 +39,44 @@ FEWEST_FOR_IMPORTANCE = 12
 MOST_REPEATS = 20
 """So many in a row, and there is nothing new to be found."""
 
-_NOTHING = "nothing"
+JOURNAL = "study.journal"
 
 
-@final
-@dataclass(frozen=True)
-class SearchFolder:
-    """The folder `path` of one search; `setup` is all that the search's results follow from."""
+@contextmanager
+def open_study(begun: Tuning) -> Iterator[Study]:
+    """A context in which no other process searches in the folder of `begun`, which holds no other search."""
+    out = begun.out
+    with Lock(out / ".lock", OutputError(f"a search goes on in {out}: wait for its end, or choose another --out")):
+        _refuse_another_search(begun)
+        yield Study(begun)
 
-    path: Path
-    setup: Mapping[str, Any]
 
-    @contextmanager
-    def alone(self) -> Iterator[Self]:
-        """A context in which no other process searches in the folder, and the folder holds no other search."""
-        busy = OutputError(f"a search goes on in {self.path}: wait for its end, or choose another --out")
-        with Lock(self.path / ".lock", busy):
-            self._refuse_another_search()
-            yield self
-
-    def trial(self, number: int) -> Path:
-        """Where a trial's runs are."""
-        return self.path / "trials" / f"{number:04d}"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "study.journal"
-
-    def _refuse_another_search(self) -> None:
-        path = self.path / "search.json"
-        if not path.exists():
-            if self.journal.exists():
-                raise DataError(f"{path} is missing, so what was searched there is unknown: choose another --out")
-            write_atomically(path, (json.dumps(self.setup, indent=2, ensure_ascii=False) + "\n").encode())
-            return
-        try:
-            there = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read ({error}): choose another --out") from None
-        before, now = _flat(there), _flat(json.loads(json.dumps(self.setup)))
-        for key in [*now, *before]:
-            if before.get(key, _NOTHING) != now.get(key, _NOTHING):
-                raise OutputError(
-                    f"{self.path} holds another search ({key}: {before.get(key, _NOTHING)} there, "
-                    f"{now.get(key, _NOTHING)} here): choose another --out"
-                )
+def _refuse_another_search(begun: Tuning) -> None:
+    """Compare all that the results follow from with what the folder holds; write it, if the folder is new."""
+    setup = {
+        "config": begun.config.model_dump(exclude_none=True),
+        "search": {path: str(dimension) for path, dimension in begun.search.items()},
+        "objective": begun.objective.name,
+        "target": begun.objective.target,
+        "seeds": begun.seeds,
+    }
+    text, path = json.dumps(setup, indent=2, ensure_ascii=False) + "\n", begun.out / "search.json"
+    if not path.exists():
+        if (begun.out / JOURNAL).exists():
+            raise DataError(f"{path} is missing, so what was searched there is unknown: choose another --out")
+        write_atomically(path, text.encode())
+        return
+    try:
+        there = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): choose another --out") from None
+    before, now = _flat(there), _flat(json.loads(text))
+    for key in [*now, *before]:
+        was, wanted = before.get(key, "nothing"), now.get(key, "nothing")
+        if was != wanted:
+            raise OutputError(
+                f"{begun.out} holds another search ({key}: {was} there, {wanted} here): choose another --out"
+            )
 
 
 def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -96,27 +90,26 @@ def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 class Study:
     """All trials of a search, and the next one."""
 
-    def __init__(self, folder: SearchFolder, search: Search, own: Settings | None, seed: int) -> None:
-        """Open the study in the `folder`, or begin it, with the recipe's `own` settings if the `search` holds them."""
-        self._search, self._own, self._seed = search, own, seed
-        self._seeds = folder.setup["seeds"]
-        self._cuts_off = folder.setup["target"] is not None
-        self._all = all_settings(search)
+    def __init__(self, begun: Tuning) -> None:
+        """Open the study in the folder of `begun`, or begin it, with the recipe's own settings if it searches them."""
+        self._begun, self._search, self._own = begun, begun.search, begun.own
+        self._all = all_settings(begun.search)
         self._under_way: dict[int, optuna.Trial] = {}
+        journal = begun.out / JOURNAL
         try:
-            self._study = _open(folder.journal)
+            self._study = _open(journal)
             self.finished()
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise DataError(
-                f"{folder.journal} is damaged ({error}): choose another --out, or restore the file; "
-                f"the runs under {folder.path / 'trials'} can still be read"
+                f"{journal} is damaged ({error}): choose another --out, or restore the file; "
+                f"the runs under {begun.out / 'trials'} can still be read"
             ) from None
-        if not self._frozen() and own is not None:
-            self._study.enqueue_trial(dict(own))
+        if not self._frozen() and self._own is not None:
+            self._study.enqueue_trial(dict(self._own))
 
     def finished(self) -> tuple[Trial, ...]:
         """All trials that have an outcome."""
-        return tuple(self._trial(trial) for trial in self._frozen() if trial.state == TrialState.COMPLETE)
+        return tuple(map(self._trial, self._frozen(TrialState.COMPLETE)))
 
     def next(self) -> Trial | None:
         """A trial to run: one that was interrupted, as it was; else a new one. None if there is nothing new."""
@@ -126,17 +119,18 @@ class Study:
             untried = None if self._all is None else [there for there in self._all if _key(there) not in tried]
             if untried == []:
                 return None
-            number, handle = self._draw(untried)
-            if _key(self._trial(self._frozen()[number]).settings) not in tried:
-                return self._begin(number, handle)
+            handle = self._draw(untried)
+            if _key(self._trial(self._frozen()[handle.number]).settings) not in tried:
+                return self._begin(handle)
             self._study.tell(handle, state=TrialState.FAIL)
         return None
 
-    def _draw(self, untried: list[Settings] | None) -> tuple[int, optuna.Trial]:
-        trials = self._frozen()
-        interrupted = self._interrupted()
-        number = interrupted.number if interrupted else self._next_number()
-        words = Stream.named(self._seed, "tune", number=number).words
+    def _draw(self, untried: list[Settings] | None) -> optuna.Trial:
+        trials, running = self._frozen(), self._frozen(TrialState.RUNNING)
+        interrupted = next((trial for trial in running if trial.number not in self._under_way), None)
+        following = interrupted or next(iter(self._frozen(TrialState.WAITING)), None)
+        number = following.number if following else len(trials)
+        words = Stream.named(self._begun.config.seed, "tune", number=number).words
         self._study.sampler = TPESampler(seed=words[0] % 2**32, n_startup_trials=STARTUP_TRIALS)
         if interrupted:
             # Optuna has no public way back to a trial that is still running.
@@ -147,19 +141,19 @@ class Study:
             handle = self._study.ask()
         for path, dimension in self._search.items():
             _suggest(handle, path, dimension)
-        return number, handle
+        return handle
 
-    def _begin(self, number: int, handle: optuna.Trial) -> Trial:
+    def _begin(self, handle: optuna.Trial) -> Trial:
         if "allowance" not in handle.user_attrs:
-            best = best_of(self.finished()) if self._cuts_off else None
-            handle.set_user_attr("allowance", None if best is None else best.score * self._seeds)
-        self._under_way[number] = handle
-        return self._trial(self._frozen()[number])
+            best = best_of(self.finished()) if self._begun.objective.target is not None else None
+            handle.set_user_attr("allowance", None if best is None else best.score * self._begun.seeds)
+        self._under_way[handle.number] = handle
+        return self._trial(self._frozen()[handle.number])
 
     def finish(self, number: int, outcome: TrialOutcome) -> Trial:
         """Write down what came of a trial."""
         handle = self._under_way.pop(number)
-        handle.set_user_attr("outcome", outcome.to_json())
+        handle.set_user_attr("outcome", asdict(outcome))
         self._study.tell(handle, outcome.score)
         return self._trial(self._frozen()[number])
 
@@ -172,31 +166,23 @@ class Study:
             shares = optuna.importance.get_param_importances(self._study)
         return {path: share for path, share in shares.items() if math.isfinite(share)}
 
-    def _frozen(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
-
-    def _interrupted(self) -> FrozenTrial | None:
-        running = (trial for trial in self._frozen() if trial.state == TrialState.RUNNING)
-        return next((trial for trial in running if trial.number not in self._under_way), None)
-
-    def _next_number(self) -> int:
-        trials = self._frozen()
-        return next((trial.number for trial in trials if trial.state == TrialState.WAITING), len(trials))
+    def _frozen(self, *states: TrialState) -> list[FrozenTrial]:
+        """Optuna's trials in these states, or all."""
+        return self._study.get_trials(deepcopy=False, states=states or None)
 
     def _trial(self, trial: FrozenTrial) -> Trial:
         settings: dict[str, Value] = {}
-        for path in self._search.keys() & trial.params.keys():
-            drawn = trial.params[path]
-            is_own = self._own is not None and drawn == self._own[path]
-            settings[path] = drawn if is_own else self._search[path].tidy(drawn)
+        for path, dimension in self._search.items():
+            if path in trial.params:
+                drawn = trial.params[path]
+                is_own = self._own is not None and drawn == self._own[path]
+                settings[path] = drawn if is_own else dimension.tidy(drawn)
         allowance = trial.user_attrs.get("allowance")
-        outcome = trial.user_attrs.get("outcome") if trial.state == TrialState.COMPLETE else None
-        return Trial(
-            trial.number,
-            {path: settings[path] for path in self._search if path in settings},
-            math.inf if allowance is None else allowance,
-            None if outcome is None else TrialOutcome.from_json(outcome),
-        )
+        outcome = RUNNING
+        if trial.state == TrialState.COMPLETE:
+            told = trial.user_attrs["outcome"]
+            outcome = TrialOutcome(**{**told, "runs": tuple(RunOutcome(**run) for run in told["runs"])})
+        return Trial(trial.number, settings, math.inf if allowance is None else allowance, outcome)
 
 
 def _open(path: Path) -> optuna.Study:

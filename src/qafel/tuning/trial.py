@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final, get_args
 
@@ -20,7 +21,7 @@ from qafel.errors import ConfigError, DataError
 from qafel.runs.directory import state_of
 from qafel.runs.listeners import Calling
 from qafel.runs.progress import Row, meets
-from qafel.runs.reading import Column, Run
+from qafel.runs.reading import Run
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import run as simulate
 from qafel.tasks.protocol import Goal
@@ -49,9 +50,9 @@ _COLUMNS = {
     "broadcast-bytes": ("broadcast_bytes_total",),
     "bytes": ("upload_bytes_total", "broadcast_bytes_total"),
     "virtual-time": ("virtual_time",),
-    "metric": (),
+    "metric": ("metric",),
 }
-"""The columns of a run whose sum is its cost so far; the metric is no cost, and known only at the end."""
+"""The columns of a run whose sum is its cost so far."""
 
 
 @final
@@ -89,12 +90,8 @@ class TrialOutcome:
     def wall_s(self) -> float:
         return sum(run.wall_s for run in self.runs)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> TrialOutcome:
-        return TrialOutcome(**{**data, "runs": tuple(RunOutcome(**run) for run in data["runs"])})
+RUNNING = TrialOutcome("running", math.inf, 0.0, ())
 
 
 def combine(runs: Sequence[RunOutcome], seeds: int) -> TrialOutcome:
@@ -165,16 +162,9 @@ class Objective:
         what = amount.get(self.name, self.name.replace("-", " "))
         return f"{what} to {self.metric_name} {'≤' if self.goal == 'min' else '≥'} {self.target:g}"
 
-    def cost_of_row(self, row: Row) -> float:
-        """What a run has cost so far."""
-        return float(sum(getattr(row, column) for column in _COLUMNS[self.name]))
-
-    def costs(self, run: Run) -> Column:
-        """What the run had cost at each evaluation; a metric that should be large counts negatively."""
-        if self.name == "metric":
-            return run.column("metric") * (1 if self.goal == "min" else -1)
-        first, *others = (run.column(column) for column in _COLUMNS[self.name])
-        return sum(others, start=first)
+    def cost(self, column: Callable[[str], float]) -> float:
+        """What a run has cost at an evaluation with these values of its columns; a metric to be large is negative."""
+        return self.shown(float(sum(map(column, _COLUMNS[self.name]))))
 
     @property
     def more_is_better(self) -> bool:
@@ -214,20 +204,18 @@ class Objective:
         metric = run.column("metric")
         reached = None if self.target is None else run.first_at(self.target, self.goal)
         row = len(metric) - 1 if reached is None else reached
-        gap = 0.0
-        state: OutcomeState = "reached"
-        if reached is None:
-            if run.diverged:
-                state, gap = "diverged", FARTHEST
-            elif not run.finished or self.target is not None:
-                state = "missed" if run.finished else "cut off"
-                gap = self.gap(float(metric[0]), float(metric[-1]))
-            else:
-                state = "finished"
+        state: OutcomeState
+        if reached is not None:
+            state, gap = "reached", 0.0
+        elif run.diverged:
+            state, gap = "diverged", FARTHEST
+        else:
+            state = "cut off" if not run.finished else "finished" if self.target is None else "missed"
+            gap = self.gap(float(metric[0]), float(metric[-1]))
         return RunOutcome(
             seed=seed,
             state=state,
-            cost=float(self.costs(run)[row]) if state != "diverged" else 0.0,
+            cost=self.cost(lambda name: run.column(name)[row]) if state != "diverged" else 0.0,
             gap=gap,
             metric=float(metric[row]) if math.isfinite(metric[row]) else None,
             uploads=int(run.column("uploads")[row]),
@@ -238,27 +226,27 @@ class Objective:
 @final
 @dataclass(frozen=True)
 class Trial:
-    """Settings to try, and what came of them; without an outcome it is still running, or yet to be run."""
+    """Settings to try, and what came of them; a trial that is yet to be run counts as running."""
 
     number: int
     settings: Settings
     allowance: float
     """What all its seeds together may cost: as much as the best trial's did, when this one began."""
-    outcome: TrialOutcome | None = None
+    outcome: TrialOutcome = RUNNING
 
     @property
     def state(self) -> OutcomeState:
-        return "running" if self.outcome is None else self.outcome.state
+        return self.outcome.state
 
     @property
     def score(self) -> float:
         """What the search sees, smaller is better."""
-        return math.inf if self.outcome is None else self.outcome.score
+        return self.outcome.score
 
     @property
     def good(self) -> bool:
         """Whether every run did what it should, so that the score is measured and not an estimate."""
-        return self.state in GOOD
+        return self.outcome.good
 
     @property
     def lost(self) -> bool:
@@ -276,21 +264,19 @@ def best_of(trials: Iterable[Trial]) -> Trial | None:
 class TrialWork:
     """A trial as a value that travels to a worker process."""
 
-    number: int
+    trial: Trial
     folder: Path
     config: Config
     """The recipe, without the trial's settings."""
-    settings: Settings
     seeds: tuple[int, ...]
     objective: Objective
-    allowance: float
     executor: ExecutorName
     executor_workers: int
 
     def configs(self) -> list[Config]:
         """What to run: one configuration for every seed. ConfigError if the settings do not go together."""
-        data: dict[str, Any] = with_settings(self.config, self.settings).model_dump(exclude_none=True)
-        data["name"] = f"{self.config.name}-trial-{self.number}"
+        data: dict[str, Any] = with_settings(self.config, self.trial.settings).model_dump(exclude_none=True)
+        data["name"] = f"{self.config.name}-trial-{self.trial.number}"
         data["stop"]["at_target"] = self.objective.target is not None
         return [Config.from_dict({**data, "seed": seed}) for seed in self.seeds]
 
@@ -308,33 +294,16 @@ def run_trial(work: TrialWork, progress: Callable[[Row], None] | None = None) ->
     outcomes: list[RunOutcome] = []
     spent = 0.0
     for config in work.configs():
-        outcomes.append(_outcome(config, work, work.allowance - spent, progress))
-        if outcomes[-1].state not in GOOD:
-            break
+        outcomes.append(_outcome(config, work, work.trial.allowance - spent, progress))
         spent += outcomes[-1].cost
-        if spent >= work.allowance:
+        if outcomes[-1].state not in GOOD or spent >= work.trial.allowance:
             break
     return combine(outcomes, len(work.seeds))
 
 
 def _outcome(config: Config, work: TrialWork, allowance: float, progress: Callable[[Row], None] | None) -> RunOutcome:
     """What came of one seed. If what an earlier attempt left is damaged, the run begins anew."""
-    out = work.folder / f"seed-{config.seed}"
-    went_before = out.exists()
-    try:
-        return _run(config, out, work, allowance, progress)
-    except DataError:
-        if not went_before:
-            raise
-    shutil.rmtree(out, ignore_errors=True)
-    return _run(config, out, work, allowance, progress)
-
-
-def _run(
-    config: Config, out: Path, work: TrialWork, allowance: float, progress: Callable[[Row], None] | None
-) -> RunOutcome:
-    """Bring one seed's run to its end, or to where it is cut off."""
-    state, objective = state_of(out, config), work.objective
+    out, objective = work.folder / f"seed-{config.seed}", work.objective
 
     def watch(row: Row) -> None:
         if progress is not None:
@@ -342,14 +311,22 @@ def _run(
         if meets(row.metric, objective.target, objective.goal):
             if not row.uploads:
                 raise ConfigError(f"the target {objective.target:g} is met before the first upload: set another")
-        elif objective.cost_of_row(row) >= allowance or not math.isfinite(row.metric):
+        elif objective.cost(partial(getattr, row)) >= allowance or not math.isfinite(row.metric):
             raise _CutOff
 
-    if state != "finished":
+    with suppress(DataError) if out.exists() else nullcontext():
+        return _run(config, out, work, watch)
+    shutil.rmtree(out, ignore_errors=True)
+    return _run(config, out, work, watch)
+
+
+def _run(config: Config, out: Path, work: TrialWork, watch: Callable[[Row], None]) -> RunOutcome:
+    """Bring one seed's run to its end, or to where `watch` cuts it off."""
+    if (state := state_of(out, config)) != "finished":
         if state != "interrupted":
             shutil.rmtree(out, ignore_errors=True)
         options: dict[str, Any] = {"executor": work.executor, "workers": work.executor_workers}
         # To diverge is nothing unusual in a search.
         with suppress(_CutOff), np.errstate(over="ignore", invalid="ignore"):
             simulate(config, out, [Calling(watch)], resume=state == "interrupted", tensorboard=False, **options)
-    return objective.judge(Run.load(out), config.seed)
+    return work.objective.judge(Run.load(out), config.seed)

@@ -11,18 +11,16 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 from qafel.config import Config
 from qafel.errors import ConfigError, OutputError, QafelError, UserError
 from qafel.runs.progress import Row
 from qafel.simulator.executors import ExecutorName
 from qafel.tuning.result import Save, SearchProgress, Tuning, Watch, check_best
-from qafel.tuning.search import Search, check_search, default_search, own_settings
+from qafel.tuning.search import Search, check_search, default_search
 from qafel.tuning.trial import (
     OBJECTIVES,
     Objective,
@@ -38,7 +36,7 @@ from qafel.tuning.trial import (
 from qafel.workers import Died, Perform, Workers, thread_limits
 
 if TYPE_CHECKING:
-    from qafel.tuning.study import SearchFolder, Study  # needs Optuna, an optional extra
+    from qafel.tuning.study import Study  # needs Optuna, an optional extra
 
 FEW = 5
 """If so many trials failed and none did not, the rest would fail as well."""
@@ -47,8 +45,6 @@ MAX_DEATHS = 2
 """A trial at which so many workers died has failed."""
 
 SAVE_EVERY_S = 30.0
-
-_Answer: TypeAlias = tuple[TrialOutcome, QafelError | None]
 
 
 class FinishedTrial(NamedTuple):
@@ -59,18 +55,21 @@ class FinishedTrial(NamedTuple):
     error: QafelError | None = None
 
 
-def attempt(work: TrialWork, progress: Callable[[Row], None] | None = None) -> _Answer:
+def attempt(work: TrialWork, progress: Callable[[Row], None] | None = None) -> FinishedTrial:
     """Run a trial. What goes wrong in it is an outcome too: other settings may do better."""
     try:
-        return run_trial(work, progress), None
+        return FinishedTrial(work, run_trial(work, progress))
     except QafelError as error:
-        return failure(str(error)), error
+        return FinishedTrial(work, failure(str(error)), error)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        return failure(told), QafelError(f"trial {work.number} failed: {told}")
+        return _failed(work, f"{type(error).__name__}: {error}")
 
 
-def _begin() -> Perform[TrialWork, _Answer]:
+def _failed(work: TrialWork, told: str) -> FinishedTrial:
+    return FinishedTrial(work, failure(told), QafelError(f"trial {work.trial.number} failed: {told}"))
+
+
+def _begin() -> Perform[TrialWork, FinishedTrial]:
     return lambda work, tell: attempt(work)
 
 
@@ -86,7 +85,7 @@ class TrialRunner:
         self._count = count
         self._progress = progress
         self._here: TrialWork | None = None
-        self._pool: Workers[TrialWork, _Answer] | None = None
+        self._pool: Workers[TrialWork, FinishedTrial] | None = None
         self.cores = max(1, (os.cpu_count() or 1) // count)
         """How many cores a trial has to itself."""
         if count > 1:
@@ -98,11 +97,9 @@ class TrialRunner:
             self._pool.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pool is not None:
-            self._pool.__exit__(kind, error, trace)
+            self._pool.__exit__()
 
     @property
     def busy(self) -> int:
@@ -126,46 +123,39 @@ class TrialRunner:
         if self._pool is None:
             assert self._here is not None
             work, self._here = self._here, None
-            return FinishedTrial(work, *attempt(work, self._progress))
+            return attempt(work, self._progress)
         work, answer = self._pool.next()
         if not isinstance(answer, Died):
-            return FinishedTrial(work, *answer)
-        told = f"workers died {answer.times} times (last exit code {answer.exit_code}) at it: is memory short? "
-        told += "Try fewer --workers"
-        return FinishedTrial(work, failure(told), QafelError(f"trial {work.number} failed: {told}"))
+            return answer
+        deaths = f"workers died {answer.times} times (last exit code {answer.exit_code}) at it"
+        return _failed(work, f"{deaths}: is memory short? Try fewer --workers")
 
 
 @final
+@dataclass
 class SearchLoop:
-    """One search, from its first trial in this process to its end."""
+    """One search, from its first trial in this process to its end; the fields are named as the arguments of `tune`."""
 
-    def __init__(
-        self,
-        begun: Tuning,
-        folder: SearchFolder,
-        study: Study,
-        runner: TrialRunner,
-        executor: ExecutorName,
-        watch: Watch | None,
-        save: Save | None,
-    ) -> None:
-        """Search what `begun` says, in its `folder`; the arguments are otherwise those of `tune`."""
-        self._begun, self._folder, self._study, self._runner = begun, folder, study, runner
-        self._executor, self._watch, self._save_to = executor, watch, save
-        self._saved_s = time.monotonic()
-        self._exhausted = False
-        self._checks: dict[int, TrialOutcome] = {}
+    begun: Tuning
+    """What is searched."""
+    study: Study
+    runner: TrialRunner
+    executor: ExecutorName
+    watch: Watch | None
+    save: Save | None
+    saved_s: float = field(default_factory=time.monotonic)
+    exhausted: bool = False
+    checks: dict[int, TrialOutcome] = field(default_factory=dict)
 
     def run(self, trials: int, seconds: float, check: int) -> Tuning:
         """Run so many trials, begin none after so many seconds, and check the best with so many unseen seeds."""
         try:
             self._search(trials, time.monotonic() + seconds)
             if check:
-                check_best(
-                    self._study.finished(), partial(self._check, range(self._begun.seeds, self._begun.seeds + check))
-                )
+                unseen = range(self.begun.seeds, self.begun.seeds + check)
+                check_best(self.study.finished(), lambda trial, most: self._check(trial, most, unseen), self.checks)
         except BaseException:
-            if self._study.finished():
+            if self.study.finished():
                 with suppress(OSError, QafelError):  # what ended the search is what should be told
                     self._save()
             raise
@@ -173,17 +163,17 @@ class SearchLoop:
 
     def _search(self, trials: int, deadline: float) -> None:
         while True:
-            while self._runner.room and time.monotonic() < deadline:
-                if self._exhausted or len(self._study.finished()) + self._runner.busy >= trials:
+            while self.runner.room and time.monotonic() < deadline and not self.exhausted:
+                if len(self.study.finished()) + self.runner.busy >= trials:
                     break
-                if (trial := self._study.next()) is None:
-                    self._exhausted = True
-                    break
-                self._start(trial, range(self._begun.seeds))
-                self._tell(trial)
-            if not self._runner.busy:
+                if (trial := self.study.next()) is None:
+                    self.exhausted = True
+                else:
+                    self._start(trial, range(self.begun.seeds))
+                    self._tell(trial)
+            if not self.runner.busy:
                 return
-            self._take(self._runner.next_finished(), trials)
+            self._take(self.runner.next_finished(), trials)
             self._save_now_and_then()
 
     def _take(self, done: FinishedTrial, trials: int) -> None:
@@ -191,72 +181,69 @@ class SearchLoop:
 
         Then the trial has not ended: the same command begins with it.
         """
-        is_own = done.work.number == 0 and self._begun.starts_with_own
+        number = done.work.trial.number
+        is_own = number == 0 and self.begun.own is not None
         if done.error is not None and (is_own or isinstance(done.error, OutputError)):
             raise done.error
-        self._tell(self._study.finish(done.work.number, done.outcome))
-        finished = self._study.finished()
+        self._tell(self.study.finish(number, done.outcome))
+        finished = self.study.finished()
         if len(finished) >= min(FEW, trials) and all(trial.state == "failed" for trial in finished):
             kind = UserError if isinstance(done.error, UserError) else QafelError
             raise kind(f"every trial failed ({len(finished)} so far); the last error: {done.outcome.error}")
 
-    def _check(self, unseen: range, trial: Trial, most: float) -> TrialOutcome:
+    def _check(self, trial: Trial, most: float, unseen: range) -> TrialOutcome:
         """Run a trial again on unseen seeds, each by itself, while it may still cost less than `most` on average."""
         seeds = list(unseen)
-        allowance = most * len(unseen) if self._begun.objective.target is not None else math.inf
+        allowance = most * len(unseen) if self.begun.objective.target is not None else math.inf
         parts: dict[int, TrialOutcome] = {}
         while True:
             self._tell(trial, checked=len(parts))
             spent = sum(run.cost for part in parts.values() for run in part.runs)
-            while self._runner.room and seeds and spent < allowance and all(part.good for part in parts.values()):
+            while self.runner.room and seeds and spent < allowance and all(part.good for part in parts.values()):
                 self._start(replace(trial, allowance=allowance - spent), [seeds.pop(0)])
-            if not self._runner.busy:
-                break
-            done = self._runner.next_finished()
+            if not self.runner.busy:
+                return together([parts[seed] for seed in sorted(parts)], len(unseen), allowance)
+            done = self.runner.next_finished()
             if isinstance(done.error, OutputError):
                 raise done.error
             parts[done.work.seeds[0]] = done.outcome
             self._save_now_and_then()
-        self._checks[trial.number] = together([parts[seed] for seed in sorted(parts)], len(unseen), allowance)
-        return self._checks[trial.number]
 
     def _start(self, trial: Trial, seeds: Iterable[int]) -> None:
         """Let a trial run; its seeds are counted from the configuration's own on."""
-        config, first = self._begun.config, self._begun.config.seed
-        self._runner.start(
+        config = self.begun.config
+        self.runner.start(
             TrialWork(
-                number=trial.number,
-                folder=self._folder.trial(trial.number),
+                trial=trial,
+                folder=self.begun.out / "trials" / f"{trial.number:04d}",
                 config=config,
-                settings=trial.settings,
-                seeds=tuple(first + seed for seed in seeds),
-                objective=self._begun.objective,
-                allowance=trial.allowance,
-                executor=self._executor,
-                executor_workers=self._runner.cores,
+                seeds=tuple(config.seed + seed for seed in seeds),
+                objective=self.begun.objective,
+                executor=self.executor,
+                executor_workers=self.runner.cores,
             )
         )
 
     def _tell(self, trial: Trial, checked: int | None = None) -> None:
-        if self._watch is not None:
-            done = self._study.finished()
-            self._watch(SearchProgress(trial, best_of(done), len(done), self._begun.objective, checked))
+        if self.watch is not None:
+            done = self.study.finished()
+            self.watch(SearchProgress(trial, best_of(done), len(done), self.begun.objective, checked))
 
     def _save(self) -> Tuning:
         found = replace(
-            self._begun,
-            trials=self._study.finished(),
-            checks=dict(self._checks),
-            importance=self._study.importance(),
-            exhausted=self._exhausted,
+            self.begun,
+            trials=self.study.finished(),
+            checks=dict(self.checks),
+            importance=self.study.importance(),
+            exhausted=self.exhausted,
         )
-        if self._save_to is not None:
-            self._save_to(found)
-        self._saved_s = time.monotonic()
+        if self.save is not None:
+            self.save(found)
+        self.saved_s = time.monotonic()
         return found
 
     def _save_now_and_then(self) -> None:
-        if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
+        if time.monotonic() - self.saved_s >= SAVE_EVERY_S:
             self._save()
 
 
@@ -298,23 +285,14 @@ def tune(
     save        called with what there is every so often, and when the search ends, however it ends
     """
     require_optuna()
-    from qafel.tuning.study import SearchFolder, Study  # noqa: PLC0415  (an optional extra)
+    from qafel.tuning.study import open_study  # noqa: PLC0415  (an optional extra)
 
     search = default_search(config) if search is None else search
     check_search(config, search)
     config, sought = _aim(config, objective, target)
-    out = out or Path("tune") / config.name
-    setup = {
-        "config": config.model_dump(exclude_none=True),
-        "search": {path: str(dimension) for path, dimension in search.items()},
-        "objective": objective,
-        "target": sought.target,
-        "seeds": seeds,
-    }
-    begun = Tuning(out, config, search, sought, seeds)
-    with SearchFolder(out, setup).alone() as folder, TrialRunner(workers, progress) as runner:
-        study = Study(folder, search, own_settings(config, search), config.seed)
-        loop = SearchLoop(begun, folder, study, runner, executor, watch, save)
+    begun = Tuning(out or Path("tune") / config.name, config, search, sought, seeds)
+    with open_study(begun) as study, TrialRunner(workers, progress) as runner:
+        loop = SearchLoop(begun, study, runner, executor, watch, save)
         return loop.run(trials, math.inf if seconds is None else seconds, check)
 
 
