@@ -16,6 +16,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -57,16 +59,16 @@ class Report(NamedTuple, Generic[Work, Value]):
 
 
 @final
+@dataclass(eq=False)
 class _Worker(Generic[Work]):
     """One process, our end of its connection, and the work that it has not answered, the oldest first."""
 
-    def __init__(self, process: BaseProcess, connection: Connection) -> None:
-        self.process = process
-        self.connection = connection
-        self.pending: deque[Work] = deque()
-        self.deaths = 0
-        """How many workers died at the oldest piece of work."""
-        self.ready = False
+    process: BaseProcess
+    connection: Connection
+    pending: deque[Work] = field(default_factory=deque)
+    deaths: int = 0
+    """How many workers died at the oldest piece of work."""
+    ready: bool = False
 
 
 @final
@@ -94,7 +96,6 @@ class Workers(Generic[Work, Value]):
         self._environment = environment or {}
         self._failed_starts = 0
         self._workers: list[_Worker[Work]] = []
-        self._by_connection: dict[object, _Worker[Work]] = {}
         self._reports: deque[Report[Work, Value]] = deque()
 
     def __enter__(self) -> Self:
@@ -107,16 +108,15 @@ class Workers(Generic[Work, Value]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._by_connection.values():
+        for worker in self._workers:
             worker.connection.close()
             worker.process.terminate()
-        for worker in self._by_connection.values():
+        for worker in self._workers:
             worker.process.join(timeout=5)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
         self._workers.clear()
-        self._by_connection.clear()
 
     @property
     def busy(self) -> int:
@@ -142,8 +142,9 @@ class Workers(Generic[Work, Value]):
         Raises `WorkerLost` if workers end before they are ready.
         """
         while not self._reports:
-            for connection in wait(self._by_connection):  # type: ignore[arg-type]
-                self._hear(self._by_connection[connection])
+            by_connection: dict[object, _Worker[Work]] = {worker.connection: worker for worker in self._workers}
+            for connection in wait(by_connection):  # type: ignore[arg-type]
+                self._hear(by_connection[connection])
         return self._reports.popleft()
 
     def _hear(self, worker: _Worker[Work]) -> None:
@@ -177,7 +178,6 @@ class Workers(Generic[Work, Value]):
         worker: _Worker[Work] = _Worker(context.Process(target=_serve, args=(theirs,)), ours)
         with _conditions(self._environment):
             worker.process.start()
-        self._by_connection[ours] = worker
         theirs.close()
         # Not as arguments of the process: `start` would wait for ever for a child that died before it read them all.
         with suppress(OSError):
@@ -186,7 +186,6 @@ class Workers(Generic[Work, Value]):
 
     def _replace(self, dead: _Worker[Work]) -> _Worker[Work]:
         """Start another worker in place of a dead one, with its work; but for that which killed too many."""
-        del self._by_connection[dead.connection]
         dead.connection.close()
         dead.process.join()
         code = dead.process.exitcode
@@ -219,9 +218,6 @@ def _serve(connection: Connection) -> None:
         with suppress(OSError):  # nobody listens any more, which shows when the next work is awaited
             connection.send_bytes(dumps((last, value)))
 
-    def tell(news: object) -> None:
-        answer(news, last=False)
-
     try:
         begin, arguments = loads(connection.recv_bytes())
     except (EOFError, OSError):
@@ -233,7 +229,7 @@ def _serve(connection: Connection) -> None:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)  # what a worker holds ends with it: nothing is to be tidied up
-        answer(perform(loads(message), tell))
+        answer(perform(loads(message), partial(answer, last=False)))
 
 
 def _leave_with_the_parent() -> None:

@@ -7,15 +7,16 @@ median of their turns counts, because machines are noisy.
 from __future__ import annotations
 
 import gc
-import importlib
 import importlib.util
 import resource
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from statistics import median
 from time import perf_counter
-from typing import Any, final
+from typing import final
 
 from qafel.algorithm import Algorithm, wire
 from qafel.rng import Stream
@@ -49,18 +50,12 @@ class SimulatorCase:
                 return Mushrooms(self.clients)
             case "quadratic":
                 return Quadratic(self.clients, self.dimension, noise=0.0)
-            case _:
-                return self._neural_task()
+        from qafel.bench.training import random_cnn_task, random_lstm_task  # noqa: PLC0415 — torch is an extra
 
-    def _neural_task(self) -> Task:
-        """On random data; torch is an extra, loaded only here."""
-        neural = importlib.import_module("qafel.bench.training")
-        task: Task = (
-            neural.random_cnn_task(self.batch_size, self.clients)
-            if self.name == "cnn"
-            else neural.random_lstm_task(clients=self.clients)
-        )
-        return task
+        if self.name == "lstm":
+            return random_lstm_task(clients=self.clients)
+        assert self.batch_size is not None
+        return random_cnn_task(self.batch_size, self.clients)
 
     def arrivals(self) -> Arrivals:
         return AlwaysTraining() if self.clients <= 100 else ConstantRate(0, self.clients, rate=125.0)
@@ -107,19 +102,13 @@ class SimulatorSpeed:
 
 def measure_simulator(cases: tuple[SimulatorCase, ...]) -> Iterator[SimulatorSpeed]:
     """Run the cases one after another, each in a process of its own."""
-    context = get_context("spawn")
-    for case in cases:
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_measure_into, args=(case, theirs))
-        process.start()
-        theirs.close()
-        yield SimulatorSpeed(**ours.recv())
-        process.join()
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as alone:
+        yield from alone.map(_measure_alone, cases)
 
 
-def _measure_into(case: SimulatorCase, connection: Any) -> None:
+def _measure_alone(case: SimulatorCase) -> SimulatorSpeed:
     gc.freeze()  # as the command line does
-    connection.send(asdict(measure_case(case)))
+    return measure_case(case)
 
 
 def measure_case(case: SimulatorCase) -> SimulatorSpeed:
@@ -134,11 +123,11 @@ def measure_case(case: SimulatorCase) -> SimulatorSpeed:
         client_quantizer="qsgd:4",
         server_quantizer="qsgd:4",
     )
-    full = _simulated(case, task, algorithm)
-    bare = _bare(case, task, algorithm)
-    full(min(100, case.updates // TURNS)), bare(min(100, case.updates // TURNS))
-    turns = [(full(case.updates // TURNS), bare(case.updates // TURNS)) for _ in range(TURNS)]
-    full_s, bare_s = (median(turn[which] for turn in turns) for which in (0, 1))
+    loops = [partial(loop, case, task, algorithm) for loop in (_simulated_s, _bare_s)]
+    for loop in loops:
+        loop(min(100, case.updates // TURNS))
+    turns = [[loop(case.updates // TURNS) for loop in loops] for _ in range(TURNS)]
+    full_s, bare_s = map(median, zip(*turns, strict=True))
     return SimulatorSpeed(
         case.name,
         case.clients,
@@ -153,26 +142,19 @@ def measure_case(case: SimulatorCase) -> SimulatorSpeed:
     )
 
 
-def _simulated(case: SimulatorCase, task: Task, algorithm: Algorithm) -> Callable[[int], float]:
-    def turn(updates: int) -> float:
-        timing, limits = Timing(HalfNormal(0), case.arrivals()), Limits(uploads=updates)
-        summary = simulate(task, algorithm, timing, limits=limits, evaluation=NEVER).summary
-        # Evaluated at the start and the end all the same; that is not the simulator's time.
-        return float(summary["wall_s"] - summary["evaluation_s"]) / updates
-
-    return turn
+def _simulated_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
+    """Seconds of one of so many updates."""
+    timing, limits = Timing(HalfNormal(0), case.arrivals()), Limits(uploads=updates)
+    summary = simulate(task, algorithm, timing, limits=limits, evaluation=NEVER).summary
+    # Evaluated at the start and the end all the same; that is not the simulator's time.
+    return float(summary["wall_s"] - summary["evaluation_s"]) / updates
 
 
-def _bare(case: SimulatorCase, task: Task, algorithm: Algorithm) -> Callable[[int], float]:
+def _bare_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
     """The same training and nothing else: no clock, no messages, no server."""
-    start, local = task.initial_model(Stream.named(0, "initial-model")), algorithm.local
+    start, stream = task.initial_model(Stream.named(0, "initial-model")), Stream.named(0, "train")
     start.flags.writeable = False
-    stream = Stream.named(0, "train")
-
-    def turn(updates: int) -> float:
-        began = perf_counter()
-        for number in range(updates):
-            task.train(number % case.clients, start, local, stream)
-        return (perf_counter() - began) / updates
-
-    return turn
+    began = perf_counter()
+    for number in range(updates):
+        task.train(number % case.clients, start, algorithm.local, stream)
+    return (perf_counter() - began) / updates

@@ -11,13 +11,12 @@ ratios, so others' load on the machine hits all of them alike. The data is rando
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
+from functools import cache, partial
+from multiprocessing import get_context
 from statistics import median
 from typing import Any, TypeAlias, final
 
@@ -138,11 +137,6 @@ class TrainingFigures:
     bfloat16: bool
     """Whether the hardware has it; without it the LSTM trains in float32."""
 
-    def speed(self, model: str, batch_size: int, trainer: str) -> TrainingSpeed | None:
-        """The speed of one trainer, None if it was not measured."""
-        wanted = (model, batch_size, trainer)
-        return next((s for s in self.speeds if (s.model, s.batch_size, s.trainer) == wanted), None)
-
     def ratios(self) -> dict[str, float]:
         """Our trainer against the others on the same model and batch; the LSTM's precisions against each other."""
         found = {}
@@ -165,33 +159,31 @@ class TrainingFigures:
         }
 
 
-def measure_training(
-    rounds: int = 15, updates: int = 5, batch_sizes: tuple[int, ...] = (10, 32), lstm: bool = True
-) -> TrainingFigures:
+def measure_training(rounds: int = 15, updates: int = 5, batch_sizes: tuple[int, ...] = (10, 32)) -> TrainingFigures:
     """Measure how fast clients train, trainer by trainer in turns.
 
     `rounds` is how many turns each gets and `updates` how many updates a turn has, a third of that for the LSTM.
-    The CNN is measured at each of `batch_sizes`, and the LSTM at 32 if `lstm`.
+    The CNN is measured at each of `batch_sizes`, and the LSTM at 32.
     """
     speeds: list[TrainingSpeed] = []
+    trainers: dict[str, Updates]
     keep_freed_memory()
     with one_thread():
         for size in batch_sizes:
-            with _plain_process(size) as unaided:
+            with ProcessPoolExecutor(1, get_context("spawn")) as unaided:
                 trainers = {
                     "qafel": _updates(random_cnn_task(size), size),
                     "plain, mallopt": plain_cnn_loop(size),
-                    "plain": unaided,
+                    "plain": partial(_in_process, unaided, size),
                 }
                 speeds += _take_turns("cnn", size, trainers, rounds, updates)
         fast = has_bfloat16(torch.device("cpu"))
-        if lstm:
-            trainers = {
-                "qafel float32": _updates(random_lstm_task("float32"), 32),
-                "plain, mallopt": plain_lstm_loop(32),
-            }
-            trainers |= {"qafel bfloat16": _updates(random_lstm_task("bfloat16"), 32)} if fast else {}
-            speeds += _take_turns("lstm", 32, trainers, rounds, max(1, updates // 3))
+        trainers = {
+            "qafel float32": _updates(random_lstm_task("float32"), 32),
+            "plain, mallopt": plain_lstm_loop(32),
+        }
+        trainers |= {"qafel bfloat16": _updates(random_lstm_task("bfloat16"), 32)} if fast else {}
+        speeds += _take_turns("lstm", 32, trainers, rounds, max(1, updates // 3))
     return TrainingFigures(tuple(speeds), fast)
 
 
@@ -228,30 +220,16 @@ def _updates(task: TorchTask, size: int) -> Updates:
     return _timed(lambda number: task.train(0, start, local, Stream.named(0, "train", 0, number)))
 
 
-@contextlib.contextmanager
-def _plain_process(size: int) -> Iterator[Updates]:
-    """The plain loop in a new process, whose allocator is as glibc made it."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, size), daemon=True)
-    process.start()
-    there.close()
-
-    def train(count: int) -> float:
-        here.send(count)
-        seconds: float = here.recv()
-        return seconds
-
-    try:
-        yield train
-    finally:
-        here.close()
-        process.join()
+def _in_process(unaided: ProcessPoolExecutor, size: int, count: int) -> float:
+    """Updates of the plain network in a process of its own, whose allocator is as glibc made it."""
+    return unaided.submit(_train_unaided, size, count).result()
 
 
-def _serve(pipe: Connection, size: int) -> None:
+def _train_unaided(size: int, count: int) -> float:
+    return _unaided_loop(size)(count)
+
+
+@cache
+def _unaided_loop(size: int) -> Updates:
     torch.set_num_threads(1)
-    train = plain_cnn_loop(size)
-    with contextlib.suppress(EOFError):
-        while True:
-            pipe.send(train(pipe.recv()))
+    return plain_cnn_loop(size)

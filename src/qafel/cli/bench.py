@@ -68,9 +68,8 @@ def bench_simulator(json_file: JsonFile = None) -> None:
 
     Example: qafel bench simulator --json simulator.json
     """
-    table = Table(box=None, header_style="bold")
-    for name in ("task", "clients", "d", "updates/s", "bare loop/s", "ratio", "overhead µs", "peak MiB"):
-        table.add_column(name, justify="left" if name == "task" else "right")
+    headings = ("task", "clients", "d", "updates/s", "bare loop/s", "ratio", "overhead µs", "peak MiB")
+    table = figures_table("the simulator, and a bare loop that only trains", *headings)
     rows, cases = [], all_cases()
     with errors.status("measuring") as status:
         for number, row in enumerate(measure_simulator(cases), start=1):
@@ -146,9 +145,8 @@ def bench_deployment(
         "secured": Case(updates, clients, dimension, secured=True),
         "mutants": Case(updates, clients, dimension, mutants=updates // 2),
     }
-    for name in only or ():
-        if name not in cases:
-            raise ConfigError(f"unknown case {name!r}; choose from {', '.join(cases)}")
+    if unknown := set(only or ()) - cases.keys():
+        raise ConfigError(f"unknown case {min(unknown)!r}; choose from {', '.join(cases)}")
     found: dict[str, Any] = {}
     for name in only or cases:
         errors.print(f"measuring {name} …")
@@ -158,10 +156,7 @@ def bench_deployment(
 
 
 def _deployment_table(found: dict[str, Any]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("")
-    for name in found:
-        table.add_column(name, justify="right")
+    table = figures_table("a real broker, a server and client processes", "", *found)
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "accepted updates/s": lambda f: f"{f['updates_per_s']:,.0f}",
         "bytes an update": lambda f: f"{f['upload_bytes']:,.0f}",
