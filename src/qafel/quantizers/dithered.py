@@ -10,14 +10,14 @@ from qafel.params import Vector
 from qafel.quantizers import payloads
 from qafel.quantizers.kernels import OK
 from qafel.quantizers.kernels.levels import MAX_ABS, apply_dithered, encode_spans
-from qafel.quantizers.payloads import DEFAULT_BUCKET, SEED_BYTES, FixedRate
+from qafel.quantizers.payloads import DEFAULT_BUCKET, SEED_BYTES, Unbiased
 from qafel.quantizers.protocol import DITHERED, Payload, pack_codec
 from qafel.rng import Stream
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Dithered(FixedRate):
+class Dithered(Unbiased):
     """Round x/step + u with u uniform, and let the receiver, who knows u from the message's seed, subtract it.
 
     Q(x) = step · (round(x/step + u) − u). The error is uniform on ±step/2 and independent of x: half of QSGD's variance
@@ -44,18 +44,12 @@ class Dithered(FixedRate):
     def from_parameters(fields: bytes) -> Dithered:
         return Dithered(fields[0], int.from_bytes(fields[1:4], "little") or None)
 
-    unbiased = True
-
     @property
     def levels(self) -> float:
         """Steps from zero to the largest magnitude: 7.5 at 4 bits."""
         return 0.5 * (2.0**self.bits - 1.0)
 
-    def encode(self, vector: Vector, stream: Stream) -> Payload:
-        return self.encode_scaled(vector, stream, 1.0)
-
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        """A payload that decodes to gain · Q(vector)."""
         seed = payloads.seed_of(stream)
         words = int.from_bytes(seed, "little"), 0
         return payloads.encode(encode_spans, vector, words, self.bucket, self.levels, self.bits, MAX_ABS, gain, seed)
@@ -70,9 +64,6 @@ class Dithered(FixedRate):
         """The exact worst case: step²/12 for each of the n in a bucket, whose norm is at least levels · step."""
         n = min(size, self.bucket or size)
         return n / (12 * self.levels**2)
-
-    def delta(self, size: int) -> float:
-        return 1.0 - self.omega(size)
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
         length, span, spans, total = payloads.spans_of(target.size, self.bucket, self.bits)

@@ -172,6 +172,28 @@ class FixedRate(ABC):
         return 8.0 * self.payload_bytes(size) / size if size else 0.0
 
 
+class Unbiased(FixedRate):
+    """A fixed-rate quantizer with E Q(x) = x that can shrink what it sends: δ = 1 − ω."""
+
+    __slots__ = ()
+
+    unbiased = True
+
+    @abstractmethod
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
+        """A payload that decodes to gain · Q(vector)."""
+
+    @abstractmethod
+    def omega(self, size: int) -> float:
+        """Worst-case relative variance."""
+
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        return self.encode_scaled(vector, stream, 1.0)
+
+    def delta(self, size: int) -> float:
+        return 1.0 - self.omega(size)
+
+
 @lru_cache(1024)
 def spans_of(size: int, bucket: int | None, bits: int) -> tuple[int, int, int, int]:
     """Bucket length, span length, number of spans, bytes of steps and codes.

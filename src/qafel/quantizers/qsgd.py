@@ -10,7 +10,7 @@ from qafel.errors import SpecError
 from qafel.params import Vector
 from qafel.quantizers import payloads
 from qafel.quantizers.kernels.levels import L2, MAX_ABS, encode_spans
-from qafel.quantizers.payloads import DEFAULT_BUCKET, FixedRate
+from qafel.quantizers.payloads import DEFAULT_BUCKET, Unbiased
 from qafel.quantizers.protocol import QSGD, Payload, pack_codec
 from qafel.rng import Stream
 
@@ -23,7 +23,7 @@ _NORMS: Final[dict[Norm, int]] = {"max": MAX_ABS, "l2": L2}
 
 @final
 @dataclass(frozen=True, slots=True)
-class Qsgd(FixedRate):
+class Qsgd(Unbiased):
     """Round every coordinate at random to one of s levels of its bucket's scale, so that the mean is exact.
 
     Q(x)ᵢ = step · (⌊xᵢ/step⌋ + Bernoulli(frac(xᵢ/step))), step = ‖bucket‖ / s, the norm being max |xᵢ| or ℓ₂.
@@ -76,13 +76,7 @@ class Qsgd(FixedRate):
         norm: Norm = "l2" if fields[2] == L2 else "max"
         return Qsgd(fields[0], fields[1], norm, int.from_bytes(fields[3:6], "little") or None)
 
-    unbiased = True
-
-    def encode(self, vector: Vector, stream: Stream) -> Payload:
-        return self.encode_scaled(vector, stream, 1.0)
-
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        """A payload that decodes to gain · Q(vector)."""
         norm = _NORMS[self.norm]
         return payloads.encode(encode_spans, vector, stream.words, self.bucket, self.levels, self.bits, norm, gain)
 
@@ -111,6 +105,3 @@ class Qsgd(FixedRate):
         if self.norm == "max":
             return (math.sqrt(s * s + n - 1) - s) / (2 * s)
         return min(n / s**2, math.sqrt(n) / s)
-
-    def delta(self, size: int) -> float:
-        return 1.0 - self.omega(size)

@@ -14,7 +14,7 @@ from qafel.params import Vector
 from qafel.quantizers import payloads
 from qafel.quantizers.kernels import OK, packed_bytes
 from qafel.quantizers.kernels.rotation import BLOCK, COLUMNS, apply_blocks, encode_blocks
-from qafel.quantizers.payloads import SEED_BYTES, FixedRate
+from qafel.quantizers.payloads import SEED_BYTES, Unbiased
 from qafel.quantizers.protocol import ROTATED, Payload, pack_codec
 from qafel.rng import Stream
 
@@ -80,7 +80,7 @@ def blocks(size: int, bits: int) -> tuple[NDArray[np.int64], int, int, int]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rotated(FixedRate):
+class Rotated(Unbiased):
     """Rotate blocks at random, send each coordinate as one of the 2ᵇ best levels for a Gaussian, rotate back.
 
     Q(x) = Rᵀ S·q(Rx/σ), S = ‖Rx‖² / ⟨Rx, q⟩, with R two rounds of random signs and a Hadamard transform, from a seed in
@@ -108,13 +108,7 @@ class Rotated(FixedRate):
     def from_parameters(fields: bytes) -> Rotated:
         return Rotated(fields[0])
 
-    unbiased = True
-
-    def encode(self, vector: Vector, stream: Stream) -> Payload:
-        return self.encode_scaled(vector, stream, 1.0)
-
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        """A payload that decodes to gain · Q(vector)."""
         vector = payloads.as_vector(vector)
         table, count, _, _ = blocks(vector.size, self.bits)
         out = np.empty(self.payload_bytes(vector.size), np.uint8)
@@ -133,9 +127,6 @@ class Rotated(FixedRate):
     def omega(self, size: int) -> float:
         """A bound for every vector, from the moments of random signs: see OMEGA."""
         return OMEGA[self.bits]
-
-    def delta(self, size: int) -> float:
-        return 1.0 - self.omega(size)
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
         table, count, _, _ = blocks(target.size, self.bits)

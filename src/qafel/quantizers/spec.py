@@ -16,20 +16,12 @@ from typing import Final, TypeVar, cast
 
 from qafel.errors import SpecError, WrongCodec
 from qafel.params import Layout
-from qafel.quantizers import protocol as ids
+from qafel.quantizers import protocol
 from qafel.quantizers.affine import Affine
 from qafel.quantizers.dithered import Dithered
 from qafel.quantizers.identity import Identity
 from qafel.quantizers.payloads import DEFAULT_BUCKET
-from qafel.quantizers.protocol import (
-    CODEC_BYTES,
-    ZSTD_FLAG,
-    FixedLength,
-    Quantizer,
-    Scalable,
-    split_codec,
-    with_flags,
-)
+from qafel.quantizers.protocol import CODEC_BYTES, FixedLength, Quantizer, Scalable
 from qafel.quantizers.qsgd import Norm, Qsgd
 from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
@@ -38,7 +30,7 @@ from qafel.quantizers.top_k import PLAIN, TopK, share_from_fields
 from qafel.quantizers.wrappers import Scaled, Zstd
 from qafel.text import did_you_mean
 
-T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 _ZSTD: Final = "+zstd"
 
@@ -83,24 +75,18 @@ class SpecArguments:
             value, self.positional = self.positional, None
         return default if value is None else value
 
-    def integer(self, key: str, *, first: bool = False) -> int | None:
-        """The argument as a whole number, None if it is not given."""
-        return self._converted(int, "a whole number", key, first)
-
-    def number(self, key: str, *, first: bool = False) -> float | None:
-        """The argument as a number, None if it is not given."""
-        return self._converted(float, "a number", key, first)
-
-    def _converted(self, convert: Callable[[str], T], kind: str, key: str, first: bool) -> T | None:
+    def number(self, key: str, kind: type[N], *, first: bool = False) -> N | None:
+        """The argument as a number of that kind, None if it is not given."""
         value = self.text(key, first=first)
         try:
-            return None if value is None else convert(value)
+            return None if value is None else kind(value)
         except ValueError:
-            raise SpecError(f"{self.name}: {key} must be {kind}, found {value!r}") from None
+            wanted = "a whole number" if kind is int else "a number"
+            raise SpecError(f"{self.name}: {key} must be {wanted}, found {value!r}") from None
 
     def needed(self, key: str) -> int:
         """A whole number that must be given, first or by name."""
-        value = self.integer(key, first=True)
+        value = self.number(key, int, first=True)
         if value is None:
             raise SpecError(f"{self.name} needs {key}: write {self.name}:4")
         return value
@@ -162,7 +148,7 @@ def _scalable(inner: Quantizer) -> Scalable:
 
 
 def _qsgd(arguments: SpecArguments) -> Qsgd:
-    bits, levels = arguments.integer("bits", first=True), arguments.integer("levels")
+    bits, levels = arguments.number("bits", int, first=True), arguments.number("levels", int)
     norm = cast(Norm, arguments.text("norm", "max"))
     bucket = arguments.bucket()
     if (bits is None) == (levels is None):
@@ -173,7 +159,7 @@ def _qsgd(arguments: SpecArguments) -> Qsgd:
 
 
 def _share(arguments: SpecArguments) -> float | int:
-    fraction, count = arguments.number("fraction", first=True), arguments.integer("count")
+    fraction, count = arguments.number("fraction", float, first=True), arguments.number("count", int)
     if (fraction is None) == (count is None):
         name = arguments.name
         raise SpecError(f"{name} takes a fraction or a count: {name}:0.01, or {name}:count=10")
@@ -205,11 +191,11 @@ def from_codec(codec: bytes, layout: Layout | None = None) -> Quantizer:
 
 
 def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:
-    codec_id, flags, fields, inner = split_codec(codec)
-    if flags & ZSTD_FLAG:
-        return _compressed(_from_fields(with_flags(codec, flags & ~ZSTD_FLAG), layout))
-    if codec_id not in _BY_ID or (codec_id == ids.SCALED and not inner):
-        raise WrongCodec(f"codec {codec_id} is unknown: this version knows 1 to {ids.SCALED}; a newer sender?")
+    codec_id, flags, fields, inner = protocol.split_codec(codec)
+    if flags & protocol.ZSTD_FLAG:
+        return _compressed(_from_fields(protocol.with_flags(codec, flags & ~protocol.ZSTD_FLAG), layout))
+    if codec_id not in _BY_ID or (codec_id == protocol.SCALED and not inner):
+        raise WrongCodec(f"codec {codec_id} is unknown: this version knows 1 to {protocol.SCALED}; a newer sender?")
     return _BY_ID[codec_id](fields, inner, layout)
 
 
@@ -237,13 +223,13 @@ _BY_NAME: Final[dict[str, Callable[[SpecArguments, Layout | None], Quantizer]]] 
 }
 
 _BY_ID: Final[dict[int, Callable[[bytes, bytes, Layout | None], Quantizer]]] = {
-    ids.NONE: lambda fields, inner, layout: Identity(),
-    ids.QSGD: lambda fields, inner, layout: Qsgd.from_parameters(fields),
-    ids.TOP_K: lambda fields, inner, layout: TopK(share_from_fields(fields), _inner_values(inner)),
-    ids.RAND_K: lambda fields, inner, layout: RandK(share_from_fields(fields), _inner_values(inner)),
-    ids.AFFINE: lambda fields, inner, layout: _affine_from(fields, layout),
-    ids.SIGN: lambda fields, inner, layout: Sign.from_parameters(fields),
-    ids.DITHERED: lambda fields, inner, layout: Dithered.from_parameters(fields),
-    ids.ROTATED: lambda fields, inner, layout: Rotated.from_parameters(fields),
-    ids.SCALED: lambda fields, inner, layout: Scaled(_scalable(_from_fields(inner, layout))),
+    protocol.NONE: lambda fields, inner, layout: Identity(),
+    protocol.QSGD: lambda fields, inner, layout: Qsgd.from_parameters(fields),
+    protocol.TOP_K: lambda fields, inner, layout: TopK(share_from_fields(fields), _inner_values(inner)),
+    protocol.RAND_K: lambda fields, inner, layout: RandK(share_from_fields(fields), _inner_values(inner)),
+    protocol.AFFINE: lambda fields, inner, layout: _affine_from(fields, layout),
+    protocol.SIGN: lambda fields, inner, layout: Sign.from_parameters(fields),
+    protocol.DITHERED: lambda fields, inner, layout: Dithered.from_parameters(fields),
+    protocol.ROTATED: lambda fields, inner, layout: Rotated.from_parameters(fields),
+    protocol.SCALED: lambda fields, inner, layout: Scaled(_scalable(_from_fields(inner, layout))),
 }
