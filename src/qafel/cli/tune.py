@@ -20,7 +20,6 @@ from qafel.tuning import tune as search_for
 from qafel.tuning.page import trial_json, write_results
 from qafel.tuning.result import SearchProgress, failures, figure, lead_sentence, ranked, short, unseen
 from qafel.tuning.search import uneven
-from qafel.tuning.tune import require_optuna
 
 SHOWN = 8
 
@@ -53,7 +52,6 @@ def tune(
 
     Example: qafel tune mushrooms-qafel-4bit --target 0.01 --trials 40 --set stop.server_steps=2000
     """
-    require_optuna()
     config = load_recipe(recipe, settings or (), seed)
     space = parse_search(search or (), config)
     if (warning := uneven(config, space)) is not None:

@@ -81,14 +81,13 @@ def _history(tuning: Tuning, heights: Heights) -> Panel:
 
 
 def _slice(tuning: Tuning, heights: Heights, path: str) -> Panel:
-    x = np.array([_place(tuning, path, trial) for trial in tuning.trials])
-    key = f"by-{short(path).replace('_', '-')}"
-    return Panel(key, f"By {short(path)}", _axis(tuning, path), heights.axis, _marks(tuning, x, heights.of))
+    key, series = f"by-{short(path).replace('_', '-')}", _marks(tuning, _places(tuning, path), heights.of)
+    return Panel(key, f"By {short(path)}", _axis(tuning, path), heights.axis, series)
 
 
 def _map(tuning: Tuning, heights: Heights, across: str, up: str) -> Panel:
     """Two settings: a point for each trial, coloured by what it cost."""
-    x, y = (np.array([_place(tuning, path, trial) for trial in tuning.trials]) for path in (across, up))
+    x, y = _places(tuning, across), _places(tuning, up)
     series = _marks(tuning, x, y, heights.shades)
     if (best := tuning.best) is not None:
         at = tuning.trials.index(best)
@@ -128,10 +127,10 @@ def _axis(tuning: Tuning, path: str) -> Axis:
     return Axis(short(path), dimension.log, fixed=True)
 
 
-def _place(tuning: Tuning, path: str, trial: Trial) -> float:
-    """Where a trial stands on the axis of a setting."""
-    names, value = _axis(tuning, path).names, trial.settings[path]
-    return float(names.index(str(value)) if names else value)
+def _places(tuning: Tuning, path: str) -> Values:
+    """Where the trials stand on the axis of a setting."""
+    names, values = _axis(tuning, path).names, [trial.settings[path] for trial in tuning.trials]
+    return np.array([float(names.index(str(value)) if names else value) for value in values])
 
 
 def _hover(tuning: Tuning, trial: Trial) -> str:
@@ -209,10 +208,9 @@ def render_page(tuning: Tuning) -> str:
 
 
 def _best_trials(tuning: Tuning) -> str:
-    objective = tuning.objective
-    head = ["trial", "outcome", *map(short, tuning.search), objective.label, "on unseen seeds"]
-    rows = (_row(tuning, trial) for trial in ranked(tuning)[:SHOWN])
-    return table([*head, objective.metric_name, "took"], rows, numbers=True)
+    head = ["trial", "outcome", *map(short, tuning.search), tuning.objective.label, "on unseen seeds"]
+    head += [tuning.objective.metric_name, "took"]
+    return table(head, (_row(tuning, trial) for trial in ranked(tuning)[:SHOWN]), numbers=True)
 
 
 def _row(tuning: Tuning, trial: Trial) -> list[str]:

@@ -284,7 +284,8 @@ def tune(
     progress    told every row, if there is one worker
     save        called with what there is every so often, and when the search ends, however it ends
     """
-    require_optuna()
+    if not importlib.util.find_spec("optuna"):
+        raise ConfigError("a search needs Optuna: pip install 'qafel[tune]'")
     from qafel.tuning.study import open_study  # noqa: PLC0415  (an optional extra)
 
     search = default_search(config) if search is None else search
@@ -294,12 +295,6 @@ def tune(
     with open_study(begun) as study, TrialRunner(workers, progress) as runner:
         loop = SearchLoop(begun, study, runner, executor, watch, save)
         return loop.run(trials, math.inf if seconds is None else seconds, check)
-
-
-def require_optuna() -> None:
-    """Raise `ConfigError` if the search's library, an extra, is missing."""
-    if not importlib.util.find_spec("optuna"):
-        raise ConfigError("a search needs Optuna: pip install 'qafel[tune]'")
 
 
 def _aim(config: Config, name: ObjectiveName, target: float | None) -> tuple[Config, Objective]:
