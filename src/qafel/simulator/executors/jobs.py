@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import perf_counter
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState, LocalTraining, local_update
@@ -101,9 +100,7 @@ class Executor(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 @final
@@ -131,9 +128,7 @@ class Inline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing to release."""
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
 import numpy as np
@@ -258,8 +257,6 @@ class Processes:
         self._pool.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._pool.__exit__()
         self._shared.remove()

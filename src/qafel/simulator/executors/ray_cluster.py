@@ -9,7 +9,6 @@ import importlib
 import logging
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState
@@ -118,9 +117,7 @@ class RayCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for actor in self._actors:
             self._ray.kill(actor)
         if self._started:
