@@ -63,6 +63,16 @@ def test_another_runs_results_are_not_lost(tmp_path):
     assert (tmp_path / "summary.json").read_text() != before
 
 
+def test_a_deployed_run_is_not_lost_and_nobody_is_told_to_resume_it_here(tmp_path):
+    command = ["run", "mushrooms-fedbuff", *QUICK, "--out", tmp_path]
+    qafel_here(*command)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "state").mkdir()  # as of `qafel server`
+    _, refused = qafel_here(*command, expect=2)
+    assert "holds a deployed run" in refused
+    assert "--resume" not in refused
+
+
 def test_an_unfinished_run_is_not_lost(tmp_path):
     command = ["run", "mushrooms-fedbuff", *QUICK, "--checkpoint-every", 0, "--out", tmp_path]
     qafel_here(*command)

@@ -69,6 +69,15 @@ def test_a_row_has_no_nan_in_json():
     assert values["loss"] is None
 
 
+def test_a_summary_has_no_infinity_in_json():
+    progress = Progress(Evaluation(target=math.inf), "min")
+    server, traffic = server_after(2)
+    summary = summarise("finished", Mushrooms(10), server, traffic, progress, math.inf)
+    values = json.loads(json.dumps(summary, allow_nan=False))
+    assert values["virtual_time"] is None
+    assert values["target"] is None
+
+
 @pytest.mark.parametrize(
     ("status", "metric", "said"),
     [("finished", math.nan, "diverged"), ("finished", 0.5, "finished"), ("stopped", math.nan, "stopped")],

@@ -14,7 +14,7 @@ from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, OutputError
 from qafel.params import Layout
 from qafel.quantizers import fitness
-from qafel.runs.directory import state_of
+from qafel.runs.directory import CHECKPOINT, state_of
 from qafel.runs.summary import Summary
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import run as simulate
@@ -79,7 +79,7 @@ def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = Fals
 def _refuse_to_lose_a_run(config: Config, out: Path) -> None:
     """A finished run may be made again, its results are the same; another one's, or half a run, are not to be lost."""
     refused = {
-        "interrupted": "an unfinished run: --resume it,",
+        "interrupted": "an unfinished run: --resume it," if (out / CHECKPOINT).is_file() else "a deployed run:",
         "damaged": "a damaged run:",
         "other": "a run of another configuration:",
     }

@@ -73,6 +73,13 @@ def histogram_mean(counts: list[int]) -> float:
     return sum(tau * count for tau, count in enumerate(counts)) / max(1, sum(counts))
 
 
+def finite_or_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with None for NaN and infinity, which JSON does not have."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -96,12 +103,9 @@ class Row:
     """What else the task measured, such as the loss."""
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, and without NaN or infinity, which JSON does not have."""
+        """Flat, and without NaN or infinity."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "figures"}
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in {**values, **self.figures}.items()
-        }
+        return finite_or_none({**values, **self.figures})
 
 
 @final

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from qafel.algorithm import Server
 from qafel.params import Vector
-from qafel.runs.progress import Progress, Status, Traffic, histogram_mean
+from qafel.runs.progress import Progress, Status, Traffic, finite_or_none, histogram_mean
 from qafel.tasks.protocol import Task
 from qafel.version import __version__
 
@@ -39,7 +39,7 @@ def summarise(
     more           what only this driver knows, such as the time spent in training
     """
     algorithm, wall_s = server.algorithm, progress.wall_s
-    return {
+    values = {
         "status": "diverged" if status == "finished" and progress.diverged else status,
         **environment(),
         "task": task.name,
@@ -75,6 +75,7 @@ def summarise(
         "model_sha256": sha256(server.model),
         "hidden_state_sha256": sha256(server.hidden_state.vector),
     }
+    return finite_or_none(values)
 
 
 def environment() -> dict[str, Any]:
