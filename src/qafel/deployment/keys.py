@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import secrets
 import ssl
 import tomllib
@@ -19,12 +18,14 @@ from typing import Final, final
 import nkeys
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import TypeAdapter
 
 from qafel.deployment.names import SIGNATURE
 from qafel.errors import BadSignature, ConfigError
 from qafel.quantizers.protocol import Payload
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+_REGISTRY: Final = TypeAdapter(dict[int, str])
 
 
 def new_seed() -> str:
@@ -36,8 +37,7 @@ def new_seed() -> str:
 def public_key(seed: str) -> str:
     """The public half of a seed: U…"""
     _raw_seed(seed)
-    pair = nkeys.from_seed(bytearray(seed.encode()))
-    key: bytes = pair.public_key
+    key: bytes = nkeys.from_seed(bytearray(seed.encode())).public_key
     return key.decode()
 
 
@@ -161,12 +161,12 @@ class Access:
             return None
         path = self.folder / "clients.json"
         try:
-            return {int(number): key for number, key in json.loads(path.read_text(encoding="utf-8")).items()}
+            return _REGISTRY.validate_json(path.read_bytes())
         except FileNotFoundError:
             if "signing.nk" not in self._texts:
                 return None
             raise ConfigError(f"{path} is missing: copy it from the broker's folder") from None
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
 
     def tls(self) -> ssl.SSLContext | None:

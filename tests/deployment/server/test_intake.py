@@ -281,7 +281,7 @@ def test_a_server_that_signs_does_not_start_without_its_registry(tmp_path: Path)
     assert Access().registry() is None
 
 
-@pytest.mark.parametrize("left", [None, b"", b'{"0": "UAB', b"[]"])
+@pytest.mark.parametrize("left", [None, b"", b'{"0": "UAB', b'{"0": null}', b"[]"])
 def test_a_registry_that_is_being_replaced_leaves_the_last_one_in_force(
     tmp_path: Path, left: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
