@@ -135,8 +135,9 @@ def test_a_run_is_moved_aside_and_never_lost(tmp_path):
     assert (tmp_path / "run.old-1/summary.json").exists()
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
-    with RunDirectory(out) as directory, pytest.raises(OutputError, match="something else than a run"):
-        directory.move_aside()
+    for other in (out, out / "thesis.txt"):
+        with RunDirectory(other) as directory, pytest.raises(OutputError, match="something else than a run"):
+            directory.move_aside()
 
 
 def test_a_run_directory_of_the_first_format_is_read(tmp_path):

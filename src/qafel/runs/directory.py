@@ -119,7 +119,7 @@ class RunDirectory:
     def move_aside(self) -> Path | None:
         """Move a run with results, or half of them, out of the way; return where to. Refuse what is not a run."""
         path = self.path
-        if not path.exists() or not any(path.iterdir()):
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return None
         if not (path / "config.toml").exists():
             raise OutputError(f"{path} holds something else than a run: move it away, or choose another --out")
