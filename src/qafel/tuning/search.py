@@ -13,6 +13,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -34,7 +35,7 @@ DECADES = 2
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|linear))?")
-_CONTINUED = re.compile(r"[a-z_]+=")
+_COMMA = re.compile(r",(?![a-z_]+=)")  # not one inside a spec
 
 
 @final
@@ -127,11 +128,9 @@ def default_search(config: Config) -> Search:
     for path in LEARNING_RATES:
         own = float(own_value(config, path))
         around = Range(own / 10**DECADES, own * 10**DECADES, log=True)
-        try:
+        with suppress(ConfigError):
             check_search(config, {path: around})
-        except ConfigError:
-            continue
-        search[path] = around
+            search[path] = around
     return search
 
 
@@ -181,13 +180,7 @@ def _dimension(text: str, own: object) -> Range | Choices:
         low, high, scale = match.groups()
         whole = low.isdecimal() and high.isdecimal() and not isinstance(own, float)
         return Range(float(low), float(high), log=scale == "log", whole=whole)
-    parts: list[str] = []
-    for part in (part.strip() for part in text.split(",")):
-        if parts and _CONTINUED.match(part):
-            parts[-1] += f",{part}"
-        else:
-            parts.append(part)
-    return Choices(tuple(_value(part) for part in parts))
+    return Choices(tuple(map(_value, _COMMA.split(re.sub(r"\s*,\s*", ",", text)))))
 
 
 def _value(text: str) -> Value:

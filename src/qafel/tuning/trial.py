@@ -273,13 +273,6 @@ class TrialWork:
     executor: ExecutorName
     executor_workers: int
 
-    def configs(self) -> list[Config]:
-        """What to run: one configuration for every seed. ConfigError if the settings do not go together."""
-        data: dict[str, Any] = with_settings(self.config, self.trial.settings).model_dump(exclude_none=True)
-        data["name"] = f"{self.config.name}-trial-{self.trial.number}"
-        data["stop"]["at_target"] = self.objective.target is not None
-        return [Config.from_dict({**data, "seed": seed}) for seed in self.seeds]
-
 
 class _CutOff(Exception):
     """A run has shown that its trial cannot be the best."""
@@ -289,11 +282,16 @@ def run_trial(work: TrialWork, progress: Callable[[Row], None] | None = None) ->
     """Run a trial, or what is left of it; runs that are finished are not run again. `progress` hears of every row.
 
     Seeds take their turns. The costs of all together are held against the allowance, so a trial is cut off only when
-    its mean cost is certainly no better than the best one's, however much luck its seeds have.
+    its mean cost is certainly no better than the best one's, however much luck its seeds have. Raises `ConfigError` if
+    its settings do not go together.
     """
+    data: dict[str, Any] = with_settings(work.config, work.trial.settings).model_dump(exclude_none=True)
+    data["name"] = f"{work.config.name}-trial-{work.trial.number}"
+    data["stop"]["at_target"] = work.objective.target is not None
     outcomes: list[RunOutcome] = []
     spent = 0.0
-    for config in work.configs():
+    for seed in work.seeds:
+        config = Config.from_dict({**data, "seed": seed})
         outcomes.append(_outcome(config, work, work.trial.allowance - spent, progress))
         spent += outcomes[-1].cost
         if outcomes[-1].state not in GOOD or spent >= work.trial.allowance:
