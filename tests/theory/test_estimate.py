@@ -11,8 +11,8 @@ from qafel.theory import (
     estimate_gradient_noise,
     estimate_heterogeneity,
     estimate_smoothness,
-    gradient,
 )
+from qafel.theory.estimate import gradient
 
 SIZE, CLIENTS, STEPS, STALENESS = 64, 20, 1500, 4
 

@@ -22,7 +22,6 @@ from qafel.theory.estimate import (
     estimate_gradient_noise,
     estimate_heterogeneity,
     estimate_smoothness,
-    gradient,
     sampled_clients,
 )
 from qafel.theory.theorem import (
@@ -56,7 +55,6 @@ __all__ = [
     "estimate_gradient_noise",
     "estimate_heterogeneity",
     "estimate_smoothness",
-    "gradient",
     "large_enough_horizon",
     "largest_client_lr",
     "largest_server_lr",

@@ -29,7 +29,7 @@ Points: TypeAlias = Sequence[Vector] | None
 """Models at which a constant is measured; None: at x⁰."""
 
 SUBOPTIMALITY = "f(x) − f*"
-_MANY, _FEW, _LARGE = 64, 8, 4096
+_MANY, _FEW, _LARGE, _REPEATS = 64, 8, 4096, 16
 _SETTLED = 1e-4
 
 
@@ -85,35 +85,26 @@ def estimate_heterogeneity(
 
 
 def estimate_constants(
-    task: Task,
-    *,
-    seed: int = 0,
-    initial_gap: float | None = None,
-    batch_size: Count = None,
-    clients: int | None = None,
-    repeats: int = 16,
-    iterations: int = 30,
+    task: Task, *, seed: int = 0, initial_gap: float | None = None, batch_size: Count = None
 ) -> Constants:
-    """All constants of the theorem, at x⁰; None for `clients`: as many as `sampled_clients` says.
+    """All constants of the theorem, at x⁰, on as many clients as `sampled_clients` says.
 
     f(x⁰) − f* is `initial_gap` if given, else the task's metric if it is that, else its loss (f* ≥ 0).
     """
-    counts = sampled_clients(task, clients)
-    variances, distances = _spread(task, seed, counts["heterogeneity"], repeats, batch_size, None)
+    counts = sampled_clients(task)
+    variances, distances = _spread(task, seed, counts["heterogeneity"], _REPEATS, batch_size, None)
     return Constants(
-        estimate_smoothness(
-            task, seed=seed, clients=counts["smoothness"], iterations=iterations, batch_size=batch_size
-        ),
+        estimate_smoothness(task, seed=seed, clients=counts["smoothness"], batch_size=batch_size),
         float(np.sqrt(max(variances))),
         max(0.0, *distances),
         _initial_gap(task, seed) if initial_gap is None else initial_gap,
     )
 
 
-def sampled_clients(task: Task, wanted: int | None = None) -> dict[str, int]:
-    """On how many clients each constant is measured: on `wanted`, else on 64, and L of a large model on 8."""
-    many = min(task.clients, _MANY if wanted is None else wanted)
-    few = min(task.clients, _FEW) if wanted is None and task.layout.size > _LARGE else many
+def sampled_clients(task: Task) -> dict[str, int]:
+    """On how many clients `estimate_constants` measures each constant: on 64, and L of a large model on 8."""
+    many = min(task.clients, _MANY)
+    few = min(task.clients, _FEW) if task.layout.size > _LARGE else many
     return {"smoothness": few, "gradient_noise": many, "heterogeneity": many}
 
 
@@ -146,7 +137,7 @@ def _spread(
     return variances, distances
 
 
-def _points(task: Task, seed: int, points: Points) -> Sequence[Vector]:
+def _points(task: Task, seed: int, points: Points = None) -> Sequence[Vector]:
     return [task.initial_model(Stream.named(seed, "initial-model"))] if points is None else points
 
 
@@ -161,9 +152,8 @@ def _sampled(task: Task, wanted: int, seed: int) -> list[int]:
 
 
 def _initial_gap(task: Task, seed: int) -> float:
-    figures = task.evaluate(task.initial_model(Stream.named(seed, "initial-model")))
-    if task.metric_name == SUBOPTIMALITY:
-        return figures["metric"]
-    if "loss" in figures:
-        return figures["loss"]
+    figures = task.evaluate(*_points(task, seed))
+    name = "metric" if task.metric_name == SUBOPTIMALITY else "loss"
+    if name in figures:
+        return figures[name]
     raise ConfigError(f"{task.name} measures neither f(x) − f* nor a loss: give f(x⁰) − f* as initial_gap")

@@ -194,7 +194,7 @@ def conditions(constants: Constants, setting: Setting, client_lr: float, server_
     server = server_lr**2 * setting.staleness_factor + _cross(constants, setting) * client_lr * server_lr
     return (
         Condition("server", server, 1 / steps),
-        Condition("staleness", client_lr**2, _divided(1, 80 * (smoothness * steps) ** 2 * setting.max_staleness)),
+        Condition("staleness", client_lr**2, _inverse(80 * (smoothness * steps) ** 2 * setting.max_staleness)),
         Condition("local", client_lr, 1 / (4 * smoothness * (steps + 1))),
     )
 
@@ -220,12 +220,12 @@ def largest_client_lr(constants: Constants, setting: Setting, server_lr: float |
     check_constants(constants)
     smoothness, steps = constants.smoothness, setting.local_steps
     local = 1 / (4 * smoothness * (steps + 1))
-    stale = _divided(1, math.sqrt(80 * setting.max_staleness) * smoothness * steps)
+    alone = min(local, _inverse(math.sqrt(80 * setting.max_staleness) * smoothness * steps))
     if server_lr is None:
-        return min(local, stale)
+        return alone
     check_step_sizes(local, server_lr)
     room = 1 / steps - server_lr**2 * setting.staleness_factor
-    return min(local, stale, max(0.0, room) / (_cross(constants, setting) * server_lr))
+    return min(alone, max(0.0, room) / (_cross(constants, setting) * server_lr))
 
 
 def largest_server_lr(constants: Constants, setting: Setting, client_lr: float) -> float:
@@ -243,5 +243,5 @@ def _cross(constants: Constants, setting: Setting) -> float:
     return (1 + (1 - delta) / setting.buffer_size) * constants.smoothness
 
 
-def _divided(one: float, by: float) -> float:
-    return one / by if by else math.inf
+def _inverse(value: float) -> float:
+    return 1 / value if value else math.inf
