@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from qafel.paper.display import END_COLUMNS, Table, TableColumn, curve_panels, end_table
-from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
+from qafel.paper.display import END_COLUMNS, Across, Table, TableColumn, curve_panels
+from qafel.paper.entry import Change, Claim, Entry, Verdict, mushrooms
 from qafel.paper.measured import SETTLED, EntryRuns, Spread, at_level, ratios, settled
 from qafel.runs.reading import Run
-from qafel.sweeps import Planned
 from qafel.text import human_count, human_metric
 
 UNQUANTIZED = "FedBuff, unquantized"
@@ -26,18 +25,78 @@ CLOSE, FAR = 1.25, 2.0
 STILL = 0.1
 """A run has settled if it fell by less than a tenth over its second half."""
 
+FEDBUFF, QAFEL = "FedBuff", "QAFeL, 4 bits"
+MCM, PLAIN_MCM = "MCM, 4 bits", "MCM, unquantized"
+DIRECT, HIDDEN = "FedAsync, direct 4 bits", "FedAsync, hidden state, 4 bits"
+
 LOCAL_STEPS = (1, 2, 4, 8, 16, 32)
 
 EARLY = 0.05
 """The suboptimality at which "faster at first" is judged."""
 
-_RECIPES: Mapping[str, str] = {
+_RELATED = {
+    QAFEL: "mushrooms-qafel-4bit",
+    FEDBUFF: "mushrooms-fedbuff",
+    "FedAvg": "mushrooms-fedavg",
+    "FedSGD": "mushrooms-fedsgd",
+    "FedProx": "mushrooms-fedprox",
+    MCM: "mushrooms-mcm",
+    PLAIN_MCM: "mushrooms-mcm",
+    "FedAsync": "mushrooms-fedasync",
+    DIRECT: "mushrooms-fedasync-direct",
+    HIDDEN: "mushrooms-fedasync-hidden",
+}
+
+_BY_STEPS = {f"P = {steps}": Change(f"p{steps}", (f"algorithm.local_steps={steps}",)) for steps in LOCAL_STEPS}
+
+_RECIPES = _RELATED | {
     UNQUANTIZED: "mushrooms-fedbuff",
     DIRECT_QSGD: "mushrooms-direct-qsgd",
     HIDDEN_QSGD: "mushrooms-qafel-qsgd",
     DIRECT_TOP: "mushrooms-direct-topk",
     HIDDEN_TOP: "mushrooms-qafel-topk",
+    **dict.fromkeys(_BY_STEPS, "mushrooms-fedbuff"),
 }
+
+_UNQUANTIZED = Change("none", ('algorithm.client_quantizer="none"', 'algorithm.server_quantizer="none"'))
+_CHANGES = {PLAIN_MCM: _UNQUANTIZED, **_BY_STEPS}
+"""What a method changes in its recipe."""
+
+TRAITS = ("asynchronous", "buffered", "quantized")
+
+_TABLE_I = {
+    "FedAvg": (False, True, False),
+    MCM: (False, True, True),
+    "FedAsync": (True, False, False),
+    FEDBUFF: (True, True, False),
+    QAFEL: (True, True, True),
+}
+"""The traits of each method, as the paper has them: aggregation is buffered, communication quantized."""
+
+
+def _entry(
+    name: str,
+    title: str,
+    paper: str,
+    methods: Iterable[str],
+    *claims: Claim,
+    time: str = "1 min",
+    columns: Sequence[TableColumn] = (),
+    across: Sequence[Across] = ("steps", "bytes"),
+) -> Entry:
+    """Methods side by side; `columns` follow those of every such table, and curves are drawn `across` these figures."""
+    planned = {method: (_RECIPES[method], [_CHANGES[method]] if method in _CHANGES else ()) for method in methods}
+
+    def table(measured: EntryRuns) -> Table:
+        return Table.of("method", measured.by_method(), *END_COLUMNS, *columns)
+
+    panels = partial(curve_panels, keys=across)
+    return Entry(name, title, paper, time, lambda extent: mushrooms(extent, planned), table, panels, claims)
+
+
+def _claim(where: str, text: str, check: Callable[..., Verdict], *of: str) -> Claim:
+    """A claim about the methods `of`, which its check takes."""
+    return Claim(where, text, lambda measured: check(measured, *of))
 
 
 def _is_close(measured: EntryRuns, method: str) -> Verdict:
@@ -94,18 +153,8 @@ def _times(values: Sequence[float]) -> str:
     return f"{low} times" if low == high else f"{low} to {high} times"
 
 
-def _local_steps_plan(extent: Extent) -> list[Planned]:
-    changes = {steps: Change(f"p{steps}", (f"algorithm.local_steps={steps}",)) for steps in LOCAL_STEPS}
-    return mushrooms(extent, {f"P = {steps}": ("mushrooms-fedbuff", (change,)) for steps, change in changes.items()})
-
-
 def _early(run: Run) -> float:
     return at_level(run, EARLY, run.column("version"))
-
-
-def _local_steps_table(measured: EntryRuns) -> Table:
-    early = TableColumn.spread(f"server steps to {EARLY:g}", _early, human_count)
-    return Table.of("method", measured.by_method(), *END_COLUMNS, early)
 
 
 def _fair(measured: EntryRuns) -> dict[int, EntryRuns]:
@@ -137,25 +186,13 @@ def _worse_in_the_end(measured: EntryRuns) -> Verdict:
     return Verdict.of(rises, f"where f(x) − f* has settled, it is at {listed}{still}")
 
 
-def _entry(
-    name: str, title: str, paper: str, methods: Sequence[str], *claims: tuple[str, str, Callable[..., Verdict], str]
-) -> Entry:
-    """Methods side by side; a claim is where it is made, its text, its check, and the method that it is about."""
-
-    def plan(extent: Extent) -> list[Planned]:
-        return mushrooms(extent, {method: (_RECIPES[method], ()) for method in methods})
-
-    checked = tuple(Claim(where, text, partial(check, method=method)) for where, text, check, method in claims)
-    return Entry(name, title, paper, "1 min", plan, end_table, curve_panels, checked)
-
-
 DIRECT_VS_UNQUANTIZED = _entry(
     "direct-vs-unquantized",
     "Direct quantization against the unquantized counterpart",
     "Fig. 2",
     (UNQUANTIZED, DIRECT_QSGD, DIRECT_TOP),
-    ("Section I-A", "A naive use of quantization results in suboptimal loss", _does_not_converge, DIRECT_QSGD),
-    ("Section I-A", "FedBuff diverges when the server sends the top 50 % of coordinates", _diverges, DIRECT_TOP),
+    _claim("Section I-A", "A naive use of quantization results in suboptimal loss", _does_not_converge, DIRECT_QSGD),
+    _claim("Section I-A", "FedBuff diverges when the server sends the top 50 % of coordinates", _diverges, DIRECT_TOP),
 )
 
 
@@ -164,8 +201,8 @@ QAFEL_VS_DIRECT_QSGD = _entry(
     "QAFeL against direct quantization: QSGD",
     "Fig. 5 (a)",
     (UNQUANTIZED, HIDDEN_QSGD, DIRECT_QSGD),
-    ("Section IV-A", "QAFeL is very close to the unquantized case", _is_close, HIDDEN_QSGD),
-    ("Section IV-A", "Direct quantization does not converge", _does_not_converge, DIRECT_QSGD),
+    _claim("Section IV-A", "QAFeL is very close to the unquantized case", _is_close, HIDDEN_QSGD),
+    _claim("Section IV-A", "Direct quantization does not converge", _does_not_converge, DIRECT_QSGD),
 )
 
 
@@ -174,60 +211,21 @@ QAFEL_VS_DIRECT_TOPK = _entry(
     "QAFeL against direct quantization: top-k",
     "Fig. 5 (b)",
     (UNQUANTIZED, HIDDEN_TOP, DIRECT_TOP),
-    ("Section IV-A", "QAFeL converges when the server sends the top 1 % of coordinates", _is_close, HIDDEN_TOP),
-    ("Section IV-A", "Direct quantization diverges when the server sends the top 50 %", _diverges, DIRECT_TOP),
+    _claim("Section IV-A", "QAFeL converges when the server sends the top 1 % of coordinates", _is_close, HIDDEN_TOP),
+    _claim("Section IV-A", "Direct quantization diverges when the server sends the top 50 %", _diverges, DIRECT_TOP),
 )
 
 
-LOCAL_STEPS_ENTRY = Entry(
+LOCAL_STEPS_ENTRY = _entry(
     "local-steps",
     "The number of local steps P",
     "Fig. 6",
-    "2 min",
-    _local_steps_plan,
-    _local_steps_table,
-    curve_panels,
-    (
-        Claim("Fig. 6", "More local steps are faster at first", _faster_at_first),
-        Claim("Fig. 6", "More local steps end at a higher suboptimality", _worse_in_the_end),
-    ),
+    _BY_STEPS,
+    Claim("Fig. 6", "More local steps are faster at first", _faster_at_first),
+    Claim("Fig. 6", "More local steps end at a higher suboptimality", _worse_in_the_end),
+    time="2 min",
+    columns=[TableColumn.spread(f"server steps to {EARLY:g}", _early, human_count)],
 )
-
-
-FEDBUFF, QAFEL = "FedBuff", "QAFeL, 4 bits"
-MCM, PLAIN_MCM = "MCM, 4 bits", "MCM, unquantized"
-DIRECT, HIDDEN = "FedAsync, direct 4 bits", "FedAsync, hidden state, 4 bits"
-
-_RELATED: Mapping[str, str] = {
-    QAFEL: "mushrooms-qafel-4bit",
-    FEDBUFF: "mushrooms-fedbuff",
-    "FedAvg": "mushrooms-fedavg",
-    "FedSGD": "mushrooms-fedsgd",
-    "FedProx": "mushrooms-fedprox",
-    MCM: "mushrooms-mcm",
-    PLAIN_MCM: "mushrooms-mcm",
-    "FedAsync": "mushrooms-fedasync",
-    DIRECT: "mushrooms-fedasync-direct",
-    HIDDEN: "mushrooms-fedasync-hidden",
-}
-
-TRAITS = ("asynchronous", "buffered", "quantized")
-
-_TABLE_I = {
-    "FedAvg": (False, True, False),
-    MCM: (False, True, True),
-    "FedAsync": (True, False, False),
-    FEDBUFF: (True, True, False),
-    QAFEL: (True, True, True),
-}
-"""The traits of each method, as the paper has them: aggregation is buffered, communication quantized."""
-
-_UNQUANTIZED = Change("none", ('algorithm.client_quantizer="none"', 'algorithm.server_quantizer="none"'))
-
-
-def _related_plan(extent: Extent) -> list[Planned]:
-    changes = {PLAIN_MCM: (_UNQUANTIZED,)}
-    return mushrooms(extent, {method: (recipe, changes.get(method, ())) for method, recipe in _RELATED.items()})
 
 
 def _traits(run: Run) -> tuple[bool, bool, bool]:
@@ -239,32 +237,21 @@ def _traits(run: Run) -> tuple[bool, bool, bool]:
     )
 
 
-def _trait_column(title: str, trait: int) -> TableColumn:
-    return TableColumn(title, lambda runs: "yes" if _traits(runs.runs()[0])[trait] else "no")
-
-
-def _related_table(measured: EntryRuns) -> Table:
-    time = TableColumn.mean("virtual time", "virtual_time", lambda value: f"{value:,.0f}")
-    traits = [_trait_column(name, index) for index, name in enumerate(TRAITS)]
-    return Table.of("method", measured.by_method(), *END_COLUMNS, time, *traits)
+def _trait(index: int, runs: EntryRuns) -> str:
+    return "yes" if _traits(runs.runs()[0])[index] else "no"
 
 
 def _as_in_table_1(measured: EntryRuns) -> Verdict:
     """Every method shows in its runs the traits that Table I gives it."""
-    wrong = [
-        method
-        for method, expected in _TABLE_I.items()
-        if any(_traits(run) != expected for run in measured.runs(method))
-    ]
+    wrong = [method for method, traits in _TABLE_I.items() if {traits} != set(map(_traits, measured.runs(method)))]
     listed = f"otherwise for {', '.join(wrong)}" if wrong else "staleness, updates per step and bytes per upload agree"
     return Verdict.of(not wrong, listed)
 
 
 def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:
     found = ratios(measured, method, reference)
-    return Verdict.of(
-        max(found) <= CLOSE, f"{min(found):.3f} to {max(found):.3f} times {reference}'s f(x) − f* in the end"
-    )
+    said = f"{min(found):.3f} to {max(found):.3f} times {reference}'s f(x) − f* in the end"
+    return Verdict.of(max(found) <= CLOSE, said)
 
 
 def _hidden_beats_direct(measured: EntryRuns) -> Verdict:
@@ -272,23 +259,23 @@ def _hidden_beats_direct(measured: EntryRuns) -> Verdict:
     if any(gone := [run.diverged for run in measured.runs(HIDDEN)]):
         return Verdict.of(False, f"with a hidden state {sum(gone)} of {len(gone)} runs diverged")
     found = ratios(measured, DIRECT, HIDDEN)
-    return Verdict.of(
-        min(found) > CLOSE, f"direct ends at {min(found):.2f} to {max(found):.2f} times the hidden state's"
-    )
+    said = f"direct ends at {min(found):.2f} to {max(found):.2f} times the hidden state's"
+    return Verdict.of(min(found) > CLOSE, said)
 
 
-RELATED_WORK = Entry(
+RELATED_WORK = _entry(
     "related-work",
     "Related work side by side",
     "Table I",
-    "4 min",
-    _related_plan,
-    _related_table,
-    partial(curve_panels, keys=("uploads", "bytes", "time")),
-    (
-        Claim("Table I", "Which methods are asynchronous, buffered and quantized", _as_in_table_1, True),
-        Claim("Table I", "QAFeL mitigates error propagation", partial(_mitigates, method=QAFEL, reference=FEDBUFF)),
-        Claim("Section I-A", "A hidden state mitigates what direct quantization propagates", _hidden_beats_direct),
-        Claim("Table I", "MCM mitigates error propagation", partial(_mitigates, method=MCM, reference=PLAIN_MCM)),
-    ),
+    _RELATED,
+    Claim("Table I", "Which methods are asynchronous, buffered and quantized", _as_in_table_1, quick_suffices=True),
+    _claim("Table I", "QAFeL mitigates error propagation", _mitigates, QAFEL, FEDBUFF),
+    Claim("Section I-A", "A hidden state mitigates what direct quantization propagates", _hidden_beats_direct),
+    _claim("Table I", "MCM mitigates error propagation", _mitigates, MCM, PLAIN_MCM),
+    time="4 min",
+    columns=[
+        TableColumn.mean("virtual time", "virtual_time", lambda value: f"{value:,.0f}"),
+        *(TableColumn(name, partial(_trait, index)) for index, name in enumerate(TRAITS)),
+    ],
+    across=("uploads", "bytes", "time"),
 )

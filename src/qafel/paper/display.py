@@ -17,6 +17,7 @@ from qafel.runs.reading import Column, Run
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
 
 Cell: TypeAlias = str | float | Spread
+Across: TypeAlias = Literal["steps", "uploads", "bytes", "time"]
 Show: TypeAlias = Callable[[float], str]
 
 
@@ -110,11 +111,7 @@ END_COLUMNS = (
 """Where a method ends, and what it sent."""
 
 
-def end_table(measured: EntryRuns) -> Table:
-    return Table.of("method", measured.by_method(), *END_COLUMNS)
-
-
-ACROSS: Mapping[str, tuple[str, Axis, Callable[[Run], Column]]] = {
+ACROSS: Mapping[Across, tuple[str, Axis, Callable[[Run], Column]]] = {
     "steps": ("by server steps", Axis("server steps", unit="count"), lambda run: run.column("version")),
     "uploads": ("by uploads", Axis("uploads", unit="count"), lambda run: run.column("uploads")),
     "bytes": ("by bytes", Axis("bytes uploaded and broadcast", log=True, unit="B"), lambda run: run.traffic),
@@ -123,7 +120,7 @@ ACROSS: Mapping[str, tuple[str, Axis, Callable[[Run], Column]]] = {
 """What curves are drawn against: the panel's title, its x axis, and a run's values on it."""
 
 
-def curve(label: str, runs: Sequence[Run], across: Literal["steps", "uploads", "bytes", "time"]) -> Series:
+def curve(label: str, runs: Sequence[Run], across: Across) -> Series:
     """The mean metric of some runs, with its range over seeds; their x values are averaged, too.
 
     A run that ends sooner leaves the mean to the others, so that the curve reaches as far as the longest. A
@@ -143,9 +140,7 @@ def _by_row(columns: Sequence[Column]) -> list[Column]:
     return [np.array([column[row] for column in columns if row < len(column)]) for row in range(longest)]
 
 
-def curve_panels(
-    measured: EntryRuns, keys: Sequence[Literal["steps", "uploads", "bytes", "time"]] = ("steps", "bytes")
-) -> tuple[Panel, ...]:
+def curve_panels(measured: EntryRuns, keys: Sequence[Across]) -> tuple[Panel, ...]:
     """f(x) − f* on a logarithmic axis, against each of `keys`; the first panel names the methods that diverged."""
     gone = [group.methods[0] for group in measured.by_method() if any(run.diverged for run in group.runs())]
     start = max(float(run.column("metric")[0]) for run in measured.runs())
