@@ -9,8 +9,7 @@ outputs      where results come from, and an entry's files
 
 from qafel.errors import ConfigError
 from qafel.paper import bits, convex, neural, pareto, rate
-from qafel.paper.entry import Claim, Entry, Extent, Request, Verdict
-from qafel.paper.measured import EntryRuns
+from qafel.paper.entry import Entry, Extent, Request
 from qafel.text import did_you_mean
 
 ENTRIES: dict[str, Entry] = {
@@ -40,4 +39,4 @@ def entry_named(name: str) -> Entry:
     raise ConfigError(f"the paper has no entry {name!r}{did_you_mean(name, ENTRIES)}")
 
 
-__all__ = ["ENTRIES", "Claim", "Entry", "EntryRuns", "Extent", "Request", "Verdict", "entry_named"]
+__all__ = ["ENTRIES", "Entry", "Extent", "Request", "entry_named"]

@@ -14,7 +14,7 @@ from qafel.algorithm.messages import HEADER_BYTES
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
 from qafel.paper.display import Table, TableColumn, accuracy_panel, not_empty, points, three_digits
-from qafel.paper.entry import QUICK, Change, Claim, Entry, Extent, Verdict, celeba_is_there, configuration
+from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, celeba_is_there, configuration, repeated
 from qafel.paper.measured import EntryRuns, Figure, best_accuracy, to_target
 from qafel.paper.neural import FEDBUFF, SIMILAR, notes, require_published, target_met
 from qafel.runs.reading import Run
@@ -64,21 +64,12 @@ def _plan(extent: Extent) -> list[Planned]:
         raise ConfigError(f"the family {family} is of the task {task}; bits are varied on {' or '.join(_UNSCALED_LR)}")
     lr = _UNSCALED_LR[task]
     base = Change("r100", ("timing.rate=100.0", "algorithm.staleness_exponent=0.0", f"algorithm.server_lr={lr}"))
-    quick = (QUICK[task],) if extent.quick else ()
-
-    def runs(method: str, recipe: str, bits: Bits, *changes: Change) -> list[Planned]:
-        at = dict(zip(("client", "server"), bits, strict=True))
-        return [
-            Planned(method, configuration(f"{family}-{recipe}-c100", seed, base, *changes, *quick), at)
-            for seed in extent.seeds
-        ]
-
     planned = []
     for client, server in ALL:
         quantizers = f"algorithm.client_quantizer=affine:{client}", f"algorithm.server_quantizer=affine:{server}"
-        change = Change(f"bits{client}{server}", quantizers)
-        planned += runs(f"QAFeL ({client}, {server})", "qafel", (client, server), change)
-    return planned + runs(FEDBUFF, "fedbuff", UNQUANTIZED)
+        change, at = Change(f"bits{client}{server}", quantizers), {"client": client, "server": server}
+        planned += repeated(extent, task, f"QAFeL ({client}, {server})", f"{family}-qafel-c100", base, change, **at)
+    return planned + repeated(extent, task, FEDBUFF, f"{family}-fedbuff-c100", base, client=32, server=32)
 
 
 def _at(measured: EntryRuns, bits: Bits) -> EntryRuns:
@@ -139,10 +130,8 @@ def _four_bits_suffice(measured: EntryRuns) -> Verdict:
     fair = EntryRuns.on_common_seeds(_at(measured, (4, 4)), _at(measured, UNQUANTIZED))
     ours, theirs = fair.spread(UPLOADS, client=4), fair.spread(UPLOADS, client=32)
     ratio = ours.mean / theirs.mean
-    return Verdict.of(
-        1 / SIMILAR <= ratio <= SIMILAR or ours.overlaps(theirs),
-        f"{ratio:.2f} times FedBuff's uploads with 4 bits both ways",
-    )
+    similar = 1 / SIMILAR <= ratio <= SIMILAR or ours.overlaps(theirs)
+    return Verdict.of(similar, f"{ratio:.2f} times FedBuff's uploads with 4 bits both ways")
 
 
 def _fewer_server_bits(measured: EntryRuns) -> Verdict:
@@ -169,9 +158,8 @@ def _client_matters_more(measured: EntryRuns) -> Verdict:
     at = _means(measured, UPLOADS, corners)
     client = (at[2, 8] / at[8, 8] + at[2, 2] / at[8, 2]) / 2
     server = (at[8, 2] / at[8, 8] + at[2, 2] / at[2, 8]) / 2
-    return Verdict.of(
-        client > server, f"2 instead of 8 bits: uploads × {client:.2f} at the client, × {server:.2f} at the server"
-    )
+    said = f"uploads × {client:.2f} at the client, × {server:.2f} at the server"
+    return Verdict.of(client > server, f"2 instead of 8 bits: {said}")
 
 
 def _fewer_bytes_than_fedbuff(measured: EntryRuns) -> Verdict:

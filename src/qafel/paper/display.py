@@ -167,17 +167,11 @@ def accuracy_panel(measured: EntryRuns, key: str, title: str, **at: float) -> Pa
     return Panel(key, title, ACROSS["uploads"][1], Axis("accuracy"), tuple(series))
 
 
-def points(
-    label: str,
-    x: Sequence[float],
-    spreads: Sequence[Spread],
-    kind: Literal["points", "line-and-points"] = "line-and-points",
-    hover: tuple[str, ...] = (),
-) -> Series:
+def points(label: str, x: Sequence[float], spreads: Sequence[Spread]) -> Series:
     """Figures over seeds as points with bars; those that are unknown or infinite are left out."""
     kept = [(place, spread) for place, spread in zip(x, spreads, strict=True) if math.isfinite(spread.mean)]
     mean, low, high = (np.array([getattr(spread, name) for _, spread in kept]) for name in ("mean", "low", "high"))
-    return Series(label, np.array([place for place, _ in kept]), mean, low, high, kind=kind, hover=hover)
+    return Series(label, np.array([place for place, _ in kept]), mean, low, high, kind="line-and-points")
 
 
 def not_empty(panels: Iterable[Panel]) -> list[Panel]:

@@ -43,17 +43,18 @@ class Change:
 EVERY_100 = Change("every100", ('evaluation.unit="uploads"', "evaluation.every=100"))
 """A mushrooms run evaluated a thousand times: enough for a figure, and a fraction of the time."""
 
-_QUICK_IMAGES = Change(
-    "quick", ("stop.uploads=60", "evaluation.every=20", "task.max_samples=20", "task.test_samples=300")
-)
+
+def _quick(uploads: int, every: int, samples: int, tests: int) -> Change:
+    """A short run of a neural network on a part of its data."""
+    limits = f"stop.uploads={uploads}", f"evaluation.every={every}"
+    return Change("quick", (*limits, f"task.max_samples={samples}", f"task.test_samples={tests}"))
+
 
 QUICK = {
     "mushrooms": Change("quick", ("stop.uploads=4_000",)),
-    "cifar10": _QUICK_IMAGES,
-    "celeba": _QUICK_IMAGES,
-    "shakespeare": Change(
-        "quick", ("stop.uploads=20", "evaluation.every=10", "task.max_samples=8", "task.test_samples=64")
-    ),
+    "cifar10": _quick(60, 20, 20, 300),
+    "celeba": _quick(60, 20, 20, 300),
+    "shakespeare": _quick(20, 10, 8, 64),
 }
 """What a quick run leaves out, by task; the same for all entries, so that they share their runs."""
 
@@ -67,13 +68,18 @@ def configuration(recipe: str, seed: int, *changes: Change) -> Config:
     return load_recipe(recipe, [*settings, f'name="{name}"'], seed)
 
 
+def repeated(extent: Extent, task: str, method: str, recipe: str, *changes: Change, **at: float | str) -> list[Planned]:
+    """A run of `recipe` with `changes` for every seed of `extent`, quick if that says so; `at` is its place in a sweep."""
+    quick = (QUICK[task],) if extent.quick else ()
+    return [Planned(method, configuration(recipe, seed, *changes, *quick), at) for seed in extent.seeds]
+
+
 def mushrooms(extent: Extent, methods: Mapping[str, tuple[str, Sequence[Change]]]) -> list[Planned]:
     """Runs on mushrooms, once for every seed of `extent`; `methods` gives the recipe and changes of each method."""
-    quick = (QUICK["mushrooms"],) if extent.quick else ()
     return [
-        Planned(method, configuration(recipe, seed, *changes, EVERY_100, *quick))
+        run
         for method, (recipe, changes) in methods.items()
-        for seed in extent.seeds
+        for run in repeated(extent, "mushrooms", method, recipe, *changes, EVERY_100)
     ]
 
 

@@ -16,7 +16,7 @@ from qafel.config import recipes
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
 from qafel.paper.display import Table, TableColumn, accuracy_panel, target_panels, three_digits
-from qafel.paper.entry import QUICK, Claim, Entry, Extent, Verdict, configuration
+from qafel.paper.entry import Claim, Entry, Extent, Verdict, repeated
 from qafel.paper.measured import EntryRuns, best_accuracy, if_comparable, learned, met_target, settled, to_target
 from qafel.sweeps import Planned
 from qafel.text import human_bytes, human_count
@@ -58,13 +58,12 @@ def _plan(
 ) -> list[Planned]:
     """The figure's `methods`, or all, at every concurrency, as far as the family of recipes has them."""
     known, family = recipes(), extent.family or task
-    quick = (QUICK[task],) if extent.quick else ()
     runs = [
-        Planned(method, configuration(recipe, seed, *quick), {"concurrency": concurrency})
+        run
         for method in (METHODS if extent.all_methods else methods)
         for concurrency in concurrencies
         if (recipe := f"{family}-{METHODS[method].format(c=f'c{concurrency}')}") in known
-        for seed in extent.seeds
+        for run in repeated(extent, task, method, recipe, concurrency=concurrency)
     ]
     if not runs:
         raise ConfigError(f"no recipe is called {family}-fedbuff-c…: `qafel recipes` lists what there is")
@@ -182,12 +181,10 @@ def _ten_times_as_often(measured: EntryRuns) -> Verdict:
 
 def _more_broadcast_bytes(measured: EntryRuns) -> Verdict:
     """Quantized FedAsync broadcasts more bytes to the target than FedBuff does unquantized, and than QAFeL by far."""
-    more = {
-        reference: [
-            1 / one for one in _ratios(_compared(measured, FEDASYNC_DIRECT, reference), "broadcast_bytes_total")
-        ]
-        for reference in (FEDBUFF, QAFEL)
-    }
+    more = {}
+    for reference in (FEDBUFF, QAFEL):
+        found = _compared(measured, FEDASYNC_DIRECT, reference)
+        more[reference] = [1 / ratio for ratio in _ratios(found, "broadcast_bytes_total")]
     listed = "; ".join(f"{min(by):.2f} to {max(by):.2f} times {reference}'s" for reference, by in more.items())
     return Verdict.of(min(more[FEDBUFF]) > 1.0 and min(more[QAFEL]) > 7.0, f"bytes broadcast: {listed}")
 

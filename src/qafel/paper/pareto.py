@@ -144,7 +144,7 @@ def _panels(measured: EntryRuns) -> list[Panel]:
     def scatter(name: str, labels: Iterable[str]) -> Series:
         shown = [label for label in labels if label in finite]
         sent, ends = [finite[label][0].mean for label in shown], [finite[label][1] for label in shown]
-        return points(name, sent, ends, "points", hover=tuple(shown))
+        return replace(points(name, sent, ends), kind="points", hover=tuple(shown))
 
     families = [scatter(family, pairs) for family, pairs in FAMILIES.items()]
     front = replace(scatter("Pareto front", best), kind="rings", low=None, high=None)
@@ -172,10 +172,8 @@ def _frugal(measured: EntryRuns) -> Verdict:
         raise NotComparable(f"{unknown} of {len(pairs)} pairs have no seed in common with the runs without quantizers")
     used = [_of_fedbuff(measured, label).mean for label in judged if judged[label]]
     times = f", with {min(used):.2f} to {max(used):.2f} times the bytes" if used else ""
-    return Verdict.of(
-        good > half,
-        f"{good} of {len(pairs)} pairs need fewer bytes to {LEVELS[-1]:g} and end within a tenth of FedBuff{times}",
-    )
+    need = f"{good} of {len(pairs)} pairs need fewer bytes to {LEVELS[-1]:g}"
+    return Verdict.of(good > half, f"{need} and end within a tenth of FedBuff{times}")
 
 
 def _saves(measured: EntryRuns, label: str) -> bool | None:

@@ -40,10 +40,7 @@ SERVER_SPECS = tuple(f"scaled:{spec}" for spec in ("rand_k:0.75", "rand_k:0.5", 
 """Random coordinates: their error is what δ says for every vector, not only for the worst."""
 
 SIZE, LOCAL_STEPS, BUFFER = 64, 2, 10
-TASK = {"name": "quadratic", "clients": 100, "dimension": SIZE, "smoothness": 1.0, "strong_convexity": 0.2} | {
-    "heterogeneity": 4.0,
-    "noise": 2.0,
-}
+CONSTANTS = {"heterogeneity": 4.0, "noise": 2.0, "smoothness": 1.0, "strong_convexity": 0.2}
 
 FACTOR = math.sqrt(2)
 """a = b."""
@@ -129,7 +126,7 @@ def _configuration(variant: Variant, horizon: int, seed: int) -> Config:
             "name": f"rate-T{horizon}-{variant.tag}",
             "description": "Corollary 3.2 on the quadratic",
             "seed": seed,
-            "task": TASK,
+            "task": {"name": "quadratic", "clients": 100, "dimension": SIZE, **CONSTANTS},
             "algorithm": {
                 "preset": "qafel",
                 "client_quantizer": variant.client,
@@ -303,10 +300,8 @@ def _falls(measured: EntryRuns) -> Verdict:
 
 def _joins(measured: EntryRuns) -> Verdict:
     places, ratios = _horizons(measured), over_fedbuff(measured).y
-    return Verdict.of(
-        ratios[-1] <= 1.1 and ratios[-1] < ratios[0],
-        f"QAFeL over FedBuff: {ratios[0]:.3f} at T = {places[0]:g}, {ratios[-1]:.3f} at T = {places[-1]:g}",
-    )
+    said = f"{ratios[0]:.3f} at T = {places[0]:g}, {ratios[-1]:.3f} at T = {places[-1]:g}"
+    return Verdict.of(ratios[-1] <= 1.1 and ratios[-1] < ratios[0], f"QAFeL over FedBuff: {said}")
 
 
 def _slope(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], expected: float, against: str) -> Verdict:
@@ -332,9 +327,8 @@ def _below_the_bound(measured: EntryRuns) -> Verdict:
             f"the theorem admits these step sizes only from T = {from_which:.1e} on; its terms are "
             f"{min(margins):.0f} to {max(margins):.0f} times what was measured all the same"
         )
-    return Verdict.of(
-        min(margins) >= 1, f"the bound is {min(margins):.3g} to {max(margins):.3g} times what was measured"
-    )
+    said = f"the bound is {min(margins):.3g} to {max(margins):.3g} times what was measured"
+    return Verdict.of(min(margins) >= 1, said)
 
 
 def _enters_at(effect: str, power: float) -> Callable[[EntryRuns], Verdict]:
