@@ -6,9 +6,9 @@ Every comparison is between means over the same seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.drawing.chart import Axis, Panel
@@ -47,13 +47,6 @@ _UNSCALED_LR = {"celeba": 1000.0, "cifar10": 40.9}
 def total(run: Run) -> float:
     """All bytes to the target, a broadcast counted once."""
     return UP(run) + DOWN(run)
-
-
-_FIGURES: Sequence[tuple[str, str, Figure, Literal["count", "B"]]] = (
-    ("uploads", "uploads", UPLOADS, "count"),
-    ("total", "all bytes", total, "B"),
-)
-"""Figures that are drawn: the key and title of their panels, and their unit."""
 
 
 def _plan(extent: Extent) -> list[Planned]:
@@ -193,10 +186,13 @@ def _panels(measured: EntryRuns) -> list[Panel]:
     panels, across = [accuracy_panel(measured, "accuracy", "accuracy by uploads")], BITS[::-1]
     clients = [client for client in BITS if all(measured.has(client=client, server=bits) for bits in across)]
     x = Axis("server bits", ticks=across)
-    for key, title, figure, unit in _FIGURES:
+    for key, title, figure, y in (
+        ("uploads", "uploads", UPLOADS, Axis("uploads to the target", unit="count")),
+        ("total", "all bytes", total, Axis("all bytes to the target", unit="B")),
+    ):
         spreads = {client: [_at(measured, (client, bits)).spread(figure) for bits in across] for client in clients}
         series = [points(f"client {client} bits", across, found) for client, found in spreads.items()]
-        panels.append(Panel(key, title, x, Axis(f"{title} to the target", unit=unit), tuple(series)))
+        panels.append(Panel(key, title, x, y, tuple(series)))
     return not_empty(panels)
 
 

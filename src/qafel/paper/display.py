@@ -182,26 +182,22 @@ def not_empty(panels: Iterable[Panel]) -> list[Panel]:
 
 def target_panels(measured: EntryRuns, key: str, x: Axis) -> list[Panel]:
     """Uploads and bytes to the target against `key`, which the entry varies; no panel of what no run has met."""
-    panels = []
+    panels, methods, (left, right) = [], measured.methods, x.limits or (0.0, 0.0)
+    # A small shift, so that the bars of equal methods do not hide each other.
+    shifts = [0.012 * (right - left) * (place - (len(methods) - 1) / 2) for place in range(len(methods))]
     for column, label in (
         ("uploads", "uploads"),
         ("upload_bytes_total", "bytes uploaded"),
         ("broadcast_bytes_total", "bytes broadcast"),
     ):
         series = []
-        for group in measured.by_method():
-            places, shift = group.places(key), _beside(measured, group.methods[0], x)
+        for group, shift in zip(measured.by_method(), shifts, strict=True):
+            places = group.places(key)
             spreads = [group.of(None, **{key: place}).spread(to_target(column)) for place in places]
             series.append(points(group.methods[0], [place + shift for place in places], spreads))
         if shown := tuple(one for one in series if len(one.x)):
             panels.append(Panel(column.replace("_", "-"), label, x, _target_axis(column, label, shown), shown))
     return panels
-
-
-def _beside(measured: EntryRuns, method: str, across: Axis) -> float:
-    """A small shift, so that the bars of equal methods do not hide each other."""
-    low, high = across.limits or (0.0, 0.0)
-    return 0.012 * (high - low) * (measured.methods.index(method) - (len(measured.methods) - 1) / 2)
 
 
 def _target_axis(column: str, label: str, series: Sequence[Series]) -> Axis:

@@ -69,7 +69,7 @@ def configuration(recipe: str, seed: int, *changes: Change) -> Config:
 
 
 def repeated(extent: Extent, task: str, method: str, recipe: str, *changes: Change, **at: float | str) -> list[Planned]:
-    """A run of `recipe` with `changes` for every seed of `extent`, quick if that says so; `at` is its place in a sweep."""
+    """A run of `recipe` with `changes` for each seed of `extent`, quick if it says so; `at` is the place in a sweep."""
     quick = (QUICK[task],) if extent.quick else ()
     return [Planned(method, configuration(recipe, seed, *changes, *quick), at) for seed in extent.seeds]
 

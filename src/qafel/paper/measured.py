@@ -45,11 +45,11 @@ class Spread:
         found = np.array(list(values), dtype=np.float64)
         if not found.size:
             return Spread(math.nan, math.nan, math.nan, math.nan, 0)
+        low, high = float(found.min()), float(found.max())
         if not np.isfinite(found).all():
-            worst = float(found.max()) if not np.isnan(found).any() else math.nan
-            return Spread(worst, math.nan, float(found.min()), worst, found.size)
+            return Spread(high, math.nan, low, high, found.size)
         std = float(found.std(ddof=1)) if found.size > 1 else math.nan
-        return Spread(float(found.mean()), std, float(found.min()), float(found.max()), found.size)
+        return Spread(float(found.mean()), std, low, high, found.size)
 
     def overlaps(self, other: Spread) -> bool:
         """Whether the ranges over seeds overlap; the range of one seed says nothing."""

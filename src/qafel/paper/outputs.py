@@ -184,14 +184,14 @@ class EntryResult:
     folder: Path
 
     def csv(self) -> str:
-        comments = (
+        comments = [
             f"{self.entry.title}. {self.entry.paper}.",
             self.source.command,
             self.source.sentence(),
             *self.notes,
             *self._settings(),
             *(f"{claim.text}: {verdict}" for claim, verdict in self.verdicts),
-        )
+        ]
         return self.table.csv(comments)
 
     def markdown(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import pairwise, starmap
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from qafel.runs.reading import Run
 from qafel.sweeps import Planned
 from qafel.tasks.convex.synthetic import Constants, Quadratic
 from qafel.theory import Bound, Setting, corollary, corollary_step_sizes, large_enough_horizon
+
+Operator: TypeAlias = Callable[[float, float], float]
 
 HORIZONS, QUICK_HORIZONS = (128, 256, 512, 1024, 2048, 4096, 8192), (64, 128, 256)
 VARIED_AT, QUICK_VARIED_AT = 512, 128
@@ -120,7 +122,7 @@ def _repeated(variant: Variant, horizon: int, extent: Extent) -> list[Planned]:
 def _configuration(variant: Variant, horizon: int, seed: int) -> Config:
     """A client starts every unit of time; with durations next to nothing none is stale."""
     setting = Setting(local_steps=LOCAL_STEPS, buffer_size=variant.buffer, server_steps=horizon)
-    sizes = corollary_step_sizes(setting, FACTOR, FACTOR)
+    sizes, scale = corollary_step_sizes(setting, FACTOR, FACTOR), variant.concurrency / math.sqrt(2 / math.pi)
     return Config.from_dict(
         {
             "name": f"rate-T{horizon}-{variant.tag}",
@@ -135,11 +137,7 @@ def _configuration(variant: Variant, horizon: int, seed: int) -> Config:
                 "local_steps": LOCAL_STEPS,
                 **asdict(sizes),
             },
-            "timing": {
-                "arrivals": "constant",
-                "rate": 1.0,
-                "scale": max(1e-6, variant.concurrency / math.sqrt(2 / math.pi)),
-            },
+            "timing": {"arrivals": "constant", "rate": 1.0, "scale": max(1e-6, scale)},
             "stop": {"server_steps": horizon},
         }
     )
@@ -183,11 +181,7 @@ def _mean(measured: EntryRuns, horizon: float, variant: Variant) -> Spread:
 
 
 def _compared(
-    measured: EntryRuns,
-    horizon: float,
-    variant: Variant,
-    against: Variant = REFERENCE,
-    by: Callable[[float, float], float] = operator.sub,
+    measured: EntryRuns, horizon: float, variant: Variant, against: Variant = REFERENCE, by: Operator = operator.sub
 ) -> Spread:
     """How far one variant's mean lies above another's, seed by seed; of no seeds where runs are missing."""
 
