@@ -75,16 +75,10 @@ def bench_simulator(json_file: JsonFile = None) -> None:
         for number, row in enumerate(measure_simulator(cases), start=1):
             rows.append(asdict(row))
             status.update(f"measured {number} of {len(cases)}: {row.task}, {row.clients:,} clients")
-            table.add_row(
-                row.task if row.batch_size is None else f"{row.task}, batch {row.batch_size}",
-                f"{row.clients:,}",
-                f"{row.dimension:,}",
-                f"{row.updates_per_s:,.0f}",
-                f"{row.bare_updates_per_s:,.0f}",
-                f"{row.ratio:.2f}",
-                f"{row.overhead_us:.1f}",
-                f"{row.peak_mib:,.0f}",
-            )
+            name = row.task if row.batch_size is None else f"{row.task}, batch {row.batch_size}"
+            rates = (f"{row.updates_per_s:,.0f}", f"{row.bare_updates_per_s:,.0f}", f"{row.ratio:.2f}")
+            cells = (f"{row.clients:,}", f"{row.dimension:,}", *rates, f"{row.overhead_us:.1f}", f"{row.peak_mib:,.0f}")
+            table.add_row(name, *cells)
     console.print(table)
     _write(json_file, rows)
 
