@@ -108,7 +108,7 @@ def _show(result: EntryResult) -> None:
 
 
 def _show_list(json_output: bool) -> None:
-    counts = {name: entry.plan(Extent(tuple(range(entry.seeds)))) for name, entry in ENTRIES.items()}
+    counts = {name: entry.plan(Extent()) for name, entry in ENTRIES.items()}
     tasks = {name: ", ".join(dict.fromkeys(run.config.task.name for run in runs)) for name, runs in counts.items()}
     if json_output:
         listed = [

@@ -143,7 +143,6 @@ class Entry:
     claims: tuple[Claim, ...]
     notes: Callable[[EntryRuns], Sequence[str]] = lambda _: ()
     """What a reader should know that the table does not say."""
-    seeds: int = 3
 
 
 @final
@@ -151,7 +150,7 @@ class Request(NamedTuple):
     """What `qafel paper` was asked to reproduce, apart from the entry."""
 
     seeds: int | None = None
-    """How many; None: as many as the entry has, or one of a quick run."""
+    """How many; None: three, or one of a quick run."""
     quick: bool = False
     all_methods: bool = False
     family: str | None = None
@@ -174,7 +173,7 @@ class Request(NamedTuple):
         return {name: plan for name, plan in plans.items() if plan}
 
     def _plan(self, entry: Entry) -> list[Planned]:
-        count = self.seeds or (1 if self.quick else entry.seeds)
+        count = self.seeds or (1 if self.quick else 3)
         runs = entry.plan(Extent(tuple(range(count)), self.quick, self.all_methods, self.family))
         return [run for run in runs if not self.only or any(fnmatch(run.config.name, name) for name in self.only)]
 

@@ -261,9 +261,8 @@ class EntryResult:
     def figure(self) -> dict[str, bytes]:
         """The figure for print, by file name."""
         source = self.source
-        figure = draw(
-            self.panels, self.entry.title, f"{source.command} · {source.seeds_each()} · qafel {source.qafel()}"
-        )
+        footer = f"{source.command} · {source.seeds_each()} · qafel {source.qafel()}"
+        figure = draw(self.panels, self.entry.title, footer)
         description = f"{self.entry.paper}. {source.command}. {source.sentence()}"
         return {f"figure{suffix}": rendered(figure, suffix, description) for suffix in (".png", ".pdf")}
 

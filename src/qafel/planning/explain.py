@@ -71,11 +71,10 @@ def _with_buffer(plan: BudgetPlan, size: int) -> str:
     found = next((it for it in plan.other_buffers if it.setting.buffer_size == size), None)
     if found is None:
         return f"with {size} the budget does not pay for a step"
-    more = ", for more bytes" if found.bound.total < plan.recommended.bound.total else ""
-    return (
-        f"with {size} the bound would be {found.bound.total:.4g} ({found.setting.server_steps:,} steps, "
-        f"τ = {found.setting.max_staleness}{more})"
-    )
+    setting, total = found.setting, found.bound.total
+    more = ", for more bytes" if total < plan.recommended.bound.total else ""
+    run = f"{setting.server_steps:,} steps, τ = {setting.max_staleness}{more}"
+    return f"with {size} the bound would be {total:.4g} ({run})"
 
 
 def _of_downlink(plan: BudgetPlan) -> list[str]:
@@ -107,12 +106,9 @@ def _of_gain(plan: BudgetPlan) -> str:
     within = f"within the budget the bound is {ours.bound.total / theirs.bound.total:.3g} times unquantized FedBuff's"
     if plan.matching is None:
         return f"{within}; reaching FedBuff's bound would take too many steps to count"
-    bytes_share = plan.matching.traffic_bytes / theirs.forecast.traffic_bytes
-    time_share = plan.matching.duration_s / theirs.forecast.duration_s
-    return (
-        f"{within}; reaching FedBuff's bound takes {100 * bytes_share:.3g} % of its bytes and "
-        f"{100 * time_share:.3g} % of its time"
-    )
+    in_bytes = 100 * (plan.matching.traffic_bytes / theirs.forecast.traffic_bytes)
+    in_time = 100 * (plan.matching.duration_s / theirs.forecast.duration_s)
+    return f"{within}; reaching FedBuff's bound takes {in_bytes:.3g} % of its bytes and {in_time:.3g} % of its time"
 
 
 def _of_staleness(plan: BudgetPlan) -> str:

@@ -101,11 +101,8 @@ class MessageSizes:
     @staticmethod
     def of(client: Quantizer, server: Quantizer, size: int) -> MessageSizes:
         """The messages of two quantizers for a model of `size` parameters."""
-        return MessageSizes(
-            HEADER_BYTES + client.max_payload_bytes(size),
-            HEADER_BYTES + server.max_payload_bytes(size),
-            HEADER_BYTES + 4 * size,
-        )
+        up, down = (HEADER_BYTES + quantizer.max_payload_bytes(size) for quantizer in (client, server))
+        return MessageSizes(up, down, HEADER_BYTES + 4 * size)
 
 
 @final

@@ -150,15 +150,10 @@ def make_plan(request: PlanRequest) -> BudgetPlan:
     near = NEAR if request.budget_bytes is None else 1.0
     recommended = _least(choices, near)
     fedbuff = _least(unquantized or [evaluate_choice(request, plain, plain, request.searched[0], 1)], near)
-    return BudgetPlan(
-        request,
-        recommended,
-        fedbuff,
-        bool(unquantized),
-        _matching(request, recommended, fedbuff.bound.total),
-        tuple(choice for choice in choices if choice.pair == recommended.pair and choice is not recommended),
-        _alternatives(choices, recommended),
-    )
+    matching = _matching(request, recommended, fedbuff.bound.total)
+    others = tuple(choice for choice in choices if choice.pair == recommended.pair and choice is not recommended)
+    alternatives = _alternatives(choices, recommended)
+    return BudgetPlan(request, recommended, fedbuff, bool(unquantized), matching, others, alternatives)
 
 
 def evaluate_choice(
@@ -235,10 +230,8 @@ def _matching(request: PlanRequest, choice: Choice, target: float) -> Forecast |
 def _least(choices: Sequence[Choice], near: float) -> Choice:
     """The choice with the fewest bytes, every copy counted, of those whose bound is at most `near` times the least."""
     enough = near * min(choice.bound.total for choice in choices)
-    return min(
-        (choice for choice in choices if choice.bound.total <= enough),
-        key=lambda choice: choice.forecast.crossing_bytes,
-    )
+    good = (choice for choice in choices if choice.bound.total <= enough)
+    return min(good, key=lambda choice: choice.forecast.crossing_bytes)
 
 
 def _alternatives(choices: Sequence[Choice], recommended: Choice) -> tuple[Choice, ...]:
