@@ -6,7 +6,7 @@ Every comparison is between means over the same seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -69,11 +69,10 @@ def _at(measured: EntryRuns, bits: Bits) -> EntryRuns:
     return measured.of(client=bits[0], server=bits[1])
 
 
-def _means(measured: EntryRuns, figure: Figure, pairs: Iterable[Bits]) -> dict[Bits, float]:
+def _means(measured: EntryRuns, figure: Figure, pairs: Sequence[Bits]) -> dict[Bits, float]:
     """A figure of some pairs of bits, over the seeds that all of them have."""
-    wanted = list(pairs)
-    fair = EntryRuns.on_common_seeds(*(_at(measured, bits) for bits in wanted))
-    return {bits: _at(fair, bits).spread(figure).mean for bits in wanted}
+    fair = EntryRuns.on_common_seeds(*(_at(measured, bits) for bits in pairs))
+    return {bits: _at(fair, bits).spread(figure).mean for bits in pairs}
 
 
 def _require_met(measured: EntryRuns, pairs: Iterable[Bits]) -> None:

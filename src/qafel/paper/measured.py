@@ -20,6 +20,8 @@ from qafel.sweeps import Planned
 T = TypeVar("T")
 Figure: TypeAlias = Callable[[Run], float]
 """One number of a run."""
+Paired: TypeAlias = list[tuple[float, float]]
+"""A figure of two groups of runs, seed by seed."""
 
 SETTLED = 0.1
 """The last tenth of a run is what it settled at."""
@@ -114,7 +116,7 @@ class EntryRuns:
         kept = tuple(pair for group in groups for pair in group.pairs if pair[0].config.seed in common)
         return EntryRuns(kept, groups[0].quick)
 
-    def paired(self, figure: Figure, others: EntryRuns) -> list[tuple[float, float]]:
+    def paired(self, figure: Figure, others: EntryRuns) -> Paired:
         """A figure of these runs and of `others` for every seed that both have; NotComparable if there is none."""
         seeds = EntryRuns.on_common_seeds(self, others).seeds
         ours, theirs = ({planned.config.seed: figure(run) for planned, run in it.pairs} for it in (self, others))

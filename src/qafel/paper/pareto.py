@@ -11,7 +11,7 @@ from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper.display import Table, TableColumn, curve, not_empty, points
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import EntryRuns, Spread, at_level, if_comparable, ratios, settled
+from qafel.paper.measured import EntryRuns, Paired, Spread, at_level, if_comparable, ratios, settled
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.sweeps import Planned
@@ -58,10 +58,9 @@ WITHIN = 1.1
 
 
 def _plan(extent: Extent) -> list[Planned]:
-    recipe = "mushrooms-qafel-4bit"  # its own quantizers are qsgd:4
-    return mushrooms(
-        extent, {label: (recipe, () if pair == PAIRS["qsgd:4"] else (_change(*pair),)) for label, pair in PAIRS.items()}
-    )
+    # The recipe's own quantizers are qsgd:4.
+    changes = {label: [] if label == "qsgd:4" else [_change(*pair)] for label, pair in PAIRS.items()}
+    return mushrooms(extent, {label: ("mushrooms-qafel-4bit", change) for label, change in changes.items()})
 
 
 def _change(client: str, server: str) -> Change:
@@ -103,12 +102,9 @@ def _table(measured: EntryRuns) -> Table:
 
 def _of_fedbuff(measured: EntryRuns, label: str) -> Spread:
     """Bytes to the last level over FedBuff's, seed by seed; unknown where there is nothing to compare."""
-
-    def shares() -> list[float]:
-        found = measured.of(label).paired(partial(_bytes_to, LEVELS[-1]), measured.of(REFERENCE))
-        return [ours / theirs if math.isfinite(theirs) else math.nan for ours, theirs in found]
-
-    return Spread.of(if_comparable(shares, []))
+    figure = partial(_bytes_to, LEVELS[-1])
+    found: Paired = if_comparable(lambda: measured.of(label).paired(figure, measured.of(REFERENCE)), [])
+    return Spread.of(ours / theirs if math.isfinite(theirs) else math.nan for ours, theirs in found)
 
 
 def _finite(measured: EntryRuns) -> dict[str, tuple[Spread, Spread]]:

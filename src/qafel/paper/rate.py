@@ -22,7 +22,7 @@ from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper.display import Heading, Table, not_empty, points, three_digits
 from qafel.paper.entry import Claim, Entry, Extent, Verdict
-from qafel.paper.measured import EntryRuns, Spread, if_comparable
+from qafel.paper.measured import EntryRuns, Paired, Spread, if_comparable
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.sweeps import Planned
@@ -184,12 +184,9 @@ def _compared(
     measured: EntryRuns, horizon: float, variant: Variant, against: Variant = REFERENCE, by: Operator = operator.sub
 ) -> Spread:
     """How far one variant's mean lies above another's, seed by seed; of no seeds where runs are missing."""
-
-    def pairs() -> list[tuple[float, float]]:
-        ours, theirs = (measured.of(T=horizon, variant=one.tag) for one in (variant, against))
-        return ours.paired(_ergodic, theirs)
-
-    return Spread.of(starmap(by, if_comparable(pairs, [])))
+    runs = partial(measured.of, T=horizon)
+    found: Paired = if_comparable(lambda: runs(variant=variant.tag).paired(_ergodic, runs(variant=against.tag)), [])
+    return Spread.of(starmap(by, found))
 
 
 @final
