@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from qafel.errors import ConfigError
 
 UNKNOWN = "–"
-
-
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -85,11 +83,7 @@ def _three_digits(value: float) -> str:
 
 
 _BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-
-
 _BITS = {"bit": 1 / 8, "kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8}
-
-
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -29,8 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-
 benchmarks = typer.Typer(help="Benchmarks that report ratios within one run.", no_args_is_help=True)
 benchmarks.command("quantizers")(bench.bench_quantizers)
 benchmarks.command("simulator")(bench.bench_simulator)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from qafel.deployment.messages import RunState, RunStatus
 
 broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
-
-
 Folder = Annotated[Path, typer.Argument(help="The broker's folder.")]
 BrokerUrl = Annotated[str | None, typer.Option("--broker", help="The broker's URL; nats://127.0.0.1:4222 by default.")]
 

@@ -194,8 +194,6 @@ DIRECT_VS_UNQUANTIZED = _entry(
     _claim("Section I-A", "A naive use of quantization results in suboptimal loss", _does_not_converge, DIRECT_QSGD),
     _claim("Section I-A", "FedBuff diverges when the server sends the top 50 % of coordinates", _diverges, DIRECT_TOP),
 )
-
-
 QAFEL_VS_DIRECT_QSGD = _entry(
     "qafel-vs-direct-qsgd",
     "QAFeL against direct quantization: QSGD",
@@ -204,8 +202,6 @@ QAFEL_VS_DIRECT_QSGD = _entry(
     _claim("Section IV-A", "QAFeL is very close to the unquantized case", _is_close, HIDDEN_QSGD),
     _claim("Section IV-A", "Direct quantization does not converge", _does_not_converge, DIRECT_QSGD),
 )
-
-
 QAFEL_VS_DIRECT_TOPK = _entry(
     "qafel-vs-direct-topk",
     "QAFeL against direct quantization: top-k",
@@ -214,8 +210,6 @@ QAFEL_VS_DIRECT_TOPK = _entry(
     _claim("Section IV-A", "QAFeL converges when the server sends the top 1 % of coordinates", _is_close, HIDDEN_TOP),
     _claim("Section IV-A", "Direct quantization diverges when the server sends the top 50 %", _diverges, DIRECT_TOP),
 )
-
-
 LOCAL_STEPS_ENTRY = _entry(
     "local-steps",
     "The number of local steps P",

@@ -109,8 +109,6 @@ END_COLUMNS = (
     TableColumn.mean("broadcast", "broadcast_bytes_total", human_bytes),
 )
 """Where a method ends, and what it sent."""
-
-
 ACROSS: Mapping[Across, tuple[str, Axis, Callable[[Run], Column]]] = {
     "steps": ("by server steps", Axis("server steps", unit="count"), lambda run: run.column("version")),
     "uploads": ("by uploads", Axis("uploads", unit="count"), lambda run: run.column("uploads")),

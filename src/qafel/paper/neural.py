@@ -244,8 +244,6 @@ def _entry(task: str, title: str, paper: str, time: str, methods: Sequence[str],
 
 _claim = partial(Claim, "Section IV-B")
 SIMILAR_BROADCAST = _claim("The reduction of broadcast bytes is similar", _similar_broadcast)
-
-
 CIFAR10 = _entry(
     "cifar10",
     "CIFAR-10",
@@ -256,8 +254,6 @@ CIFAR10 = _entry(
     _claim("At least 6 times fewer bytes are uploaded (6 to 7.7)", partial(_fewer_bytes, least=6.0)),
     SIMILAR_BROADCAST,
 )
-
-
 CELEBA = _entry(
     "celeba",
     "CelebA",
@@ -268,8 +264,6 @@ CELEBA = _entry(
     _claim("At least 5.2 times fewer bytes are uploaded (5.2 to 8)", partial(_fewer_bytes, least=5.2)),
     SIMILAR_BROADCAST,
 )
-
-
 SHAKESPEARE = _entry(
     "shakespeare",
     "Shakespeare",

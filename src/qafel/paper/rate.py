@@ -84,8 +84,6 @@ NAMES = {
 CLIENT_EFFECT, SERVER_EFFECT, STALE_EFFECT = "client quantizer", "server quantizer", "staleness"
 EFFECTS = {CLIENT_EFFECT: CLIENT, SERVER_EFFECT: SERVER, STALE_EFFECT: FEDBUFF}
 """The variant that shows an effect alone, next to REFERENCE."""
-
-
 PAIRS: Mapping[str, Sequence[tuple[Variant, Variant]]] = {
     "K": [(Variant(CLIENT.client, buffer=buffer), Variant(buffer=buffer)) for buffer in BUFFERS],
     "δ_c": [(Variant(client=spec), REFERENCE) for spec in CLIENT_SPECS],

@@ -27,8 +27,6 @@ CLIENT_SPECS = (
     *("none", "qsgd:8", "qsgd:6", "qsgd:4,bucket=128", "dithered:8", "dithered:6", "dithered:4"),
     *("rotated:6", "rotated:5", "rotated:4", "rotated:3"),
 )
-
-
 SERVER_SPECS = (*CLIENT_SPECS, "scaled:rotated:2", "top_k:0.1", "top_k:0.01", "sign")
 
 NEAR = 1.05

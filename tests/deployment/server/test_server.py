@@ -18,7 +18,7 @@ from qafel.deployment.keys import Access
 from qafel.deployment.messages import RunState
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.pipeline import Publisher
+from qafel.deployment.server.announcements import Publisher
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
 

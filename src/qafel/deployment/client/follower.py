@@ -25,8 +25,6 @@ _AT_ONCE: Final = 32
 _LARGE: Final = 1 << 20  # coordinates; beyond, a step is applied in a thread
 _AHEAD_S: Final = 6.0
 _VERSION: Final = slice(28, 36)  # where a frame says it; docs/wire-format.md
-
-
 log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""From an upload to its receipt, in three stages that work side by side; and all that is published on the way:
+"""From an upload to its receipt, in three stages that work side by side:
 
     a group from the work queue → check and receive each (Algorithm 1)
         → sync the journal once → broadcast
@@ -14,18 +14,16 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 from nats.aio.msg import Msg
 
-from qafel.algorithm import HiddenState
 from qafel.deployment.connection import Broker, cancel_and_wait, wait_for_event
-from qafel.deployment.keys import Signer
-from qafel.deployment.messages import Receipt
-from qafel.deployment.names import CONSUMER, KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names, number_in
+from qafel.deployment.names import CONSUMER, Names
 from qafel.deployment.server import ServerSettings
+from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.evaluation import Evaluator
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
@@ -34,9 +32,6 @@ from qafel.errors import BrokerError, BrokerLost
 _AHEAD: Final = 256  # messages asked for before they are needed
 _AHEAD_BYTES: Final = 16 << 20  # and at most so much at a time: a broker drops a connection that lets 64 MB wait
 _EXPIRES_S: Final = 2.0
-_AT_ONCE: Final = 64
-_CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
-
 log = logging.getLogger(__name__)
 
 
@@ -104,78 +99,6 @@ class UploadQueue:
             if status == "503" or "deleted" in headers.get("Description", "").lower():
                 self._heard_at = float("-inf")
         self._wake.set()
-
-
-@final
-@dataclass(slots=True)
-class Publisher:
-    """Publishes what the server says, signed."""
-
-    names: Names
-    _signer: Signer
-    published: HiddenState
-    """x̂ as the clients know it: the last one that went out."""
-
-    async def value(self, broker: Broker, subject: str, data: bytes) -> None:
-        """A key's value: configuration or state."""
-        await broker.store(subject, data, self._signer.headers(subject, data))
-
-    async def put(self, broker: Broker, name: str, data: bytes) -> None:
-        """An object: a snapshot, a large broadcast, the final model."""
-        await broker.put_object(name, data, self._signer.headers(name, data).get(SIGNATURE))
-
-    async def broadcasts(self, broker: Broker, broadcasts: Iterable[tuple[int, bytes]]) -> None:
-        """Steps in version order; returns when the broker has them all."""
-        waiting = list(broadcasts)
-        for start in range(0, len(waiting), _AT_ONCE):
-            await asyncio.gather(*(self._broadcast(broker, *step) for step in waiting[start : start + _AT_ONCE]))
-
-    async def _broadcast(self, broker: Broker, version: int, frame: bytes) -> None:
-        subject = self.names.broadcast(version)
-        # The checksum in the name lets a version be made again by a server that lost its disk.
-        headers = {MESSAGE_ID: f"{version}-{frame[_CHECKSUM].hex()}", **self._signer.headers(subject, frame)}
-        if len(frame) > broker.part_bytes:
-            name = self.names.broadcast_object(version)
-            await self.put(broker, name, frame)
-            headers[OBJECT], frame = name, b""
-        await broker.store(subject, frame, headers)
-
-    async def receipts(self, broker: Broker, groups: Iterable[Mapping[int, Receipt]]) -> None:
-        """Tell each client what became of its uploads in all of these groups."""
-        receipts: dict[int, Receipt] = {}
-        for group in groups:
-            for client, receipt in group.items():
-                receipts.setdefault(client, Receipt()).extend(receipt)
-        for client, receipt in receipts.items():
-            await broker.send(self.names.receipt(client), receipt.to_bytes())
-
-    async def snapshot(self, broker: Broker) -> None:
-        await self.put(broker, self.names.snapshot, await asyncio.to_thread(self.published.to_snapshot))
-
-
-async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement: bytes) -> None:
-    """Put on the broker what it lacks at the start of a session, whether it is new, was restarted, or was wiped.
-
-    That is broadcasts, a snapshot and the agreement, as far as they are missing or belong to another history.
-    """
-    names, version = publisher.names, ledger.server.version
-    config = await broker.stored(KEY_VALUE_STREAM, names.config)
-    held = {number_in(subject) for subject in await broker.subjects(names.broadcast_stream, names.broadcasts)}
-    another_run = config is not None and config.data != agreement
-    if another_run:
-        await broker.purge(names.upload_stream)
-    if another_run or any(number is not None and number >= version for number in held):
-        log.warning("the broker holds broadcasts of another history: they are replaced")
-        await broker.purge(names.broadcast_stream)
-        held = set()
-    missing = [step for step in ledger.broadcasts if step[0] not in held]
-    await publisher.broadcasts(broker, missing)
-    if missing:
-        log.info("gave the broker %d broadcasts that it lacked", len(missing))
-    publisher.published = ledger.server.hidden_state
-    await publisher.snapshot(broker)
-    if config is None or another_run:  # last: a client that finds it finds all the rest
-        await publisher.value(broker, names.config, agreement)
 
 
 @final

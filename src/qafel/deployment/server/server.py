@@ -27,10 +27,11 @@ from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement, RunState
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
+from qafel.deployment.server.announcements import Publisher, refill
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker
 from qafel.deployment.server.ledger import Ledger
-from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, Publisher, UploadQueue, refill
+from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.errors import BrokerError, ConfigError
 from qafel.rng import Stream
 from qafel.runs.directory import RunDirectory, model_file, state_of
@@ -42,8 +43,6 @@ _HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
 _KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets beside a snapshot
 
 log = logging.getLogger(__name__)
-
-
 StateListener: TypeAlias = Callable[[RunState], None]
 
 
@@ -161,12 +160,12 @@ class DeploymentServer:
             await self._beat(broker, "running")
 
     async def _beat(self, broker: Broker, word: Status) -> None:
-        """Renew the run's state on the broker: clients see by it that they are behind, operators how it goes.
+        """Renew the run's state on the broker.
 
         A run says that it has ended once its last broadcast is out: clients leave on hearing it.
         """
         state = self._run_state(word)
-        await self._publisher.value(broker, self._publisher.names.state, state.to_bytes())
+        await self._publisher.state(broker, state)
         if self._listener is not None:
             self._listener(state)
 

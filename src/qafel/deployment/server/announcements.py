@@ -1,0 +1,97 @@
+"""Everything the server says: broadcasts, snapshots, receipts, its state; and again what a broker has lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+from qafel.algorithm import HiddenState
+from qafel.deployment.connection import Broker
+from qafel.deployment.keys import Signer
+from qafel.deployment.messages import Receipt, RunState
+from qafel.deployment.names import KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names, number_in
+from qafel.deployment.server.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 64
+_CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
+
+
+@final
+@dataclass(slots=True)
+class Publisher:
+    """Publishes what the server says, signed."""
+
+    names: Names
+    _signer: Signer
+    published: HiddenState
+    """x̂ as the clients know it: the last one that went out."""
+
+    async def value(self, broker: Broker, subject: str, data: bytes) -> None:
+        """A key's value: configuration or state."""
+        await broker.store(subject, data, self._signer.headers(subject, data))
+
+    async def put(self, broker: Broker, name: str, data: bytes) -> None:
+        """An object: a snapshot, a large broadcast, the final model."""
+        await broker.put_object(name, data, self._signer.headers(name, data).get(SIGNATURE))
+
+    async def broadcasts(self, broker: Broker, broadcasts: Iterable[tuple[int, bytes]]) -> None:
+        """Steps in version order; returns when the broker has them all."""
+        waiting = list(broadcasts)
+        for start in range(0, len(waiting), _AT_ONCE):
+            await asyncio.gather(*(self._broadcast(broker, *step) for step in waiting[start : start + _AT_ONCE]))
+
+    async def _broadcast(self, broker: Broker, version: int, frame: bytes) -> None:
+        subject = self.names.broadcast(version)
+        # The checksum in the name lets a version be made again by a server that lost its disk.
+        headers = {MESSAGE_ID: f"{version}-{frame[_CHECKSUM].hex()}", **self._signer.headers(subject, frame)}
+        if len(frame) > broker.part_bytes:
+            name = self.names.broadcast_object(version)
+            await self.put(broker, name, frame)
+            headers[OBJECT], frame = name, b""
+        await broker.store(subject, frame, headers)
+
+    async def receipts(self, broker: Broker, groups: Iterable[Mapping[int, Receipt]]) -> None:
+        """Tell each client what became of its uploads in all of these groups."""
+        receipts: dict[int, Receipt] = {}
+        for group in groups:
+            for client, receipt in group.items():
+                receipts.setdefault(client, Receipt()).extend(receipt)
+        for client, receipt in receipts.items():
+            await broker.send(self.names.receipt(client), receipt.to_bytes())
+
+    async def state(self, broker: Broker, state: RunState) -> None:
+        """How the run goes: clients see by it that they are behind, operators how it goes."""
+        await self.value(broker, self.names.state, state.to_bytes())
+
+    async def snapshot(self, broker: Broker) -> None:
+        await self.put(broker, self.names.snapshot, await asyncio.to_thread(self.published.to_snapshot))
+
+
+async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement: bytes) -> None:
+    """Put on the broker what it lacks at the start of a session, whether it is new, was restarted, or was wiped.
+
+    That is broadcasts, a snapshot and the agreement, as far as they are missing or belong to another history.
+    """
+    names, version = publisher.names, ledger.server.version
+    config = await broker.stored(KEY_VALUE_STREAM, names.config)
+    held = {number_in(subject) for subject in await broker.subjects(names.broadcast_stream, names.broadcasts)}
+    another_run = config is not None and config.data != agreement
+    if another_run:
+        await broker.purge(names.upload_stream)
+    if another_run or any(number is not None and number >= version for number in held):
+        log.warning("the broker holds broadcasts of another history: they are replaced")
+        await broker.purge(names.broadcast_stream)
+        held = set()
+    missing = [step for step in ledger.broadcasts if step[0] not in held]
+    await publisher.broadcasts(broker, missing)
+    if missing:
+        log.info("gave the broker %d broadcasts that it lacked", len(missing))
+    publisher.published = ledger.server.hidden_state
+    await publisher.snapshot(broker)
+    if config is None or another_run:  # last: a client that finds it finds all the rest
+        await publisher.value(broker, names.config, agreement)
