@@ -15,6 +15,7 @@ from qafel.quantizers.protocol import Quantizer
 Broadcast: TypeAlias = Literal["difference", "model"]
 Upload: TypeAlias = Literal["update", "model"]
 ClientWeights: TypeAlias = Literal["equal", "samples"]
+_CHOICES = {"aggregation": Aggregation, "client_weights": ClientWeights, "broadcast": Broadcast, "upload": Upload}
 
 
 @final
@@ -73,22 +74,11 @@ class Algorithm:
         _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
         _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
         _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
-        _require(
-            self.max_staleness is None or self.max_staleness >= 0,
-            "maximum staleness is zero or more",
-            self.max_staleness,
-        )
-        _require(
-            self.aggregation in get_args(Aggregation),
-            f"aggregation is one of {get_args(Aggregation)}",
-            self.aggregation,
-        )
-        _require(
-            self.client_weights in get_args(ClientWeights), "clients weigh equal or by samples", self.client_weights
-        )
-        _require(self.broadcast in get_args(Broadcast), f"broadcast is one of {get_args(Broadcast)}", self.broadcast)
+        _require((self.max_staleness or 0) >= 0, "maximum staleness is zero or more", self.max_staleness)
         _require(0 < self.memory_rate <= 1, "the memory rate lies in (0, 1]", self.memory_rate)
-        _require(self.upload in get_args(Upload), f"upload is one of {get_args(Upload)}", self.upload)
+        for name, kind in _CHOICES.items():
+            known, found = get_args(kind), getattr(self, name)
+            _require(found in known, f"{name} is one of {', '.join(known)}", found)
 
     @property
     def broadcast_kind(self) -> Kind:

@@ -113,9 +113,7 @@ _CASES = ("default", "always", "paced", "listeners", "secured", "mutants")
 
 def bench_deployment(
     json_file: JsonFile = None,
-    updates: Annotated[
-        int, typer.Option(help="Accepted updates per case; 100,000 for the memory figure.", min=500)
-    ] = 20_000,
+    updates: Annotated[int, typer.Option(help="Accepted updates; 100,000 for memory.", min=500)] = 20_000,
     clients: Annotated[int, typer.Option(help="Client processes, which do not train.", min=1)] = 10,
     dimension: Annotated[int, typer.Option(help="The model's parameters.", min=1)] = 29_282,
     listeners: Annotated[int, typer.Option(help="Clients that only receive, in the case `listeners`.", min=1)] = 200,

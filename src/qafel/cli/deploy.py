@@ -50,9 +50,7 @@ def init(
     ] = None,
     address: Annotated[str, typer.Option(help="Where it listens; 0.0.0.0 for everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 4222,
-    run: Annotated[
-        list[str] | None, typer.Option(help="Let clients take part in this run only; may be repeated.")
-    ] = None,
+    run: Annotated[list[str] | None, typer.Option(help="Clients take part in this run only.")] = None,
     mutual_tls: Annotated[bool, typer.Option("--mutual-tls", help="Clients show a certificate as well.")] = False,
 ) -> None:
     """Write a ready nats-server configuration with keys and certificates for a server and N clients.
@@ -123,9 +121,7 @@ def server(
     out: Annotated[Path | None, typer.Option(help="Where the run's state and results are; runs/NAME-server.")] = None,
     broker: BrokerUrl = None,
     credentials: Annotated[Path | None, typer.Option(help="A folder that `qafel broker init` wrote.")] = None,
-    local_broker: Annotated[
-        bool, typer.Option("--local-broker", help="Start a nats-server of our own; for development.")
-    ] = False,
+    local_broker: Annotated[bool, typer.Option("--local-broker", help="Start a nats-server, for development.")] = False,
     port: Annotated[int, typer.Option(help="The local broker's port.", min=1, max=65535)] = 4222,
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics here.", min=1, max=65535)] = None,
     metrics_address: Annotated[str, typer.Option(help="And at this address.")] = "127.0.0.1",
@@ -199,9 +195,7 @@ def _show(state: RunState) -> None:
 
 def client(
     run: Annotated[str, typer.Option(help="The run's name on the broker.")],
-    client_id: Annotated[
-        int | None, typer.Option(help="This client's number; the credentials' own by default.", min=0)
-    ] = None,
+    client_id: Annotated[int | None, typer.Option(help="Its number; by default the credentials'.", min=0)] = None,
     broker: BrokerUrl = None,
     credentials: Annotated[Path | None, typer.Option(help="A client's folder that `qafel broker init` wrote.")] = None,
     task: Annotated[
@@ -217,9 +211,7 @@ def client(
     window: Annotated[int, typer.Option(help="Uploads on their way before training waits.", min=1, max=32)] = 8,
     worker: Annotated[str, typer.Option(help="Where training runs: thread or process.")] = "thread",
     patience: Annotated[float | None, typer.Option(help="Seconds to wait for broker and run at the start.")] = 60.0,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print every event and the report as JSON lines.")
-    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
 ) -> None:
     """Train on what this machine holds and upload, while following the broadcasts; until the run ends.

@@ -28,9 +28,7 @@ def paper(
     seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N − 1; by default three.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Make a tiny version of every run.")] = False,
     out: Annotated[Path, typer.Option(help="The folder of results; all entries share its runs.")] = Path("paper"),
-    executor: Annotated[
-        ExecutorName, typer.Option(help="Where clients train; inline also makes the runs one by one.")
-    ] = "processes",
+    executor: Annotated[ExecutorName, typer.Option(help="Where clients train; inline: run by run.")] = "processes",
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
     all_methods: Annotated[
         bool, typer.Option("--all-methods", help="Run every recipe of a neural task, not only those of the figure.")

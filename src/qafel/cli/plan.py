@@ -21,33 +21,21 @@ from qafel.theory import Constants, estimate_constants, sampled_clients
 
 
 def plan(
-    size: Annotated[
-        int | None, typer.Option("--size", "-d", min=1, help="The number of parameters of the model.")
-    ] = None,
+    size: Annotated[int | None, typer.Option("--size", "-d", min=1, help="Parameters of the model.")] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="The number of clients.")] = None,
     task_name: Annotated[
         str | None, typer.Option("--task", help="Take the size and clients of a task; measure L, σ_ℓ and B on it.")
     ] = None,
-    byte_budget: Annotated[
-        str | None, typer.Option(help="Bytes that uploads and broadcasts (each once) may take: 10GB.")
-    ] = None,
-    every_copy: Annotated[
-        bool, typer.Option("--every-copy", help="Count a broadcast once per client that receives it.")
-    ] = False,
-    time_budget: Annotated[
-        str | None, typer.Option(help="The time that training may take: 3600, 90min, 12h, 2d.")
-    ] = None,
+    byte_budget: Annotated[str | None, typer.Option(help="For uploads and broadcasts (each once): 10GB.")] = None,
+    every_copy: Annotated[bool, typer.Option("--every-copy", help="Count a broadcast once per receiver.")] = False,
+    time_budget: Annotated[str | None, typer.Option(help="For the training: 3600, 90min, 12h, 2d.")] = None,
     duration: Annotated[
         str, typer.Option(help="The time per update: seconds, or half-normal:1, log-normal:1,0.5, uniform:1,0.5.")
     ] = "half-normal:1",
-    upload_rate: Annotated[
-        str | None, typer.Option(help="Bytes per second that a client uploads: 125kB, 1Mbit.")
-    ] = None,
+    upload_rate: Annotated[str | None, typer.Option(help="Bytes per second that a client uploads: 1Mbit.")] = None,
     download_rate: Annotated[str | None, typer.Option(help="Bytes per second that a client downloads.")] = None,
     latency: Annotated[str, typer.Option(help="The latency of every message: 50ms.")] = "0",
-    arrival_rate: Annotated[
-        float | None, typer.Option(help="Clients that start per second; by default all clients always train.")
-    ] = None,
+    arrival_rate: Annotated[float | None, typer.Option(help="Clients that start per second; else all train.")] = None,
     local_steps: Annotated[int, typer.Option(min=1, help="P, the local steps of an update.")] = 10,
     buffer_size: Annotated[int | None, typer.Option(min=1, help="K; by default the plan chooses it.")] = None,
     client_quantizer: Annotated[
@@ -60,12 +48,8 @@ def plan(
     noise: Annotated[float | None, typer.Option(help="σ_ℓ, the noise of a gradient.")] = None,
     heterogeneity: Annotated[float | None, typer.Option(help="B, the heterogeneity of the clients.")] = None,
     gap: Annotated[float | None, typer.Option(help="f(x⁰) − f*, the gap at the start.")] = None,
-    max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="τ_max,1 in updates; by default from the durations.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="The batch size of a gradient, if the task has batches.")
-    ] = None,
+    max_staleness: Annotated[int | None, typer.Option(min=0, help="τ_max,1 in updates; else from durations.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size of the measured gradients.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of the measured constants; 0 by default.")] = None,
     json_output: JsonOption = False,
 ) -> None:

@@ -93,13 +93,7 @@ def _dump(progress: Progress, simulation: Simulation) -> dict[str, Any]:
 
 
 def _job_of(event: Event) -> Job | None:
-    match event:
-        case Job():
-            return event
-        case Deliver(job, _):
-            return job
-        case _:
-            return None
+    return event if isinstance(event, Job) else event.job if isinstance(event, Deliver) else None
 
 
 def _pack(event: Event) -> list[Any]:
@@ -111,16 +105,9 @@ def _pack(event: Event) -> list[Any]:
 
 def _unpack(packed: list[Any], states: dict[int, HiddenState]) -> Event:
     name, *rest = packed
-    match name:
-        case "Job" | "Deliver":
-            number, client, sequence, version, weight, work = rest
-            job = Job(number, client, sequence, states[version], weight, work)
-            return job if name == "Job" else Deliver(job, None)
-        case "Arrive":
-            return Arrive(*rest)
-        case "Gone":
-            return Gone(*rest)
-        case "Timeout":
-            return Timeout(*rest)
-        case _:
-            raise ValueError(f"unknown event {name!r}")
+    if name not in ("Job", "Deliver"):
+        other: Event = {"Arrive": Arrive, "Gone": Gone, "Timeout": Timeout}[name](*rest)
+        return other
+    number, client, sequence, version, weight, work = rest
+    job = Job(number, client, sequence, states[version], weight, work)
+    return job if name == "Job" else Deliver(job, None)

@@ -70,7 +70,7 @@ def simulate(
     if progress is not None:
         listeners.append(Calling(progress))
     measured = Progress(evaluation or Evaluation(), task.metric_goal)
-    with make_executor(executor, workers, task, _Returning(task), algorithm, seed) as pool:
+    with make_executor(executor, workers, task, partial(_itself, task), algorithm, seed) as pool:
         simulation = Simulation(task, algorithm, timing, seed, pool)
         summary = _run_to_end(simulation, measured, limits or Limits(server_steps=1000), listeners)
     return Result(summary, History(rows), simulation.server.model, simulation.server.hidden_state.vector)
@@ -283,12 +283,6 @@ def sound_checkpoint(out: Path) -> Checkpoint:
     return checkpoint
 
 
-@final
-class _Returning:
-    """A function that returns a value, and travels to another process with it."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    def __call__(self) -> Task:
-        return self._task
+def _itself(task: Task) -> Task:
+    """The task again, in another process."""
+    return task

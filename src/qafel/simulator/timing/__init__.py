@@ -40,10 +40,13 @@ class Network:
         latency: float,
         spread: float,
     ) -> Network:
-        for rate in (upload_rate, download_rate):
+        """A network in which each client's bandwidth has a factor e^(spread·N(0, 1)), always the same for the seed."""
+        return Network(upload_rate, download_rate, latency, client_factors(seed, "bandwidth", clients, spread))
+
+    def __post_init__(self) -> None:
+        for rate in (self.upload_rate, self.download_rate):
             if rate is not None and rate <= 0:
                 raise ConfigError(f"a network rate is positive, got {rate}")
-        return Network(upload_rate, download_rate, latency, client_factors(seed, "bandwidth", clients, spread))
 
     def upload_time(self, client: int, size_bytes: int) -> float:
         return self.latency + self._time(client, size_bytes, self.upload_rate)
@@ -91,16 +94,7 @@ def make_timing(config: TimingConfig, seed: int, clients: int) -> Timing:
         speeds=client_factors(seed, "speed", clients, config.speed_spread),
         dropout=config.dropout,
         max_concurrency=config.max_concurrency,
-        network=None
-        if silent
-        else Network.of(
-            seed,
-            clients,
-            upload_rate=network.upload_rate,
-            download_rate=network.download_rate,
-            latency=network.latency,
-            spread=network.spread,
-        ),
+        network=None if silent else Network.of(seed, clients, **network.model_dump()),
     )
 
 
