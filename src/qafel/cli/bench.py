@@ -68,7 +68,7 @@ def bench_simulator(json_file: JsonFile = None) -> None:
 
     Example: qafel bench simulator --json simulator.json
     """
-    headings = ("task", "clients", "d", "updates/s", "bare loop/s", "ratio", "overhead µs", "peak MiB")
+    headings = ("task", "clients", "d", "updates/s", "bare/s", "ratio", "over µs", "MiB")
     table = figures_table("the simulator, and a bare loop that only trains", *headings)
     rows, cases = [], all_cases()
     with errors.status("measuring") as status:
