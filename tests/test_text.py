@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from qafel.text import human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
+from qafel.text import did_you_mean, human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,9 @@ def test_numbers_are_written_for_people(written, expected):
 
 
 # A busy machine is no failure.
+
+
+def test_an_unknown_name_gets_the_close_one_or_all_that_are_known_unless_they_are_too_many():
+    assert did_you_mean("qsdg", ["qsgd", "sign"]) == "; did you mean 'qsgd'?"
+    assert did_you_mean("zzz", ["qsgd", "sign"]) == "; known are qsgd, sign"
+    assert did_you_mean("zzz", map(str, range(90))) == ""
