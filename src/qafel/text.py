@@ -116,6 +116,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the known name that is close, else all, unless too many."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known are {', '.join(names)}" if len(names) <= 24 else ""
+    listed = f"; known are {', '.join(names)}" if len(names) <= 24 else ""
+    return f"; did you mean {close[0]!r}?" if close else listed

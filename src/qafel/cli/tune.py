@@ -79,8 +79,8 @@ def tune(
         _show(tuning)
     if (best := tuning.tuned) is None:
         raise typer.Exit(1)
-    if any("quantizer" in path for path in tuning.search):
-        warn_of_unfit_quantizers(best, best.task.make().layout)
+    if tuning.layout is not None and any("quantizer" in path for path in tuning.search):
+        warn_of_unfit_quantizers(best, tuning.layout)
 
 
 @final

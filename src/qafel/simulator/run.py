@@ -156,9 +156,8 @@ def _run_to_end(
                     listener.on_row(row)
         except NonFiniteVector:
             status = "diverged"
-        executor, wall_s = simulation.executor, progress.wall_s
-        training_s = progress.training_before_s + executor.training_s
-        worked_s = training_s / executor.workers + progress.evaluation_s
+        training_s = progress.training_before_s + simulation.executor.training_s
+        worked_s = training_s / simulation.executor.workers + progress.evaluation_s
         if saving is not None:
             more["checkpoint_s"] = saving.spent_s
         if before_end is not None:
@@ -172,9 +171,9 @@ def _run_to_end(
             simulation.clock.now,
             turned_away=simulation.turned_away,
             training_s=training_s,
-            overhead_share=max(0.0, 1 - worked_s / wall_s),
             **more,
         )
+        summary["overhead_share"] = max(0.0, 1 - worked_s / summary["wall_s"])
     finally:
         with ExitStack() as ends:  # an error in one on_end does not keep the others from theirs
             for listener in reversed(listeners):

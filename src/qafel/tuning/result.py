@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias, final
 
 from qafel.config import Config
+from qafel.params import Layout
 from qafel.tuning.search import SECTION, Search, Settings, own_settings, with_settings
 from qafel.tuning.trial import Objective, Trial, TrialOutcome, best_of
 
@@ -65,6 +66,7 @@ class Tuning:
     checks: Mapping[int, TrialOutcome] = field(default_factory=dict)
     """What the best trials did on seeds that the search has not seen."""
     importance: Mapping[str, float] = field(default_factory=dict)
+    layout: Layout | None = None
     exhausted: bool = False
     """Whether it ended because there was nothing new to try."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 from qafel.config import Config
 from qafel.errors import ConfigError, OutputError, QafelError, UserError
+from qafel.params import Layout
 from qafel.runs.progress import Row
 from qafel.simulator.executors import ExecutorName
 from qafel.tuning.result import Save, SearchProgress, Tuning, Watch, check_best
@@ -290,15 +291,15 @@ def tune(
 
     search = default_search(config) if search is None else search
     check_search(config, search)
-    config, sought = _aim(config, objective, target)
-    begun = Tuning(out or Path("tune") / config.name, config, search, sought, seeds)
+    config, sought, layout = _aim(config, objective, target)
+    begun = Tuning(out or Path("tune") / config.name, config, search, sought, seeds, layout=layout)
     with open_study(begun) as study, TrialRunner(workers, progress) as runner:
         loop = SearchLoop(begun, study, runner, executor, watch, save)
         return loop.run(trials, math.inf if seconds is None else seconds, check)
 
 
-def _aim(config: Config, name: ObjectiveName, target: float | None) -> tuple[Config, Objective]:
-    """The configuration with its target, and what is to be small."""
+def _aim(config: Config, name: ObjectiveName, target: float | None) -> tuple[Config, Objective, Layout]:
+    """The configuration with its target, what is to be small, and the model's layout."""
     if name not in OBJECTIVES:
         raise ConfigError(f"unknown objective {name!r}; choose from {', '.join(OBJECTIVES)}")
     if name == "metric":
@@ -313,4 +314,4 @@ def _aim(config: Config, name: ObjectiveName, target: float | None) -> tuple[Con
         aimed["evaluation"]["target"] = float(target)
         config = Config.from_dict(aimed)
     task = config.task.make()
-    return config, Objective(name, target, task.metric_goal, task.metric_name)
+    return config, Objective(name, target, task.metric_goal, task.metric_name), task.layout
