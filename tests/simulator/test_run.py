@@ -72,6 +72,7 @@ TIMINGS = {
     "network": {"network": {"upload_rate": 300.0, "download_rate": 1000.0, "spread": 0.5}, "dropout": 0.1},
     "poisson": {"arrivals": "poisson", "rate": 50.0, "max_concurrency": 30},
     "rounds": {"arrivals": "rounds", "over_selection": 0.3, "round_timeout": 1.5},
+    "deadline": {"arrivals": "rounds", "round_timeout": 0.2},
 }
 
 
@@ -79,6 +80,7 @@ TIMINGS = {
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, timing):
     """The run is broken off after an event chosen at random; what the checkpoint holds is all that survives."""
     algorithm = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4", "server_momentum": 0.3}
+    algorithm["partial_work"] = timing == "deadline"
     config = short("mushrooms-qafel-4bit", timing=TIMINGS[timing], algorithm=algorithm, evaluation={"every": 7})
     whole = run(config, tmp_path / "whole")
     metrics = (tmp_path / "whole/metrics.jsonl").read_text()
@@ -92,6 +94,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, timing):
         assert resumed["hidden_state_sha256"] == whole["hidden_state_sha256"]
         for key in ("uploads", "upload_bytes_total", "staleness_histogram", "virtual_time", "metric_best", "rejected"):
             assert resumed[key] == whole[key], key
+        assert resumed["out_of_time"] == whole["out_of_time"]
         without_wall = [
             [_without_wall(line) for line in text.splitlines()]
             for text in (metrics, (out / "metrics.jsonl").read_text())

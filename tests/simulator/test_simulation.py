@@ -1,6 +1,7 @@
 """The event loop: exact, deterministic, and its bytes are those that crossed."""
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -262,11 +263,63 @@ def test_a_last_step_without_an_upload_is_measured(mushrooms):
     assert history["uploads"][-1] == history["uploads"][-2]
 
 
+class Recording:
+    """A task that remembers how many steps each training was asked for."""
+
+    def __init__(self, task, samples=None):
+        self.task, self.asked = task, []
+        self.samples = samples or task.samples
+
+    def __getattr__(self, name):
+        return getattr(self.task, name)
+
+    def train(self, client, start, local, stream):
+        self.asked.append((client, local.steps_for(self.samples(client))))
+        return self.task.train(client, start, replace(local, batch_size=None), stream)
+
+
 def test_fedprox_takes_partial_work_in_time(mushrooms):
-    timing = Timing(Constant(2.0), Rounds(timeout=1.0))
-    found = steps(mushrooms, 5, timing, preset="fedprox", local_steps=4)
+    task, timing = Recording(mushrooms), Timing(Constant(2.0), Rounds(timeout=1.0))
+    found = steps(task, 5, timing, preset="fedprox", local_steps=4)
     assert found.traffic.uploads == 20, "all are in time, with half of their steps"
+    assert {done for _, done in task.asked} == {2}
     assert found.clock.now == pytest.approx(5.0)
+
+
+def test_fedprox_does_the_part_of_an_epoch_that_it_is_charged_for():
+    """Two epochs of as many batches as a client has; in 0.8 of the time, whole batches, never a whole epoch more."""
+    plain = Quadratic(12, 4)
+    task = Recording(plain, lambda client: 10 * (client + 1))
+    timing = Timing(Constant(1.0), Rounds(timeout=0.8))
+    found = steps(task, 6, timing, preset="fedprox", local_steps=None, local_epochs=2, batch_size=10)
+    assert len(task.asked) == 24
+    for client, done in task.asked:
+        assert done == int(0.8 * 2 * (client + 1)), "of 2 · (client + 1) batches"
+    # The last of a round is the one whose batches fill 0.8 best; it is charged for these alone.
+    assert found.clock.now <= 6 * 0.8
+    shares = np.array([done / (2 * (client + 1)) for client, done in task.asked]).reshape(6, 4)
+    assert found.clock.now == pytest.approx(shares.max(axis=1).sum())
+
+
+def test_fedprox_without_time_for_one_step_sends_nothing_and_is_counted(mushrooms):
+    task, timing = Recording(mushrooms), Timing(HalfNormal(0), Rounds(timeout=0.3))
+    found = steps(task, 30, timing, preset="fedprox", local_steps=4)
+    drawn = np.abs(Stream.named(0, "duration").generator().normal(size=4096))[: 4 * found.rounds]
+    expected = np.minimum(4, np.floor(4 * 0.3 / drawn)).astype(int)
+    assert found.out_of_time == (expected == 0).sum() > 0
+    ended = expected[:-4]  # the last round has just begun
+    assert sorted(done for _, done in task.asked) == sorted(ended[ended > 0])
+    assert found.traffic.uploads == len(task.asked)
+
+
+def test_a_client_whose_download_outlasts_the_deadline_trains_nothing(mushrooms):
+    timing = Timing(Constant(1.0), Rounds(timeout=1.0), network=Network(latency=0.6))
+    simulation = Simulation(mushrooms, algorithm("fedprox", local_steps=4), timing, 0)
+    simulation.begin()
+    with pytest.raises(ConfigError, match="1000 rounds ended without an update: set a longer timing.round_timeout"):
+        [simulation.advance() for _ in range(6000)]
+    assert simulation.traffic.uploads == simulation.executor.training_s == 0
+    assert simulation.out_of_time == 4000
 
 
 def test_a_round_that_can_never_end_says_so(mushrooms):

@@ -43,6 +43,12 @@ class LocalTraining:
         _require(self.clip_norm is None or self.clip_norm > 0, "the clipping norm is positive", self.clip_norm)
         _require(self.proximal >= 0, "the proximal term's weight is zero or more", self.proximal)
 
+    def steps_for(self, samples: int) -> int:
+        """How many steps a client with so many samples takes: an epoch is a step per batch, the last may be smaller."""
+        if self.steps is not None:
+            return self.steps
+        return (self.epochs or 1) * (-(-samples // self.batch_size) if self.batch_size else 1)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

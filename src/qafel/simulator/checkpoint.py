@@ -17,7 +17,7 @@ from qafel.runs.progress import Progress, Traffic
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Arrive, Deliver, Event, Gone, Simulation, Timeout
 
-_COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "last_broadcast_bytes")
+_COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "out_of_time", "last_broadcast_bytes")
 
 
 def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
@@ -100,7 +100,7 @@ def _pack(event: Event) -> list[Any]:
     name = type(event).__name__
     if (job := _job_of(event)) is None:
         return [name, *event]
-    return [name, job.number, job.client, job.sequence, job.hidden_state.version, job.weight, job.work]
+    return [name, job.number, job.client, job.sequence, job.hidden_state.version, job.weight, job.steps]
 
 
 def _unpack(packed: list[Any], states: dict[int, HiddenState]) -> Event:
@@ -108,6 +108,6 @@ def _unpack(packed: list[Any], states: dict[int, HiddenState]) -> Event:
     if name not in ("Job", "Deliver"):
         other: Event = {"Arrive": Arrive, "Gone": Gone, "Timeout": Timeout}[name](*rest)
         return other
-    number, client, sequence, version, weight, work = rest
-    job = Job(number, client, sequence, states[version], weight, work)
+    number, client, sequence, version, weight, steps = rest
+    job = Job(number, client, sequence, states[version], weight, steps)
     return job if name == "Job" else Deliver(job, None)

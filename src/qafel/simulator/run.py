@@ -170,6 +170,7 @@ def _run_to_end(
             progress,
             simulation.clock.now,
             turned_away=simulation.turned_away,
+            out_of_time=simulation.out_of_time,
             training_s=training_s,
             **more,
         )

@@ -87,6 +87,8 @@ class Timeout(NamedTuple):
 Event = Job | Arrive | Deliver | Gone | Timeout
 """A job on the clock is due when its client has finished training; then its upload sets out."""
 _AFTER_ALL_ELSE = 1
+_MANY_ROUNDS = 1000
+"""Without a single update by then, none will come."""
 
 
 @final
@@ -108,7 +110,7 @@ class Simulation:
         self.traffic = Traffic()
         self.sequences = [0] * task.clients
         """How often each client started."""
-        self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = 0
+        self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
         self.last_broadcast_bytes = len(self.clients_hidden_state.to_snapshot())
         """What a client downloads before it starts: the newest broadcast, at first the initial model."""
         self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
@@ -192,18 +194,23 @@ class Simulation:
         self.sequences[client] = sequence + 1
         if duration is None:
             duration = self._duration(client, number)
-        download, work = 0.0, 1.0
+        download, steps = 0.0, None
         if timing.network is not None:
             download = timing.network.download_time(client, self.last_broadcast_bytes)
         if deadline is not None and self.algorithm.partial_work:
-            deadline -= download + self._longest_upload(client)
-            work = min(1.0, max(0.0, deadline) / duration) if duration else 1.0
+            time = deadline - download - self._longest_upload(client)
+            whole = max(1, self.algorithm.local.steps_for(self.task.samples(client)))
+            steps, duration = partial_work(whole, duration, time)
+            if not steps:
+                self.out_of_time += 1
+                self.clock.schedule(deadline, Gone(client))
+                return
         if timing.dropout and self._dropouts[number] < timing.dropout:
             self.clock.schedule(download + duration, Gone(client))
             return
         weight = self._weights[client] if self._weights else 1.0
-        job = Job(number, client, sequence, self.clients_hidden_state, weight, work)
-        delay = download + duration * work
+        job = Job(number, client, sequence, self.clients_hidden_state, weight, steps)
+        delay = download + duration
         self.clock.schedule(delay, job)
         if self.executor.looks_ahead:
             self.train_ahead_of(self.clock.now + delay, job)
@@ -261,8 +268,27 @@ class Simulation:
         broadcast = self.server.flush()
         if broadcast is not None:
             return self._spread(broadcast)
+        if self.rounds >= _MANY_ROUNDS and not self.server.version:
+            raise ConfigError(f"{self.rounds} rounds ended without an update: set a longer timing.round_timeout")
         self._start_round()
         return False
+
+
+def partial_work(steps: int, duration: float, time: float) -> tuple[int, float]:
+    """How many of its local steps a client gets done in a time, and how long these take. FedProx's partial work.
+
+    steps      all that it has to do, each of the same length
+    duration   how long all of them take
+    time       until it has to send what it has
+    """
+    if time < 0:
+        return 0, 0.0
+    if duration <= time:
+        return steps, duration
+    done = int(steps * time / duration) + 1  # rounding may have lost one: the loop decides
+    while done and duration * (done / steps) > time:
+        done -= 1
+    return done, duration * (done / steps)
 
 
 def require_progress(simulation: Simulation) -> None:

@@ -1,5 +1,7 @@
 """A client sees its samples in an order of its own, and epochs are whole."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,16 @@ def test_an_epoch_sees_every_row_once(batch_size):
     half = len(seen) // 2
     assert sorted(np.concatenate(seen[:half]).tolist()) == rows.tolist()
     assert sorted(np.concatenate(seen[half:]).tolist()) == rows.tolist()
+
+
+@pytest.mark.parametrize("batch_size", [None, 4, 10])
+def test_a_part_of_the_steps_is_the_beginning_of_all_of_them(batch_size):
+    whole = LocalTraining(0.1, epochs=2, batch_size=batch_size)
+    seen = list(batches(np.arange(10), whole, STREAM.generator()))
+    assert len(seen) == whole.steps_for(10)
+    for steps in range(1, len(seen) + 1):
+        part = list(batches(np.arange(10), replace(whole, steps=steps, epochs=None), STREAM.generator()))
+        assert [rows.tolist() for rows in part] == [rows.tolist() for rows in seen[:steps]]
 
 
 def test_a_client_without_samples_takes_no_step():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple, Protocol, Self, final
 
-from qafel.algorithm import Algorithm, HiddenState, LocalTraining, local_update
+from qafel.algorithm import Algorithm, HiddenState, local_update
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks.protocol import Task
@@ -27,8 +27,8 @@ class Job(NamedTuple):
     """Counts the client's own starts."""
     hidden_state: HiddenState
     weight: float
-    work: float = 1.0
-    """The share of its local steps that the client gets done."""
+    steps: int | None = None
+    """How many local steps the client gets done by a round's deadline; None: all of them."""
 
 
 @final
@@ -43,8 +43,8 @@ class Trainer:
 
     def perform(self, job: Job) -> bytes:
         """The upload that the job's client will send. Algorithm 2."""
-        _, client, sequence, start, weight, work = job
-        local = self.algorithm.local if work == 1 else _part_of(self.algorithm.local, work)
+        _, client, sequence, start, weight, steps = job
+        local = self.algorithm.local if steps is None else replace(self.algorithm.local, steps=steps, epochs=None)
 
         def train(vector: Vector, stream: Stream) -> Vector:
             began = perf_counter()
@@ -53,14 +53,6 @@ class Trainer:
             return trained
 
         return local_update(start, train, self.algorithm, self.seed, client=client, sequence=sequence, weight=weight)
-
-
-def _part_of(local: LocalTraining, work: float) -> LocalTraining:
-    """The whole steps or epochs that the share of work allows, at least one."""
-    if local.steps is not None:
-        return replace(local, steps=max(1, int(local.steps * work)))
-    assert local.epochs is not None
-    return replace(local, epochs=max(1, int(local.epochs * work)))
 
 
 class Executor(Protocol):

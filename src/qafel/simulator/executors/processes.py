@@ -38,7 +38,7 @@ class TrainingWork(NamedTuple):
     client: int
     sequence: int
     weight: float
-    work: float
+    steps: int | None
     version: int
     vector_slot: int
     upload_slot: int
@@ -108,11 +108,11 @@ class _WorkerSide:
             return error
 
     def _train(self, work: TrainingWork) -> TrainingAnswer:
-        number, client, sequence, weight, share, version, vector_slot, upload_slot = work
+        number, client, sequence, weight, steps, version, vector_slot, upload_slot = work
         trainer = self._trainer
         before = trainer.training_s
         start = HiddenState.of(self._shared.vectors[vector_slot].copy(), version)
-        upload = trainer.perform(Job(number, client, sequence, start, weight, share))
+        upload = trainer.perform(Job(number, client, sequence, start, weight, steps))
         self._shared.upload(upload_slot)[: len(upload)] = upload
         return len(upload), trainer.training_s - before
 
@@ -166,9 +166,9 @@ class Processes:
     def submit(self, job: Job) -> None:
         while not self._free_uploads:
             self._collect()
-        number, client, sequence, hidden_state, weight, work = job
+        number, client, sequence, hidden_state, weight, steps = job
         slots = self._hold(hidden_state), self._free_uploads.pop()
-        self._waiting[number] = TrainingWork(number, client, sequence, weight, work, hidden_state.version, *slots)
+        self._waiting[number] = TrainingWork(number, client, sequence, weight, steps, hidden_state.version, *slots)
         self._submitted.add(number)
         self._hand_out()
 

@@ -158,4 +158,4 @@ def steps_of(local: LocalTraining, task: str) -> int:
     """How many full-batch steps `local` asks for: an epoch is one. `task` is its name, for the error."""
     if local.batch_size is not None:
         raise ConfigError(f"{task} trains on all of a client's data at once: leave algorithm.batch_size out")
-    return local.steps or local.epochs or 1
+    return local.steps_for(1)

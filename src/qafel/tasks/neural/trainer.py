@@ -91,10 +91,9 @@ def batches(rows: Indices, local: LocalTraining, generator: np.random.Generator)
     if len(rows) == 0:
         return iter(())
     size = local.batch_size or len(rows)
-    steps = local.steps or (local.epochs or 1) * -(-len(rows) // size)
     orders = (rows if local.batch_size is None else generator.permutation(rows) for _ in itertools.count())
     endless = (order[start : start + size] for order in orders for start in range(0, len(rows), size))
-    return itertools.islice(endless, steps)
+    return itertools.islice(endless, local.steps_for(len(rows)))
 
 
 @torch.no_grad()
