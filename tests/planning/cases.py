@@ -52,5 +52,5 @@ def assert_as_forecast(expected, summary, tolerance=0.05):
     assert expected.uploads == summary["uploads"]
     assert expected.upload_bytes == pytest.approx(summary["upload_bytes_total"], rel=tolerance)
     assert expected.broadcast_bytes == pytest.approx(summary["broadcast_bytes_total"], rel=tolerance)
-    assert expected.received_bytes == pytest.approx(summary["received_bytes_total"], rel=tolerance)
+    assert expected.received_by_all_bytes == pytest.approx(summary["received_by_all_bytes_total"], rel=tolerance)
     assert expected.duration_s == pytest.approx(summary["virtual_time"], rel=tolerance)

@@ -112,7 +112,7 @@ def test_a_whole_number_of_updates_in_a_cycle_is_not_rounded_up():
 def test_bytes_and_time_are_forecast_for_every_law_and_kind_of_quantizer(law, client, server):
     task, (durations, drawn) = Quadratic(40, 300), LAWS[law]
     fleet = Fleet(clients=40, durations=durations, upload_rate=300.0, download_rate=1000.0, latency=0.1)
-    exchange = MessageSizes.of(parse(client), parse(server), 300)
+    exchange = MessageSizes.of(parse(client), parse(server), 300, missed=40 / 8)
     settings = {"client_quantizer": client, "server_quantizer": server, "buffer_size": 8}
     summary = summary_of(task, {**settings, "local_steps": 1, "client_lr": 0.01, "server_lr": 0.01}, fleet, drawn, 250)
     assert_as_forecast(forecast(exchange, fleet, 8, 250), summary)
@@ -126,7 +126,7 @@ def test_time_is_forecast_for_clients_that_arrive_at_a_rate():
     summary = summary_of(
         task, settings, fleet, HalfNormal(0), 250, arrivals=ConstantRate(seed=0, clients=40, rate=50.0)
     )
-    assert_as_forecast(forecast(MessageSizes.of(plain, plain, 300), fleet, 8, 250), summary)
+    assert_as_forecast(forecast(MessageSizes.of(plain, plain, 300, missed=40 / 8), fleet, 8, 250), summary)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_on_a_phone_the_legend_leaves_room_and_stays_with_the_charts(make_run, t
     assert found.pop("share") < 0.25
     assert found.pop("room") > 0
     assert found.pop("overflow") <= 0
-    expected = {"follows": True, "gone": True, "width": 390, "title": "bytes received by all"}
+    expected = {"follows": True, "gone": True, "width": 390, "title": "bytes received"}
     assert found == expected
 
 

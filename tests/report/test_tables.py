@@ -44,7 +44,7 @@ def test_runs_of_different_tasks_are_not_compared(mixed, order):
     assert "0.200× the traffic of <strong>c-fedbuff</strong>" in page
     assert "each kind is compared by itself" in page
     assert [cells_of(page, label)[1] for label in ("c-qafel", "c-fedbuff")] == ["0.500", "0.600"]
-    assert [cells_of(page, run.name)[6] for run in mixed] == ["0.100×", "1×", "0.200×", "1×"]
+    assert [cells_of(page, run.name)[7] for run in mixed] == ["0.100×", "1×", "0.200×", "1×"]
     assert "f(x) − f* / accuracy" not in page
 
 

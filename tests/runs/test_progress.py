@@ -18,7 +18,8 @@ ALGORITHM = wire("fedbuff", server_lr=0.1, client_lr=1.0, local_steps=1, buffer_
 
 
 def server_after(uploads: int) -> tuple[Server, Traffic]:
-    server, traffic = Server(np.zeros(113, np.float32), ALGORITHM, 0), Traffic()
+    server = Server(np.zeros(113, np.float32), ALGORITHM, 0)
+    traffic = Traffic(received_bytes=0, received_by_all_bytes=0)
     for sequence in range(uploads):
         frame = local_update(
             server.hidden_state, lambda y, _: y + np.float32(1), ALGORITHM, 0, client=0, sequence=sequence
@@ -122,7 +123,10 @@ def test_a_run_ends_at_whichever_limit_comes_first():
 
 def test_received_bytes_are_unknown_where_the_server_does_not_see_them():
     _, traffic = server_after(4)
-    assert traffic.received_bytes == 10 * traffic.broadcast_bytes > 0
-    blind = Traffic(received_bytes=None)
+    assert traffic.received_by_all_bytes == 10 * traffic.broadcast_bytes > 0
+    traffic.count_download(7)
+    assert traffic.received_bytes == 7
+    blind = Traffic()
     blind.count_broadcast(b"message")
-    assert blind.received_bytes is None
+    blind.count_download(7)
+    assert blind.received_bytes is blind.received_by_all_bytes is None

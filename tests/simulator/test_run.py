@@ -92,7 +92,8 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, timing):
         resumed = run(config, out, resume=True, checkpoint_every_s=0)
         assert resumed["model_sha256"] == whole["model_sha256"]
         assert resumed["hidden_state_sha256"] == whole["hidden_state_sha256"]
-        for key in ("uploads", "upload_bytes_total", "staleness_histogram", "virtual_time", "metric_best", "rejected"):
+        totals = ("uploads", "upload_bytes_total", "received_bytes_total", "received_by_all_bytes_total")
+        for key in (*totals, "staleness_histogram", "virtual_time", "metric_best", "rejected"):
             assert resumed[key] == whole[key], key
         assert resumed["out_of_time"] == whole["out_of_time"]
         without_wall = [

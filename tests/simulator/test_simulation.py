@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qafel.algorithm import wire
+from qafel.algorithm import BroadcastLog, Client, HiddenState, wire
 from qafel.errors import ConfigError
 from qafel.rng import Stream
 from qafel.simulator import (
@@ -99,10 +99,58 @@ def test_bytes_are_those_of_the_messages(mushrooms):
         found.advance()
     up, down = (sum(size for way, size in crossed if way == wanted) for wanted in ("up", "down"))
     assert (found.traffic.upload_bytes, found.traffic.broadcast_bytes) == (up, down)
-    assert found.traffic.received_bytes == 20 * down
+    assert found.traffic.received_by_all_bytes == 20 * down
     assert found.traffic.uploads == 80
     frame, packed, scale = 64, (113 + 1) // 2, 4
     assert up == 80 * (frame + packed + scale)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "changes"),
+    [
+        (AlwaysTraining(), {"server_quantizer": "qsgd:4", "buffer_size": 8}),
+        (AlwaysTraining(), {"server_quantizer": "top_k:0.1"}),
+        (AlwaysTraining(), {"preset": "fedbuff"}),
+        (AlwaysTraining(), {"preset": "fedbuff-direct", **FOUR_BITS}),
+        (AlwaysTraining(), {"preset": "fedasync-hidden", "buffer_size": 1, "server_quantizer": "sign"}),
+        (ConstantRate(0, 20, rate=9.0), {"server_quantizer": "qsgd:4"}),
+        (ConstantRate(0, 20, rate=9.0), {"preset": "fedasync-direct", "buffer_size": 1, "server_quantizer": "qsgd:8"}),
+        (Rounds(timeout=2.0), {"preset": "mcm", **FOUR_BITS}),
+    ],
+)
+def test_a_start_is_charged_what_brings_its_client_to_the_hidden_state(mushrooms, monkeypatch, arrivals, changes):
+    """Each client a real one, which receives real messages before it starts: their bytes, and x̂ is what they give."""
+    timing = Timing(HalfNormal(0), arrivals, network=Network(download_rate=1000.0), dropout=0.1)
+    found = Simulation(mushrooms, algorithm(**changes), timing, 0)
+    server, fleet, fetched, charged = found.server, {}, [], []
+    server.log = BroadcastLog(10**6)
+    start, download_time = found._start, Network.download_time
+
+    def started(client, *arguments, **settings):
+        if client in fleet:
+            messages = server.catch_up(fleet[client].hidden_state.version)
+        else:
+            fleet[client] = Client(client, HiddenState.of(np.full(113, np.nan, np.float32), -1), server.algorithm, 0)
+            whole = server.version > 0 and server.algorithm.broadcast == "model"
+            messages = server.catch_up(server.version - 1) if whole else [server.hidden_state.to_snapshot()]
+        for message in messages:
+            fleet[client].receive(message)
+        assert fleet[client].hidden_state.digest == server.hidden_state.digest
+        fetched.append(sum(map(len, messages)))
+        start(client, *arguments, **settings)
+
+    def timed(network, client, size):
+        charged.append(size)
+        return download_time(network, client, size)
+
+    found._start = started
+    monkeypatch.setattr(Network, "download_time", timed)
+    found.begin()
+    while server.version < STEPS:
+        found.advance()
+    assert charged == fetched
+    assert found.traffic.received_bytes == sum(fetched)
+    assert len(set(fetched)) > 1
 
 
 def test_the_fleet_and_the_server_hold_the_same_hidden_state(mushrooms):
@@ -190,8 +238,8 @@ def test_messages_take_time_on_a_thin_line(mushrooms):
     timing = Timing(Constant(1.0), network=Network(upload_rate=100.0, download_rate=1000.0, latency=0.25))
     found = steps(task, 2, timing, preset="fedbuff", buffer_size=1)
     message = 64 + 4 * 113
-    cycle = (0.25 + message / 1000) + 1.0 + (0.25 + message / 100)
-    assert found.clock.now == pytest.approx(2 * cycle)
+    cycle = 0.25 + 1.0 + (0.25 + message / 100)
+    assert found.clock.now == pytest.approx(message / 1000 + 2 * cycle), "it starts again before its update's step"
     quick = steps(task, 2, timing, buffer_size=1, **FOUR_BITS)
     assert quick.clock.now < found.clock.now / 2
 

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 import xxhash
 
-from qafel.algorithm.messages import HEADER_BYTES, Kind, Message
+from qafel.algorithm.messages import Kind, Message
 from qafel.algorithm.wiring import Algorithm
 from qafel.errors import ClientAhead, ConfigError, Drifted, MissedBroadcast
 from qafel.params import Vector
@@ -137,13 +137,14 @@ class BroadcastLog:
             )
         if behind == 0:
             return []
+        snapshot = current.to_snapshot()
         if behind <= len(self._entries):
             # A whole model replaces whatever the client holds: only the last one matters.
             wanted = 1 if kind is Kind.MODEL else behind
             messages = [data for _, data in islice(self._entries, len(self._entries) - wanted, None)]
-            if sum(map(len, messages)) <= HEADER_BYTES + current.vector.nbytes:
+            if sum(map(len, messages)) <= len(snapshot):
                 return messages
-        return [current.to_snapshot()]
+        return [snapshot]
 
     def _digest(self, current: HiddenState, behind: int) -> int:
         return current.digest if behind == 0 else self._entries[-behind][0]

@@ -187,7 +187,7 @@ def _column(choice: Choice) -> dict[str, str]:
         "bytes per broadcast": f"{choice.message_sizes.broadcast_bytes:,}",
         "sent up": human_bytes(cost.upload_bytes),
         "broadcast": human_bytes(cost.broadcast_bytes),
-        "received by all": human_bytes(cost.received_bytes),
+        "received by all": human_bytes(cost.received_by_all_bytes),
         "time": human_seconds(cost.duration_s),
         "bound on ‖∇f‖²": f"{bound.total:.4g}",
         **{f"  {term}": f"{value:.3g}" for term, value in asdict(bound).items()},

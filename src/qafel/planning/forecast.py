@@ -60,7 +60,7 @@ class Fleet:
 
     def cycle_s(self, sizes: MessageSizes) -> float:
         """Seconds from a client's start to its update's arrival, on average."""
-        return self.durations.mean + self.transfer_s(sizes.upload_bytes, sizes.broadcast_bytes)
+        return self.durations.mean + self.transfer_s(sizes.upload_bytes, sizes.download_bytes)
 
     def updates_per_s(self, sizes: MessageSizes) -> float:
         """Updates per second in the long run. A client that arrives while all are training cannot start."""
@@ -84,7 +84,7 @@ class Fleet:
 
     def largest_staleness(self, sizes: MessageSizes, updates: int) -> int:
         """τ_max,1: how many updates arrive during the cycle that one of `updates` cycles exceeds on average."""
-        longest = self.durations.largest(updates) + self.transfer_s(sizes.upload_bytes, sizes.broadcast_bytes)
+        longest = self.durations.largest(updates) + self.transfer_s(sizes.upload_bytes, sizes.download_bytes)
         return math.ceil(longest * self.updates_per_s(sizes) * (1 - _ROUNDING))
 
 
@@ -97,12 +97,19 @@ class MessageSizes:
     broadcast_bytes: int
     snapshot_bytes: int
     """The whole model, which a client downloads before its first start."""
+    missed: float = 1.0
+    """Broadcasts between two starts of a client, on average: clients / K."""
 
     @staticmethod
-    def of(client: Quantizer, server: Quantizer, size: int) -> MessageSizes:
-        """The messages of two quantizers for a model of `size` parameters."""
+    def of(client: Quantizer, server: Quantizer, size: int, missed: float = 1.0) -> MessageSizes:
+        """The messages of two quantizers for a model of `size` parameters, where a start finds so many `missed`."""
         up, down = (HEADER_BYTES + quantizer.max_payload_bytes(size) for quantizer in (client, server))
-        return MessageSizes(up, down, HEADER_BYTES + 4 * size)
+        return MessageSizes(up, down, HEADER_BYTES + 4 * size, missed)
+
+    @property
+    def download_bytes(self) -> float:
+        """What a start downloads: the broadcasts that its client missed, or the whole model where that is shorter."""
+        return min(self.missed * self.broadcast_bytes, self.snapshot_bytes)
 
 
 @final
@@ -116,7 +123,7 @@ class Timetable:
 
     updates: ExpectedUpdates
     snapshot_s: float
-    """What the download of the whole model takes more than that of a broadcast."""
+    """What the download of the whole model takes more than that of a later start."""
     all_at_once: bool
     """Whether every client begins with that download; else only those that arrive before the first step."""
     broadcast_s: float
@@ -148,15 +155,17 @@ class Timetable:
 @lru_cache(maxsize=512)
 def timetable(sizes: MessageSizes, fleet: Fleet) -> Timetable:
     """When the server steps of a method with messages of these `sizes` come on a `fleet`."""
-    transfer = fleet.transfer_s(sizes.upload_bytes, sizes.broadcast_bytes)
+    transfer = fleet.transfer_s(sizes.upload_bytes, sizes.download_bytes)
     all_at_once = fleet.arrival_rate is None
     if all_at_once:
         updates = always_training(fleet.durations, transfer, fleet.clients)
     else:
         updates = arriving(fleet.durations, transfer, fleet.updates_per_s(sizes))
-    download = fleet.transfer_s(0, sizes.broadcast_bytes)
-    snapshot_s = fleet.transfer_s(0, sizes.snapshot_bytes) - download
-    return Timetable(updates, snapshot_s, all_at_once, download - 2 * fleet.latency)
+    download, whole, broadcast = (
+        fleet.transfer_s(0, size) - 2 * fleet.latency
+        for size in (sizes.download_bytes, sizes.snapshot_bytes, sizes.broadcast_bytes)
+    )
+    return Timetable(updates, whole - download, all_at_once, broadcast)
 
 
 @final
@@ -168,7 +177,7 @@ class Forecast:
     uploads: int
     upload_bytes: int
     broadcast_bytes: int
-    received_bytes: int
+    received_by_all_bytes: int
     """Broadcasts times the clients that receive them."""
     duration_s: float
     limited_by_downlink: bool
@@ -182,7 +191,7 @@ class Forecast:
     @property
     def crossing_bytes(self) -> int:
         """Uploaded, and received by all clients."""
-        return self.upload_bytes + self.received_bytes
+        return self.upload_bytes + self.received_by_all_bytes
 
 
 def forecast(sizes: MessageSizes, fleet: Fleet, buffer_size: int, server_steps: int) -> Forecast:
@@ -197,7 +206,7 @@ def forecast(sizes: MessageSizes, fleet: Fleet, buffer_size: int, server_steps: 
         uploads=uploads,
         upload_bytes=uploads * sizes.upload_bytes,
         broadcast_bytes=broadcast_bytes,
-        received_bytes=broadcast_bytes * fleet.clients,
+        received_by_all_bytes=broadcast_bytes * fleet.clients,
         duration_s=max(filled, heard),
         limited_by_downlink=heard > filled,
     )

@@ -88,6 +88,10 @@ class PlanRequest:
         asked = tuple(sorted(set(self.buffer_sizes)))
         return tuple(size for size in asked if size <= self.fleet.clients) or asked[:1]
 
+    def messages(self, client: Quantizer, server: Quantizer, buffer_size: int) -> MessageSizes:
+        """The bytes of what two quantizers send: between two starts of a client all others send an update."""
+        return MessageSizes.of(client, server, self.size, self.fleet.clients / buffer_size)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ def make_plan(request: PlanRequest) -> BudgetPlan:
     clients = _suitable(request.client_specs, request, "client")
     servers = _suitable(request.server_specs, request, "server")
     fleet = request.fleet
-    fleet.require_enough_clients(MessageSizes.of(clients[0], servers[0], request.size))
+    fleet.require_enough_clients(request.messages(clients[0], servers[0], request.searched[-1]))
     # Messages so long that the arrivals would need more clients than there are cannot be recommended.
     choices = [it for it in _choices(request, clients, servers) if fleet.has_enough_clients(it.message_sizes)]
     if not choices:
@@ -158,7 +162,7 @@ def evaluate_choice(
     request: PlanRequest, client: Quantizer, server: Quantizer, buffer_size: int, server_steps: int
 ) -> Choice:
     """What Theorem 3.1 and the forecast say of one pair of quantizers, `buffer_size` K and `server_steps` T."""
-    messages = MessageSizes.of(client, server, request.size)
+    messages = request.messages(client, server, buffer_size)
     setting = Setting(
         local_steps=request.local_steps,
         buffer_size=buffer_size,
@@ -209,7 +213,7 @@ def _choices(request: PlanRequest, clients: Iterable[Quantizer], servers: Sequen
     budget = {name: getattr(request, name) for name in ("budget_bytes", "budget_s", "every_copy")}
     found = []
     for client, server, size in product(clients, servers, request.searched):
-        sizes = MessageSizes.of(client, server, request.size)
+        sizes = request.messages(client, server, size)
         if steps := affordable_steps(sizes, request.fleet, size, **budget):
             found.append(evaluate_choice(request, client, server, size, steps))
     return found

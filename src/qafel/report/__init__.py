@@ -76,7 +76,8 @@ def _figures(group: Group, alone: bool) -> tuple[str, ...]:
         headline_table(group),
         note(
             f"{target}Traffic ratio: bytes uploaded plus broadcast (each broadcast counted once), relative "
-            f"to {reference}. Received: bytes that all clients received together. 1 MB is 10⁶ bytes."
+            f"to {reference}. Received: what the clients that took part fetched; by all: if every client took every "
+            "broadcast. 1 MB is 10⁶ bytes."
         ),
     )
 

@@ -139,9 +139,9 @@ def _traffic_panel(group: Group) -> Panel:
 
 
 def _received_panel(group: Group) -> Panel:
-    """Bytes that all clients received together; a deployed server cannot count them."""
+    """Bytes that the clients that took part fetched; a deployed server cannot count them."""
     parts = {"received_bytes_total": "received"}
-    panel = _rows(group, "received", "Received by all clients", "bytes received by all", parts)
+    panel = _rows(group, "received", "Received by clients that took part", "bytes received", parts)
     counted = {bars.label for bars in panel.bars}
     uncounted = [style.label for style in group.styles if style.label not in counted]
     return replace(panel, note=f"Not counted: {', '.join(uncounted)}.") if uncounted else panel

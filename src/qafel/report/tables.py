@@ -16,7 +16,10 @@ from qafel.report.groups import Group
 from qafel.runs.reading import Run
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
 
-_SENT = ("uploads", "up", "broadcast", "received", "traffic ratio", "staleness mean", "max", "wall time", "uploads/s")
+_SENT = (
+    *("uploads", "up", "broadcast", "received", "received by all"),
+    *("traffic ratio", "staleness mean", "max", "wall time", "uploads/s"),
+)
 
 _PROVENANCE = ("task", "algorithm", "seed", "model_sha256", "hidden_state_sha256")
 
@@ -42,6 +45,7 @@ def _row(group: Group, run: Run, style: Style) -> list[str]:
         human_bytes(run.number("upload_bytes_total")),
         human_bytes(run.number("broadcast_bytes_total")),
         human_bytes(run.number("received_bytes_total")),
+        human_bytes(run.number("received_by_all_bytes_total")),
         human_ratio(ratio(run.traffic_total, reference.traffic_total)),
         human_count(run.number("staleness_mean")),
         human_count(run.number("staleness_max")),

@@ -35,8 +35,10 @@ class Traffic:
     upload_bytes: int = 0
     broadcasts: int = 0
     broadcast_bytes: int = 0
-    received_bytes: int | None = 0
-    """What all clients received together; None if the server does not see it."""
+    received_bytes: int | None = None
+    """What the clients that take part fetched to start from; None if it is not counted, as a deployed server cannot."""
+    received_by_all_bytes: int | None = None
+    """What all clients would receive together if each took every broadcast; None likewise."""
     staleness_counts: list[int] = field(default_factory=list)
     """How many updates had staleness 0, 1, 2, …"""
 
@@ -52,11 +54,16 @@ class Traffic:
         self.upload_bytes += len(message)
 
     def count_broadcast(self, message: bytes, recipients: int = 0) -> None:
-        """Count a broadcast: it is sent once, and every recipient receives it."""
+        """Count a broadcast: it is sent once, and each of all `recipients` could receive it."""
         self.broadcasts += 1
         self.broadcast_bytes += len(message)
+        if self.received_by_all_bytes is not None:
+            self.received_by_all_bytes += len(message) * recipients
+
+    def count_download(self, size: int) -> None:
+        """Count what a client fetched, in bytes."""
         if self.received_bytes is not None:
-            self.received_bytes += len(message) * recipients
+            self.received_bytes += size
 
     def copy(self) -> Traffic:
         """The counts of this moment."""
@@ -91,6 +98,7 @@ class Row:
     upload_bytes_total: int
     broadcast_bytes_total: int
     received_bytes_total: int | None
+    received_by_all_bytes_total: int | None
     staleness_mean: float
     staleness_max: int
     staleness_histogram: list[int]
@@ -248,6 +256,7 @@ class Progress:
             upload_bytes_total=traffic.upload_bytes,
             broadcast_bytes_total=traffic.broadcast_bytes,
             received_bytes_total=traffic.received_bytes,
+            received_by_all_bytes_total=traffic.received_by_all_bytes,
             staleness_mean=histogram_mean(recent),
             staleness_max=max(0, len(recent) - 1),
             staleness_histogram=recent,

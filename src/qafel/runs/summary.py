@@ -56,6 +56,7 @@ def summarise(
         "broadcast_bytes_mean": traffic.broadcast_bytes / max(1, traffic.broadcasts),
         "broadcast_bytes_total": traffic.broadcast_bytes,
         "received_bytes_total": traffic.received_bytes,
+        "received_by_all_bytes_total": traffic.received_by_all_bytes,
         "rejected": dict(server.rejected),
         "staleness_mean": histogram_mean(traffic.staleness_counts),
         "staleness_max": max(0, len(traffic.staleness_counts) - 1),

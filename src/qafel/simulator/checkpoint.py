@@ -5,6 +5,7 @@ What clients in flight will report is not saved: it follows from their jobs, and
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -25,6 +26,7 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     server = save_server(simulation.server)
     arrays: dict[str, NDArray[Any]] = {f"server.{name}": array for name, array in server.arrays.items()}
     arrays["sequences"] = np.array(simulation.sequences, np.uint32)
+    arrays["held"] = np.array(simulation.held)
     versions = {simulation.clients_hidden_state.version: simulation.clients_hidden_state}
     entries = []
     for time, priority, serial, event in simulation.clock.entries():
@@ -66,6 +68,7 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         }
         simulation.clients_hidden_state = states[values["clients_hidden_state"]]
         simulation.sequences = arrays["sequences"].tolist()
+        simulation.held = array("q", arrays["held"].tobytes())
         for name in _COUNTERS:
             setattr(simulation, name, values["counters"][name])
         simulation.traffic = Traffic(**values["traffic"])

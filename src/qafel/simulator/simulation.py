@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar, final
 
-from qafel.algorithm import Algorithm, HiddenState, Message, Server
+from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, RejectedUpload
 from qafel.rng import Stream
@@ -107,12 +108,14 @@ class Simulation:
         self.clients_hidden_state = HiddenState.of(self.server.model.copy())
         """The clients' hidden state, moved by the broadcasts' bytes alone: one vector, as all hold the same."""
         self.clock: Clock[Event] = Clock()
-        self.traffic = Traffic()
+        self.traffic = Traffic(received_bytes=0, received_by_all_bytes=0)
         self.sequences = [0] * task.clients
         """How often each client started."""
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
-        self.last_broadcast_bytes = len(self.clients_hidden_state.to_snapshot())
-        """What a client downloads before it starts: the newest broadcast, at first the initial model."""
+        self.last_broadcast_bytes = 0
+        self.held = array("q", [-1]) * task.clients
+        """How many bytes had been broadcast when each client last started; −1: it never did."""
+        self._snapshot = (-1, 0)  # of which version, and its bytes
         self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
         self._dropouts = uniform_draws(seed, "dropout")
         self._arrivals: Iterator[Arrival] = iter(())
@@ -195,8 +198,9 @@ class Simulation:
         if duration is None:
             duration = self._duration(client, number)
         download, steps = 0.0, None
+        download_bytes = self._fetch(client)
         if timing.network is not None:
-            download = timing.network.download_time(client, self.last_broadcast_bytes)
+            download = timing.network.download_time(client, download_bytes)
         if deadline is not None and self.algorithm.partial_work:
             time = deadline - download - self._longest_upload(client)
             whole = max(1, self.algorithm.local.steps_for(self.task.samples(client)))
@@ -214,6 +218,30 @@ class Simulation:
         self.clock.schedule(delay, job)
         if self.executor.looks_ahead:
             self.train_ahead_of(self.clock.now + delay, job)
+
+    def _fetch(self, client: int) -> int:
+        """Bring a client to the newest hidden state; return the bytes that it downloads: what `Server.catch_up` sends.
+
+        The broadcasts since its last start (of whole models the newest), or a snapshot where that is shorter or it
+        never took part. docs/decisions/simulator-starts-pay-what-they-download.md
+        """
+        held, now = self.held[client], self.traffic.broadcast_bytes
+        if held == now:
+            return 0
+        self.held[client] = now
+        size = self._snapshot_bytes()
+        if now and self.algorithm.broadcast_kind is Kind.MODEL:
+            size = min(size, self.last_broadcast_bytes)
+        elif held >= 0:
+            size = min(size, now - held)
+        self.traffic.count_download(size)
+        return size
+
+    def _snapshot_bytes(self) -> int:
+        state = self.clients_hidden_state
+        if self._snapshot[0] != state.version:
+            self._snapshot = state.version, len(state.to_snapshot())
+        return self._snapshot[1]
 
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing

@@ -62,7 +62,7 @@ def _run(
     target: float | None = 0.7,
 ) -> Iterator[Run]:
     with RunDirectory(folder) as directory:
-        traffic = Traffic(uploads=uploads, received_bytes=None, staleness_counts=list(staleness))
+        traffic = Traffic(uploads=uploads, staleness_counts=list(staleness))
         yield Run(directory, traffic, evaluate, {"every": every, "unit": "uploads", "target": target})
 
 

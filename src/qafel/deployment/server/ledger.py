@@ -81,7 +81,7 @@ class Ledger:
         with Lock(folder / "lock", busy):
             found = _newest_checkpoint(folder, algorithm, seed)
             if found is None:
-                found = Server(initial_model(), algorithm, seed, log_capacity=0), Traffic(received_bytes=None), {}
+                found = Server(initial_model(), algorithm, seed, log_capacity=0), Traffic(), {}
             ledger = Ledger(folder, *found, history)
             with closing(ledger.journal):
                 yield ledger
