@@ -34,13 +34,14 @@ def test_the_corollary_is_the_theorem_at_its_step_sizes(problem, setting, client
 
 
 def test_the_corollarys_terms_are_those_computed_by_hand():
-    unit = Constants(1.0, 1.0, 1.0, 1.0)
+    unit, theta = Constants(1.0, 1.0, 1.0, 1.0), 3 / 40
+    variance = (1 + 3 * theta) + 8 * (1 + theta) / (1 - theta)
     setting = Setting(local_steps=4, buffer_size=2, server_steps=10**6, max_staleness=2, server_delta=0.5)
     found = corollary(unit, setting)
     assert found.start == pytest.approx(4 / 2000)
-    assert found.noise == pytest.approx(2 / (2 * 2000))
+    assert found.noise == pytest.approx(2 * variance / (2 * 2000))
     assert found.drift == pytest.approx(80 * 4 * 2 / (4 * 10**4))
-    assert found.staleness == pytest.approx(8 * (4 + 32) / (2 * 10**6))
+    assert found.staleness == pytest.approx(8 * (4 + 48) * variance / (2 * 10**6))
 
 
 def test_the_terms_of_the_corollary_fall_at_the_rates_it_states():

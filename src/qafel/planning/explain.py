@@ -35,8 +35,8 @@ def _of_client(choice: Choice) -> str:
     setting, bound = choice.setting, choice.bound
     share = (bound.noise + bound.staleness) / bound.total
     return (
-        f"clients send {choice.client.spec}: its error multiplies gradient noise by 2 − δ_c = "
-        f"{2 - setting.client_delta:.3g} in the noise and the staleness term, and both are divided by "
+        f"clients send {choice.client.spec}: its error multiplies the variance of updates by 1 + ω_c = "
+        f"{1 + setting.client_omega:.3g} in the noise and the staleness term, and both are divided by "
         f"K = {setting.buffer_size}; together they make {100 * share:.2g} % of the bound"
     )
 
@@ -48,7 +48,7 @@ def _of_server(plan: BudgetPlan) -> str:
     exact = largest_server_lr(constants, replace(setting, server_delta=1.0), client_lr)
     return (
         f"the server sends {choice.server.spec}: its δ_s = {setting.server_delta:.3g} adds to staleness, "
-        f"τ² + 8/δ_s² = {setting.max_staleness**2} + {8 / setting.server_delta**2:.3g}, "
+        f"τ² + 12/δ_s² = {setting.max_staleness**2} + {setting.hidden_state_lag:.3g}, "
         f"and allows η_g up to {most:.3g}; unquantized broadcasts would allow {exact:.3g}"
     )
 

@@ -3,11 +3,12 @@
 The corollary's step sizes η_ℓ = a K⁻¹P^(−1/2)T^(−1/3), η_g = b K T^(−1/6), inserted into Theorem 3.1, give
 
     4/(ab) · F* / √(PT)                                          start
-    2ab · L (2 − δ_c) σ_ℓ² / (K √(PT))                           noise
+    2ab · L (1 + ω_c) ς² / (K √(PT))                             noise
     80a² · L² P (σ_ℓ² + B) / (K² T^(2/3))                        drift
-    8a²b² · L² (2 − δ_c)(τ² + 8/δ_s²) σ_ℓ² / (K T)               staleness
+    8a²b² · L² (1 + ω_c)(τ² + 12/δ_s²) ς² / (K T)                staleness
 
-The paper prints L² in the noise and L in the staleness term: the insertion gives them the other way round.
+with ς² as `variance_of_mean` says. The paper prints L² in the noise and L in the staleness term: the insertion gives
+them the other way round.
 
 The step sizes with the least bound: in log η_ℓ and log η_g the bound is a sum of exponentials of linear functions, and
 so is every condition. Both are convex, the best is unique, and a one-dimensional search over η_ℓ with the best η_g for
@@ -32,6 +33,7 @@ from qafel.theory.theorem import (
     check_step_sizes,
     largest_client_lr,
     largest_server_lr,
+    variance_of_mean,
 )
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -67,7 +69,7 @@ def corollary(constants: Constants, setting: Setting, client_factor: float = 1.0
     check_step_sizes(client_factor, server_factor)
     steps, size, horizon = setting.local_steps, setting.buffer_size, setting.server_steps
     smoothness, sigma2, both = constants.smoothness, constants.gradient_noise**2, client_factor * server_factor
-    sent = (2 - setting.client_delta) * sigma2 / size
+    sent = variance_of_mean(constants, setting)
     root, drift = math.sqrt(steps * horizon), 80 * (client_factor * smoothness / size) ** 2 * steps
     return Bound(
         start=4 / both * constants.initial_gap / root,

@@ -1,18 +1,20 @@
 """Theorem 3.1: how small the gradient becomes on average, term by term.
 
 (1/T) Σ E‖∇f(xᵗ)‖² ≤   4(f(x⁰) − f*) / (T η_g P η_ℓ)                            start
-                     + 8L² η_g² P η_ℓ² (2 − δ_c)(τ² + 8/δ_s²) σ_ℓ² / K          staleness
+                     + 8L² η_g² P η_ℓ² (1 + ω_c)(τ² + 12/δ_s²) ς² / K           staleness
                      + 80 L² P² η_ℓ² (σ_ℓ² + B)                                 drift
-                     + 2L η_g η_ℓ (2 − δ_c) σ_ℓ² / K                            noise
+                     + 2L η_g η_ℓ (1 + ω_c) ς² / K                              noise
 
-with f(x⁰) − f* where the paper prints f(0) − f(xᵀ). It holds for step sizes with
+with ω_c = 1 − δ_c. It holds for clients that start alike, and for step sizes with
 
-    η_g²(τ² + 8/δ_s²) + (1 + (1 − δ)/K) η_ℓ η_g L ≤ 1/P         server
-    η_ℓ² ≤ 1 / (80 L² P² τ)                                     staleness
+    η_g²(τ² + 12/δ_s²) + (1 + (1 + 2ω_c)/K) η_ℓ η_g L ≤ 1/P     server
+    η_ℓ² ≤ 1 / (80 L² P² max(τ, ½))                             staleness
     η_ℓ ≤ 1 / (4L(P + 1))                                       local
+    4P η_ℓ² L² (1 + ω_c/K) ≤ 1                                  quantizer
 
-The theorem prints δ_s for the δ of the first line; its own Corollary (appendix) has δ_c there. We take the smaller of
-the two, which is right whichever was meant. With τ = 0 the second is no condition.
+The paper prints f(0) − f(xᵀ), 8/δ_s², σ_ℓ² for ς², 1 − δ for 1 + 2ω_c, τ for max(τ, ½), and no fourth condition: its
+proof does not carry that. docs/theory.md has the one that carries this; what it changed in numbers is in
+docs/decisions/theory-constants.md.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Setting:
     max_staleness: int = 0
     """τ_max,K, counted in server steps of K updates."""
     client_delta: float = 1.0
-    """δ_c = 1 − ω_c of the unbiased Q_c. The proof uses its variance alone, so that ω_c > 1 (δ_c < 0) is allowed."""
+    """δ_c = 1 − ω_c of the unbiased Q_c. The proof uses its variance alone, so that ω_c > 1 (δ_c < 0) is allowed; the
+    condition "quantizer" is about such."""
     server_delta: float = 1.0
     """δ_s in (0, 1]."""
 
@@ -86,9 +89,19 @@ class Setting:
         return replace(self, client_delta=1.0, server_delta=1.0)
 
     @property
+    def client_omega(self) -> float:
+        """ω_c = 1 − δ_c: the variance that Q_c adds, as a share of ‖x‖²."""
+        return 1 - self.client_delta
+
+    @property
+    def hidden_state_lag(self) -> float:
+        """12/δ_s²: what the distance of x̂ from x costs, in units of one server step."""
+        return 12 / self.server_delta**2
+
+    @property
     def staleness_factor(self) -> float:
-        """τ²_max,K + 8/δ_s²: how staleness and the server's quantizer enter, always together."""
-        return self.max_staleness**2 + 8 / self.server_delta**2
+        """τ²_max,K + 12/δ_s²: how staleness and the server's quantizer enter, always together."""
+        return self.max_staleness**2 + self.hidden_state_lag
 
 
 def max_staleness(updates: int, buffer_size: int) -> int:
@@ -123,11 +136,11 @@ class Bound:
     start: float
     """How far x⁰ is from the optimum: falls with every step."""
     staleness: float
-    """Stale updates and the server's quantizer, τ² + 8/δ_s²."""
+    """Stale updates and the server's quantizer, τ² + 12/δ_s²."""
     drift: float
     """Clients that walk towards their own optima for P steps."""
     noise: float
-    """Stochastic gradients and the clients' quantizer, averaged over K updates."""
+    """Stochastic gradients, the draw of clients and their quantizer, averaged over K updates."""
 
     @property
     def total(self) -> float:
@@ -141,15 +154,27 @@ def bound(constants: Constants, setting: Setting, client_lr: float, server_lr: f
     """
     check_constants(constants)
     check_step_sizes(client_lr, server_lr)
-    smoothness, steps, size = constants.smoothness, setting.local_steps, setting.buffer_size
-    sigma2 = constants.gradient_noise**2
-    sent = (2 - setting.client_delta) * sigma2 / size
+    smoothness, steps = constants.smoothness, setting.local_steps
+    sigma2, sent = constants.gradient_noise**2, variance_of_mean(constants, setting)
     return Bound(
         start=4 * constants.initial_gap / (setting.server_steps * server_lr * steps * client_lr),
         staleness=8 * (smoothness * server_lr * client_lr) ** 2 * steps * setting.staleness_factor * sent,
         drift=80 * (smoothness * steps * client_lr) ** 2 * (sigma2 + constants.heterogeneity),
         noise=2 * smoothness * server_lr * client_lr * sent,
     )
+
+
+def variance_of_mean(constants: Constants, setting: Setting) -> float:
+    """(1 + ω_c)ς²/K: the variance of K averaged updates, for each of P steps and in units of η_ℓ².
+
+    ς² = (1 + 3θ)σ_ℓ² + 2(1 + θ)/(1 − θ)·PB with θ = (P − 1)/(8(P + 1)). Noise acts on the later steps of an update,
+    which costs θ (none where P = 1); which clients fill the buffer is chance, which costs B.
+    """
+    steps = setting.local_steps
+    theta = (steps - 1) / (8 * (steps + 1))
+    drawn = 2 * (1 + theta) / (1 - theta) * steps * constants.heterogeneity
+    noise = (1 + 3 * theta) * constants.gradient_noise**2
+    return (1 + setting.client_omega) * (noise + drawn) / setting.buffer_size
 
 
 def trivial_bound(constants: Constants) -> float:
@@ -162,7 +187,7 @@ def trivial_bound(constants: Constants) -> float:
 class Condition:
     """One condition of Theorem 3.1: left ≤ right."""
 
-    name: Literal["server", "staleness", "local"]
+    name: Literal["server", "staleness", "local", "quantizer"]
     left: float
     right: float
 
@@ -180,22 +205,34 @@ class Condition:
 
 
 _STATEMENTS = {
-    "server": "η_g²(τ² + 8/δ_s²) + (1 + (1 − δ)/K) η_ℓ η_g L ≤ 1/P",
-    "staleness": "η_ℓ² ≤ 1/(80 L² P² τ)",
+    "server": "η_g²(τ² + 12/δ_s²) + (1 + (1 + 2ω_c)/K) η_ℓ η_g L ≤ 1/P",
+    "staleness": "η_ℓ² ≤ 1/(80 L² P² max(τ, ½))",
     "local": "η_ℓ ≤ 1/(4L(P + 1))",
+    "quantizer": "4P η_ℓ² L² (1 + ω_c/K) ≤ 1",
 }
 
 
 def conditions(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> tuple[Condition, ...]:
-    """The three conditions of Theorem 3.1 with both sides worked out."""
+    """The four conditions of Theorem 3.1 with both sides worked out."""
     check_constants(constants)
     check_step_sizes(client_lr, server_lr)
-    smoothness, steps = constants.smoothness, setting.local_steps
+    staleness, local, quantizer = _client_limits(constants, setting)
     server = server_lr**2 * setting.staleness_factor + _cross(constants, setting) * client_lr * server_lr
     return (
-        Condition("server", server, 1 / steps),
-        Condition("staleness", client_lr**2, _inverse(80 * (smoothness * steps) ** 2 * setting.max_staleness)),
-        Condition("local", client_lr, 1 / (4 * smoothness * (steps + 1))),
+        Condition("server", server, 1 / setting.local_steps),
+        Condition("staleness", client_lr**2, staleness**2),
+        Condition("local", client_lr, local),
+        Condition("quantizer", (client_lr / quantizer) ** 2, 1.0),
+    )
+
+
+def _client_limits(constants: Constants, setting: Setting) -> tuple[float, float, float]:
+    """The largest η_ℓ by each of the conditions on η_ℓ alone: staleness, local, quantizer."""
+    smoothness, steps = constants.smoothness, setting.local_steps
+    return (
+        1 / (math.sqrt(80 * max(setting.max_staleness, 0.5)) * smoothness * steps),
+        1 / (4 * smoothness * (steps + 1)),
+        1 / (2 * smoothness * math.sqrt(steps * (1 + setting.client_omega / setting.buffer_size))),
     )
 
 
@@ -216,15 +253,13 @@ def require_admissible(constants: Constants, setting: Setting, client_lr: float,
 
 
 def largest_client_lr(constants: Constants, setting: Setting, server_lr: float | None = None) -> float:
-    """The largest admissible η_ℓ; without η_g, what the two conditions on η_ℓ alone allow. Zero: η_g is too large."""
+    """The largest admissible η_ℓ; without η_g, what the conditions on η_ℓ alone allow. Zero: η_g is too large."""
     check_constants(constants)
-    smoothness, steps = constants.smoothness, setting.local_steps
-    local = 1 / (4 * smoothness * (steps + 1))
-    alone = min(local, _inverse(math.sqrt(80 * setting.max_staleness) * smoothness * steps))
+    alone = min(_client_limits(constants, setting))
     if server_lr is None:
         return alone
-    check_step_sizes(local, server_lr)
-    room = 1 / steps - server_lr**2 * setting.staleness_factor
+    check_step_sizes(alone, server_lr)
+    room = 1 / setting.local_steps - server_lr**2 * setting.staleness_factor
     return min(alone, max(0.0, room) / (_cross(constants, setting) * server_lr))
 
 
@@ -238,10 +273,5 @@ def largest_server_lr(constants: Constants, setting: Setting, client_lr: float) 
 
 
 def _cross(constants: Constants, setting: Setting) -> float:
-    """(1 + (1 − δ)/K) L."""
-    delta = min(setting.client_delta, setting.server_delta)
-    return (1 + (1 - delta) / setting.buffer_size) * constants.smoothness
-
-
-def _inverse(value: float) -> float:
-    return 1 / value if value else math.inf
+    """(1 + (1 + 2ω_c)/K) L."""
+    return (1 + (1 + 2 * setting.client_omega) / setting.buffer_size) * constants.smoothness
