@@ -1,13 +1,13 @@
-"""GroupNorm with a group per channel, ReLU and 2×2 max-pooling as one operation; and a network's first block.
+"""The four blocks of the paper's network as one operation: each a 3×3 convolution, GroupNorm, ReLU and 2×2 max-pooling.
 
 With one channel per group, y = γ(x − m)/σ + β is monotone in x, so the pool can choose before it normalises: the
-largest x of a window where γ ≥ 0, the smallest where γ < 0. Only a quarter of the values is then normalised, and the
-backward pass is one multiply-add for each input. See docs/decisions/neural-fused-blocks.md.
+largest x of a window where γ ≥ 0, the smallest where γ < 0. Only a quarter of the values is then normalised. On the way
+back ∂x = γ/σ · (g − Σg/M − x̂ · Σ(g·x̂)/M), with g the gradient at the chosen places, x̂ the normalised values and M
+their number: a multiple of x plus a constant, and something more at the chosen places. A number added to a whole channel
+is taken away by the norm: the convolutions' biases have no effect, and their gradients are zero.
 
-First the operations, for float32 on a CPU, then their compiled loops. The inner loops are written so that they
-vectorise: unsigned indices (no test for negative ones), few arrays each, and reductions that may be reassociated. On
-one machine the order of a sum is fixed, and so is the result. A plane is a row of a matrix, because a slice or a
-reshape in a compiled loop costs as much as a small plane.
+First the operation, for float32 on a CPU, then its compiled loops. They take a few images at a time through all blocks,
+which then stay in the cache, and `LANES` channels at once. See docs/decisions/neural-fused-blocks.md.
 """
 
 from __future__ import annotations
@@ -16,286 +16,350 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from numba import float32, int32, njit, uintp
+from numba import float32, njit
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-_KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
-_PAD = 2
-_ONE, _TWO = np.uintp(1), np.uintp(2)
+from qafel.tasks.neural.simd import LANES, choose, fma, load, spread, store
+from qafel.tasks.neural.winograd import (
+    CHANNELS,
+    KERNEL,
+    MATRIX,
+    TABLE,
+    TILE,
+    cut_inputs,
+    cut_outputs,
+    join_inputs,
+    join_outputs,
+    multiply,
+    multiply_back,
+    transform_kernel,
+    transform_kernel_back,
+)
+
+_IMAGE = 32  # the side of an image; then 34 → 17 → 19 → 9 → 11 → 5 → 7 → 3 with a padding of 2
+_FIRST = _IMAGE + 2
+_PADDED = _IMAGE + 4
+_TILES = (5, 3, 2)  # in a row of the outputs of blocks 2 to 4, 19, 11 and 7 wide
+_SIDES = (17, 9, 5, 3)  # of what the blocks hand on
+_TOGETHER = 8  # images that go through all blocks together
+_GROUPS = (2, 4, 8)  # images whose tiles are multiplied together in blocks 2 to 4
+_FEATURES = CHANNELS * _SIDES[3] * _SIDES[3]
 
 
 @final
-class _NormReluPool(torch.autograd.Function):
-    """The compiled operation, for float32 on a CPU."""
+class _Blocks(torch.autograd.Function):
+    """The compiled operation; what a training step keeps for the way back is what the blocks take in and normalise."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
-        x, gain = x.contiguous(), gain.contiguous()
-        batch, channels, height, width = x.shape
-        out, *kept = _choose_and_normalise(x.view(batch * channels, -1), width, width, gain, bias, eps)
-        ctx.save_for_backward(x, gain, out, *kept)
-        return out.view(batch, channels, height // 2, width // 2)
+    def forward(ctx: Any, images: Tensor, gain: Tensor, bias: Tensor, eps: float, *weights: Tensor) -> Tensor:
+        given = (_flat(images), tuple(map(_flat, weights)), _flat(gain), _flat(bias), np.float32(eps))
+        kept = _room_for(len(images) if any(ctx.needs_input_grad) else _TOGETHER)
+        features = np.empty((len(images), _FEATURES), np.float32)
+        _forward(*given, *kept, features.reshape(-1))
+        ctx.save_for_backward(images, gain, *weights)
+        ctx.kept = kept
+        return torch.from_numpy(features)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, gain, out, *kept = ctx.saved_tensors
-        grad_x, grad_gain, grad_bias = torch.empty_like(x), torch.zeros_like(gain), torch.zeros_like(gain)
-        given = (grads[0].contiguous().view(out.shape), x.view(len(out), -1), gain, out, *kept)
-        _pool_backward(*map(_as_array, (*given, grad_x.view(len(out), -1), grad_gain, grad_bias)))
-        return grad_x, grad_gain, grad_bias, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        images, gain, *weights = ctx.saved_tensors
+        results = [torch.zeros_like(tensor) for tensor in (gain, gain, *weights)]
+        to_gain, to_bias, *to_weights = map(_flat, results)
+        given = (_flat(images), tuple(map(_flat, weights)), _flat(gain))
+        _backward(*given, *ctx.kept, _flat(grads[0]), tuple(to_weights), to_gain, to_bias)
+        return None, results[0], results[1], None, *results[2:]
 
 
-def _choose_and_normalise(
-    planes: Tensor, width: int, stride: int, gain: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run the forward loops on a matrix of planes: the output, and what the backward loops need."""
-    pooled = (len(planes), (planes.shape[1] // width // 2) * (width // 2))
-    out, best, places = planes.new_empty(pooled), planes.new_empty(pooled), torch.empty(pooled, dtype=torch.int32)
-    mean, scale = planes.new_empty(len(planes)), planes.new_empty(len(planes))
-    results = (out, best, places, mean, scale)
-    norm = (_as_array(gain), _as_array(bias), np.float32(eps))
-    _pool_forward(_as_array(planes), width, stride, *norm, *map(_as_array, results))
-    return results
-
-
-def _as_array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor's memory as an array."""
-    array: NDArray[Any] = tensor.detach().numpy()
+def _flat(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's numbers in one row: its memory, if that is in order."""
+    array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
     return array
 
 
-def _is_compiled(x: Tensor, norm: nn.GroupNorm, channels: int) -> bool:
-    """Whether our loops can do it: float32 on a CPU, a group per channel, with gain and bias."""
-    known = norm.affine and norm.num_groups == norm.num_channels == channels
-    return known and x.device.type == "cpu" and x.dtype == torch.float32
+def _room_for(images: int) -> tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], NDArray[Any]]:
+    """Memory for what the blocks normalise, for what they hand on, and for means and scales."""
+    raw = [_FIRST, *(4 * tiles for tiles in _TILES)]
+    handed = [*(4 * tiles + 2 for tiles in _TILES), _SIDES[3]]
+    sides = [[np.empty(images * side * side * CHANNELS, np.float32) for side in sides] for sides in (raw, handed)]
+    return tuple(sides[0]), tuple(sides[1]), np.empty(images * 4 * 2 * CHANNELS, np.float32)
 
 
-def norm_relu_pool(x: Tensor, norm: nn.GroupNorm) -> Tensor:
-    """Normalise, rectify and halve: maxpool₂ₓ₂(relu(norm(x))), equal to torch's three operations up to rounding.
+def four_blocks(images: Tensor, convolutions: tuple[nn.Conv2d, ...], norm: nn.GroupNorm) -> Tensor:
+    """Compute maxpool₂ₓ₂(relu(norm(conv(x)))) for each of the four convolutions; return the features of each image.
 
-    Compiled for float32 on a CPU with a group per channel; torch's own operations do the rest, with the pool before the
-    ReLU: the result is equal and a quarter of the values is left to rectify.
+    Equal to torch's operations up to rounding. Compiled for float32 on a CPU and images whose gradient is not needed.
+    `images` is (batch, 3, 32, 32), each of the `convolutions` is 3×3 with 32 channels out and a padding of 2, and `norm`
+    has 32 groups of one channel.
     """
-    if not _is_compiled(x, norm, x.shape[1]):
-        return functional.relu(functional.max_pool2d(norm(x), 2))
-    return _NormReluPool.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call, no-any-return]
+    if images.device.type != "cpu" or images.dtype != torch.float32 or images.requires_grad:
+        for convolution in convolutions:
+            images = functional.relu(functional.max_pool2d(norm(convolution(images)), 2))
+        return images.flatten(1)
+    weights = (convolution.weight for convolution in convolutions)
+    return _Blocks.apply(images, norm.weight, norm.bias, norm.eps, *weights)  # type: ignore[no-untyped-call, no-any-return]
 
 
-@final
-class _FirstBlock(torch.autograd.Function):
-    """torch's convolution, then our loops; on the way back our loops alone."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, images: Tensor, weight: Tensor, shift: Tensor, gain: Tensor, bias: Tensor, eps: float
-    ) -> Tensor:
-        images, gain = images.contiguous(), gain.contiguous()
-        x = torch.conv2d(images, weight, shift, padding=_PAD).contiguous()
-        batch, channels, height, width = x.shape
-        planes = x.view(batch * channels, -1)
-        out, *kept = _choose_and_normalise(planes, width, width + _PAD, gain, bias, eps)
-        ctx.save_for_backward(images, weight, planes, gain, out, *kept)
-        ctx.width = width
-        return out.view(batch, channels, height // 2, width // 2)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor, Tensor, Tensor, None]:
-        images, weight, planes, gain, out, *kept = ctx.saved_tensors
-        grad_weight, grad_gain, grad_bias = torch.zeros(weight.shape), torch.zeros_like(gain), torch.zeros_like(gain)
-        given = map(_as_array, (images, grads[0].contiguous().view(out.shape), planes))
-        rest = map(_as_array, (gain, out, *kept, grad_weight, grad_gain, grad_bias))
-        _first_block_backward(*given, ctx.width, *rest)
-        return None, grad_weight, torch.zeros_like(gain), grad_gain, grad_bias, None
-
-
-def first_block(images: Tensor, conv: nn.Conv2d, norm: nn.GroupNorm) -> Tensor:
-    """Compute maxpool₂ₓ₂(relu(norm(conv(images)))), equal to torch's operations up to rounding.
-
-    Compiled where `norm_relu_pool` is, if the gradient of the images is not needed and the convolution is 3×3 with
-    padding 2 and an even number of channels.
-    """
-    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-    known = shape == ((3, 3), (1, 1), (2, 2), (1, 1), 1) and conv.out_channels % 2 == 0 and conv.bias is not None
-    if not known or images.requires_grad or not _is_compiled(images, norm, conv.out_channels):
-        return norm_relu_pool(conv(images), norm)
-    return _FirstBlock.apply(images, conv.weight, conv.bias, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call, no-any-return]
+@njit(**KERNEL)
+def _forward(images, weights, gain, bias, eps, raw, handed, moments, features):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Fill `features`, (image, channel, place), and what is kept of each image, or of the last few."""
+    count, room = images.size // (3 * _IMAGE * _IMAGE), moments.size // (8 * CHANNELS)
+    first, padded = _first_taps(weights[0]), np.zeros(3 * _PADDED * _PADDED, np.float32)
+    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(36 * LANES, np.float32)
+    v, m = np.empty(50 * TILE, np.float32), np.empty(50 * TILE, np.float32)
+    tables = np.empty((3, TABLE), np.float32)
+    for block in range(3):
+        transform_kernel(weights[block + 1], False, taps, scratch, tables[block])
+    for start in range(0, count, _TOGETHER):
+        stop, at = min(start + _TOGETHER, count), start if room >= count else 0
+        for i in range(start, stop):
+            _pad(images, i, padded)
+            _convolve_first(padded, first, raw[0], (at + i - start) * _FIRST * _FIRST * CHANNELS)
+        _normalise(raw[0], handed[0], at, stop - start, 0, gain, bias, eps, moments)
+        for block in range(1, 4):
+            tiles, group = _TILES[block - 1], _GROUPS[block - 1]
+            for i in range(at, at + stop - start, group):
+                some = min(group, at + stop - start - i)
+                _cut_all(handed[block - 1], i, some, tiles, v, scratch)
+                multiply(v, tables[block - 1], some * tiles * tiles, m)
+                for k in range(some):
+                    to = (i + k) * 16 * tiles * tiles * CHANNELS
+                    join_outputs(m, k * tiles * tiles * TILE, tiles, raw[block], to, scratch)
+            _normalise(raw[block], handed[block], at, stop - start, block, gain, bias, eps, moments)
+        for i in range(stop - start):
+            _swap(handed[3], (at + i) * _FEATURES, 9, features, (start + i) * _FEATURES, CHANNELS)
 
 
-@njit(**_KERNEL)
-def _moments(plane, eps):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Mean and 1/σ of a plane, in two passes: no cancellation."""
-    size = float32(plane.size)
-    total = float32(0)
-    for i in range(plane.size):
-        total += plane[i]
-    mean = total / size
-    square = float32(0)
-    for i in range(plane.size):
-        square += (plane[i] - mean) * (plane[i] - mean)
-    return mean, float32(1) / np.sqrt(square / size + eps)
+@njit(**KERNEL)
+def _backward(images, weights, gain, raw, handed, moments, grad, to_weights, to_gain, to_bias):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Fill the gradients of the weights, and add to those of the norm."""
+    count = images.size // (3 * _IMAGE * _IMAGE)
+    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(36 * LANES, np.float32)
+    v, m = np.empty(50 * TILE, np.float32), np.empty(50 * TILE, np.float32)
+    tables, to_tables = np.empty((3, TABLE), np.float32), np.zeros((3, TABLE), np.float32)
+    to_first, padded = np.zeros(27 * CHANNELS, np.float32), np.zeros(3 * _PADDED * _PADDED, np.float32)
+    before = np.empty(_TOGETHER * 22 * 22 * CHANNELS, np.float32)
+    # The border of outputs that exist for the tiles only stays zero.
+    to_raw2, to_raw3, to_raw4 = np.zeros(12800, np.float32), np.zeros(4608, np.float32), np.zeros(2048, np.float32)
+    to_raws = (np.empty(_FIRST * _FIRST * CHANNELS, np.float32), to_raw2, to_raw3, to_raw4)
+    for block in range(3):
+        transform_kernel(weights[block + 1], True, taps, scratch, tables[block])
+    for start in range(0, count, _TOGETHER):
+        stop = min(start + _TOGETHER, count)
+        for i in range(start, stop):
+            _swap(grad, i * _FEATURES, CHANNELS, before, (i - start) * _FEATURES, 9)
+        for block in range(3, 0, -1):
+            tiles, group = _TILES[block - 1], _GROUPS[block - 1]
+            area, side = tiles * tiles, 4 * tiles + 2
+            after, before = before, np.empty(_TOGETHER * 22 * 22 * CHANNELS, np.float32)
+            for i in range(start, stop, group):
+                some = min(group, stop - i)
+                for k in range(some):
+                    one = (after, i + k - start, handed[block], raw[block], i + k, block, gain, moments)
+                    _normalise_back(*one, to_raws[block], to_gain, to_bias)
+                    cut_outputs(to_raws[block], 0, tiles, m, k * area * TILE, scratch)
+                _cut_all(handed[block - 1], i, some, tiles, v, scratch)
+                multiply_back(v, m, some * area, to_tables[block - 1])
+                multiply(m, tables[block - 1], some * area, v)
+                for k in range(some):
+                    to = (i + k - start) * side * side * CHANNELS
+                    join_inputs(v, k * area * TILE, tiles, before, to, scratch)
+        for i in range(start, stop):
+            _normalise_back(before, i - start, handed[0], raw[0], i, 0, gain, moments, to_raws[0], to_gain, to_bias)
+            _pad(images, i, padded)
+            _convolve_first_back(padded, to_raws[0], to_first)
+    for block in range(3):
+        transform_kernel_back(to_tables[block], taps, scratch, to_weights[block + 1])
+    _swap(to_first, 0, 27, to_weights[0], 0, CHANNELS)
 
 
-@njit(**_KERNEL)
-def _choose(plane, row, width, stride, sign, columns, best, place):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One row of windows: the largest of sign·x, and where it lies in the plane; the first of equals, as in torch."""
-    upper, lower, start = uintp(2 * row * width), uintp((2 * row + 1) * width), uintp(row * columns)
-    above, below = int32(2 * row * stride), int32((2 * row + 1) * stride)
-    for signed in range(columns):
-        j = uintp(signed)
-        a, b = sign * plane[upper + _TWO * j], sign * plane[upper + _TWO * j + _ONE]
-        c, d = sign * plane[lower + _TWO * j], sign * plane[lower + _TWO * j + _ONE]
-        right, lower_right = b > a, d > c
-        a = b if right else a
-        c = d if lower_right else c
-        down = c > a
-        best[start + j] = c if down else a
-        place[start + j] = (below + int32(lower_right) if down else above + int32(right)) + int32(2) * int32(signed)
+@njit(**KERNEL)
+def _swap(a, at, rows, b, to, columns):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Write the transpose of a matrix of so many rows and columns."""
+    for row in range(rows):
+        for column in range(columns):
+            b[to + column * rows + row] = a[at + row * columns + column]
 
 
-@njit(**_KERNEL)
-def _pool_forward(x, width, stride, gain, bias, eps, out, best, places, mean, scale):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Fill `out`; keep for the backward pass each window's choice and its place, and each plane's m and 1/σ.
-
-    x is (planes, height · width), plane p belongs to channel p mod channels; out, best and places are
-    (planes, windows). A place counts as if rows were `stride` numbers long.
-    """
-    planes, size = x.shape
-    rows, columns = size // width // 2, width // 2
-    for p in range(planes):
-        plane, y, chosen, place = x[p], out[p], best[p], places[p]
-        g, b = gain[p % gain.size], bias[p % gain.size]
-        sign = float32(-1) if g < 0 else float32(1)
-        m, r = _moments(plane, eps)
-        mean[p] = m
-        scale[p] = r
-        for row in range(rows):
-            _choose(plane, row, width, stride, sign, columns, chosen, place)
-        for i in range(y.size):
-            value = (sign * chosen[i] - m) * r * g + b
-            y[i] = float32(0) if value <= 0 else value  # a NaN passes, as it does through torch's ReLU
+@njit(**KERNEL)
+def _first_taps(weight):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The first convolution's weights, (tap of a channel, channel out)."""
+    taps = np.empty(27 * CHANNELS, np.float32)
+    _swap(weight, 0, CHANNELS, taps, 0, 27)
+    return taps
 
 
-@njit(**_KERNEL)
-def _gradient_sums(grad, out, best, sign, mean, scale, live):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Fill `live` with the gradient where the ReLU is open; return Σg and Σ(g·x̂), the gradients of β and γ."""
-    for i in range(live.size):
-        live[i] = grad[i] if out[i] > 0 else float32(0)
-    # Not in the loop that writes: compiled for AVX-512, that one added in another order in one process of ten.
-    sum_g, sum_gx = float32(0), float32(0)
-    for i in range(live.size):
-        sum_g += live[i]
-        sum_gx += live[i] * ((sign * best[i] - mean) * scale)
-    return sum_g, sum_gx
+@njit(**KERNEL)
+def _pad(images, number, padded):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Copy an image into the middle of `padded`, whose border stays zero."""
+    for row in range(3 * _IMAGE):
+        at = (number * 3 * _IMAGE + row) * _IMAGE
+        to = (row // _IMAGE * _PADDED + row % _IMAGE + 2) * _PADDED + 2
+        for lane in range(0, _IMAGE, LANES):
+            store(padded, to + lane, load(images, at + lane))
 
 
-@njit(**_KERNEL)
-def _spread(plane, width, stride, places, live, factor, slope, level, to):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One plane's gradient: a multiple of x plus a constant, and something more at the chosen places."""
-    for row in range(plane.size // width):
-        start, to_start = uintp(row * width), uintp(row * stride)
-        for signed in range(width):
-            j = uintp(signed)
-            to[to_start + j] = plane[start + j] * slope + level
-    for i in range(live.size):
-        to[uintp(places[i])] += factor * live[i]
+@njit(**KERNEL)
+def _convolve_first(padded, taps, y, to):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The 3×3 convolution of an image of three channels: four neighbours at a time, (side, side, 32)."""
+    for row in range(_FIRST):
+        for block in range(0, _FIRST, 4):
+            column = min(block, _FIRST - 4)
+            for lane in range(0, CHANNELS, LANES):
+                s0 = s1 = s2 = s3 = spread(float32(0))
+                for line in range(9):
+                    at = (line // 3 * _PADDED + row + line % 3) * _PADDED + column
+                    for k in range(3):
+                        w, i = load(taps, (3 * line + k) * CHANNELS + lane), at + k
+                        s0 = fma(spread(padded[i]), w, s0)
+                        s1 = fma(spread(padded[i + 1]), w, s1)
+                        s2 = fma(spread(padded[i + 2]), w, s2)
+                        s3 = fma(spread(padded[i + 3]), w, s3)
+                where = to + (row * _FIRST + column) * CHANNELS + lane
+                store(y, where, s0)
+                store(y, where + CHANNELS, s1)
+                store(y, where + 2 * CHANNELS, s2)
+                store(y, where + 3 * CHANNELS, s3)
 
 
-@njit(**_KERNEL)
-def _plane_backward(grad, x, gain, out, best, places, mean, scale, width, stride, live, to):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Fill `to` with one plane's gradient; return the gradients of β and γ.
-
-    With g the gradient at the chosen places, x̂ the normalised values and M the plane's size:
-    ∂x = γ/σ · (g − Σg/M − x̂ · Σ(g·x̂)/M), a multiple of x plus a constant, and something more at the chosen places.
-    """
-    sign = float32(-1) if gain < 0 else float32(1)
-    sum_g, sum_gx = _gradient_sums(grad, out, best, sign, mean, scale, live)
-    factor = gain * scale
-    slope = -factor * scale * sum_gx / float32(x.size)
-    level = -factor * sum_g / float32(x.size) - slope * mean
-    _spread(x, width, stride, places, live, factor, slope, level, to)
-    return sum_g, sum_gx
-
-
-@njit(**_KERNEL)
-def _pool_backward(grad, x, gain, out, best, places, mean, scale, grad_x, grad_gain, grad_bias):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Fill `grad_x`, and add to `grad_gain` and `grad_bias`."""
-    planes, size = x.shape
-    live = np.empty(grad.shape[1], np.float32)
-    for p in range(planes):
-        c = p % gain.size
-        plane = (grad[p], x[p], gain[c], out[p], best[p], places[p], mean[p], scale[p])
-        sum_g, sum_gx = _plane_backward(*plane, size, size, live, grad_x[p])
-        grad_bias[c] += sum_g
-        grad_gain[c] += sum_gx
+@njit(**KERNEL)
+def _convolve_first_back(padded, dy, to_taps):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Add an image's part to the gradient of the first convolution's weights, three taps at a time."""
+    for row in range(_FIRST):
+        for line in range(9):
+            at = (line // 3 * _PADDED + row + line % 3) * _PADDED
+            for lane in range(0, CHANNELS, LANES):
+                to = 3 * line * CHANNELS + lane
+                s0, s1, s2 = load(to_taps, to), load(to_taps, to + CHANNELS), load(to_taps, to + 2 * CHANNELS)
+                for i in range(_FIRST):
+                    g = load(dy, (row * _FIRST + i) * CHANNELS + lane)
+                    s0 = fma(spread(padded[at + i]), g, s0)
+                    s1 = fma(spread(padded[at + i + 1]), g, s1)
+                    s2 = fma(spread(padded[at + i + 2]), g, s2)
+                store(to_taps, to, s0)
+                store(to_taps, to + CHANNELS, s1)
+                store(to_taps, to + 2 * CHANNELS, s2)
 
 
-@njit(**_KERNEL)
-def _pad(image, padded):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Copy the image into the middle of `padded`, whose border stays zero."""
-    channels, height, width = image.shape
-    for channel in range(channels):
-        for y in range(height):
-            start = (y + _PAD) * (width + 2 * _PAD) + _PAD
-            for x in range(width):
-                padded[channel, start + x] = image[channel, y, x]
+@njit(**KERNEL)
+def _cut_all(x, first, count, tiles, v, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Cut so many images into tiles."""
+    side = 4 * tiles + 2
+    for k in range(count):
+        cut_inputs(x, (first + k) * side * side * CHANNELS, tiles, v, k * tiles * tiles * TILE, scratch)
 
 
-@njit(**_KERNEL)
-def _correlate(padded, offset, first, second, grad_first, grad_second):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Add the products of two planes with the image under three taps in a row."""
-    a = b = c = d = e = f = float32(0)
-    left, middle, right = uintp(offset), uintp(offset + 1), uintp(offset + 2)
-    for signed in range(first.size):
-        j = uintp(signed)
-        p, q, r = padded[j + left], padded[j + middle], padded[j + right]
-        g, h = first[j], second[j]
-        a += g * p
-        b += g * q
-        c += g * r
-        d += h * p
-        e += h * q
-        f += h * r
-    grad_first[0] += a
-    grad_first[1] += b
-    grad_first[2] += c
-    grad_second[0] += d
-    grad_second[1] += e
-    grad_second[2] += f
+@njit(**KERNEL)
+def _shape(block):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """How wide a block's outputs are, how wide their rows lie in memory; where its pooled image lies, and its rows."""
+    width = 4 * _TILES[block - 1] if block else _FIRST
+    to_width, border = (4 * _TILES[block] + 2, 2) if block < 3 else (_SIDES[3], 0)
+    return _SIDES[block - 1] + 2 if block else _FIRST, width, to_width, border
 
 
-@njit(**_KERNEL)
-def _first_block_backward(  # type: ignore[no-untyped-def]  # pragma: no cover
-    images, grad, x, width, gain, out, best, places, mean, scale, grad_weight, grad_gain, grad_bias
-):
-    """Add to the gradients of the norm and of the weights of a 3×3 convolution with padding 2.
+@njit(**KERNEL)
+def _normalise(y, x, first, count, block, gain, bias, eps, moments):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Normalise, rectify and halve so many images of y into the middle of those of x; keep means and scales."""
+    side, width, to_width, border = _shape(block)
+    zero = spread(float32(0))
+    for i in range(first, first + count):
+        at, to, kept = i * width * width * CHANNELS, i * to_width * to_width * CHANNELS, (4 * i + block) * 2 * CHANNELS
+        _moments(y, at, side, width, eps, moments, kept)
+        if border:
+            for k in range(to, to + to_width * to_width * CHANNELS, LANES):
+                store(x, k, zero)
+        for lane in range(0, CHANNELS, LANES):
+            b, mean, factor = load(bias, lane), load(moments, kept + lane), load(moments, kept + CHANNELS + lane)
+            g = load(gain, lane)
+            sign, factor = choose(zero, g, spread(float32(-1)), spread(float32(1))), factor * g
+            for row in range(side // 2):
+                top = at + 2 * row * width * CHANNELS + lane
+                out = to + ((row + border) * to_width + border) * CHANNELS + lane
+                for column in range(side // 2):
+                    best = _largest(y, top + 2 * column * CHANNELS, width * CHANNELS, sign)[0]
+                    value = fma(sign * best - mean, factor, b)
+                    # Not the larger of the two: a NaN passes, as it does through torch's ReLU.
+                    store(x, out + column * CHANNELS, choose(zero, value, zero, value))
 
-    images is (batch, channels, side, side); x, out and the others are planes as in `_pool_forward`, an even number for
-    each image, with places for `stride`; grad_weight is (planes of an image, channels, 3, 3). A number added to all of
-    a plane is taken away by the norm, so the gradient of the convolution's bias is zero.
 
-    The gradient of the images is not needed, so that of the convolution's output is needed for the weights only: two
-    planes of it are made in the nearest cache, multiplied with the image under each of the nine taps, and never written
-    to memory. Image and planes have rows of `stride` = width + 2 numbers, so that a tap is a shift of the whole plane
-    and the products run through one long loop; the two numbers between a plane's rows are zero.
-    """
-    planes, size = x.shape
-    height, stride = size // width, width + _PAD
-    padded = np.zeros((images.shape[1], (height + _PAD) * stride), np.float32)
-    pair = np.zeros((2, height * stride - _PAD), np.float32)
-    live = np.empty(grad.shape[1], np.float32)
-    for p in range(0, planes, 2):
-        c = p % gain.size
-        if c == 0:
-            _pad(images[p // gain.size], padded)
-        for k in range(2):
-            q = p + k
-            plane = (grad[q], x[q], gain[c + k], out[q], best[q], places[q], mean[q], scale[q])
-            sum_g, sum_gx = _plane_backward(*plane, width, stride, live, pair[k])
-            grad_bias[c + k] += sum_g
-            grad_gain[c + k] += sum_gx
-        for channel in range(images.shape[1]):
-            for row in range(3):
-                to_first, to_second = grad_weight[c, channel, row], grad_weight[c + 1, channel, row]
-                _correlate(padded[channel], row * stride, pair[0], pair[1], to_first, to_second)
+@njit(**KERNEL)
+def _largest(y, at, below, sign):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The largest of a window's four values times `sign`, after four, three and two of them; and the four."""
+    a, b = sign * load(y, at), sign * load(y, at + CHANNELS)
+    c, d = sign * load(y, at + below), sign * load(y, at + below + CHANNELS)
+    two = choose(b, a, b, a)
+    three = choose(c, two, c, two)
+    return choose(d, three, d, three), three, two, a, b, c, d
+
+
+@njit(**KERNEL)
+def _moments(y, at, side, width, eps, moments, to):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Each channel's mean and 1/σ, in two passes: no cancellation."""
+    size = float32(side * side)
+    for lane in range(0, CHANNELS, LANES):
+        even, odd = spread(float32(0)), spread(float32(0))
+        for row in range(side):
+            start = at + row * width * CHANNELS + lane
+            for i in range(start, start + side // 2 * 2 * CHANNELS, 2 * CHANNELS):
+                even, odd = even + load(y, i), odd + load(y, i + CHANNELS)
+            if side % 2:
+                even = even + load(y, start + (side - 1) * CHANNELS)
+        mean = (even + odd) * spread(float32(1) / size)
+        store(moments, to + lane, mean)
+        even, odd = spread(float32(0)), spread(float32(0))
+        for row in range(side):
+            start = at + row * width * CHANNELS + lane
+            for i in range(start, start + side // 2 * 2 * CHANNELS, 2 * CHANNELS):
+                p, q = load(y, i) - mean, load(y, i + CHANNELS) - mean
+                even, odd = fma(p, p, even), fma(q, q, odd)
+            if side % 2:
+                p = load(y, start + (side - 1) * CHANNELS) - mean
+                even = fma(p, p, even)
+        store(moments, to + CHANNELS + lane, even + odd)
+    for channel in range(to + CHANNELS, to + 2 * CHANNELS):
+        moments[channel] = float32(1) / np.sqrt(moments[channel] / size + eps)
+
+
+@njit(**KERNEL)
+def _normalise_back(grad, number, x, y, image, block, gain, moments, dy, to_gain, to_bias):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Fill `dy` with the gradient of the `image` of y, from that of its pooled image x; add to the norm's gradients."""
+    side, width, to_width, border = _shape(block)
+    corner = (border * to_width + border) * CHANNELS
+    size, below = to_width * to_width * CHANNELS, width * CHANNELS
+    at, to, kept = image * width * below, image * size + corner, (4 * image + block) * 2 * CHANNELS
+    start, zero = number * size + corner, spread(float32(0))
+    for lane in range(0, CHANNELS, LANES):
+        g, mean, scale = load(gain, lane), load(moments, kept + lane), load(moments, kept + CHANNELS + lane)
+        sign = choose(zero, g, spread(float32(-1)), spread(float32(1)))
+        sum_g, sum_gx = zero, zero
+        for row in range(side // 2):
+            for column in range(side // 2):
+                k = (row * to_width + column) * CHANNELS + lane
+                live = choose(load(x, to + k), zero, load(grad, start + k), zero)
+                best = _largest(y, at + 2 * row * below + 2 * column * CHANNELS + lane, below, sign)[0]
+                sum_g, sum_gx = sum_g + live, fma(live, (sign * best - mean) * scale, sum_gx)
+        store(to_bias, lane, load(to_bias, lane) + sum_g)
+        store(to_gain, lane, load(to_gain, lane) + sum_gx)
+        factor, share = g * scale, spread(float32(-1) / float32(side * side))
+        slope = factor * scale * sum_gx * share
+        level = factor * sum_g * share - slope * mean
+        for row in range(side // 2):
+            for column in range(side // 2):
+                k = (row * to_width + column) * CHANNELS + lane
+                more = factor * choose(load(x, to + k), zero, load(grad, start + k), zero)
+                i = 2 * row * below + 2 * column * CHANNELS + lane
+                _, three, two, a, b, c, d = _largest(y, at + i, below, sign)
+                # The first of equals, as in torch.
+                not_d = choose(d, three, zero, more)
+                not_c = choose(c, two, zero, not_d)
+                signed = slope * sign
+                store(dy, i, fma(a, signed, level) + choose(b, a, zero, not_c))
+                store(dy, i + CHANNELS, fma(b, signed, level) + choose(b, a, not_c, zero))
+                store(dy, i + below, fma(c, signed, level) + choose(c, two, not_d, zero))
+                store(dy, i + below + CHANNELS, fma(d, signed, level) + choose(d, three, more, zero))
+        if side % 2:
+            for k in range(side):
+                i, j = (side - 1) * below + k * CHANNELS + lane, k * below + (side - 1) * CHANNELS + lane
+                store(dy, i, fma(load(y, at + i), slope, level))
+                store(dy, j, fma(load(y, at + j), slope, level))

@@ -31,7 +31,7 @@ from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.partition import Partition, by_user, split
 from qafel.tasks.datasets.samples import FederatedData, Samples, Source, Subset
 from qafel.tasks.datasets.shakespeare import VOCABULARY, load_shakespeare
-from qafel.tasks.neural.blocks import first_block, norm_relu_pool
+from qafel.tasks.neural.blocks import four_blocks
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Dropout, Precision, Prepare
 
@@ -55,10 +55,8 @@ class Cnn(nn.Module):
         self.linear = nn.Linear(288, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = first_block(images, self.conv1, self.norm)
-        for conv in (self.conv2, self.conv3, self.conv4):
-            x = norm_relu_pool(conv(x), self.norm)
-        scores: Tensor = self.linear(self.dropout(x.flatten(1)))
+        features = four_blocks(images, (self.conv1, self.conv2, self.conv3, self.conv4), self.norm)
+        scores: Tensor = self.linear(self.dropout(features))
         return scores
 
 
