@@ -3,8 +3,8 @@
 With one channel per group, y = γ(x − m)/σ + β is monotone in x, so the pool can choose before it normalises: the
 largest x of a window where γ ≥ 0, the smallest where γ < 0. Only a quarter of the values is then normalised. On the way
 back ∂x = γ/σ · (g − Σg/M − x̂ · Σ(g·x̂)/M), with g the gradient at the chosen places, x̂ the normalised values and M
-their number: a multiple of x plus a constant, and something more at the chosen places. A number added to a whole channel
-is taken away by the norm: the convolutions' biases have no effect, and their gradients are zero.
+their number: a multiple of x plus a constant, and something more at the chosen places. A number added to a whole
+channel is taken away by the norm: the convolutions' biases have no effect, and their gradients are zero.
 
 First the operation, for float32 on a CPU, then its compiled loops. They take a few images at a time through all blocks,
 which then stay in the cache, and `LANES` channels at once. See docs/decisions/neural-fused-blocks.md.
@@ -12,7 +12,8 @@ which then stay in the cache, and `LANES` channels at once. See docs/decisions/n
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Sequence
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -25,15 +26,10 @@ from qafel.tasks.neural.simd import LANES, choose, fma, load, spread, store
 from qafel.tasks.neural.winograd import (
     CHANNELS,
     KERNEL,
-    MATRIX,
     TABLE,
-    TILE,
-    cut_inputs,
-    cut_outputs,
-    join_inputs,
-    join_outputs,
-    multiply,
-    multiply_back,
+    convolve,
+    convolve_back,
+    make_room,
     transform_kernel,
     transform_kernel_back,
 )
@@ -45,22 +41,40 @@ _TILES = (5, 3, 2)  # in a row of the outputs of blocks 2 to 4, 19, 11 and 7 wid
 _SIDES = (17, 9, 5, 3)  # of what the blocks hand on
 _TOGETHER = 8  # images that go through all blocks together
 _GROUPS = (2, 4, 8)  # images whose tiles are multiplied together in blocks 2 to 4
+_MOST_TILES = 50  # of such a group
 _FEATURES = CHANNELS * _SIDES[3] * _SIDES[3]
+
+
+Kept: TypeAlias = tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], NDArray[Any]]
+"""What the blocks normalise, what they hand on, and means and scales: room for some images."""
+
+
+def four_blocks(images: Tensor, convolutions: tuple[nn.Conv2d, ...], norm: nn.GroupNorm) -> Tensor:
+    """Compute maxpool₂ₓ₂(relu(norm(conv(x)))) for each of the four convolutions; return each image's 288 features.
+
+    Equal to torch's operations up to rounding. Compiled for float32 on a CPU, if the images' gradient is not needed.
+    `images` is (batch, 3, 32, 32), each of the `convolutions` is 3×3 with 32 channels out and a padding of 2, and
+    `norm` has 32 groups of one channel.
+    """
+    if images.device.type != "cpu" or images.dtype != torch.float32 or images.requires_grad:
+        for convolution in convolutions:
+            images = functional.relu(functional.max_pool2d(norm(convolution(images)), 2))
+        return images.flatten(1)
+    weights = [convolution.weight for convolution in convolutions]
+    if not torch.is_grad_enabled():
+        return _features(images, norm.weight, norm.bias, norm.eps, weights, _room_for(_TOGETHER))
+    return _Blocks.apply(images, norm.weight, norm.bias, norm.eps, *weights)  # type: ignore[no-untyped-call, no-any-return]
 
 
 @final
 class _Blocks(torch.autograd.Function):
-    """The compiled operation; what a training step keeps for the way back is what the blocks take in and normalise."""
+    """The compiled operation with its way back."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, gain: Tensor, bias: Tensor, eps: float, *weights: Tensor) -> Tensor:
-        given = (_flat(images), tuple(map(_flat, weights)), _flat(gain), _flat(bias), np.float32(eps))
-        kept = _room_for(len(images) if any(ctx.needs_input_grad) else _TOGETHER)
-        features = np.empty((len(images), _FEATURES), np.float32)
-        _forward(*given, *kept, features.reshape(-1))
         ctx.save_for_backward(images, gain, *weights)
-        ctx.kept = kept
-        return torch.from_numpy(features)
+        ctx.kept = _room_for(len(images))
+        return _features(images, gain, bias, eps, weights, ctx.kept)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -72,105 +86,84 @@ class _Blocks(torch.autograd.Function):
         return None, results[0], results[1], None, *results[2:]
 
 
+def _features(images: Tensor, gain: Tensor, bias: Tensor, eps: float, weights: Sequence[Tensor], kept: Kept) -> Tensor:
+    features = torch.empty(len(images), _FEATURES)
+    given = (_flat(images), tuple(map(_flat, weights)), _flat(gain), _flat(bias), np.float32(eps))
+    _forward(*given, *kept, _flat(features))
+    return features
+
+
+def _room_for(images: int) -> Kept:
+    raw = (_FIRST, *(4 * tiles for tiles in _TILES))
+    handed = (*(4 * tiles + 2 for tiles in _TILES), _SIDES[3])
+    sides = [tuple(np.empty(images * side * side * CHANNELS, np.float32) for side in sides) for sides in (raw, handed)]
+    return sides[0], sides[1], np.empty(images * 4 * 2 * CHANNELS, np.float32)
+
+
 def _flat(tensor: Tensor) -> NDArray[Any]:
     """The tensor's numbers in one row: its memory, if that is in order."""
     array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
     return array
 
 
-def _room_for(images: int) -> tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...], NDArray[Any]]:
-    """Memory for what the blocks normalise, for what they hand on, and for means and scales."""
-    raw = [_FIRST, *(4 * tiles for tiles in _TILES)]
-    handed = [*(4 * tiles + 2 for tiles in _TILES), _SIDES[3]]
-    sides = [[np.empty(images * side * side * CHANNELS, np.float32) for side in sides] for sides in (raw, handed)]
-    return tuple(sides[0]), tuple(sides[1]), np.empty(images * 4 * 2 * CHANNELS, np.float32)
-
-
-def four_blocks(images: Tensor, convolutions: tuple[nn.Conv2d, ...], norm: nn.GroupNorm) -> Tensor:
-    """Compute maxpool₂ₓ₂(relu(norm(conv(x)))) for each of the four convolutions; return the features of each image.
-
-    Equal to torch's operations up to rounding. Compiled for float32 on a CPU and images whose gradient is not needed.
-    `images` is (batch, 3, 32, 32), each of the `convolutions` is 3×3 with 32 channels out and a padding of 2, and `norm`
-    has 32 groups of one channel.
-    """
-    if images.device.type != "cpu" or images.dtype != torch.float32 or images.requires_grad:
-        for convolution in convolutions:
-            images = functional.relu(functional.max_pool2d(norm(convolution(images)), 2))
-        return images.flatten(1)
-    weights = (convolution.weight for convolution in convolutions)
-    return _Blocks.apply(images, norm.weight, norm.bias, norm.eps, *weights)  # type: ignore[no-untyped-call, no-any-return]
-
-
 @njit(**KERNEL)
 def _forward(images, weights, gain, bias, eps, raw, handed, moments, features):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Fill `features`, (image, channel, place), and what is kept of each image, or of the last few."""
-    count, room = images.size // (3 * _IMAGE * _IMAGE), moments.size // (8 * CHANNELS)
-    first, padded = _first_taps(weights[0]), np.zeros(3 * _PADDED * _PADDED, np.float32)
-    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(36 * LANES, np.float32)
-    v, m = np.empty(50 * TILE, np.float32), np.empty(50 * TILE, np.float32)
-    tables = np.empty((3, TABLE), np.float32)
-    for block in range(3):
-        transform_kernel(weights[block + 1], False, taps, scratch, tables[block])
+    count, keeps_all = images.size // (3 * _IMAGE * _IMAGE), moments.size >= features.size // _FEATURES * 8 * CHANNELS
+    room, padded = make_room(_MOST_TILES), np.zeros(3 * _PADDED * _PADDED, np.float32)
+    first, tables = np.empty(27 * CHANNELS, np.float32), np.empty((3, TABLE), np.float32)
+    _swap(weights[0], 0, CHANNELS, first, 0, 27)
+    for block in range(1, 4):
+        transform_kernel(weights[block], False, tables[block - 1])
     for start in range(0, count, _TOGETHER):
-        stop, at = min(start + _TOGETHER, count), start if room >= count else 0
-        for i in range(start, stop):
-            _pad(images, i, padded)
-            _convolve_first(padded, first, raw[0], (at + i - start) * _FIRST * _FIRST * CHANNELS)
-        _normalise(raw[0], handed[0], at, stop - start, 0, gain, bias, eps, moments)
+        some, at = min(_TOGETHER, count - start), start if keeps_all else 0
+        for i in range(some):
+            _pad(images, start + i, padded)
+            _convolve_first(padded, first, raw[0], (at + i) * _FIRST * _FIRST * CHANNELS)
+        _normalise(raw[0], handed[0], at, some, 0, gain, bias, eps, moments)
         for block in range(1, 4):
             tiles, group = _TILES[block - 1], _GROUPS[block - 1]
-            for i in range(at, at + stop - start, group):
-                some = min(group, at + stop - start - i)
-                _cut_all(handed[block - 1], i, some, tiles, v, scratch)
-                multiply(v, tables[block - 1], some * tiles * tiles, m)
-                for k in range(some):
-                    to = (i + k) * 16 * tiles * tiles * CHANNELS
-                    join_outputs(m, k * tiles * tiles * TILE, tiles, raw[block], to, scratch)
-            _normalise(raw[block], handed[block], at, stop - start, block, gain, bias, eps, moments)
-        for i in range(stop - start):
+            for i in range(at, at + some, group):
+                x_at, to = i * (4 * tiles + 2) ** 2 * CHANNELS, i * 16 * tiles * tiles * CHANNELS
+                these = (handed[block - 1], x_at, min(group, at + some - i), tiles)
+                convolve(*these, tables[block - 1], raw[block], to, room)
+            _normalise(raw[block], handed[block], at, some, block, gain, bias, eps, moments)
+        for i in range(some):
             _swap(handed[3], (at + i) * _FEATURES, 9, features, (start + i) * _FEATURES, CHANNELS)
 
 
 @njit(**KERNEL)
 def _backward(images, weights, gain, raw, handed, moments, grad, to_weights, to_gain, to_bias):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Fill the gradients of the weights, and add to those of the norm."""
-    count = images.size // (3 * _IMAGE * _IMAGE)
-    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(36 * LANES, np.float32)
-    v, m = np.empty(50 * TILE, np.float32), np.empty(50 * TILE, np.float32)
-    tables, to_tables = np.empty((3, TABLE), np.float32), np.zeros((3, TABLE), np.float32)
+    count, room = images.size // (3 * _IMAGE * _IMAGE), make_room(_MOST_TILES)
     to_first, padded = np.zeros(27 * CHANNELS, np.float32), np.zeros(3 * _PADDED * _PADDED, np.float32)
-    before = np.empty(_TOGETHER * 22 * 22 * CHANNELS, np.float32)
-    # The border of outputs that exist for the tiles only stays zero.
-    to_raw2, to_raw3, to_raw4 = np.zeros(12800, np.float32), np.zeros(4608, np.float32), np.zeros(2048, np.float32)
-    to_raws = (np.empty(_FIRST * _FIRST * CHANNELS, np.float32), to_raw2, to_raw3, to_raw4)
-    for block in range(3):
-        transform_kernel(weights[block + 1], True, taps, scratch, tables[block])
+    tables, to_tables = np.empty((3, TABLE), np.float32), np.zeros((3, TABLE), np.float32)
+    # What the blocks hand on, and what they normalise: outputs that exist for the tiles' sake only stay zero.
+    to_handed = np.empty((4, _TOGETHER * (4 * _TILES[0] + 2) ** 2 * CHANNELS), np.float32)
+    to_raw, to_raw_first = np.zeros((4, 25600), np.float32), np.empty(_FIRST * _FIRST * CHANNELS, np.float32)
+    for block in range(1, 4):
+        transform_kernel(weights[block], True, tables[block - 1])
     for start in range(0, count, _TOGETHER):
-        stop = min(start + _TOGETHER, count)
-        for i in range(start, stop):
-            _swap(grad, i * _FEATURES, CHANNELS, before, (i - start) * _FEATURES, 9)
+        some = min(_TOGETHER, count - start)
+        for i in range(some):
+            _swap(grad, (start + i) * _FEATURES, CHANNELS, to_handed[3], i * _FEATURES, 9)
         for block in range(3, 0, -1):
             tiles, group = _TILES[block - 1], _GROUPS[block - 1]
-            area, side = tiles * tiles, 4 * tiles + 2
-            after, before = before, np.empty(_TOGETHER * 22 * 22 * CHANNELS, np.float32)
-            for i in range(start, stop, group):
-                some = min(group, stop - i)
-                for k in range(some):
-                    one = (after, i + k - start, handed[block], raw[block], i + k, block, gain, moments)
-                    _normalise_back(*one, to_raws[block], to_gain, to_bias)
-                    cut_outputs(to_raws[block], 0, tiles, m, k * area * TILE, scratch)
-                _cut_all(handed[block - 1], i, some, tiles, v, scratch)
-                multiply_back(v, m, some * area, to_tables[block - 1])
-                multiply(m, tables[block - 1], some * area, v)
-                for k in range(some):
-                    to = (i + k - start) * side * side * CHANNELS
-                    join_inputs(v, k * area * TILE, tiles, before, to, scratch)
-        for i in range(start, stop):
-            _normalise_back(before, i - start, handed[0], raw[0], i, 0, gain, moments, to_raws[0], to_gain, to_bias)
-            _pad(images, i, padded)
-            _convolve_first_back(padded, to_raws[0], to_first)
-    for block in range(3):
-        transform_kernel_back(to_tables[block], taps, scratch, to_weights[block + 1])
+            size, out_size = (4 * tiles + 2) ** 2 * CHANNELS, 16 * tiles * tiles * CHANNELS
+            for i in range(0, some, group):
+                these = min(group, some - i)
+                for k in range(i, i + these):
+                    one = (to_handed[block], k, handed[block], raw[block], start + k, block, gain, moments)
+                    _normalise_back(*one, to_raw[block][(k - i) * out_size :], to_gain, to_bias)
+                given = (to_raw[block], handed[block - 1], (start + i) * size, these, tiles, tables[block - 1])
+                convolve_back(*given, to_handed[block - 1][i * size :], to_tables[block - 1], room)
+        for i in range(some):
+            one = (to_handed[0], i, handed[0], raw[0], start + i, 0, gain, moments)
+            _normalise_back(*one, to_raw_first, to_gain, to_bias)
+            _pad(images, start + i, padded)
+            _convolve_first_back(padded, to_raw_first, to_first)
+    for block in range(1, 4):
+        transform_kernel_back(to_tables[block - 1], to_weights[block])
     _swap(to_first, 0, 27, to_weights[0], 0, CHANNELS)
 
 
@@ -180,14 +173,6 @@ def _swap(a, at, rows, b, to, columns):  # type: ignore[no-untyped-def]  # pragm
     for row in range(rows):
         for column in range(columns):
             b[to + column * rows + row] = a[at + row * columns + column]
-
-
-@njit(**KERNEL)
-def _first_taps(weight):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The first convolution's weights, (tap of a channel, channel out)."""
-    taps = np.empty(27 * CHANNELS, np.float32)
-    _swap(weight, 0, CHANNELS, taps, 0, 27)
-    return taps
 
 
 @njit(**KERNEL)
@@ -240,14 +225,6 @@ def _convolve_first_back(padded, dy, to_taps):  # type: ignore[no-untyped-def]  
                 store(to_taps, to, s0)
                 store(to_taps, to + CHANNELS, s1)
                 store(to_taps, to + 2 * CHANNELS, s2)
-
-
-@njit(**KERNEL)
-def _cut_all(x, first, count, tiles, v, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Cut so many images into tiles."""
-    side = 4 * tiles + 2
-    for k in range(count):
-        cut_inputs(x, (first + k) * side * side * CHANNELS, tiles, v, k * tiles * tiles * TILE, scratch)
 
 
 @njit(**KERNEL)

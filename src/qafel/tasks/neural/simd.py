@@ -19,16 +19,20 @@ from __future__ import annotations
 import operator
 from typing import Any, final
 
-from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
+from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils, config
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic as _intrinsic
+from numba.extending import models, overload, register_model
+
+intrinsic: Any = _intrinsic  # its result is called without the context, which its types do not say
 
 
 def _has_wide_registers() -> bool:
-    if config.CPU_NAME:  # NUMBA_CPU_NAME: another processor than this one
-        return config.CPU_NAME in ("znver4", "znver5", "skylake-avx512", "icelake-server", "sapphirerapids")
+    settings: Any = config
+    if settings.CPU_NAME:  # compiled for another processor than this one
+        return "+avx512f" in (settings.CPU_FEATURES or "")
     return bool(get_host_cpu_features().get("avx512f"))
 
 
@@ -37,7 +41,7 @@ LANES = 32 if _has_wide_registers() else 16
 
 
 @final
-class _LanesType(types.Type):  # type: ignore[misc]
+class _LanesType(types.Type):
     def __init__(self) -> None:
         super().__init__("Lanes")
 
@@ -47,9 +51,9 @@ _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 
 
 @register_model(_LanesType)
-class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _FLOATS)
+        super().__init__(manager, kind, _FLOATS)  # type: ignore[no-untyped-call]
 
 
 def _place(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -90,7 +94,8 @@ def spread(_context, number):  # type: ignore[no-untyped-def]
 def fma(_context, a, b, c):  # type: ignore[no-untyped-def]
     def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
+        name = f"llvm.fmuladd.v{LANES}f32"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
         return builder.call(function, arguments)
 
     return _LANES(_LANES, _LANES, _LANES), generate
@@ -116,7 +121,7 @@ def _operator(symbol: Any, instruction: str) -> None:
     @overload(symbol, inline="always")
     def overloaded(a, b):  # type: ignore[no-untyped-def]
         if a is _LANES and b is _LANES:
-            return lambda a, b: compute(a, b)
+            return lambda a, b: compute(a, b)  # noqa: PLW0108 -- Numba takes a function of these names
         return None
 
 

@@ -26,16 +26,55 @@ TABLE = PLACES * MATRIX
 KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 
-def tiles_of(side: int) -> int:
-    """How many tiles cover a row of outputs, for inputs of this side and a padding of 2."""
-    return -(-(side + 2) // 4)
+@njit(**KERNEL)
+def make_room(tiles):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Memory to convolve images of so many tiles together: V, M, and what one tile needs."""
+    return np.empty(tiles * TILE, np.float32), np.empty(tiles * TILE, np.float32), np.empty(PLACES * LANES, np.float32)
+
+
+@njit(**KERNEL)
+def convolve(x, at, count, tiles, table, y, to, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Convolve `count` images at x[at] with the kernel whose U is `table`, and write the outputs to y[to].
+
+    `tiles` is how many tiles of 4×4 a row of outputs has. An image is 4·tiles + 2 wide with its border of zeros,
+    and its outputs are 4·tiles wide: what lies beyond the outputs of interest comes from the border alone.
+    """
+    v, m, scratch = room
+    _cut_all_inputs(x, at, count, tiles, v, scratch)
+    _multiply(v, table, count * tiles * tiles, m)
+    for k in range(count):
+        _join_outputs(m, k * tiles * tiles * TILE, tiles, y, to + k * 16 * tiles * tiles * CHANNELS, scratch)
+
+
+@njit(**KERNEL)
+def convolve_back(dy, x, at, count, tiles, table, dx, to_table, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Write the gradient of the images to `dx`, and add to that of U, from that of the outputs, `dy`.
+
+    `table` is U with its channels swapped; the other arguments are those of `convolve`, with dx and dy from index 0 on.
+    """
+    v, m, scratch = room
+    area, side = tiles * tiles, 4 * tiles + 2
+    _cut_all_inputs(x, at, count, tiles, v, scratch)
+    for k in range(count):
+        _cut_outputs(dy, k * 16 * area * CHANNELS, tiles, m, k * area * TILE, scratch)
+    _multiply_back(v, m, count * area, to_table)
+    _multiply(m, table, count * area, v)
+    for k in range(count):
+        _join_inputs(v, k * area * TILE, tiles, dx, k * side * side * CHANNELS, scratch)
+
+
+@njit(**KERNEL)
+def _cut_all_inputs(x, at, count, tiles, v, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
+    side = 4 * tiles + 2
+    for k in range(count):
+        _cut_inputs(x, at + k * side * side * CHANNELS, tiles, v, k * tiles * tiles * TILE, scratch)
 
 
 @njit(**KERNEL)
 def _six(a, at, step):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Six vectors, `step` numbers apart."""
-    low = load(a, at), load(a, at + step), load(a, at + 2 * step)
-    return low + (load(a, at + 3 * step), load(a, at + 4 * step), load(a, at + 5 * step))
+    v0, v1, v2 = load(a, at), load(a, at + step), load(a, at + 2 * step)
+    return v0, v1, v2, load(a, at + 3 * step), load(a, at + 4 * step), load(a, at + 5 * step)
 
 
 @njit(**KERNEL)
@@ -110,8 +149,9 @@ def _to_kernel(u):  # type: ignore[no-untyped-def]  # pragma: no cover
 
 
 @njit(**KERNEL)
-def transform_kernel(weight, backwards, taps, scratch, table):  # type: ignore[no-untyped-def]  # pragma: no cover
+def transform_kernel(weight, backwards, table):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Fill `table` with U for a `weight` of (out, in, 3, 3); `backwards` swaps its channels, for dM·Uᵀ."""
+    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(PLACES * LANES, np.float32)
     for row in range(CHANNELS):
         for column in range(CHANNELS):
             at = 9 * (row * CHANNELS + column if backwards else column * CHANNELS + row)
@@ -129,8 +169,9 @@ def transform_kernel(weight, backwards, taps, scratch, table):  # type: ignore[n
 
 
 @njit(**KERNEL)
-def transform_kernel_back(table, taps, scratch, gradient):  # type: ignore[no-untyped-def]  # pragma: no cover
+def transform_kernel_back(table, gradient):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Fill `gradient`, (out, in, 3, 3), from the gradient of U."""
+    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(PLACES * LANES, np.float32)
     for i in range(0, CHANNELS * CHANNELS, LANES):
         for column in range(6):
             g0, g1, g2 = _to_kernel(_six(table, i + column * MATRIX, 6 * MATRIX))
@@ -149,7 +190,7 @@ def transform_kernel_back(table, taps, scratch, gradient):  # type: ignore[no-un
 
 
 @njit(**KERNEL)
-def cut_inputs(x, at, tiles, v, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _cut_inputs(x, at, tiles, v, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Write Bᵀ d B of every tile of the padded image at x[at] to v[to]."""
     width = (4 * tiles + 2) * CHANNELS
     for tile in range(tiles * tiles):
@@ -164,8 +205,8 @@ def cut_inputs(x, at, tiles, v, to, scratch):  # type: ignore[no-untyped-def]  #
 
 
 @njit(**KERNEL)
-def join_inputs(v, at, tiles, x, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The transpose of `cut_inputs`: write the padded image's gradient to x[to]."""
+def _join_inputs(v, at, tiles, x, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The transpose of `_cut_inputs`: write the padded image's gradient to x[to]."""
     width = (4 * tiles + 2) * CHANNELS
     for i in range(to, to + (4 * tiles + 2) * width, LANES):
         store(x, i, spread(float32(0)))
@@ -183,7 +224,7 @@ def join_inputs(v, at, tiles, x, to, scratch):  # type: ignore[no-untyped-def]  
 
 
 @njit(**KERNEL)
-def join_outputs(m, at, tiles, y, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _join_outputs(m, at, tiles, y, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Write Aᵀ M A of every tile at m[at] to the outputs at y[to], 4·tiles on each side."""
     width = 4 * tiles * CHANNELS
     for tile in range(tiles * tiles):
@@ -205,8 +246,8 @@ def join_outputs(m, at, tiles, y, to, scratch):  # type: ignore[no-untyped-def] 
 
 
 @njit(**KERNEL)
-def cut_outputs(y, at, tiles, m, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The transpose of `join_outputs`: write A dY Aᵀ of every tile of the gradient at y[at] to m[to]."""
+def _cut_outputs(y, at, tiles, m, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The transpose of `_join_outputs`: write A dY Aᵀ of every tile of the gradient at y[at] to m[to]."""
     width = 4 * tiles * CHANNELS
     for tile in range(tiles * tiles):
         corner = at + tile // tiles * 4 * width + tile % tiles * 4 * CHANNELS
@@ -224,7 +265,7 @@ def cut_outputs(y, at, tiles, m, to, scratch):  # type: ignore[no-untyped-def]  
 
 @njit(**KERNEL)
 def _four_rows(a, at, row, step, count, b, b_at, b_step, c, c_at, c_row, add):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """C = A·B, or C += A·B, for four rows of A and `LANES` columns of B, which stay in registers."""
+    """Set C = A·B, or C += A·B, for four rows of A and `LANES` columns of B, which stay in registers."""
     if add:
         s0, s1, s2, s3 = load(c, c_at), load(c, c_at + c_row), load(c, c_at + 2 * c_row), load(c, c_at + 3 * c_row)
     else:
@@ -242,8 +283,8 @@ def _four_rows(a, at, row, step, count, b, b_at, b_step, c, c_at, c_row, add):  
 
 
 @njit(**KERNEL)
-def multiply(v, table, tiles, m):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """M = V·U at each place, for at least four tiles; the last rows are computed twice where four do not divide."""
+def _multiply(v, table, tiles, m):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Set M = V·U at each place, for at least four tiles; the last rows are computed twice where four do not divide."""
     for place in range(PLACES):
         for tile in range(0, tiles, 4):
             at = (min(tile, tiles - 4) * PLACES + place) * CHANNELS
@@ -253,8 +294,8 @@ def multiply(v, table, tiles, m):  # type: ignore[no-untyped-def]  # pragma: no 
 
 
 @njit(**KERNEL)
-def multiply_back(v, m, tiles, table):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """dU += Vᵀ·dM at each place."""
+def _multiply_back(v, m, tiles, table):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Add Vᵀ·dM to dU at each place."""
     for place in range(PLACES):
         at = place * CHANNELS
         for channel in range(0, CHANNELS, 4):
