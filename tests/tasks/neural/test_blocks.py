@@ -1,107 +1,95 @@
-"""The fused operations compute what torch's operations compute."""
+"""The parts of the network's blocks compute what torch's operations compute."""
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
-from qafel.tasks.neural.blocks import first_block, norm_relu_pool
+from qafel.tasks.neural.blocks import (
+    FIRST,
+    SIDES,
+    TILES,
+    convolve_first,
+    convolve_first_back,
+    normalise,
+    normalise_back,
+    pad,
+)
+from qafel.tasks.neural.winograd import CHANNELS
+
+BLOCKS = [(0, FIRST, FIRST), *((block, SIDES[block - 1] + 2, 4 * TILES[block - 1]) for block in (1, 2, 3))]
+"""Each block's number, the side of its outputs, and how wide they lie in memory."""
 
 
-def plain(x, norm):
-    return functional.max_pool2d(functional.relu(norm(x)), 2)
+def run_ours(block, side, width, y, norm, grad):
+    """Pool image 1 of two: the pooled image, the gradients of y, γ and β."""
+    half, (padded, border) = side // 2, ((4 * TILES[block] + 2, 2) if block < 3 else (SIDES[3], 0))
+    inside = slice(border, border + half)
+    grids = [np.full((2, width, width, CHANNELS), 99, np.float32), np.zeros((2, padded, padded, CHANNELS), np.float32)]
+    grids[0][1, :side, :side] = y.transpose(1, 2, 0)
+    grids[1][1, inside, inside] = grad.transpose(1, 2, 0)
+    x, dy = np.full((2, padded, padded, CHANNELS), 99, np.float32), np.zeros((width, width, CHANNELS), np.float32)
+    moments, to_norm = np.empty(2 * 8 * CHANNELS, np.float32), np.zeros(2 * CHANNELS, np.float32)
+    normalise(norm, grids[0].reshape(-1), 1, block, x.reshape(-1), moments)
+    assert border == 0 or not x[1, :border].any()
+    rest = (x.reshape(-1), grids[0].reshape(-1), 1, block, moments, dy.reshape(-1), to_norm)
+    normalise_back(norm, grids[1].reshape(-1), *rest)
+    assert not dy[side:].any()
+    assert not dy[:, side:].any()
+    return x[1, inside, inside].transpose(2, 0, 1), dy[:side, :side].transpose(2, 0, 1), *to_norm.reshape(2, CHANNELS)
 
 
-def run(operation, x, norm, grad):
-    x = x.clone().requires_grad_()
-    norm.zero_grad()
-    y = operation(x, norm)
-    y.backward(grad)
-    return [tensor.detach().numpy().copy() for tensor in (y, x.grad, norm.weight.grad, norm.bias.grad)]
+def run_torch(y, norm, grad):
+    y, gain, bias = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (y, *norm.reshape(2, CHANNELS)))
+    out = functional.max_pool2d(functional.relu(functional.group_norm(y[None], CHANNELS, gain, bias)), 2)[0]
+    out.backward(torch.from_numpy(grad).double())
+    return [tensor.detach().numpy() for tensor in (out, y.grad, gain.grad, bias.grad)]
 
 
-def random_norm(channels, generator):
-    norm = nn.GroupNorm(channels, channels)
-    with torch.no_grad():
-        norm.weight.copy_(torch.randn(channels, generator=generator))
-        norm.bias.copy_(torch.randn(channels, generator=generator))
-    return norm
-
-
-@pytest.mark.parametrize("shape", [(4, 32, 34, 34), (3, 32, 19, 19), (2, 32, 7, 7), (1, 5, 2, 3), (2, 1, 9, 4)])
-def test_outputs_and_all_gradients_equal_those_of_torch(shape):
-    generator = torch.Generator().manual_seed(1)
-    norm = random_norm(shape[1], generator)
-    x = torch.randn(shape, generator=generator) * 3 + 1
-    grad = torch.randn(shape[0], shape[1], shape[2] // 2, shape[3] // 2, generator=generator)
-    for fused, expected in zip(run(norm_relu_pool, x, norm, grad), run(plain, x, norm, grad), strict=True):
-        np.testing.assert_allclose(fused, expected, rtol=1e-4, atol=1e-5 * max(1, np.abs(expected).max()))
+@pytest.mark.parametrize(("block", "side", "width"), BLOCKS)
+def test_outputs_and_all_gradients_equal_those_of_torch(block, side, width):
+    generator = np.random.default_rng(block)
+    y = generator.standard_normal((CHANNELS, side, side), np.float32) * 3 + 1
+    norm = generator.standard_normal(2 * CHANNELS, np.float32)  # gains of both signs
+    grad = generator.standard_normal((CHANNELS, side // 2, side // 2), np.float32)
+    given = (y, norm, grad)
+    for ours, expected in zip(run_ours(block, side, width, *given), run_torch(*given), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5 * max(1, np.abs(expected).max()))
 
 
 def test_the_first_of_equal_values_takes_the_gradient_as_in_torch():
-    norm = random_norm(2, torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        norm.weight.copy_(torch.tensor([1.0, -1.0]))
-        norm.bias.fill_(3)
-    x = torch.zeros(1, 2, 6, 6)
-    x[:, :, 2:, 2:] = torch.randint(0, 2, (1, 2, 4, 4), generator=torch.Generator().manual_seed(3)).float()
-    grad = torch.arange(1.0, 19).view(1, 2, 3, 3)
-    for fused, expected in zip(run(norm_relu_pool, x, norm, grad), run(plain, x, norm, grad), strict=True):
-        np.testing.assert_allclose(fused, expected, atol=1e-5)
-
-
-def test_a_gradient_that_is_not_contiguous_is_read_rightly():
-    norm = random_norm(3, torch.Generator().manual_seed(4))
-    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(5))
-    grad = torch.randn(2, 4, 4, 3, generator=torch.Generator().manual_seed(6)).permute(0, 3, 1, 2)
-    for fused, expected in zip(run(norm_relu_pool, x, norm, grad), run(plain, x, norm, grad), strict=True):
-        np.testing.assert_allclose(fused, expected, rtol=1e-4, atol=1e-5)
+    generator = np.random.default_rng(3)
+    y = generator.integers(0, 2, (CHANNELS, 7, 7)).astype(np.float32)
+    norm = np.concatenate([np.tile([1, -1], CHANNELS // 2), np.full(CHANNELS, 3)]).astype(np.float32)
+    grad = generator.standard_normal((CHANNELS, 3, 3), np.float32)
+    for ours, expected in zip(run_ours(3, 7, 8, y, norm, grad), run_torch(y, norm, grad), strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
 def test_a_nan_is_passed_on():
-    x = torch.randn(1, 2, 4, 4)
-    x[0, 1, 3, 3] = float("nan")
-    y = norm_relu_pool(x, nn.GroupNorm(2, 2))
-    assert not y[0, 0].isnan().any()
-    assert y[0, 1].isnan().all()
+    y = np.random.default_rng(4).standard_normal((CHANNELS, 7, 7), np.float32)
+    y[5, 6, 6] = np.nan
+    norm = np.repeat(np.float32([1, 0]), CHANNELS)
+    out = run_ours(3, 7, 8, y, norm, np.zeros((CHANNELS, 3, 3), np.float32))[0]
+    assert np.isnan(out[5]).all()
+    assert not np.isnan(np.delete(out, 5, axis=0)).any()
 
 
-@pytest.mark.parametrize(("groups", "dtype"), [(2, torch.float32), (4, torch.float64)])
-def test_other_norms_and_types_are_left_to_torch(groups, dtype):
-    norm = nn.GroupNorm(groups, 4).to(dtype)
-    x = torch.randn(2, 4, 6, 6, dtype=dtype)
-    torch.testing.assert_close(norm_relu_pool(x, norm), plain(x, norm))
+def test_the_first_convolution_and_the_gradient_of_its_weights_equal_torchs():
+    generator = np.random.default_rng(5)
+    images = generator.standard_normal((2, 3, 32, 32), np.float32)
+    weight = generator.standard_normal((CHANNELS, 3, 3, 3), np.float32)
+    dy = generator.standard_normal((FIRST, FIRST, CHANNELS), np.float32)
+    kernel = torch.tensor(weight, dtype=torch.float64, requires_grad=True)
+    expected = torch.conv2d(torch.from_numpy(images[1:]).double(), kernel, padding=2)
+    expected.backward(torch.from_numpy(dy.transpose(2, 0, 1)[None]).double())
 
-
-@pytest.mark.parametrize(("batch", "colours", "channels", "side"), [(5, 3, 32, 32), (1, 1, 2, 5), (3, 4, 6, 8)])
-def test_the_first_block_equals_torchs_operations_with_all_gradients(batch, colours, channels, side):
-    generator = torch.Generator().manual_seed(7)
-    conv, norm = nn.Conv2d(colours, channels, 3, padding=2), random_norm(channels, generator)
-    # The bias before a norm has no effect, so its gradient is rounding alone; it is measured against the others.
-    images = torch.randn(batch, colours, side, side, generator=generator)
-    images[0, :, :4] = 0  # equal values to choose from
-    found = []
-    for operation in (first_block, lambda images, conv, norm: plain(conv(images), norm)):
-        conv.zero_grad()
-        norm.zero_grad()
-        y = operation(images, conv, norm)
-        y.backward(torch.linspace(-1, 2, y.numel()).view(y.shape))
-        grads = [parameter.grad.clone() for parameter in (*conv.parameters(), *norm.parameters())]
-        found.append([tensor.detach().numpy() for tensor in (y, *grads)])
-    largest = max(np.abs(grad).max() for grad in found[1])
-    for fused, expected in zip(*found, strict=True):
-        np.testing.assert_allclose(fused, expected, rtol=1e-4, atol=1e-5 * largest)
-
-
-def test_images_that_want_a_gradient_get_it_from_torch():
-    conv, norm = nn.Conv2d(3, 4, 3, padding=2), nn.GroupNorm(4, 4)
-    images = torch.randn(2, 3, 6, 6, requires_grad=True)
-    first_block(images, conv, norm).sum().backward()
-    assert images.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("conv", [nn.Conv2d(3, 5, 3, padding=2), nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3, 2, 2)])
-def test_other_convolutions_are_left_to_torch(conv):
-    norm, images = nn.GroupNorm(conv.out_channels, conv.out_channels), torch.randn(2, 3, 8, 8)
-    torch.testing.assert_close(first_block(images, conv, norm), plain(conv(images), norm), rtol=1e-4, atol=1e-5)
+    padded, y, to_taps = np.zeros(3 * 36 * 36, np.float32), np.empty(dy.size + 5, np.float32), np.zeros(864, np.float32)
+    pad(images.reshape(-1), 1, padded)
+    convolve_first(padded, np.ascontiguousarray(weight.reshape(CHANNELS, 27).T).reshape(-1), y, 5)
+    convolve_first_back(padded, dy.reshape(-1), to_taps)
+    found = y[5:].reshape(dy.shape).transpose(2, 0, 1)
+    np.testing.assert_allclose(found, expected[0].detach().numpy(), atol=1e-4)
+    np.testing.assert_allclose(
+        to_taps.reshape(27, 32).T.reshape(weight.shape), kernel.grad.numpy(), rtol=1e-4, atol=1e-3
+    )

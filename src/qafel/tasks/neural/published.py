@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, relu
 
 from qafel.errors import ConfigError
 from qafel.rng import Stream
@@ -31,7 +32,7 @@ from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.partition import Partition, by_user, split
 from qafel.tasks.datasets.samples import FederatedData, Samples, Source, Subset
 from qafel.tasks.datasets.shakespeare import VOCABULARY, load_shakespeare
-from qafel.tasks.neural.blocks import four_blocks
+from qafel.tasks.neural.cnn import FEATURES, compute_features, fill_gradient
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Dropout, Precision, Prepare
 
@@ -55,9 +56,23 @@ class Cnn(nn.Module):
         self.linear = nn.Linear(288, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        features = four_blocks(images, (self.conv1, self.conv2, self.conv3, self.conv4), self.norm)
-        scores: Tensor = self.linear(self.dropout(features))
+        scores: Tensor = self.linear(self.dropout(self._features(images)))
         return scores
+
+    def _features(self, images: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() and images.device.type == "cpu" and images.dtype == torch.float32:
+            values = torch.cat([parameter.detach().flatten() for parameter in self.parameters()])
+            return torch.from_numpy(compute_features(values.numpy(), images.contiguous().numpy()))
+        for convolution in (self.conv1, self.conv2, self.conv3, self.conv4):
+            images = relu(max_pool2d(self.norm(convolution(images)), 2))
+        return images.flatten(1)
+
+    def fill_gradient(
+        self, values: NDArray[np.float32], images: Tensor, labels: Tensor, gradient: NDArray[np.float32]
+    ) -> None:
+        """Fill `gradient` with that of the mean cross entropy of the model `values`, without autograd."""
+        dropout = self.dropout.factors((len(images), FEATURES))
+        fill_gradient(values, images.contiguous().numpy(), labels.numpy(), dropout.numpy(), gradient)
 
 
 @final

@@ -19,7 +19,7 @@ from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices, Partition
 from qafel.tasks.datasets.samples import Samples
 from qafel.tasks.neural import trainer
-from qafel.tasks.neural.trainer import FlatModel, Loss, Precision, Prepare
+from qafel.tasks.neural.trainer import FillsGradient, FlatModel, Loss, Precision, Prepare
 from qafel.tasks.protocol import Goal
 
 
@@ -79,6 +79,9 @@ class TorchTask:
         trainer.keep_freed_memory()
         with trainer.random_numbers_of(Stream.named(0, "unused"), self._device):
             self._model = FlatModel(model(), self._device)
+        plain = self._device.type == "cpu" and self._precision == torch.float32 and loss is cross_entropy
+        module = self._model.module
+        self._compiled = module if plain and isinstance(module, FillsGradient) else None
 
     @property
     def clients(self) -> int:
@@ -106,22 +109,34 @@ class TorchTask:
         model.load(start)
         if not model.module.training:
             model.module.train()
-        with trainer.one_thread(), trainer.random_numbers_of(stream, self._device, model.dropouts):
+        randomness = trainer.random_numbers_of(stream, self._device, model.dropouts, others=self._compiled is None)
+        with trainer.one_thread(), randomness:
             beginning = model.values.clone() if local.proximal else None
             for rows in trainer.batches(self.partition.rows(client), local, stream.generator()):
-                model.gradient.zero_()
-                outputs, targets = self._forward(self.train_samples, rows)
-                self._loss(outputs.float(), targets).backward()  # type: ignore[no-untyped-call]
+                inputs, targets = self._batch(self.train_samples, rows)
+                self._fill_gradient(inputs, targets)
                 trainer.descend_(model, local, beginning)
         return model.vector()
 
-    def _forward(self, samples: Samples, rows: Indices) -> tuple[Tensor, Tensor]:
-        """The module's outputs for these rows of `samples`, and their targets: whole numbers of torch's type."""
+    def _batch(self, samples: Samples, rows: Indices) -> tuple[Tensor, Tensor]:
+        """The inputs of these rows of `samples`, prepared, and their targets: whole numbers of torch's type."""
         inputs, labels = samples.batch(rows)
-        with trainer.autocast(self._precision, self._device):
-            outputs = self._model.module(self._prepare(inputs, self._device))
         targets = torch.from_numpy(labels)
-        return outputs, (targets if targets.is_floating_point() else targets.long()).to(self._device)
+        whole = targets if targets.is_floating_point() else targets.long()
+        return self._prepare(inputs, self._device), whole.to(self._device)
+
+    def _fill_gradient(self, inputs: Tensor, targets: Tensor) -> None:
+        model = self._model
+        if self._compiled:
+            self._compiled.fill_gradient(model.values.numpy(), inputs, targets, model.gradient.numpy())
+            return
+        model.gradient.zero_()
+        self._loss(self._forward(inputs), targets).backward()  # type: ignore[no-untyped-call]
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        with trainer.autocast(self._precision, self._device):
+            outputs: Tensor = self._model.module(inputs)
+        return outputs.float()
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         """The mean score and loss over all test samples."""
@@ -139,8 +154,9 @@ class TorchTask:
         start = part * self._evaluation_batch
         rows = np.arange(start, min(start + self._evaluation_batch, len(self.test_samples)))
         with trainer.one_thread():
-            outputs, targets = self._forward(self.test_samples, rows)
-        loss = self._loss(outputs.float(), targets).item()
+            inputs, targets = self._batch(self.test_samples, rows)
+            outputs = self._forward(inputs)
+        loss = self._loss(outputs, targets).item()
         return self._score(outputs, targets).double().sum().item(), len(rows) * loss
 
     def combine(self, parts: Sequence[tuple[float, ...]]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any, Literal, TypeAlias, final, get_args
+from typing import Any, Literal, Protocol, TypeAlias, final, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -66,6 +66,16 @@ class FlatModel:
     def vector(self) -> Vector:
         """The parameters, as a copy."""
         return np.array(self.values.cpu().numpy(), np.float32)
+
+
+@runtime_checkable
+class FillsGradient(Protocol):
+    """A module that computes the gradient of the mean cross entropy itself, for float32 on a CPU, without autograd."""
+
+    def fill_gradient(
+        self, values: NDArray[np.float32], inputs: Tensor, targets: Tensor, gradient: NDArray[np.float32]
+    ) -> None:
+        """Fill `gradient` with that of the parameters `values`, as in training; of random numbers, only `Dropout`'s."""
 
 
 def _require_usable(module: nn.Module) -> None:
@@ -131,10 +141,12 @@ class Dropout(nn.Module):
         self.generator = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return x
-        kept = torch.empty_like(x).bernoulli_(1 - self.rate, generator=self.generator)
-        return x * kept.div_(1 - self.rate)
+        return x * self.factors(x.shape, x.device) if self.training and self.rate else x
+
+    def factors(self, shape: tuple[int, ...], device: torch.device | None = None) -> Tensor:
+        """What values of this shape are multiplied by in training: 0 or 1/(1 − rate)."""
+        kept = torch.empty(shape, device=device).bernoulli_(1 - self.rate, generator=self.generator)
+        return kept.div_(1 - self.rate)
 
 
 def choose_device(device: str) -> torch.device:
@@ -186,15 +198,20 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def random_numbers_of(stream: Stream, device: torch.device, dropouts: Iterable[Dropout] = ()) -> Iterator[None]:
+def random_numbers_of(
+    stream: Stream, device: torch.device, dropouts: Iterable[Dropout] = (), others: bool = True
+) -> Iterator[None]:
     """Take all random numbers from `stream`: `dropouts` by a generator on `device`, others by torch's global state.
 
-    The global state is set, and put back afterwards.
+    The global state is set, and put back afterwards; not so if there are no `others`.
     """
     # Two words: one for a generator of our own, one for the global state.
     generator = torch.Generator(device).manual_seed(stream.words[0])
     for dropout in dropouts:
         dropout.generator = generator
+    if not others:
+        yield
+        return
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         # Not torch.manual_seed: it looks for every kind of accelerator, which takes longer than all else here.
         torch.default_generator.manual_seed(stream.words[1])
