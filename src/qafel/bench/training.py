@@ -4,9 +4,10 @@
     plain, mallopt            torch's own operations and optimizer on a batch that is ready, freed memory kept
     plain                     the same with glibc as it comes, in a process of its own
 
-An update is one local step on one batch. Seconds are those of the processor, which on an idle machine are those of the
-clock: all here runs on one thread. The trainers take turns, round after round, and a ratio is the median of the rounds'
-ratios, so others' load on the machine hits all of them alike. The data is random; no dataset is needed.
+An update is one local step on one batch; an evaluation is one batch of 100 without a gradient. Seconds are those of the
+processor, which on an idle machine are those of the clock: all here runs on one thread. The trainers take turns, round
+after round, and a ratio is the median of the rounds' ratios, so others' load on the machine hits all of them alike. The
+data is random; no dataset is needed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ from qafel.tasks.neural.trainer import Precision, has_bfloat16, keep_freed_memor
 
 Updates: TypeAlias = Callable[[int], float]
 """Make so many updates and tell how many seconds one took."""
+
+_FIRST_LAYER = 34**2 * 27 * 32
+_PLAIN_SUMS = 2 * _FIRST_LAYER + 3 * (19**2 + 11**2 + 7**2) * 288 * 32
+_DONE = 2 * _FIRST_LAYER + 3 * (5**2 + 3**2 + 2**2) * 36 * 32 * 32
+"""Products of an image in training the CNN, by the convolutions' definition and by ours: forwards, and twice back, but
+the first layer's images need no gradient."""
 
 
 @final
@@ -136,6 +143,22 @@ class TrainingFigures:
     speeds: tuple[TrainingSpeed, ...]
     bfloat16: bool
     """Whether the hardware has it; without it the LSTM trains in float32."""
+    peak_gflops: float = 0.0
+    """What one thread reaches in a product of two matrices of 1,024 × 1,024."""
+
+    def shares_of_peak(self) -> dict[str, float]:
+        """The CNN's operations in a second over `peak_gflops`: those that are done, and those of the plain sums.
+
+        Winograd's convolutions do a quarter of the products of the sums that define a convolution.
+        """
+        cnns = [speed for speed in self.speeds if speed.model == "cnn" and speed.trainer == "qafel"]
+        return {
+            f"cnn batch {speed.batch_size}: {name}": round(
+                2 * products * speed.batch_size * speed.updates_per_s / (self.peak_gflops * 1e9), 3
+            )
+            for speed in cnns
+            for name, products in (("done", _DONE), ("plain sums", _PLAIN_SUMS))
+        }
 
     def ratios(self) -> dict[str, float]:
         """Our trainer against the others on the same model and batch; the LSTM's precisions against each other."""
@@ -156,6 +179,8 @@ class TrainingFigures:
             "bfloat16": self.bfloat16,
             "rates": [speed.as_dict() for speed in self.speeds],
             "ratios": self.ratios(),
+            "matmul_gflops": round(self.peak_gflops, 1),
+            "shares_of_matmul_peak": self.shares_of_peak(),
         }
 
 
@@ -177,6 +202,7 @@ def measure_training(rounds: int = 15, updates: int = 5, batch_sizes: tuple[int,
                     "plain": partial(_in_process, unaided, size),
                 }
                 speeds += _take_turns("cnn", size, trainers, rounds, updates)
+        speeds += _take_turns("cnn evaluation", 100, _evaluations(100), rounds, updates)
         fast = has_bfloat16(torch.device("cpu"))
         trainers = {
             "qafel float32": _updates(random_lstm_task("float32"), 32),
@@ -184,7 +210,7 @@ def measure_training(rounds: int = 15, updates: int = 5, batch_sizes: tuple[int,
         }
         trainers |= {"qafel bfloat16": _updates(random_lstm_task("bfloat16"), 32)} if fast else {}
         speeds += _take_turns("lstm", 32, trainers, rounds, max(1, updates // 3))
-    return TrainingFigures(tuple(speeds), fast)
+        return TrainingFigures(tuple(speeds), fast, _measure_peak())
 
 
 def _take_turns(model: str, size: int, trainers: dict[str, Updates], rounds: int, updates: int) -> list[TrainingSpeed]:
@@ -203,7 +229,7 @@ def random_cnn_task(batch_size: int, clients: int = 1) -> TorchTask:
     data = ArraySamples(generator.integers(0, 256, (count, 3, 32, 32), np.uint8), generator.integers(0, 10, count))
     prepare = Normalise((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     part = split("iid", data.labels, clients, Stream.named(0, "partition"))
-    return TorchTask("cnn", partial(Cnn, 10), data, data, part, prepare=prepare)
+    return TorchTask("cnn", partial(Cnn, 10), data, data, part, prepare=prepare, evaluation_batch=100)
 
 
 def random_lstm_task(precision: Precision = "auto", clients: int = 1) -> TorchTask:
@@ -218,6 +244,24 @@ def _updates(task: TorchTask, size: int) -> Updates:
     local = LocalTraining(0.01, steps=1, batch_size=size)
     start = task.initial_model(Stream.named(0, "initial model"))
     return _timed(lambda number: task.train(0, start, local, Stream.named(0, "train", 0, number)))
+
+
+def _evaluations(size: int) -> dict[str, Updates]:
+    """Evaluations of one batch by our task, and by the plain network on a batch that is ready."""
+    task, plain = random_cnn_task(size), PlainCnn(10).eval()
+    start, images = task.initial_model(Stream.named(0, "initial model")), torch.randn(size, 3, 32, 32)
+
+    @torch.inference_mode()
+    def forward(_: int) -> None:
+        plain(images)
+
+    return {"qafel": _timed(lambda _: task.evaluate_part(start, 0)), "plain, mallopt": _timed(forward)}
+
+
+def _measure_peak() -> float:
+    a, b = torch.ones(1024, 1024), torch.ones(1024, 1024)
+    multiply = _timed(lambda _: a @ b)
+    return 2 * 1024**3 / min(multiply(1) for _ in range(20)) / 1e9
 
 
 def _in_process(unaided: ProcessPoolExecutor, size: int, count: int) -> float:

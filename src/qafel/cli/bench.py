@@ -99,10 +99,13 @@ def bench_training(
     with errors.status("measuring"):
         figures = measure_training(rounds, updates)
     for speed in figures.speeds:
-        name = f"{speed.model:5} batch {speed.batch_size:3}  {speed.trainer:16}"
-        console.print(f"{name} {speed.updates_per_s:8.1f} updates/s", highlight=False)
+        name = f"{speed.model:14} batch {speed.batch_size:3}  {speed.trainer:16}"
+        console.print(f"{name} {speed.updates_per_s:8.1f} a second", highlight=False)
     for name, ratio in figures.ratios().items():
-        console.print(f"{name:50} {ratio:6.2f}", highlight=False)
+        console.print(f"{name:56} {ratio:6.2f}", highlight=False)
+    console.print(f"of the {figures.peak_gflops:.0f} GFLOP/s of a product of large matrices:", highlight=False)
+    for name, share in figures.shares_of_peak().items():
+        console.print(f"  {name:54} {share:6.2f}", highlight=False)
     if not figures.bfloat16:
         console.print("this CPU has no bfloat16 that PyTorch can use: the LSTM trains in float32")
     _write(json_file, figures.as_dict())

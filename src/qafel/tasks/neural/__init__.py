@@ -1,7 +1,10 @@
 """Neural networks as tasks, in PyTorch (the extra `torch`). In the order in which data flows:
 
 trainer      a module as one flat vector, a client's batches, a step, and how PyTorch runs here
-blocks       norm, ReLU and pooling as compiled operations
+simd         a few floats as one value in compiled loops
+winograd     convolutions of 32 channels on it
+blocks       the paper's first convolution, norm, ReLU and pooling on it
+cnn          the gradient of the paper's network from these
 task         `TorchTask`: local training of any module, any samples, any partition
 published    the paper's networks, and its three tasks: cifar10, celeba, shakespeare
 """

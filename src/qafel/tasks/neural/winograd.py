@@ -6,7 +6,7 @@ transpose of every step, with as many products: dM = A dY Aᵀ, dU = Vᵀ·dM, d
 
 Arrays are flat, channels last, so that every step works on `LANES` channels at once: images are (side, side, 32) with
 the border of zeros that the tiles need, V and M are (tile, place, 32), and U is (place, channel in, channel out).
-See docs/decisions/neural-fused-blocks.md.
+See docs/decisions/neural-compiled-cnn.md.
 """
 
 from __future__ import annotations
