@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qafel.errors import MalformedPayload
-from qafel.quantizers import TopK, parse
+from qafel.quantizers import TopK, from_codec, parse
 from qafel.quantizers.top_k import decode_indices, encode_indices, max_index_bytes
 from tests.quantizers.specs import stream
 
@@ -17,6 +17,18 @@ from tests.quantizers.specs import stream
 def test_a_fraction_is_rounded_and_never_to_none(share: float, size: int, count: int) -> None:
     assert TopK(share).count(size) == count
     assert TopK(5).count(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("share", "size", "count"), [(0.5, 113, 56), (0.01, 113, 1), (0.29, 100, 29), (0.1, 30, 3), (0.999, 1000, 999)]
+)
+def test_a_fraction_may_be_rounded_down_and_the_wire_says_so(share: float, size: int, count: int) -> None:
+    quantizer = parse(f"top_k:{share},round=down")
+    assert isinstance(quantizer, TopK)
+    assert quantizer.count(size) == count
+    assert from_codec(quantizer.codec) == quantizer != TopK(share)
+    vector = np.arange(1, size + 1, dtype=np.float32)
+    assert np.count_nonzero(from_codec(quantizer.codec).decode(quantizer.encode(vector, stream()), size)) == count
 
 
 @given(st.integers(1, 3000), st.floats(0.001, 1.0), st.integers(0, 2**32))

@@ -5,6 +5,7 @@ A spec is name[:positional][,key=value]…[+zstd]:
     qsgd:4                               4 bits a coordinate
     qsgd:levels=8,norm=l2,bucket=none
     top_k:0.01,values=qsgd:4             `values=` comes last and takes the rest
+    top_k:0.5,round=down                 56 of 113 coordinates instead of 57
     scaled:qsgd:4                        takes the rest
 """
 
@@ -26,11 +27,12 @@ from qafel.quantizers.qsgd import Norm, Qsgd
 from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
-from qafel.quantizers.top_k import PLAIN, TopK, share_from_fields
+from qafel.quantizers.top_k import PLAIN, Rounding, TopK
 from qafel.quantizers.wrappers import Scaled, Zstd
 from qafel.text import did_you_mean
 
 N = TypeVar("N", int, float)
+S = TypeVar("S", TopK, RandK)
 
 _ZSTD: Final = "+zstd"
 
@@ -158,6 +160,11 @@ def _qsgd(arguments: SpecArguments) -> Qsgd:
     return Qsgd.of_levels(cast(int, levels), norm, bucket)
 
 
+def _sparse(family: type[S], arguments: SpecArguments) -> S:
+    rounding = cast(Rounding, arguments.text("round", "nearest"))
+    return family(_share(arguments), _values(arguments), rounding)
+
+
 def _share(arguments: SpecArguments) -> float | int:
     fraction, count = arguments.number("fraction", float, first=True), arguments.number("count", int)
     if (fraction is None) == (count is None):
@@ -214,8 +221,8 @@ def _affine_from(fields: bytes, layout: Layout | None) -> Affine:
 _BY_NAME: Final[dict[str, Callable[[SpecArguments, Layout | None], Quantizer]]] = {
     "none": lambda given, layout: Identity(),
     "qsgd": lambda given, layout: _qsgd(given),
-    "top_k": lambda given, layout: TopK(_share(given), _values(given)),
-    "rand_k": lambda given, layout: RandK(_share(given), _values(given)),
+    "top_k": lambda given, layout: _sparse(TopK, given),
+    "rand_k": lambda given, layout: _sparse(RandK, given),
     "affine": lambda given, layout: Affine(given.needed("bits"), layout),
     "sign": lambda given, layout: Sign(given.bucket()),
     "dithered": lambda given, layout: Dithered(given.needed("bits"), given.bucket()),
@@ -225,8 +232,8 @@ _BY_NAME: Final[dict[str, Callable[[SpecArguments, Layout | None], Quantizer]]] 
 _BY_ID: Final[dict[int, Callable[[bytes, bytes, Layout | None], Quantizer]]] = {
     protocol.NONE: lambda fields, inner, layout: Identity(),
     protocol.QSGD: lambda fields, inner, layout: Qsgd.from_parameters(fields),
-    protocol.TOP_K: lambda fields, inner, layout: TopK(share_from_fields(fields), _inner_values(inner)),
-    protocol.RAND_K: lambda fields, inner, layout: RandK(share_from_fields(fields), _inner_values(inner)),
+    protocol.TOP_K: lambda fields, inner, layout: TopK.from_parameters(fields, _inner_values(inner)),
+    protocol.RAND_K: lambda fields, inner, layout: RandK.from_parameters(fields, _inner_values(inner)),
     protocol.AFFINE: lambda fields, inner, layout: _affine_from(fields, layout),
     protocol.SIGN: lambda fields, inner, layout: Sign.from_parameters(fields),
     protocol.DITHERED: lambda fields, inner, layout: Dithered.from_parameters(fields),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias, final
+from typing import ClassVar, Final, Literal, Self, TypeAlias, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,10 @@ from qafel.quantizers.protocol import TOP_K, FixedLength, Payload, pack_codec
 from qafel.rng import Stream
 
 Indices: TypeAlias = NDArray[np.uint32]
+Rounding: TypeAlias = Literal["nearest", "down"]
 
 PLAIN: Final = Identity()
+_FRACTION, _COUNT, _ROUNDED_DOWN = range(3)
 
 
 def encode_indices(indices: Indices, size: int) -> bytes:
@@ -81,23 +83,17 @@ def shortest(fraction: float) -> float:
     return float(str(np.float32(fraction)))
 
 
-def share_from_fields(fields: bytes) -> float | int:
-    """The share in a codec's parameters: whether it is a count, then the count or the float32 fraction."""
-    if fields[0]:
-        return int.from_bytes(fields[1:5], "little")
-    return shortest(struct.unpack("<f", fields[1:5])[0])
-
-
 @dataclass(frozen=True, slots=True)
 class Sparse(ABC):
     """Send k coordinates and set the others to zero: what top-k and rand-k share.
 
-    `share` is k as a whole number, or as a fraction of all coordinates. The kept values go as float32 or through
-    `values`, another quantizer over the k of them.
+    `share` is k as a whole number, or as a fraction of all coordinates, which `rounding` makes a whole number. The kept
+    values go as float32 or through `values`, another quantizer over the k of them.
     """
 
     share: float | int
     values: FixedLength = PLAIN
+    rounding: Rounding = "nearest"
 
     NAME: ClassVar[str]
     CODEC_ID: ClassVar[int]
@@ -113,25 +109,40 @@ class Sparse(ABC):
                 f"{self.NAME} takes a fraction above 0 and up to 1, found {self.share}: "
                 "for 10 coordinates write count=10"
             )
+        if self.rounding not in get_args(Rounding) or (self.rounding == "down" and isinstance(self.share, int)):
+            raise SpecError(f"{self.NAME} rounds a fraction nearest or down, found {self.rounding!r} of {self.share}")
+
+    @classmethod
+    def from_parameters(cls, fields: bytes, values: FixedLength) -> Self:
+        """From a codec's parameters: how the share is meant, then the count or the float32 fraction."""
+        if fields[0] == _COUNT:
+            return cls(int.from_bytes(fields[1:5], "little"), values)
+        rounding: Rounding = "down" if fields[0] == _ROUNDED_DOWN else "nearest"
+        return cls(shortest(struct.unpack("<f", fields[1:5])[0]), values, rounding)
 
     @property
     def spec(self) -> str:
         share = f"count={self.share}" if isinstance(self.share, int) else f"{self.share:.9g}"
+        share += "" if self.rounding == "nearest" else f",round={self.rounding}"
         return f"{self.NAME}:{share}" + ("" if self.values == PLAIN else f",values={self.values.spec}")
 
     @property
     def codec(self) -> bytes:
-        is_count = isinstance(self.share, int)
-        share = struct.pack("<?I" if is_count else "<?f", is_count, self.share)
+        if isinstance(self.share, int):
+            share = struct.pack("<BI", _COUNT, self.share)
+        else:
+            share = struct.pack("<Bf", _FRACTION if self.rounding == "nearest" else _ROUNDED_DOWN, self.share)
         return pack_codec(self.CODEC_ID, share, b"" if self.values == PLAIN else self.values.codec)
 
     def count(self, size: int) -> int:
-        """k: a count as it is, a fraction of `size` rounded to the nearest (halves up), at least one.
+        """k: a count as it is, a fraction of `size` rounded to the nearest (halves up) or down, at least one.
 
-        1 % of 113 is 1; 50 % of 113 is 57.
+        1 % of 113 is 1; 50 % of 113 is 57, and 56 rounded down.
         """
-        wanted = self.share if isinstance(self.share, int) else int(self.share * size + 0.5)
-        return min(size, max(1, wanted))
+        if isinstance(self.share, int):
+            return min(size, self.share)
+        # 29 % of 100 is 29 rounded down, though its product as a float is a hair less.
+        return min(size, max(1, int(self.share * size + (0.5 if self.rounding == "nearest" else 1e-9))))
 
     def decode(self, payload: Payload, size: int) -> Vector:
         indices, values = self._read(payload, check_size(size))
