@@ -99,6 +99,19 @@ def test_a_local_broker_needs_no_set_up(tmp_path: Path) -> None:
             "no broker at",
         ),
         (server, ["mushrooms-fedavg", "--out", "OUT", "--broker", "nats://127.0.0.1:9"], "goes in rounds"),
+        (
+            server,
+            [
+                "mushrooms-direct-qsgd",
+                "--set",
+                "algorithm.direct_draw=start",
+                "--out",
+                "OUT",
+                "--broker",
+                "nats://127.0.0.1:9",
+            ],
+            "a deployment sends all the same",
+        ),
         (server, ["mushrooms-fedbuff", "--local-broker", "--broker", "nats://x"], "leave out --broker"),
         (
             server,

@@ -27,6 +27,23 @@ def test_the_mushrooms_recipes_have_the_papers_numbers(name):
     assert {key: getattr(config.algorithm, key) for key in PAPER} == PAPER
 
 
+NEURAL = [
+    name for name in recipes() if name.startswith(("cifar10-", "celeba-", "shakespeare-")) and "small" not in name
+]
+
+
+@pytest.mark.parametrize("name", NEURAL)
+def test_the_neural_recipes_do_as_the_published_runs(name):
+    config = load_recipe(name)
+    assert (config.evaluation.every, config.evaluation.unit) == (500, "uploads")
+    assert (config.algorithm.direct_draw == "start") == ("-direct-" in name)
+
+
+def test_half_of_the_coordinates_is_56_as_in_the_published_run():
+    quantizer = load_recipe("mushrooms-direct-topk").algorithm.wire().server_quantizer
+    assert quantizer.count(113) == 56
+
+
 def test_overrides_and_seed_apply_in_order():
     config = load_recipe(
         "mushrooms-qafel-4bit", ["stop.server_steps=5", "algorithm.server_quantizer=top_k:0.1"], seed=9

@@ -41,6 +41,18 @@ def test_processes_give_the_bits_that_one_thread_gives(workers):
     assert sha("processes", workers) == sha("inline")
 
 
+def test_processes_draw_the_models_that_one_thread_draws():
+    """With a model of its own for every start, the jobs of one version still share its vector."""
+    direct = wire(
+        "fedbuff-direct", server_lr=0.5, client_lr=0.1, local_steps=3, server_quantizer="qsgd:4", direct_draw="start"
+    )
+    found = [
+        simulate(TASK, direct, TIMING, limits=Limits(server_steps=40), executor=executor, workers=2).summary
+        for executor in ("inline", "processes")
+    ]
+    assert found[0]["model_sha256"] == found[1]["model_sha256"]
+
+
 def test_the_share_of_overhead_is_per_worker():
     found = simulate(TASK, ALGORITHM, TIMING, limits=Limits(server_steps=40), executor="processes", workers=2).summary
     worked_s = found["training_s"] / 2 + found["evaluation_s"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import BroadcastLog, Client, HiddenState, wire
+from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError
 from qafel.rng import Stream
 from qafel.simulator import (
@@ -71,6 +72,44 @@ def test_the_loop_follows_a_plain_simulation_bit_for_bit(mushrooms):
     np.testing.assert_array_equal(found.server.model, x)
     assert found.clock.now == now
     assert found.traffic.staleness_counts == np.bincount(staleness).tolist()
+
+
+def test_a_direct_model_may_be_drawn_anew_at_every_start(mushrooms):
+    """Direct quantization as in the published neural runs, written plainly: each start has a Q_s(x) of its own."""
+    changes = {"preset": "fedbuff-direct", "server_quantizer": "qsgd:4", "direct_draw": "start"}
+    found = steps(mushrooms, STEPS, **changes)
+    local, quantizer = algorithm().local, found.algorithm.server_quantizer
+    durations = iter(np.abs(Stream.named(0, "duration").generator().normal(size=4096)))
+    x, starts, drawn_bytes, flights = np.zeros(113, np.float32), [0] * 20, 0, []
+
+    def start(client, now):
+        nonlocal drawn_bytes
+        payload = quantizer.encode(x, Stream.named(0, "start-quantizer", client, starts[client]))
+        drawn_bytes += HEADER_BYTES + len(payload)
+        starts[client] += 1
+        heapq.heappush(flights, (now + float(next(durations)), sum(starts), client, quantizer.decode(payload, 113)))
+
+    for client in range(20):
+        start(client, 0.0)
+    total, count, version = np.zeros(113, np.float32), 0, 0
+    while version < STEPS:
+        now, _, client, received = heapq.heappop(flights)
+        start(client, now)
+        total = total + (received - mushrooms.train(client, received, local, Stream.named(0, "unused")))
+        count += 1
+        if count == 4:
+            x = x - np.float32(0.1) * (total / np.float32(4))
+            total, count, version = np.zeros(113, np.float32), 0, version + 1
+    np.testing.assert_array_equal(found.server.model, x)
+    assert found.traffic.received_bytes == drawn_bytes, "every start downloads a message of its own"
+    assert found.traffic.broadcasts == STEPS
+    shared = steps(mushrooms, STEPS, **changes | {"direct_draw": "step"})
+    assert not np.array_equal(found.server.model, shared.server.model)
+
+
+def test_only_a_whole_model_can_be_drawn_at_a_start():
+    with pytest.raises(ConfigError, match='direct_draw = "start" needs broadcast = "model"; got difference'):
+        algorithm("qafel", direct_draw="start")
 
 
 def test_bytes_are_those_of_the_messages(mushrooms):

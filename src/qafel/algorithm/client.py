@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias, final
 
-from qafel.algorithm.hidden_state import HiddenState
+from qafel.algorithm.hidden_state import HiddenState, model_for_start
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.wiring import Algorithm
 from qafel.params import Vector
@@ -27,7 +27,7 @@ def local_update(
 ) -> bytes:
     """Copy, train and encode: one whole local update, as the message that crosses. Algorithm 2.
 
-    start      the hidden state that the client copied
+    start      the hidden state that the client copied; with `direct_draw = "start"`, the server's model itself
     algorithm  what server and clients agree on
     train      local training, from y₀ and a random stream to y_P
     seed       the run's seed: with `client` and `sequence` it names the random streams
@@ -35,6 +35,10 @@ def local_update(
     sequence   how many updates this client made before
     weight     how much this client's updates count
     """
+    if algorithm.direct_draw == "start":
+        message = Message.from_bytes(model_for_start(start, algorithm, seed, client, sequence))
+        received = algorithm.server_quantizer.decode(message.payload, message.dimension)
+        start = HiddenState.of(received, message.version)
     trained = train(start.vector, Stream.named(seed, "train", client, sequence))
     stream = Stream.named(seed, "client-quantizer", client, sequence)
     return make_upload(start, trained, algorithm, stream, client=client, sequence=sequence, weight=weight)

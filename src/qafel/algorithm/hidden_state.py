@@ -104,6 +104,13 @@ def advance(state: HiddenState, version: int, payload: Payload, algorithm: Algor
     return HiddenState.of(vector, version + 1, memory)
 
 
+def model_for_start(exact: HiddenState, algorithm: Algorithm, seed: int, client: int, sequence: int) -> bytes:
+    """What one client downloads when it starts: Q_s(x), drawn for this start alone. `exact` holds x itself."""
+    quantizer, model = algorithm.server_quantizer, exact.vector
+    payload = quantizer.encode(model, Stream.named(seed, "start-quantizer", client, sequence))
+    return Message(Kind.MODEL, quantizer.codec, model.size, exact.version, payload).to_bytes()
+
+
 @final
 class BroadcastLog:
     """What a client missed: the last broadcasts, at most `capacity`, and the digest of the hidden state before each.

@@ -13,9 +13,16 @@ from qafel.quantizers import Identity
 from qafel.quantizers.protocol import Quantizer
 
 Broadcast: TypeAlias = Literal["difference", "model"]
+DirectDraw: TypeAlias = Literal["step", "start"]
 Upload: TypeAlias = Literal["update", "model"]
 ClientWeights: TypeAlias = Literal["equal", "samples"]
-_CHOICES = {"aggregation": Aggregation, "client_weights": ClientWeights, "broadcast": Broadcast, "upload": Upload}
+_CHOICES = {
+    "aggregation": Aggregation,
+    "client_weights": ClientWeights,
+    "broadcast": Broadcast,
+    "direct_draw": DirectDraw,
+    "upload": Upload,
+}
 
 
 @final
@@ -68,6 +75,8 @@ class Algorithm:
     server_quantizer: Quantizer = field(default_factory=Identity)
     broadcast: Broadcast = "difference"
     """What the server sends: Q_s(x − x̂), which moves the hidden state; or Q_s(x) itself, direct quantization."""
+    direct_draw: DirectDraw = "step"
+    """Direct quantization: whether Q_s(x) is drawn once a step, for all, or anew for every client that starts."""
     memory_rate: float = 1.0
     """α: how much of q the reference of the next difference takes up; 1 but for MCM."""
     upload: Upload = "update"
@@ -85,6 +94,10 @@ class Algorithm:
         for name, kind in _CHOICES.items():
             known, found = get_args(kind), getattr(self, name)
             _require(found in known, f"{name} is one of {', '.join(known)}", found)
+        direct = self.broadcast == "model"
+        _require(
+            direct or self.direct_draw == "step", 'direct_draw = "start" needs broadcast = "model"', self.broadcast
+        )
 
     @property
     def broadcast_kind(self) -> Kind:

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from qafel.algorithm import PRESETS, Algorithm
 from qafel.algorithm.aggregation import Aggregation
 from qafel.algorithm.methods import assemble
-from qafel.algorithm.wiring import Broadcast, ClientWeights, Upload
+from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, Upload
 from qafel.config.tasks import TASKS, MushroomsConfig, Section, Seed, TaskConfig
 from qafel.errors import ConfigError
 from qafel.params import Layout
@@ -101,6 +101,7 @@ class AlgorithmConfig(Section):
     aggregation: Aggregation = "mean"
     client_weights: ClientWeights = "equal"
     broadcast: Broadcast = "difference"
+    direct_draw: DirectDraw = "step"
     memory_rate: float = Field(1.0, gt=0, le=1)
     upload: Upload = "update"
     staleness_exponent: float = Field(0.0, ge=0)

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar, final
 
 from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
+from qafel.algorithm.hidden_state import model_for_start
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, RejectedUpload
 from qafel.rng import Stream
@@ -198,7 +199,7 @@ class Simulation:
         if duration is None:
             duration = self._duration(client, number)
         download, steps = 0.0, None
-        download_bytes = self._fetch(client)
+        download_bytes = self._fetch(client, sequence)
         if timing.network is not None:
             download = timing.network.download_time(client, download_bytes)
         if deadline is not None and self.algorithm.partial_work:
@@ -219,13 +220,18 @@ class Simulation:
         if self.executor.looks_ahead:
             self.train_ahead_of(self.clock.now + delay, job)
 
-    def _fetch(self, client: int) -> int:
+    def _fetch(self, client: int, sequence: int) -> int:
         """Bring a client to the newest hidden state; return the bytes that it downloads: what `Server.catch_up` sends.
 
         The broadcasts since its last start (of whole models the newest), or a snapshot where that is shorter or it
         never took part. docs/decisions/simulator-starts-pay-what-they-download.md
+        With `direct_draw = "start"`, a model of its own.
         """
         held, now = self.held[client], self.traffic.broadcast_bytes
+        if self.algorithm.direct_draw == "start":
+            drawn = model_for_start(self.clients_hidden_state, self.algorithm, self.seed, client, sequence)
+            self.traffic.count_download(len(drawn))
+            return len(drawn)
         if held == now:
             return 0
         self.held[client] = now
@@ -278,6 +284,8 @@ class Simulation:
         """Every client receives the broadcast. Algorithm 3."""
         self.traffic.count_broadcast(broadcast, self.task.clients)
         self.clients_hidden_state = self.clients_hidden_state.advanced(Message.from_bytes(broadcast), self.algorithm)
+        if self.algorithm.direct_draw == "start":  # every start draws its own from the model itself
+            self.clients_hidden_state = HiddenState.of(self.server.model.copy(), self.server.version)
         self.last_broadcast_bytes = len(broadcast)
         if isinstance(self.timing.arrivals, Rounds):
             self._start_round()

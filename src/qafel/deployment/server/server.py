@@ -247,6 +247,8 @@ def open_server(
     out = directory.path
     if PRESETS[config.algorithm.preset].synchronous:
         raise ConfigError(f"{config.algorithm.preset} goes in rounds, a deployment does not: take fedbuff or qafel")
+    if config.algorithm.direct_draw == "start":
+        raise ConfigError('direct_draw = "start" sends each client its own model, a deployment sends all the same')
     algorithm = config.algorithm.wire(task.layout)
     if (out / "config.toml").exists() and state_of(out, config) == "other":
         raise ConfigError(f"{out} holds a run of another configuration: choose another --out")
