@@ -34,7 +34,10 @@ class TemperatureOfEachRoom:
 class HalfPrecision:
     """Sixteen bits a coordinate: NumPy's float16."""
 
-    spec, codec, unbiased = "half", b"half precision!!", False
+    spec, codec = "half", b"half precision!!"
+
+    def unbiased(self, size: int) -> bool:
+        return False
 
     def encode(self, vector: Vector, stream: Stream) -> bytes:
         return vector.astype(np.float16).tobytes()

@@ -1,12 +1,13 @@
-"""Plain, slow NumPy: what the kernels should compute, written from the description and not from the kernels."""
+"""Plain, slow NumPy: what encoding kernels should compute, and what decoding shares with them.
+
+Written from the description and not from the kernels. `tests.quantizers.decoder` reads every codec with it.
+"""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-
-from qafel.quantizers.rotated import LEVELS, blocks
 
 MASK64 = (1 << 64) - 1
 
@@ -99,61 +100,3 @@ def unpack(packed: bytes, size: int, bits: int) -> np.ndarray:
             codes[start : start + count] |= pieces.ravel()[:count] << low
             at, low = at + stride, low + width
     return codes
-
-
-def qsgd_decode(payload: bytes, size: int, bucket: int, levels: int, bits: int) -> np.ndarray:
-    count = -(-size // bucket)
-    steps = np.repeat(np.frombuffer(payload, "<f4", count), bucket)[:size]
-    codes = unpack(payload[4 * count :], size, bits)
-    signed = 2 * codes - 1 if bits == 1 else codes - levels
-    return steps * signed.astype(np.float32)
-
-
-def dithered_decode(payload: bytes, size: int, bucket: int, bits: int) -> np.ndarray:
-    count = -(-size // bucket)
-    steps = np.repeat(np.frombuffer(payload, "<f4", count, 8), bucket)[:size]
-    codes = unpack(payload[8 + 4 * count :], size, bits)
-    fraction = 15 if bits == 8 else 16
-    u = uniform16(size, (int.from_bytes(payload[:8], "little"), 0)) >> (16 - fraction)
-    twice = (codes << (fraction + 1)) + (1 << fraction) - 1 - (((1 << bits) - 1) << fraction) - 2 * u
-    return steps * (twice.astype(np.float32) * np.float32(2.0 ** -(fraction + 1)))
-
-
-def hadamard(columns: np.ndarray) -> np.ndarray:
-    """Butterflies in float32, smallest stride first, as every implementation of this format must add them."""
-    x, h = columns.copy(), 1
-    while h < x.shape[0]:
-        pairs = x.reshape(-1, 2, h, x.shape[1])
-        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(x.shape)
-        h *= 2
-    return x
-
-
-def signs_of(at: int, size: int, keys: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    count = max(1, size // 32)
-    words = hash_pair(at + np.arange(count), keys)
-    turns = np.arange(min(32, size), dtype=np.uint32)[:, None]
-    first, second = (1.0 - 2.0 * ((word[None, :] << turns) >> np.uint32(31)) for word in words)
-    return first.ravel().astype(np.float32), second.ravel().astype(np.float32)
-
-
-def rotated_decode(payload: bytes, size: int, bits: int) -> np.ndarray:
-    table, count, scale_count, _ = blocks(size, bits)
-    keys = round_keys((int.from_bytes(payload[:8], "little"), 0))
-    scales = np.frombuffer(payload, "<f4", scale_count, 8)
-    levels = np.concatenate([LEVELS[bits], -LEVELS[bits]])
-    result = np.empty(size, np.float32)
-    full, at = int(table[0, 0]), 8 + 4 * scale_count
-    for number in range(count):
-        if number < full:
-            start, kept, padded, cols, code, scale = number * 4096, 4096, 4096, 16, number * 4096, number * 16
-        else:
-            start, kept, padded, cols, code, scale = (int(v) for v in table[number - full + 1][:6])
-        length = sum(len(pack(np.zeros(min(512, padded - g), np.int64), bits)) for g in range(0, padded, 512))
-        x = levels[unpack(payload[at : at + length], padded, bits)].reshape(-1, cols)
-        d1, d2 = (d.reshape(-1, cols) for d in signs_of(code, padded, keys))
-        x = hadamard(hadamard(x) * d2) * d1
-        x = (x * np.float32(1 / (padded // cols))) * scales[scale : scale + cols]
-        result[start : start + kept] = x.ravel()[:kept]
-        at += length
-    return result

@@ -96,7 +96,7 @@ def test_the_stream_alone_decides(spec: str) -> None:
     quantizer = parse(spec)
     vector = vectors(1100)["gaussian"]
     assert quantizer.encode(vector, stream(1)) == quantizer.encode(vector, stream(1))
-    if quantizer.unbiased and quantizer.omega(vector.size) > 0:
+    if quantizer.unbiased(vector.size) and quantizer.omega(vector.size) > 0:
         assert quantizer.encode(vector, stream(1)) != quantizer.encode(vector, stream(2))
 
 
@@ -134,7 +134,7 @@ def test_threads_change_no_bit(spec: str) -> None:
 def test_unbiased_where_claimed(spec: str) -> None:
     """Mean error over 600 draws along 24 directions within 5.5 standard errors: wrong alarm below 1e-6 a spec."""
     quantizer = parse(spec)
-    if not quantizer.unbiased or quantizer.omega(300) == 0:
+    if not quantizer.unbiased(300) or quantizer.omega(300) == 0:
         pytest.skip("claims no unbiasedness, or is exact")
     for name in ("heavy-tailed", "all-equal", "two-sparse"):
         vector = vectors(300)[name]

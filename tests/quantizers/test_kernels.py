@@ -12,7 +12,7 @@ from qafel.quantizers import parse
 from qafel.quantizers.kernels import packed_bytes
 from qafel.quantizers.kernels.sparse import select_random
 from qafel.rng import Stream
-from tests.quantizers import oracle
+from tests.quantizers import decoder, oracle
 from tests.quantizers.specs import same_bits, stream, vectors
 
 SIZES = (1, 2, 5, 127, 511, 512, 513, 2049)
@@ -35,7 +35,7 @@ def test_qsgd_encodes_and_decodes_as_the_oracle(size: int, bits: int, bucket: in
     codes = oracle.codes_of(x, sent, bucket, levels, bits, stream().words)
     assert payload[4 * steps.size :] == oracle.pack(codes, bits)
     decoded = parse(f"qsgd:{bits},norm={norm},bucket={bucket}").decode(payload, size)
-    assert same_bits(decoded, oracle.qsgd_decode(payload, size, bucket, levels, bits))
+    assert same_bits(decoded, decoder.qsgd(payload, size, bucket, levels, bits))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -49,7 +49,7 @@ def test_dithered_encodes_and_decodes_as_the_oracle(size: int, bits: int) -> Non
     codes = oracle.codes_of(x, steps, 100, levels, bits, (int.from_bytes(payload[:8], "little"), 0))
     assert payload[8 + 4 * steps.size :] == oracle.pack(codes, bits)
     decoded = parse(f"dithered:{bits},bucket=100").decode(payload, size)
-    assert same_bits(decoded, oracle.dithered_decode(payload, size, 100, bits))
+    assert same_bits(decoded, decoder.dithered(payload, size, 100, bits))
 
 
 def test_affine_reads_nothing_of_an_empty_tensor() -> None:
@@ -62,7 +62,7 @@ def test_affine_reads_nothing_of_an_empty_tensor() -> None:
 def test_rotated_decodes_as_the_oracle(size: int, bits: int) -> None:
     quantizer = parse(f"rotated:{bits}")
     payload = quantizer.encode(vectors(size)["heavy-tailed"], stream())
-    assert same_bits(quantizer.decode(payload, size), oracle.rotated_decode(payload, size, bits))
+    assert same_bits(quantizer.decode(payload, size), decoder.rotated(payload, size, bits))
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

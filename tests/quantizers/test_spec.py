@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qafel.algorithm.messages import Kind, Message
 from qafel.errors import SpecError, WrongCodec
 from qafel.params import Layout
 from qafel.quantizers import Affine, Qsgd, Quantizer, from_codec, parse
@@ -107,6 +108,29 @@ def test_any_codec_bytes_are_a_quantizer_or_refused(codec: bytes) -> None:
     except WrongCodec:
         return
     assert quantizer.codec == codec
+
+
+@pytest.mark.parametrize("codec", ["0800040000000000", "09000000000000000800020000000000", "0801030000000000"])
+def test_the_biased_rotated_of_old_is_refused_in_a_sentence(codec: str) -> None:
+    with pytest.raises(WrongCodec, match=r"^the message was made by the rotated of old, .*: upgrade the sender"):
+        from_codec(bytes.fromhex(codec).ljust(16, b"\0"))
+
+
+def test_a_message_of_the_rotated_of_old_is_refused_in_a_sentence() -> None:
+    old = bytes.fromhex("0800040000000000").ljust(16, b"\0")
+    message = Message(Kind.UPLOAD, old, 113, 0, bytes(76))
+    with pytest.raises(WrongCodec, match="rotated of old"):
+        message.check(Kind.UPLOAD, 113, parse("rotated:4"))
+
+
+def test_unbiased_is_a_property_of_a_size() -> None:
+    assert all(parse("rotated:1").unbiased(size) for size in (1, 2, 113, 29_282))
+    assert parse("sign").unbiased(1)
+    assert not parse("sign").unbiased(2)
+    assert parse("top_k:count=3").unbiased(3)
+    assert not parse("top_k:count=3").unbiased(4)
+    assert parse("rand_k:0.1,values=sign").unbiased(10)
+    assert not parse("rand_k:0.1,values=sign").unbiased(20)
 
 
 def test_codec_of_another_length_is_refused() -> None:

@@ -41,7 +41,7 @@ from qafel.errors import (
     WrongDimension,
     WrongKind,
 )
-from qafel.quantizers.protocol import CODEC_BYTES, Payload, Quantizer
+from qafel.quantizers.protocol import CODEC_BYTES, Payload, Quantizer, retired
 
 MAGIC = b"QF"
 FORMAT = 1
@@ -138,7 +138,8 @@ class Message(NamedTuple):
             raise WrongDimension(f"the receiver's model has {dimension} parameters, the message {self.dimension}")
         codec, most = expectations(quantizer, dimension)
         if self.codec != codec:
-            raise WrongCodec(f"the receiver reads {quantizer.spec} ({codec.hex()}), found {self.codec.hex()}")
+            unread = f"the receiver reads {quantizer.spec} ({codec.hex()}), found {self.codec.hex()}"
+            raise WrongCodec(retired(self.codec) or unread)
         if len(self.payload) > most:
             raise OversizedMessage(
                 f"{quantizer.spec} needs at most {most} bytes here, the payload has {len(self.payload)}"

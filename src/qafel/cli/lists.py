@@ -128,7 +128,7 @@ def quantizer_row(spec: str, size: int) -> dict[str, Any]:
     return {
         "quantizer": quantizer.spec,
         "size": size,
-        "unbiased": quantizer.unbiased,
+        "unbiased": quantizer.unbiased(size),
         "omega": quantizer.omega(size),
         "delta": quantizer.delta(size),
         "bits_per_coordinate": normal.bits_per_coordinate,

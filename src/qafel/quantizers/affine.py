@@ -45,7 +45,8 @@ class Affine(FixedRate):
     def codec(self) -> bytes:
         return pack_codec(AFFINE, bytes([self.bits]) + (self.layout.fingerprint if self.layout else b""))
 
-    unbiased = False
+    def unbiased(self, size: int) -> bool:
+        return self.omega(size) == 0
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         vector = as_finite_vector(vector)

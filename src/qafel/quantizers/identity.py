@@ -22,7 +22,9 @@ class Identity:
 
     spec = "none"
     codec = pack_codec(NONE)
-    unbiased = True
+
+    def unbiased(self, size: int) -> bool:
+        return True
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         return as_finite_vector(vector).astype("<f4", copy=False).tobytes()

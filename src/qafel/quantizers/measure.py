@@ -82,7 +82,7 @@ def fitness(quantizer: Quantizer, size: int, role: Role) -> list[str]:
     The server's Q_s must contract (δ > 0, or the hidden state may run away from the model); the clients' Q_c must be
     unbiased (or the errors of the K buffered updates do not average out). Section II-A of the paper.
     """
-    if role == "client" and not quantizer.unbiased:
+    if role == "client" and not quantizer.unbiased(size):
         return [
             f"client quantizer {quantizer.spec!r} is biased: its errors add up over the buffered updates instead of "
             "averaging out; use an unbiased one, such as qsgd:4, dithered:4, rotated:4 or rand_k"
@@ -104,7 +104,7 @@ def _remedy(quantizer: Quantizer, size: int) -> str:
         smaller = (Qsgd(quantizer.bits, quantizer.levels, "max", bucket) for bucket in (512, 256, 128, 64, 32, 16))
         fit = next((candidate for candidate in smaller if candidate.delta(size) > 0), None)
         choices.append(f"use buckets ({fit.spec})" if fit else "use more bits")
-    if quantizer.unbiased and not quantizer.spec.startswith("scaled:"):
+    if quantizer.unbiased(size) and not quantizer.spec.startswith("scaled:"):
         choices.append(f"divide by 1 + ω (scaled:{quantizer.spec}, a contraction with δ = 1/(1+ω))")
     return ", or ".join(choices) or "use one with δ > 0, as `qafel quantizers` lists them"
 

@@ -177,7 +177,8 @@ class Unbiased(FixedRate):
 
     __slots__ = ()
 
-    unbiased = True
+    def unbiased(self, size: int) -> bool:
+        return True
 
     @abstractmethod
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:

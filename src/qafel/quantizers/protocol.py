@@ -30,8 +30,9 @@ RAND_K: Final = 4
 AFFINE: Final = 5
 SIGN: Final = 6
 DITHERED: Final = 7
-ROTATED: Final = 8
 SCALED: Final = 9
+ROTATED: Final = 10
+RETIRED: Final = {8: "the rotated of old, which was biased for short and for sparse vectors"}
 ZSTD_FLAG: Final = 1
 _CODEC: Final = struct.Struct("<BB6s8s")
 
@@ -56,9 +57,8 @@ class Quantizer(Protocol):
         """Sixteen bytes that name the codec and its parameters in a message; equal exactly when payloads fit."""
         ...
 
-    @property
-    def unbiased(self) -> bool:
-        """Whether E[Q(x)] = x for every x."""
+    def unbiased(self, size: int) -> bool:
+        """Whether E[Q(x)] = x for every x of `size` coordinates, to a relative squared bias below 10⁻⁴."""
         ...
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
@@ -124,6 +124,12 @@ def split_codec(codec: bytes) -> tuple[int, int, bytes, bytes]:
     """Identifier, flags, parameters, and the inner codec as sixteen bytes of its own (empty if there is none)."""
     codec_id, flags, parameters, inner = _CODEC.unpack(codec)
     return codec_id, flags, parameters, inner.ljust(CODEC_BYTES, b"\0") if any(inner) else b""
+
+
+def retired(codec: bytes) -> str:
+    """A sentence about a codec that is no longer read, on its own or inside another; empty for all others."""
+    names = [RETIRED[codec_id] for codec_id in (codec[0], codec[8]) if codec_id in RETIRED]
+    return f"the message was made by {names[0]}: upgrade the sender, and begin the run anew" if names else ""
 
 
 def with_flags(codec: bytes, flags: int) -> bytes:

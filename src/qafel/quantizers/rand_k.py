@@ -29,9 +29,8 @@ class RandK(Sparse):
     NAME = "rand_k"
     CODEC_ID = RAND_K
 
-    @property
-    def unbiased(self) -> bool:
-        return self.values.unbiased
+    def unbiased(self, size: int) -> bool:
+        return self.values.unbiased(self.count(size))
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         return self.encode_scaled(vector, stream, 1.0)

@@ -38,7 +38,8 @@ class Sign(FixedRate):
     def from_parameters(fields: bytes) -> Sign:
         return Sign(int.from_bytes(fields[:3], "little") or None)
 
-    unbiased = False
+    def unbiased(self, size: int) -> bool:
+        return self.omega(size) == 0
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         return payloads.encode(encode_signs, vector, stream.words, self.bucket, 1, 1, 0, 1.0)

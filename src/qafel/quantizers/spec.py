@@ -201,8 +201,10 @@ def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:
     codec_id, flags, fields, inner = protocol.split_codec(codec)
     if flags & protocol.ZSTD_FLAG:
         return _compressed(_from_fields(protocol.with_flags(codec, flags & ~protocol.ZSTD_FLAG), layout))
+    if sentence := protocol.retired(codec):
+        raise WrongCodec(sentence)
     if codec_id not in _BY_ID or (codec_id == protocol.SCALED and not inner):
-        raise WrongCodec(f"codec {codec_id} is unknown: this version knows 1 to {protocol.SCALED}; a newer sender?")
+        raise WrongCodec(f"codec {codec_id} is unknown: this version knows up to {max(_BY_ID)}; a newer sender?")
     return _BY_ID[codec_id](fields, inner, layout)
 
 

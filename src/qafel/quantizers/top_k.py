@@ -178,7 +178,9 @@ class TopK(Sparse):
     NAME = "top_k"
     CODEC_ID = TOP_K
 
-    unbiased = False
+    def unbiased(self, size: int) -> bool:
+        """Only where all coordinates are kept."""
+        return self.count(size) == size and self.values.unbiased(size)
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         vector = as_finite_vector(vector)

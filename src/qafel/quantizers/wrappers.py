@@ -11,6 +11,7 @@ from qafel.quantizers.protocol import SCALED, ZSTD_FLAG, FixedLength, Payload, S
 from qafel.rng import Stream
 
 _LEVEL = 1
+_MANY = 1 << 20  # coordinates: a size at which nothing is exact by chance
 
 
 @final
@@ -32,9 +33,8 @@ class Zstd:
     def codec(self) -> bytes:
         return with_flags(self.inner.codec, ZSTD_FLAG)
 
-    @property
-    def unbiased(self) -> bool:
-        return self.inner.unbiased
+    def unbiased(self, size: int) -> bool:
+        return self.inner.unbiased(size)
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         import zstandard  # noqa: PLC0415 — only who compresses pays for loading it
@@ -104,7 +104,7 @@ class Scaled:
     inner: Scalable
 
     def __post_init__(self) -> None:
-        if not self.inner.unbiased:
+        if not self.inner.unbiased(_MANY):
             raise SpecError(f"scaled takes an unbiased quantizer; {self.inner.spec!r} is biased: use it as it is")
 
     @property
@@ -115,7 +115,8 @@ class Scaled:
     def codec(self) -> bytes:
         return pack_codec(SCALED, b"", self.inner.codec)
 
-    unbiased = False
+    def unbiased(self, size: int) -> bool:
+        return self.omega(size) == 0
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         return self.inner.encode_scaled(vector, stream, 1.0 / (1.0 + self.inner.omega(vector.size)))

@@ -4,7 +4,8 @@ They are module-level Numba functions, cached on disk, free of the GIL and of fa
 independent spans, so that any number of threads gives the same bytes. See docs/decisions/quantizers-kernels.md.
 
     levels    a step per bucket or tensor and a code per coordinate: QSGD, sign, dither, affine
-    rotation  randomised Hadamard blocks and the best levels for a Gaussian
+    rotation  a random rotation of a block
+    blocks    rotated blocks to the best levels for a Gaussian and back
     sparse    selection and index coding for top-k and rand-k
 
 Here is what they share: a keyed counter hash, a maximum over absolute values, codes packed into bytes, and the end of
