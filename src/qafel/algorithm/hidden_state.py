@@ -78,7 +78,7 @@ class HiddenState:
     @staticmethod
     def from_snapshot(message: Message, dimension: int, algorithm: Algorithm) -> HiddenState:
         """The inverse of `to_snapshot`, for a model of that dimension."""
-        with_memory = algorithm.memory_rate != 1 and message.dimension == 2 * dimension
+        with_memory = algorithm.downlink_rate(dimension) != 1 and message.dimension == 2 * dimension
         size = 2 * dimension if with_memory else dimension
         message.check(Kind.SNAPSHOT, size, _SNAPSHOT_CODEC)
         whole = _SNAPSHOT_CODEC.decode(message.payload, size)
@@ -97,10 +97,10 @@ def advance(state: HiddenState, version: int, payload: Payload, algorithm: Algor
     base = state.memory if algorithm.broadcast_kind is Kind.BROADCAST else np.zeros_like(state.memory)
     vector = base.copy()
     algorithm.server_quantizer.add_decoded_(vector, payload)
-    memory = None
-    if algorithm.memory_rate != 1:
+    memory, rate = None, algorithm.downlink_rate(base.size)
+    if rate != 1:
         memory = base.copy()
-        algorithm.server_quantizer.add_decoded_(memory, payload, algorithm.memory_rate)
+        algorithm.server_quantizer.add_decoded_(memory, payload, rate)
     return HiddenState.of(vector, version + 1, memory)
 
 

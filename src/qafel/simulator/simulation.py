@@ -9,9 +9,11 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar, final
 
 from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
+from qafel.algorithm.client import remembered
 from qafel.algorithm.hidden_state import model_for_start
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, RejectedUpload
+from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.runs.progress import Traffic
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
@@ -105,7 +107,13 @@ class Simulation:
         self.timing = timing
         self.seed = seed
         self.executor: Executor = executor or Inline(Trainer(task, algorithm, seed))
-        self.server = Server(task.initial_model(Stream.named(seed, "initial-model")), algorithm, seed, log_capacity=0)
+        self.server = Server(
+            task.initial_model(Stream.named(seed, "initial-model")),
+            algorithm,
+            seed,
+            log_capacity=0,
+            clients=task.clients,
+        )
         self.clients_hidden_state = HiddenState.of(self.server.model.copy())
         """The clients' hidden state, moved by the broadcasts' bytes alone: one vector, as all hold the same."""
         self.clock: Clock[Event] = Clock()
@@ -116,6 +124,8 @@ class Simulation:
         self.last_broadcast_bytes = 0
         self.held = array("q", [-1]) * task.clients
         """How many bytes had been broadcast when each client last started; −1: it never did."""
+        self.memories: dict[int, Vector] = {}
+        """What each client's uploads are relative to (MCM); zero for those that are not in it."""
         self._snapshot = (-1, 0)  # of which version, and its bytes
         self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
         self._dropouts = uniform_draws(seed, "dropout")
@@ -214,7 +224,7 @@ class Simulation:
             self.clock.schedule(download + duration, Gone(client))
             return
         weight = self._weights[client] if self._weights else 1.0
-        job = Job(number, client, sequence, self.clients_hidden_state, weight, steps)
+        job = Job(number, client, sequence, self.clients_hidden_state, weight, steps, self.memories.get(client))
         delay = download + duration
         self.clock.schedule(delay, job)
         if self.executor.looks_ahead:
@@ -273,11 +283,13 @@ class Simulation:
     def _deliver(self, job: Job, upload: bytes) -> bool:
         self._finish(job.client)
         try:
-            accepted = self.server.receive(Message.from_bytes(upload))
+            accepted = self.server.receive(message := Message.from_bytes(upload))
         except RejectedUpload:
             self.traffic.count_rejected(upload)
             return False
         self.traffic.count_upload(upload, accepted.staleness)
+        if self.algorithm.uplink_memory_rate:
+            self.memories[job.client] = remembered(self.memories.get(job.client), message, self.algorithm)
         return accepted.broadcast is not None and self._spread(accepted.broadcast)
 
     def _spread(self, broadcast: bytes) -> bool:
