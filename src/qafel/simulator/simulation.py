@@ -19,7 +19,7 @@ from qafel.runs.progress import Traffic
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
-from qafel.simulator.timing.durations import uniform_draws
+from qafel.simulator.timing.durations import partial_work, uniform_draws
 from qafel.tasks.protocol import Task, sample_weights
 
 Scheduled = TypeVar("Scheduled")
@@ -320,23 +320,6 @@ class Simulation:
             raise ConfigError(f"{self.rounds} rounds ended without an update: set a longer timing.round_timeout")
         self._start_round()
         return False
-
-
-def partial_work(steps: int, duration: float, time: float) -> tuple[int, float]:
-    """How many of its local steps a client gets done in a time, and how long these take. FedProx's partial work.
-
-    steps      all that it has to do, each of the same length
-    duration   how long all of them take
-    time       until it has to send what it has
-    """
-    if time < 0:
-        return 0, 0.0
-    if duration <= time:
-        return steps, duration
-    done = int(steps * time / duration) + 1  # rounding may have lost one: the loop decides
-    while done and duration * (done / steps) > time:
-        done -= 1
-    return done, duration * (done / steps)
 
 
 def require_progress(simulation: Simulation) -> None:
