@@ -82,6 +82,20 @@ def test_a_report_of_nothing_fails_and_so_does_a_path_that_leads_nowhere(make_ru
         CliRunner().invoke(app, [str(make_run()), str(tmp_path / "nowhere"), "--out", out], catch_exceptions=False)
 
 
+def test_a_folder_of_runs_is_a_report_of_all_of_them(make_run, tmp_path):
+    """Seeds are one curve; what a sweep moved aside is left out, and named."""
+    for seed in (0, 1):
+        make_run("a", folder=f"all/a-seed{seed}", seed=seed, config={"seed": seed})
+    make_run("a", folder="all/a-seed1.old-1")
+    result = CliRunner().invoke(app, [str(tmp_path / "all"), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["report"] == str(tmp_path / "all" / "report.html")
+    assert found["runs"] == ["a · seed 0", "a · seed 1"]
+    assert found["left_out"] == [str(tmp_path / "all" / "a-seed1.old-1")]
+    assert "<td>2</td>" in (tmp_path / "all" / "report.html").read_text()
+
+
 def test_a_diverged_run_is_said_to_have(make_run, tmp_path):
     runs = [str(make_run("a")), str(make_run("b", status="diverged"))]
     result = CliRunner().invoke(app, [*runs, "--out", str(tmp_path / "page.html")])

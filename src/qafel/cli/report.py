@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from qafel.drawing.printed import save_figure
 from qafel.errors import DataError, NothingToShow, OutputError
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
-from qafel.runs.reading import Run
+from qafel.runs.reading import Run, run_directories
 from qafel.runs.summary import Summary
 from qafel.simulator.run import run as simulate
 from qafel.text import human_bytes
@@ -33,17 +34,20 @@ RECIPES = (
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, in the order to show them.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of them, in the order to show.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page to write. Default: report.html here, or in the run directory if it is only one."),
+        typer.Option(help="The page to write. Default: report.html here, or in RUN if that is only one."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page. Default: the names of the runs.")] = "",
     json_output: JsonOption = False,
 ) -> None:
     """Compare runs: write a self-contained HTML page, and a figure of the same name beside it.
 
-    Of several runs, those without any evaluation yet are left out and named, and so is what is no run directory.
+    Runs that differ only by seed are one curve and one row. Of several runs, those without any evaluation yet are left
+    out and named, and so is what is no run directory.
 
     Example: qafel report runs/qafel runs/fedbuff --out comparison/report.html
     """
@@ -70,11 +74,15 @@ def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
     """The runs; of several, those with nothing to show yet are left out, each with the reason."""
     loaded: list[Run] = []
     left_out: list[tuple[Path, str]] = []
-    for path in paths:
+    found = [(inside, inside != path) for path in paths for inside in run_directories(path)]
+    for path, within in found:
+        if within and re.fullmatch(r".*\.old-\d+", path.name):
+            left_out.append((path, "moved aside"))
+            continue
         try:
             loaded.append(Run.load(path))
         except NothingToShow as error:
-            if len(paths) == 1:
+            if len(found) == 1:
                 raise
             left_out.append((path, error.why))
     if not loaded:
