@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import typer
@@ -112,6 +113,10 @@ def test_the_demos_table_has_a_place_for_runs_that_diverged():
 
 def test_the_demo_shows_a_table_a_picture_and_a_report(tmp_path):
     shown = qafel("demo", "--steps", 100, "--out", tmp_path / "demo").stdout
+    begun = sorted(path.stat().st_mtime for path in tmp_path.glob("demo/*/config.toml"))
+    ended = sorted(path.stat().st_mtime for path in tmp_path.glob("demo/*/summary.json"))
+    assert len(begun) == len(ended) == 6
+    assert os.cpu_count() == 1 or begun[1] < ended[0], "two runs at a time"
     for word in ("QAFeL, server top 1 %", "direct, server top 50 %", "traffic ×", "report.html"):
         assert word in shown
     assert (tmp_path / "demo/comparison.png").read_bytes().startswith(b"\x89PNG")
