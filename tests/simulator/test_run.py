@@ -76,11 +76,7 @@ TIMINGS = {
 }
 
 
-OTHERS = {
-    "deadline": {"partial_work": True},
-    "poisson": {"preset": "fedbuff-direct", "direct_draw": "start"},
-    "rounds": {"preset": "mcm"},
-}
+OTHERS = {"deadline": {"partial_work": True}, "poisson": {"preset": "fedbuff-direct", "direct_draw": "start"}}
 """What else is carried over an interruption, and with which timing it is tried."""
 
 
