@@ -29,6 +29,8 @@ from qafel.text import did_you_mean, human_bytes, human_count, human_metric, hum
         (human_seconds(31.24), "31.2 s"),
         (human_seconds(125), "2 min 5 s"),
         (human_seconds(7384), "2 h 3 min"),
+        (human_seconds(47 * 3600), "47 h 0 min"),
+        (human_seconds(5 * 86400 + 3 * 3600 + 59), "5 d 3 h"),
     ],
 )
 def test_numbers_are_written_for_people(written, expected):

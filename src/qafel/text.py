@@ -43,7 +43,7 @@ def human_metric(value: float) -> str:
 
 
 def human_seconds(value: float) -> str:
-    """Seconds, minutes and seconds, or hours and minutes."""
+    """Seconds, minutes and seconds, hours and minutes, or days and hours."""
     if not math.isfinite(value):
         return UNKNOWN
     if value < 99.5:
@@ -51,7 +51,8 @@ def human_seconds(value: float) -> str:
     minutes, seconds = divmod(round(value), 60)
     if minutes < 60:
         return f"{minutes} min {seconds} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def human_ratio(value: float) -> str:

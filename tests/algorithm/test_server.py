@@ -218,6 +218,10 @@ def test_a_client_refuses_to_send_what_is_not_finite():
         ({"max_staleness": -1}, "zero or more"),
         ({"aggregation": "median"}, "aggregation is one of"),
         ({"upload": "gradient"}, "upload is one of"),
+        ({"memory_rate": 0.0}, "memory_rate lies in"),
+        ({"memory_rate": "omega"}, "memory_rate lies in"),
+        ({"uplink_memory_rate": 1.5}, "uplink_memory_rate lies in"),
+        ({"uplink_memory_rate": 0.5}, "an uplink memory needs the plain mean of updates, in rounds"),
     ],
 )
 def test_impossible_settings_are_refused(change, words):
@@ -232,6 +236,23 @@ def test_presets_refuse_what_contradicts_them():
         wire("fedasync", **settings())
     with pytest.raises(ConfigError, match="unknown algorithm 'fedsync'"):
         wire("fedsync", **settings())
+
+
+def test_the_rates_of_mcms_memories_follow_from_its_quantizers():
+    algorithm = wire("mcm", **settings(client_quantizer="rand_k:0.1", server_quantizer="rand_k:0.25"))
+    assert algorithm.uplink_rate(100) == pytest.approx(1 / (2 * 10))
+    assert algorithm.downlink_rate(100) == pytest.approx(1 / (2 * 4))
+    with pytest.raises(ConfigError, match="told how many clients there are"):
+        Server(np.ones(100, np.float32), algorithm, 0)
+
+    class Mine:
+        spec = "mine"
+
+        def omega(self, size):
+            return np.inf
+
+    with pytest.raises(ConfigError, match="mine has no bound ω"):
+        wire("mcm", **settings(server_quantizer=Mine())).downlink_rate(100)
 
 
 def test_presets_are_wiring():

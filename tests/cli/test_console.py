@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import re
 from dataclasses import fields
 
 import pytest
 from rich.console import Console
 
+from qafel.cli import console
 from qafel.cli.console import SweepProgress
+from qafel.config import StopConfig
 from qafel.paper.entry import Change, configuration
 from qafel.simulator import Row
 from qafel.sweeps import Planned
@@ -52,6 +56,33 @@ def test_the_time_left_weighs_runs_and_a_resumed_ones_past_is_no_speed():
         assert progress.seconds_left() == pytest.approx(5.0)
         progress.ended(long, "failed")
         assert progress.seconds_left() == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("status", ["finished", "failed"])
+def test_the_bar_of_all_runs_is_full_when_all_have_ended(status):
+    """Also if none of them did any work that was seen."""
+    run = planned_run(100)
+    with SweepProgress([run], [run], console=Console(file=io.StringIO())) as progress:
+        progress.started(run)
+        progress.ended(run, status)
+        assert progress.bars.tasks[0].percentage == 100
+    with SweepProgress([run], [], console=Console(file=io.StringIO())) as progress:
+        assert progress.bars.tasks[0].percentage == 100, "nothing was left to do"
+
+
+@pytest.mark.parametrize("name", ["mushrooms-qafel-4bit", "cifar10-fedasync-direct-c1000-qsgd"])
+def test_a_runs_bar_fits_in_80_columns_and_its_end_shows_the_last_step(name, monkeypatch):
+    written = io.StringIO()
+    monkeypatch.setattr(console, "errors", Console(file=written, width=80, force_terminal=True))
+    with console.run_bars() as bars:
+        bar = console.RunBar(bars, name, StopConfig(server_steps=10_000), "accuracy")
+        bar.on_row(dataclasses.replace(row(9_950), metric=0.000795, upload_bytes_total=64_100_000, wall_s=9.0))
+        bar.on_end({"metric_final": 0.000793, "server_steps": 10_000, "status": "finished"})
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue()).replace("\r", "\n").splitlines()
+    last = [line for line in lines if line.strip()][-1]
+    assert "10,000 steps accuracy 0.000793 · finished" in last
+    assert "━" * 8 in last
+    assert last.count("…") == (len(name) > 20)
 
 
 @pytest.mark.parametrize(("terminal", "quiet", "lines"), [(False, False, 1), (False, True, 0), (True, True, 0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.errors import ConfigError, UserError
 from qafel.params import Vector
 from qafel.rng import Stream
+from tests.command import qafel
 from tests.deployment.processes import Command, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "deployment"
@@ -127,6 +129,32 @@ def test_a_users_mistake_is_one_sentence(
     found = CliRunner().invoke(_app(command), [str(tmp_path) if part == "OUT" else part for part in arguments])
     assert isinstance(found.exception, UserError), found.output
     assert sentence in str(found.exception)
+
+
+def test_a_metrics_port_in_use_is_one_sentence_and_no_banner_comes_before_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = ["--port", str(free_port()), "--metrics-port", str(taken.getsockname()[1])]
+        refused = qafel("server", "mushrooms-fedbuff", "--local-broker", *ports, "--out", tmp_path / "run", expect=2)
+    assert refused.stderr.count("\n") == 1, refused.stderr
+    assert "cannot serve metrics at 127.0.0.1" in refused.stderr
+    assert "address already in use" in refused.stderr
+    assert "choose another --metrics-port" in refused.stderr
+
+
+def test_the_client_command_that_a_local_broker_prints_works_as_it_stands(tmp_path: Path) -> None:
+    """It names the broker unless that is where clients look anyway; the server is well by then."""
+    port = str(free_port())
+    stop = ["--set", "stop.uploads=20", "--set", "algorithm.buffer_size=5", "--set", "task.clients=1"]
+    arguments = ["--local-broker", "--port", port, "--out", str(tmp_path / "run"), *stop]
+    serving = Command("server", tmp_path / "server.out", "mushrooms-fedbuff", *arguments)
+    said = tmp_path / "server.err"
+    banner = wait_for(lambda: said.read_text(encoding="utf-8").splitlines(), "the banner", 60)[0]
+    assert banner.startswith(f"broker at nats://127.0.0.1:{port}; clients: qafel client ")
+    command = banner.partition("clients: qafel ")[2].replace(" N", " 0").split()
+    taken = qafel(*command, cwd=tmp_path)
+    assert "20 accepted" in taken.stderr
+    assert (tmp_path / "clients" / "mushrooms-fedbuff" / "0").is_dir()
+    assert serving.process.wait(60) == 0
 
 
 def test_a_brokers_folder_is_not_overwritten(tmp_path: Path) -> None:

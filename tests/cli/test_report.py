@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import typer
@@ -82,6 +83,20 @@ def test_a_report_of_nothing_fails_and_so_does_a_path_that_leads_nowhere(make_ru
         CliRunner().invoke(app, [str(make_run()), str(tmp_path / "nowhere"), "--out", out], catch_exceptions=False)
 
 
+def test_a_folder_of_runs_is_a_report_of_all_of_them(make_run, tmp_path):
+    """Seeds are one curve; what a sweep moved aside is left out, and named."""
+    for seed in (0, 1):
+        make_run("a", folder=f"all/a-seed{seed}", seed=seed, config={"seed": seed})
+    make_run("a", folder="all/a-seed1.old-1")
+    result = CliRunner().invoke(app, [str(tmp_path / "all"), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["report"] == str(tmp_path / "all" / "report.html")
+    assert found["runs"] == ["a · seed 0", "a · seed 1"]
+    assert found["left_out"] == [str(tmp_path / "all" / "a-seed1.old-1")]
+    assert "<td>2</td>" in (tmp_path / "all" / "report.html").read_text()
+
+
 def test_a_diverged_run_is_said_to_have(make_run, tmp_path):
     runs = [str(make_run("a")), str(make_run("b", status="diverged"))]
     result = CliRunner().invoke(app, [*runs, "--out", str(tmp_path / "page.html")])
@@ -98,6 +113,10 @@ def test_the_demos_table_has_a_place_for_runs_that_diverged():
 
 def test_the_demo_shows_a_table_a_picture_and_a_report(tmp_path):
     shown = qafel("demo", "--steps", 100, "--out", tmp_path / "demo").stdout
+    begun = sorted(path.stat().st_mtime for path in tmp_path.glob("demo/*/config.toml"))
+    ended = sorted(path.stat().st_mtime for path in tmp_path.glob("demo/*/summary.json"))
+    assert len(begun) == len(ended) == 6
+    assert os.cpu_count() == 1 or begun[1] < ended[0], "two runs at a time"
     for word in ("QAFeL, server top 1 %", "direct, server top 50 %", "traffic ×", "report.html"):
         assert word in shown
     assert (tmp_path / "demo/comparison.png").read_bytes().startswith(b"\x89PNG")

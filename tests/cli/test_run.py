@@ -91,3 +91,6 @@ def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_stri
     command = ["run", "mushrooms-qafel-qsgd", *QUICK, "--set", unfit]
     assert "warning:" in qafel_here(*command)[1]
     assert "--strict" in qafel_here(*command, "--strict", expect=2)[1]
+    biased = ["run", "mushrooms-mcm", *QUICK, "--set", "algorithm.server_quantizer=top_k:0.5", "--strict"]
+    assert "is biased: a memory" in qafel_here(*biased, expect=2)[1]
+    assert "warning:" not in qafel_here("run", "mushrooms-mcm", *QUICK)[1]

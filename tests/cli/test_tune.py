@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from qafel.cli.tune import _TuneProgress
 from tests.command import qafel
 
 QUICK = ["--set", "stop.server_steps=100", "--set", "algorithm.server_lr=0.05", "--target", "0.2", "--trials", "5"]
@@ -79,3 +80,9 @@ def test_a_search_of_the_buffer_size_in_server_steps_is_warned_of(tmp_path):
     finished = qafel("tune", "mushrooms-qafel-4bit", *QUICK, *search, cwd=tmp_path, expect=1)
     assert "warning: a server step is buffer_size uploads" in finished.stderr
     assert "none of 0 trials" in finished.stdout
+
+
+def test_the_bar_is_full_when_a_search_ends_before_all_its_trials():
+    with _TuneProgress("recipe", 30, quiet=True) as progress:
+        progress.bars.update(progress._bar, completed=12)
+    assert progress.bars.tasks[0].percentage == 100

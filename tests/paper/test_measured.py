@@ -8,17 +8,9 @@ import pytest
 
 from qafel.errors import NotComparable
 from qafel.paper.convex import HIDDEN_QSGD, UNQUANTIZED
-from qafel.paper.measured import Spread, ratios, to_target
+from qafel.paper.measured import ratios, to_target
 from qafel.paper.neural import FEDBUFF, QAFEL
 from tests.paper.made_up import by_seed, falling, made_up, measured, rising
-
-
-def test_a_spread_knows_what_is_not_finite():
-    spread = Spread.of([1.0, math.inf])
-    assert spread.mean == math.inf
-    assert Spread.of([1.0, 2.0, 3.0]) == Spread(2.0, 1.0, 1.0, 3.0, 3)
-    assert math.isnan(Spread.of([]).mean)
-    assert math.isnan(Spread.of([1.0]).std), "one seed has no spread"
 
 
 def test_a_ratio_that_is_no_number_is_infinite():

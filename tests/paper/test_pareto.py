@@ -10,9 +10,9 @@ import pytest
 
 from qafel.drawing.chart import Axis, Panel, Series, panel_styles
 from qafel.paper import ENTRIES
-from qafel.paper.measured import Spread
 from qafel.paper.outputs import write_outputs
 from qafel.paper.pareto import FAMILIES, PAIRS, REFERENCE
+from qafel.runs.seeds import Spread
 from tests.paper.made_up import falling, made_up, measured
 
 ENTRY = ENTRIES["pareto"]

@@ -10,7 +10,6 @@ import pytest
 
 from qafel.paper import ENTRIES
 from qafel.paper.entry import Extent
-from qafel.paper.measured import Spread
 from qafel.paper.outputs import write_outputs
 from qafel.paper.rate import (
     CLIENT_EFFECT,
@@ -27,6 +26,7 @@ from qafel.paper.rate import (
     variants,
 )
 from qafel.quantizers import parse
+from qafel.runs.seeds import Spread
 from tests.paper.made_up import made_up, measured
 
 KINDS = {kind.tag: kind for kind in (*NAMES, *variants())}

@@ -19,6 +19,17 @@ def test_fitness_speaks_exactly_where_theory_does(spec: str) -> None:
     assert bool(fitness(quantizer, 29_282, "server")) == (quantizer.delta(29_282) <= 0)
 
 
+def test_a_memory_needs_an_unbiased_quantizer_and_a_rate_below_its_limit() -> None:
+    (sentence,) = fitness(parse("top_k:0.1"), 100, "server", 0.3)
+    assert "is biased: a memory" in sentence
+    tenth = parse("rand_k:0.1")  # ω = 9: the limit is 0.2
+    assert fitness(tenth, 100, "server"), "without a memory it must contract"
+    assert not fitness(tenth, 100, "server", 0.19)
+    (sentence,) = fitness(tenth, 100, "server", 0.2)
+    assert "ω = 9" in sentence
+    assert "from-omega" in sentence
+
+
 def test_fitness_names_reason_and_remedies() -> None:
     (sentence,) = fitness(parse("qsgd:4,norm=l2,bucket=none"), 29_282, "server")
     for part in ("no δ > 0", "29282", "norm=max", "qsgd:4,bucket=256", "scaled:qsgd:4,norm=l2,bucket=none"):

@@ -106,3 +106,21 @@ def test_odd_histories_are_drawn_without_a_warning(make_run, tmp_path, metric):
 def test_a_figure_of_no_run_is_a_clear_error():
     with pytest.raises(DataError, match="no run"):
         comparison_figure([])
+
+
+def test_runs_that_differ_only_by_seed_are_one_curve_with_a_band(make_run):
+    runs = [
+        Run.load(make_run("a", folder=f"a{seed}", seed=seed, metric=[0.9, final], config={"seed": seed}))
+        for seed, final in enumerate((0.2, 0.4))
+    ]
+    panels = panels_of(*runs, Run.load(make_run("b", metric=[0.9, 0.5])))
+    mean, single = panels["uploads"].series
+    assert [values.tolist() for values in (mean.x, mean.y, mean.low, mean.high)] == [
+        [0, 10], [0.9, pytest.approx(0.3)], [0.9, 0.2], [0.9, 0.4],
+    ]  # fmt: skip
+    assert single.low is None
+    assert [len(bars.at) for bars in panels["traffic"].bars] == [1] * 4, "two rows, each of two parts"
+    assert panels["staleness"].bars[0].length == pytest.approx([1 / 9, 2 / 9, 3 / 9, 2 / 9, 1 / 9])
+    figure = comparison_figure(runs)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a"]
+    assert all(len(axes.collections) == 1 for axes in figure.axes), "the band"

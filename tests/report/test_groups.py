@@ -90,3 +90,17 @@ def test_an_exact_zero_does_not_forbid_the_log_axis(make_run):
     assert view.axis.log
     assert view.axis.log_limits[0] > 0
     assert "zero" in view.notes[-1]
+
+
+def test_settings_tell_runs_of_one_name_apart_if_they_are_few(make_run):
+    runs = [
+        Run.load(
+            make_run(
+                "qafel", folder=f"{rate}-{seed}", seed=seed, config={"seed": seed, "algorithm": {"client_lr": rate}}
+            )
+        )
+        for rate in (0.5, 1.0)
+        for seed in (0, 1)
+    ]
+    (group,) = groups_of(runs)
+    assert [style.label for style in group.styles] == ["qafel · client_lr=0.5", "qafel · client_lr=1.0"]

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -85,13 +86,13 @@ def test_uploads_and_bytes_to_the_target_come_from_the_history(make_run):
 def test_an_accuracy_reaches_its_target_from_below(make_run):
     runs = [Run.load(make_run(name, metric=[0.1, 0.6], target=0.6, **ACCURACY)) for name in ("a", "b")]
     page = own_html(render_report(runs))
-    assert "Fewest uploads to accuracy ≥ 0.6: <strong>a</strong> with 10." in page
+    assert "Fewest uploads to accuracy ≥ 0.6: <strong>a</strong> and <strong>b</strong> alike, with 10." in page
 
 
 def test_without_a_common_target_the_lead_is_the_final_metric(make_run):
     page = own_html(render_report([Run.load(make_run("a", target=0.1)), Run.load(make_run("b"))]))
     assert "Fewest" not in page
-    assert "Least traffic: <strong>a</strong>" in page
+    assert "Least traffic: <strong>a</strong> and <strong>b</strong> alike" in page
     at = columns_of(page).index("bytes to target") - 1
     assert cells_of(page, "b")[at - 1 : at + 1] == ["–", "–"]
     assert "to target" not in own_html(render_report([Run.load(make_run("c"))]))
@@ -137,3 +138,82 @@ def test_provenance_names_seed_versions_and_digest(make_run):
     assert "ab" * 32 in section
     assert "versions.qafel" in section
     assert ">seed<" in section
+
+
+def seeds(make_run, name: str, finals: list[float], **about) -> list[Run]:
+    """Runs that differ only by seed, and end so."""
+    config = about.pop("config", {})
+    return [
+        Run.load(
+            make_run(
+                name,
+                **{"folder": f"{name}{seed}", "seed": seed, "metric": [0.9, final]} | about,
+                config=config | {"seed": seed},
+            )
+        )
+        for seed, final in enumerate(finals)
+    ]
+
+
+def lead_of(runs: list[Run]) -> str:
+    found = re.search(r'<p class="lead">(.*?)</p>', render_report(runs))
+    assert found is not None
+    return re.sub("</?strong>", "", found[1])
+
+
+def test_runs_that_differ_only_by_seed_are_one_row_of_mean_and_deviation(make_run):
+    page = own_html(render_report([*seeds(make_run, "a", [0.1, 0.2, 0.3]), *seeds(make_run, "b", [0.4])]))
+    assert columns_of(page)[1] == "seeds"
+    assert cells_of(page, "a")[:2] == ["3", "0.200 ± 0.100"]
+    assert cells_of(page, "b")[:2] == ["1", "0.400"]
+    assert "A single seed has no range" in page
+    assert "seeds" not in columns_of(own_html(render_report(seeds(make_run, "c", [0.4]))))
+
+
+def test_a_winner_is_named_only_where_the_ranges_over_seeds_are_apart(make_run):
+    good, better, bad = (
+        seeds(make_run, name, finals, upload_bytes=size)
+        for name, finals, size in (("good", [0.1, 0.3], 10), ("better", [0.05, 0.2], 20), ("bad", [0.5, 0.6], 30))
+    )
+    apart = lead_of([*good, *bad])
+    assert "Lowest final f(x) − f*: good with 0.200." in apart
+    assert "Least traffic: good with 110 B, 0.333× the traffic of bad." in lead_of([*bad, *good])
+    assert "final f(x) − f*: no winner, the ranges over seeds of better and good overlap." in lead_of(
+        [*good, *better, *bad]
+    )
+
+
+def test_the_higher_accuracy_wins_and_overlapping_ones_do_not(make_run):
+    low, high, wide = (
+        seeds(make_run, name, finals, **ACCURACY)
+        for name, finals in (("low", [0.1, 0.2]), ("high", [0.6, 0.7]), ("wide", [0.15, 0.65]))
+    )
+    assert "Highest final accuracy: high with 0.650." in lead_of([*low, *high])
+    assert "no winner, the ranges over seeds of high and wide overlap" in lead_of([*low, *high, *wide])
+
+
+def test_a_target_that_some_seeds_missed_is_said_so_and_forbids_a_winner(make_run):
+    all_reach, some = seeds(make_run, "all", [0.1, 0.1], target=0.2), seeds(make_run, "some", [0.1, 0.5], target=0.2)
+    page = own_html(render_report([*all_reach, *some]))
+    at = columns_of(page).index("uploads to target") - 1
+    assert [cells_of(page, name)[at] for name in ("all", "some")] == ["10 ± 0", "reached by 1 of 2"]
+    assert "Fewest uploads to f(x) − f* ≤ 0.2: no winner" in lead_of([*all_reach, *some])
+
+
+def test_a_seed_that_diverged_is_tagged_and_its_method_never_praised(make_run):
+    sound = seeds(make_run, "sound", [0.5, 0.6])
+    wild = seeds(make_run, "wild", [0.1, 0.1])
+    wild[1] = replace(wild[1], summary={**wild[1].summary, "status": "diverged"})
+    page = own_html(render_report([*sound, *wild]))
+    assert '<span class="tag">1 of 2 diverged</span>' in page
+    assert "Diverged, and not among the best below: wild (1 of 2 seeds)." in page
+    assert "Lowest final f(x) − f*: sound with 0.550." in lead_of([*sound, *wild])
+
+
+def test_settings_are_of_methods_and_provenance_of_runs(make_run):
+    page = render_report([*seeds(make_run, "a", [0.1, 0.2]), *seeds(make_run, "b", [0.4, 0.5])])
+    differing = page[page.index("Settings that differ") : page.index("All settings")]
+    assert re.findall(r'<th scope="row">(.*?)</th>', differing) == ["algorithm.name"]
+    assert re.findall(r'<th scope="col">(.*?)</th>', page[page.index("<h2>Provenance") :])[1:] == [
+        "a · seed 0", "a · seed 1", "b · seed 0", "b · seed 1",
+    ]  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from qafel.config.tasks import TASKS
 from qafel.errors import DataError
-from qafel.runs.reading import Run
+from qafel.runs.reading import Run, run_directories
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic
 
 
@@ -114,3 +114,11 @@ def test_a_folder_of_runs_is_answered_with_their_names(make_run):
     make_run("fedbuff")
     with pytest.raises(DataError, match="fedbuff, qafel; name those"):
         Run.load(parent)
+
+
+def test_a_folder_of_runs_holds_them_in_the_order_of_their_numbers(make_run, tmp_path):
+    made = [make_run("a", folder=f"all/{name}") for name in ("a-seed10", "a-seed2", "b-seed0")]
+    (tmp_path / "all" / "notes").mkdir()
+    assert [path.name for path in run_directories(tmp_path / "all")] == ["a-seed2", "a-seed10", "b-seed0"]
+    assert run_directories(made[0]) == [made[0]]
+    assert run_directories(tmp_path / "nowhere") == [tmp_path / "nowhere"]

@@ -5,7 +5,7 @@ import pytest
 
 from qafel.algorithm import wire
 from qafel.rng import Stream
-from qafel.simulator import HalfNormal, Rounds, Simulation, Timing
+from qafel.simulator import Evaluation, HalfNormal, Limits, Rounds, Simulation, Timing, simulate
 from qafel.tasks import Mushrooms, load_mushrooms
 
 CLIENTS, COHORT, ROUNDS = 12, 4, 15
@@ -78,29 +78,36 @@ def test_fedprox(task, parts):
     assert np.abs(result - fedavg(parts, 5, 0.5)).max() > 1e-3, "the term matters"
 
 
-def test_mcm(task, parts):
-    """Philippenko & Dieuleveut 2021: w exact at the server, ŵ = h + Ω at the clients, h ← h + αΩ."""
-    alpha, lr, server_lr = 0.3, 0.5, 0.8
+@pytest.mark.parametrize("rate", [0.3, "from-omega"])
+def test_mcm(task, parts, rate):
+    """Philippenko & Dieuleveut 2021: w exact at the server, ŵ = H + Ω at the clients, H ← H + αΩ; clients send
+    C(gᵢ − hᵢ), hᵢ ← hᵢ + αC(gᵢ − hᵢ). Here every memory is kept, and their mean is made anew in every round.
+    """
+    lr, server_lr = 0.5, 0.8
     simulation = found(
         task,
         "mcm",
         local_steps=1,
         server_lr=server_lr,
-        memory_rate=alpha,
-        client_quantizer="qsgd:4",
+        memory_rate=rate,
+        uplink_memory_rate=rate,
+        client_quantizer="qsgd:3",
         server_quantizer="qsgd:4",
     )
     up, down = simulation.algorithm.client_quantizer, simulation.algorithm.server_quantizer
+    alpha_up, alpha = (1 / (2 * (1 + q.omega(113))) if rate == "from-omega" else rate for q in (up, down))
     model = estimate = memory = np.zeros(113)
+    memories = np.zeros((CLIENTS, 113))
     sequences = np.zeros(CLIENTS, int)
     for number, cohort in enumerate(cohorts()):
-        compressed = []
+        compressed, mean_memory = [], memories.mean(axis=0)
         for client in cohort:
             stream = Stream.named(0, "client-quantizer", client, int(sequences[client]))
             sequences[client] += 1
-            step = (lr * gradient(estimate, *parts[client])).astype(np.float32)
+            step = (lr * gradient(estimate, *parts[client]) - memories[client]).astype(np.float32)
             compressed.append(up.decode(up.encode(step, stream), 113).astype(np.float64))
-        model = model - server_lr * np.mean(compressed, axis=0)
+            memories[client] += alpha_up * compressed[-1]
+        model = model - server_lr * (mean_memory + np.mean(compressed, axis=0))
         stream = Stream.named(0, "server-quantizer", number=number)
         omega = down.decode(down.encode((model - memory).astype(np.float32), stream), 113).astype(np.float64)
         estimate, memory = memory + omega, memory + alpha * omega
@@ -108,10 +115,53 @@ def test_mcm(task, parts):
     np.testing.assert_allclose(simulation.server.model, model, atol=2e-2)
     np.testing.assert_allclose(simulation.clients_hidden_state.vector, estimate, atol=5e-2)
     assert np.linalg.norm(simulation.server.model - model) < 0.05 * np.linalg.norm(model)
+    np.testing.assert_allclose(simulation.server.uplink_memory, memories.mean(axis=0), atol=5e-3)
 
 
-def test_mcm_with_rate_one_is_a_synchronous_qafel(task):
+def test_the_server_keeps_the_mean_of_the_memories_of_those_who_took_part():
+    """However it went: late uploads are not taken, and move neither the client's memory nor the server's mean."""
+    task, algorithm = (
+        Mushrooms(30),
+        wire("mcm", **{"buffer_size": 4, "client_lr": 0.5, "local_steps": 2, "server_lr": 0.8}),
+    )
+    simulation = Simulation(task, algorithm, Timing(HalfNormal(0), Rounds(over_selection=1.0, timeout=0.4)), 0)
+    simulation.begin()
+    while simulation.server.version < 12:
+        simulation.advance()
+    assert simulation.server.rejected["stale"] > 0
+    took_part = {client for client in range(30) if client in simulation.server.seen.windows}
+    assert set(simulation.memories) == took_part
+    assert len(took_part) < 30
+    mean = np.sum(list(simulation.memories.values()), axis=0) / 30
+    np.testing.assert_allclose(simulation.server.uplink_memory, mean, atol=1e-7)
+    assert np.abs(mean).max() > 1e-3
+
+
+def test_with_its_uplink_memory_mcm_converges_where_it_stalled():
+    """The clients of mushrooms differ: at x* their gradients are not zero. Without memories, sampling and quantizing
+    them leaves noise at which the run stalls; what is relative to a memory vanishes with it.
+    """
+    task = Mushrooms(10)
+    settings = {"buffer_size": 2, "client_lr": 2.0, "local_steps": 1, "server_lr": 4.0}
+    settings |= {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
+
+    def ends(**changes):
+        rounds = 4000
+        result = simulate(
+            task,
+            wire("mcm", **settings | changes),
+            Timing(HalfNormal(0), Rounds()),
+            limits=Limits(server_steps=rounds),
+            evaluation=Evaluation(rounds // 40),
+        )
+        return result.history["metric"][-4:].mean()
+
+    assert ends() < 1e-6
+    assert ends(uplink_memory_rate=0.0, memory_rate=0.5) > 3e-5
+
+
+def test_mcm_with_rate_one_and_no_uplink_memory_is_a_synchronous_qafel(task):
     settings = {"local_steps": 2, "server_lr": 0.8, "client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
-    mcm = found(task, "mcm", memory_rate=1.0, **settings)
+    mcm = found(task, "mcm", memory_rate=1.0, uplink_memory_rate=0.0, **settings)
     qafel = found(task, "qafel", **settings)
     np.testing.assert_array_equal(mcm.server.model, qafel.server.model)

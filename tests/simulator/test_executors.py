@@ -14,7 +14,7 @@ import pytest
 from qafel.algorithm import HiddenState, wire
 from qafel.errors import ConfigError, WorkerLost
 from qafel.rng import Stream
-from qafel.simulator import HalfNormal, Limits, Network, Timing, simulate
+from qafel.simulator import HalfNormal, Limits, Network, Rounds, Timing, simulate
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.executors.processes import Processes
 from qafel.tasks import Quadratic
@@ -48,6 +48,17 @@ def test_processes_draw_the_models_that_one_thread_draws():
     )
     found = [
         simulate(TASK, direct, TIMING, limits=Limits(server_steps=40), executor=executor, workers=2).summary
+        for executor in ("inline", "processes")
+    ]
+    assert found[0]["model_sha256"] == found[1]["model_sha256"]
+
+
+def test_processes_are_handed_the_memories_that_uploads_are_relative_to():
+    mcm = wire("mcm", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", server_quantizer="qsgd:4")
+    found = [
+        simulate(
+            TASK, mcm, Timing(HalfNormal(0), Rounds()), limits=Limits(server_steps=40), executor=executor, workers=2
+        ).summary
         for executor in ("inline", "processes")
     ]
     assert found[0]["model_sha256"] == found[1]["model_sha256"]

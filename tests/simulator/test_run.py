@@ -76,7 +76,11 @@ TIMINGS = {
 }
 
 
-OTHERS = {"deadline": {"partial_work": True}, "poisson": {"preset": "fedbuff-direct", "direct_draw": "start"}}
+OTHERS = {
+    "deadline": {"partial_work": True},
+    "poisson": {"preset": "fedbuff-direct", "direct_draw": "start"},
+    "rounds": {"preset": "mcm"},
+}
 """What else is carried over an interruption, and with which timing it is tried."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias, final
 
+import numpy as np
+
 from qafel.algorithm.hidden_state import HiddenState, model_for_start
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.wiring import Algorithm
@@ -24,6 +26,7 @@ def local_update(
     client: int,
     sequence: int,
     weight: float = 1.0,
+    memory: Vector | None = None,
 ) -> bytes:
     """Copy, train and encode: one whole local update, as the message that crosses. Algorithm 2.
 
@@ -34,6 +37,7 @@ def local_update(
     client     the client's number
     sequence   how many updates this client made before
     weight     how much this client's updates count
+    memory     what its upload is relative to, hᵢ of MCM; None: zero
     """
     if algorithm.direct_draw == "start":
         message = Message.from_bytes(model_for_start(start, algorithm, seed, client, sequence))
@@ -41,7 +45,9 @@ def local_update(
         start = HiddenState.of(received, message.version)
     trained = train(start.vector, Stream.named(seed, "train", client, sequence))
     stream = Stream.named(seed, "client-quantizer", client, sequence)
-    return make_upload(start, trained, algorithm, stream, client=client, sequence=sequence, weight=weight)
+    return make_upload(
+        start, trained, algorithm, stream, client=client, sequence=sequence, weight=weight, memory=memory
+    )
 
 
 def make_upload(
@@ -53,23 +59,37 @@ def make_upload(
     client: int,
     sequence: int,
     weight: float = 1.0,
+    memory: Vector | None = None,
 ) -> bytes:
     """Encode what a client learnt. Q_c(y₀ − y_P), with the version it started from. Algorithm 2, line 6.
 
-    `trained` is y_P, and `stream` the quantizer's randomness; the others are as in `local_update`.
+    With a memory, Q_c(y₀ − y_P − hᵢ). `trained` is y_P, and `stream` the quantizer's randomness; the others are as in
+    `local_update`.
     """
     vector = start.vector - trained if algorithm.upload == "update" else trained
+    if memory is not None:
+        vector = vector - memory
     quantizer = algorithm.client_quantizer
     payload = quantizer.encode(vector, stream)
     codec, _ = expectations(quantizer, vector.size)
     return Message(Kind.UPLOAD, codec, vector.size, start.version, payload, client, sequence, weight).to_bytes()
 
 
+def remembered(memory: Vector | None, upload: Message, algorithm: Algorithm) -> Vector:
+    """A client's memory once the server has taken its upload. hᵢ ← hᵢ + α Q_c(y₀ − y_P − hᵢ), from zero. MCM.
+
+    What the server did not take must not move it: the server's mean of all memories would no longer be their mean.
+    """
+    following = np.zeros(upload.dimension, np.float32) if memory is None else memory.copy()
+    algorithm.client_quantizer.add_decoded_(following, upload.payload, algorithm.uplink_rate(upload.dimension))
+    return following
+
+
 @final
 class Client:
-    """One client's state: its number, its hidden state, and how many uploads it has made."""
+    """One client's state: its number, its hidden state, how many uploads it has made, and its memory if it has one."""
 
-    __slots__ = ("algorithm", "hidden_state", "number", "seed", "sequence", "weight")
+    __slots__ = ("algorithm", "hidden_state", "memory", "number", "seed", "sequence", "weight")
 
     def __init__(
         self,
@@ -87,6 +107,7 @@ class Client:
         self.seed = seed
         self.weight = weight
         self.sequence = sequence
+        self.memory: Vector | None = None
 
     def receive(self, data: bytes) -> bool:
         """Advance the hidden state by a broadcast or snapshot; False if it was known already. Algorithm 3.
@@ -127,4 +148,10 @@ class Client:
             client=self.number,
             sequence=sequence,
             weight=self.weight,
+            memory=self.memory,
         )
+
+    def taken(self, upload: bytes) -> None:
+        """Note that the server took the last upload: the memory, where the algorithm has one, moves with it."""
+        if self.algorithm.uplink_memory_rate:
+            self.memory = remembered(self.memory, Message.from_bytes(upload), self.algorithm)

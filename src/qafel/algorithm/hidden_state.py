@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import final
 
@@ -43,13 +42,12 @@ class HiddenState:
     @staticmethod
     def of(vector: Vector, version: int = 0, memory: Vector | None = None) -> HiddenState:
         """Take over a vector (it becomes read-only)."""
-        vector.flags.writeable = False
-        if memory is None:
-            return HiddenState(vector, vector, version, xxhash.xxh3_64_intdigest(vector.data))
-        memory.flags.writeable = False
         hasher = xxhash.xxh3_64(vector.data)
-        hasher.update(memory.data)
-        return HiddenState(vector, memory, version, hasher.intdigest())
+        vector.flags.writeable = False
+        if memory is not None:
+            hasher.update(memory.data)
+            memory.flags.writeable = False
+        return HiddenState(vector, vector if memory is None else memory, version, hasher.intdigest())
 
     def advanced(self, message: Message, algorithm: Algorithm) -> HiddenState:
         """The hidden state after a broadcast, or an error that says why there is none.
@@ -77,15 +75,10 @@ class HiddenState:
             Kind.SNAPSHOT, _SNAPSHOT_CODEC.codec, whole.size, self.version, payload, digest=self.digest
         ).to_bytes()
 
-    @property
-    def snapshot_bytes(self) -> int:
-        """The length of `to_snapshot`."""
-        return _snapshot_bytes(self.vector.size, self.memory is self.vector)
-
     @staticmethod
     def from_snapshot(message: Message, dimension: int, algorithm: Algorithm) -> HiddenState:
         """The inverse of `to_snapshot`, for a model of that dimension."""
-        with_memory = algorithm.memory_rate != 1 and message.dimension == 2 * dimension
+        with_memory = algorithm.downlink_rate(dimension) != 1 and message.dimension == 2 * dimension
         size = 2 * dimension if with_memory else dimension
         message.check(Kind.SNAPSHOT, size, _SNAPSHOT_CODEC)
         whole = _SNAPSHOT_CODEC.decode(message.payload, size)
@@ -104,10 +97,10 @@ def advance(state: HiddenState, version: int, payload: Payload, algorithm: Algor
     base = state.memory if algorithm.broadcast_kind is Kind.BROADCAST else np.zeros_like(state.memory)
     vector = base.copy()
     algorithm.server_quantizer.add_decoded_(vector, payload)
-    memory = None
-    if algorithm.memory_rate != 1:
+    memory, rate = None, algorithm.downlink_rate(base.size)
+    if rate != 1:
         memory = base.copy()
-        algorithm.server_quantizer.add_decoded_(memory, payload, algorithm.memory_rate)
+        algorithm.server_quantizer.add_decoded_(memory, payload, rate)
     return HiddenState.of(vector, version + 1, memory)
 
 
@@ -116,13 +109,6 @@ def model_for_start(exact: HiddenState, algorithm: Algorithm, seed: int, client:
     quantizer, model = algorithm.server_quantizer, exact.vector
     payload = quantizer.encode(model, Stream.named(seed, "start-quantizer", client, sequence))
     return Message(Kind.MODEL, quantizer.codec, model.size, exact.version, payload).to_bytes()
-
-
-@lru_cache(maxsize=64)
-def _snapshot_bytes(dimension: int, is_own_memory: bool) -> int:
-    """The bytes of a snapshot, counted on one: all of this dimension are as long."""
-    vector = np.zeros(dimension, np.float32)
-    return len(HiddenState.of(vector, memory=None if is_own_memory else vector.copy()).to_snapshot())
 
 
 @final
@@ -158,13 +144,14 @@ class BroadcastLog:
             )
         if behind == 0:
             return []
+        snapshot = current.to_snapshot()
         if behind <= len(self._entries):
             # A whole model replaces whatever the client holds: only the last one matters.
             wanted = 1 if kind is Kind.MODEL else behind
             messages = [data for _, data in islice(self._entries, len(self._entries) - wanted, None)]
-            if sum(map(len, messages)) <= current.snapshot_bytes:
+            if sum(map(len, messages)) <= len(snapshot):
                 return messages
-        return [current.to_snapshot()]
+        return [snapshot]
 
     def _digest(self, current: HiddenState, behind: int) -> int:
         return current.digest if behind == 0 else self._entries[-behind][0]

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from qafel.algorithm.aggregation import Buffer, ReplayWindows, ServerStep
 from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance
-from qafel.algorithm.messages import Kind, Message, expectations
+from qafel.algorithm.messages import Kind, Message
 from qafel.algorithm.wiring import Algorithm
-from qafel.errors import DataError, FutureUpload, MessageError, RejectedUpload, StaleUpload
+from qafel.errors import ConfigError, DataError, FutureUpload, MessageError, RejectedUpload, StaleUpload
 from qafel.params import Vector, require_finite
-from qafel.quantizers.kernels import is_finite
 from qafel.rng import Stream
 
 
@@ -39,6 +38,7 @@ class Server:
     __slots__ = (
         "algorithm",
         "buffer",
+        "clients",
         "hidden_state",
         "log",
         "model",
@@ -46,15 +46,19 @@ class Server:
         "seed",
         "seen",
         "step",
+        "uplink_memory",
     )
 
-    def __init__(self, model: Vector, algorithm: Algorithm, seed: int, *, log_capacity: int = 100) -> None:
+    def __init__(
+        self, model: Vector, algorithm: Algorithm, seed: int, *, log_capacity: int = 100, clients: int | None = None
+    ) -> None:
         """x̂⁰ = x⁰, unquantized: everyone starts from the same model. Algorithm 1, line 1.
 
         model          x⁰
         algorithm      what server and clients agree on
         seed           the run's: it names the random streams of the server's quantizer
         log_capacity   how many broadcasts are kept for clients that missed some
+        clients        how many there are, which only a method with an uplink memory needs
         """
         require_finite(model, "the initial model")
         self.algorithm = algorithm
@@ -63,6 +67,11 @@ class Server:
         self.hidden_state = HiddenState.of(self.model.copy())
         self.buffer = Buffer(model.size)
         self.step = ServerStep(algorithm.server_lr, algorithm.server_momentum, model.size)
+        self.uplink_memory: Vector | None = np.zeros(model.size, np.float32) if algorithm.uplink_memory_rate else None
+        """h̄, the mean of all clients' memories. They are apart from each other, and only with the clients."""
+        if self.uplink_memory is not None and not clients:
+            raise ConfigError("a server with an uplink memory is told how many clients there are")
+        self.clients = clients or 0
         self.log = BroadcastLog(log_capacity)
         self.seen = ReplayWindows()
         self.rejected: Counter[str] = Counter()
@@ -106,29 +115,41 @@ class Server:
             raise FutureUpload(f"based on version {message.version}, the server is at {self.version}")
         if most is not None and staleness > most:
             raise StaleUpload(f"staleness {staleness} is above the maximum, {most}")
-        window = self.seen.check(message.sender, message.sequence)
+        self.seen.check(message.sender, message.sequence)
         self.buffer.add_(message.payload, quantizer, message.weight, self.algorithm.staleness(staleness))
-        self.seen.windows[message.sender] = window
+        self.seen.take(message.sender, message.sequence)
         return staleness
 
     def _step(self) -> bytes:
         """Step: x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
-        buffer, algorithm = self.buffer, self.algorithm
-        mixed = buffer.weight_sum if algorithm.upload == "model" else 0.0
-        self.model = self.step.apply(self.model, buffer.total, buffer.divisor(algorithm.aggregation), mixed)
-        if not is_finite(self.model):
-            require_finite(self.model, f"server model {self.version + 1}")
-        buffer.empty_()
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.model = self.step.apply(self.model, self._mean_update())
+        require_finite(self.model, f"server model {self.version + 1}")
+        if self.uplink_memory is not None:
+            # Who is in the buffer moves its memory by α times what it sent, the others do not: h̄ moves by the mean.
+            rate = self.algorithm.uplink_rate(self.model.size) / self.clients
+            self.uplink_memory = self.uplink_memory + np.float32(rate) * self.buffer.total
+        self.buffer.empty_()
         return self._broadcast()
+
+    def _mean_update(self) -> Vector:
+        """Δ̄. Where clients upload models y, Δₖ = x − yₖ, so that Σ wₖΔₖ = (Σ wₖ)x − Σ wₖyₖ.
+
+        Where they upload what is relative to their memories, Δ̄ = h̄ + (1/K)Σ Q_c(Δₖ − hₖ).
+        """
+        total = self.buffer.total
+        if self.algorithm.upload == "model":
+            total = np.float32(self.buffer.weight_sum) * self.model - total
+        mean = total / np.float32(self.buffer.divisor(self.algorithm.aggregation))
+        return mean if self.uplink_memory is None else self.uplink_memory + mean
 
     def _broadcast(self) -> bytes:
         before, quantizer, kind = self.hidden_state, self.algorithm.server_quantizer, self.algorithm.broadcast_kind
         target = self.model - before.memory if kind is Kind.BROADCAST else self.model
         payload = quantizer.encode(target, Stream.named(self.seed, "server-quantizer", number=before.version))
         self.hidden_state = advance(before, before.version, payload, self.algorithm)
-        codec, _ = expectations(quantizer, self.model.size)
         broadcast = Message(
-            kind, codec, self.model.size, before.version, payload, digest=self.hidden_state.digest
+            kind, quantizer.codec, self.model.size, before.version, payload, digest=self.hidden_state.digest
         ).to_bytes()
         self.log.append(before.digest, broadcast)
         return broadcast
@@ -155,6 +176,8 @@ def save_server(server: Server) -> Checkpoint:
         arrays["memory"] = server.hidden_state.memory
     if server.step.velocity is not None:
         arrays["velocity"] = server.step.velocity.copy()
+    if server.uplink_memory is not None:
+        arrays["uplink_memory"] = server.uplink_memory
     return Checkpoint(
         arrays,
         {
@@ -168,14 +191,16 @@ def save_server(server: Server) -> Checkpoint:
     )
 
 
-def restore_server(checkpoint: Checkpoint, algorithm: Algorithm, seed: int, *, log_capacity: int = 100) -> Server:
-    """The server as `save_server` saved it, for the same `algorithm` and `seed`.
+def restore_server(
+    checkpoint: Checkpoint, algorithm: Algorithm, seed: int, *, log_capacity: int = 100, clients: int | None = None
+) -> Server:
+    """The server as `save_server` saved it, for the same `algorithm`, `seed` and number of `clients`.
 
     A checkpoint that does not fit the algorithm or is damaged raises `DataError`.
     """
     arrays, values = checkpoint.arrays, checkpoint.values
     try:
-        server = Server(arrays["model"], algorithm, seed, log_capacity=log_capacity)
+        server = Server(arrays["model"], algorithm, seed, log_capacity=log_capacity, clients=clients)
         server.hidden_state = HiddenState.of(arrays["hidden_state"].copy(), values["version"], arrays.get("memory"))
         server.buffer.total[:] = arrays["buffer"]
         server.buffer.count = values["buffer_count"]
@@ -183,6 +208,8 @@ def restore_server(checkpoint: Checkpoint, algorithm: Algorithm, seed: int, *, l
         server.buffer.client_weight_sum = values["client_weight_sum"]
         if server.step.velocity is not None:
             server.step.velocity[:] = arrays["velocity"]
+        if server.uplink_memory is not None:
+            server.uplink_memory = arrays["uplink_memory"].copy()
         server.seen.from_arrays(arrays)
         server.rejected = Counter(values["rejected"])
     except (KeyError, ValueError) as error:

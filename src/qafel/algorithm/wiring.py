@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, final, get_args
 
 from qafel.algorithm.aggregation import Aggregation, PolynomialStaleness, StalenessLaw
@@ -16,6 +18,9 @@ Broadcast: TypeAlias = Literal["difference", "model"]
 DirectDraw: TypeAlias = Literal["step", "start"]
 Upload: TypeAlias = Literal["update", "model"]
 ClientWeights: TypeAlias = Literal["equal", "samples"]
+FromOmega: TypeAlias = Literal["from-omega"]
+Rate: TypeAlias = float | FromOmega
+"""A memory's rate α: a number, or 1/(2(1 + ω)) with the ω of the quantizer whose messages it takes up."""
 _CHOICES = {
     "aggregation": Aggregation,
     "client_weights": ClientWeights,
@@ -77,8 +82,10 @@ class Algorithm:
     """What the server sends: Q_s(x − x̂), which moves the hidden state; or Q_s(x) itself, direct quantization."""
     direct_draw: DirectDraw = "step"
     """Direct quantization: whether Q_s(x) is drawn once a step, for all, or anew for every client that starts."""
-    memory_rate: float = 1.0
+    memory_rate: Rate = 1.0
     """α: how much of q the reference of the next difference takes up; 1 but for MCM."""
+    uplink_memory_rate: Rate = 0.0
+    """α: how much of its quantized upload a client's memory takes up, which the next one is relative to (MCM)."""
     upload: Upload = "update"
     """What a client sends: y₀ − y_P; or its model y_P, which the server mixes into its own (FedAsync)."""
 
@@ -90,7 +97,7 @@ class Algorithm:
         _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
         _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
         _require((self.max_staleness or 0) >= 0, "maximum staleness is zero or more", self.max_staleness)
-        _require(0 < self.memory_rate <= 1, "the memory rate lies in (0, 1]", self.memory_rate)
+        self._require_fit_memories()
         for name, kind in _CHOICES.items():
             known, found = get_args(kind), getattr(self, name)
             _require(found in known, f"{name} is one of {', '.join(known)}", found)
@@ -99,9 +106,26 @@ class Algorithm:
             direct or self.direct_draw == "step", 'direct_draw = "start" needs broadcast = "model"', self.broadcast
         )
 
+    def _require_fit_memories(self) -> None:
+        down, up = self.memory_rate, self.uplink_memory_rate
+        _require(down and _is_rate(down), 'memory_rate lies in (0, 1], or is "from-omega"', down)
+        _require(_is_rate(up), 'uplink_memory_rate lies in [0, 1], or is "from-omega"', up)
+        # The server keeps the mean of the clients' memories alone: it must weigh all of them alike.
+        plain_mean = self.upload == "update" and self.aggregation == "mean" and self.client_weights == "equal"
+        rule = "an uplink memory needs the plain mean of updates, in rounds (max_staleness = 0)"
+        _require(not up or (plain_mean and self.max_staleness == 0), rule, f"{self.name} with other settings")
+
     @property
     def broadcast_kind(self) -> Kind:
         return Kind.BROADCAST if self.broadcast == "difference" else Kind.MODEL
+
+    def downlink_rate(self, size: int) -> float:
+        """α of the memory that differences are relative to, for a model of `size` parameters."""
+        return _rate(self.memory_rate, self.server_quantizer, size)
+
+    def uplink_rate(self, size: int) -> float:
+        """α of the memories that uploads are relative to, for a model of `size` parameters; 0: there are none."""
+        return _rate(self.uplink_memory_rate, self.client_quantizer, size)
 
 
 @final
@@ -124,6 +148,19 @@ class Preset:
         return {**self.default, **settings, **self.fixed}
 
 
-def _require(holds: bool, rule: str, found: object) -> None:
+def _is_rate(rate: Rate) -> bool:
+    return rate in get_args(FromOmega) if isinstance(rate, str) else 0 <= rate <= 1
+
+
+@lru_cache(maxsize=64)
+def _rate(rate: Rate, quantizer: Quantizer, size: int) -> float:
+    if not isinstance(rate, str):
+        return rate
+    omega = quantizer.omega(size)
+    _require(math.isfinite(omega), f"{quantizer.spec} has no bound ω from which a memory's rate follows", rate)
+    return 1 / (2 * (1 + omega))
+
+
+def _require(holds: object, rule: str, found: object) -> None:
     if not holds:
         raise ConfigError(f"{rule}; got {found}")

@@ -19,7 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from qafel.config import StopConfig
 from qafel.runs.progress import Row
@@ -29,6 +29,7 @@ from qafel.text import human_bytes, human_seconds
 
 console = Console()
 errors = Console(stderr=True)
+_WIDE = 110  # columns of a terminal, from which on there is room for more than the least
 
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")]
 SetOption = Annotated[
@@ -62,10 +63,14 @@ class LiveBars:
 
 
 def run_bars(quiet: bool = False) -> Progress:
-    """Room for the bars of runs, each filled by a `RunBar`: steps, metric, bytes, rate so far; `quiet` shows none."""
+    """Room for the bars of runs, each filled by a `RunBar`: steps, metric, bytes, rate so far; `quiet` shows none.
+
+    On 80 columns the bar is short and there is no rate; nothing is cut but a long name.
+    """
     amount, note = TextColumn("{task.fields[amount]}"), TextColumn("{task.fields[note]}")
-    left = TimeRemainingColumn(compact=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), amount, note, left)
+    left = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True))
+    bar = BarColumn(bar_width=24 if errors.width >= _WIDE else 8, table_column=Column(no_wrap=True))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, amount, note, left)
     return Progress(*columns, console=errors, disable=quiet)
 
 
@@ -76,7 +81,8 @@ class RunBar:
     def __init__(self, bars: Progress, description: str, stop: StopConfig, metric_name: str) -> None:
         """Add a bar to `bars`; `description` and `metric_name` are shown, `stop` says how far the run is."""
         self._bars, self._stop, self._metric_name = bars, stop, metric_name
-        self._bar = bars.add_task(description, total=1000, note="", amount="")
+        name = description if bars.console.width >= _WIDE or len(description) <= 20 else f"{description[:19]}…"
+        self._bar = bars.add_task(name, total=1000, note="", amount="")
         self._shown = -1.0
 
     def on_row(self, row: Row) -> None:
@@ -84,16 +90,17 @@ class RunBar:
             return
         self._shown = row.wall_s
         sent = human_bytes(row.upload_bytes_total + row.broadcast_bytes_total)
-        rate = row.uploads / row.wall_s if row.wall_s else 0.0
-        note = f"{self._metric_name} {row.metric:.3g} · {sent} · {rate:,.0f} updates/s"
+        note = f"{self._metric_name} {row.metric:.3g} · {sent}"
+        if row.wall_s and self._bars.console.width >= _WIDE:
+            note += f" · {row.uploads / row.wall_s:,.0f} updates/s"
         share = share_done(row, self._stop)
         self._bars.update(self._bar, completed=1000 * share, note=note, amount=f"{row.version:,} steps")
 
     def on_end(self, summary: Summary | None) -> None:
         if summary is not None:
             final = "–" if summary["metric_final"] is None else f"{summary['metric_final']:.3g}"
-            note = f"{self._metric_name} {final} · {summary['wall_s']:.1f} s · {summary['status']}"
-            self._bars.update(self._bar, completed=1000, note=note)
+            note = f"{self._metric_name} {final} · {summary['status']}"
+            self._bars.update(self._bar, completed=1000, note=note, amount=f"{summary['server_steps']:,} steps")
 
 
 def share_done(row: Row, stop: StopConfig) -> float:
@@ -184,9 +191,11 @@ class SweepProgress(LiveBars):
         return self._done + sum(line.done for line in self._lines.values())
 
     def _advance(self) -> None:
-        left = self.seconds_left()
         note = f"{self._finished} of {self._total} done"
-        if left is not None and self._finished < self._total:
+        if self._finished == self._total:  # also where no work was done, or its sum is a hair off
+            self.bars.update(self._all, total=1.0, completed=1.0, note=note)
+            return
+        if (left := self.seconds_left()) is not None:
             note += f", {self._word} {human_seconds(left)} left"
         self.bars.update(self._all, total=max(self._work, 1e-9), completed=self._done_by_now(), note=note)
 

@@ -9,10 +9,10 @@ import logging
 import os
 import pkgutil
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
 import typer
 from rich.console import Console
@@ -144,6 +144,7 @@ def server(
     require_extra()
     from qafel.deployment import Access, ServerSettings, run_server  # noqa: PLC0415
     from qafel.deployment.broker.local import LocalBroker  # noqa: PLC0415
+    from qafel.deployment.keys import DEFAULT_URL  # noqa: PLC0415
     from qafel.deployment.names import StreamLimits  # noqa: PLC0415
     from qafel.deployment.server import DefenceSettings  # noqa: PLC0415
 
@@ -154,10 +155,11 @@ def server(
     if local_broker and (broker or credentials):
         raise ConfigError("--local-broker is a broker without keys: leave out --broker and --credentials")
     with ExitStack() as stack:
+        banner = ""
         if local_broker:
             broker = stack.enter_context(LocalBroker((out / "broker").absolute(), port=port)).url
-            if not quiet:
-                typer.echo(f"broker at {broker}; clients: qafel client --run {name} --client-id N", err=True)
+            where = "" if broker == DEFAULT_URL else f" --broker {broker}"
+            banner = f"broker at {broker}; clients: qafel client --run {name} --client-id N{where}"
         summary = run_server(
             config,
             out,
@@ -173,7 +175,7 @@ def server(
                 defence=DefenceSettings(max_norm_ratio or None, max_rate or None),
                 patience_s=patience,
             ),
-            progress=None if quiet else _show,
+            progress=None if quiet else _ServerScreen(banner),
         )
     if json_output:
         typer.echo(json.dumps(summary, indent=2))
@@ -181,16 +183,34 @@ def server(
         typer.echo(f"{summary['status']} at version {summary['server_steps']:,}; results in {out}", err=True)
 
 
-def _show(state: RunState) -> None:
-    steps = f"/{state.server_steps:,}" if state.server_steps else ""
-    metric = "" if state.metric is None else f" · {state.metric_name} {state.metric:.4g}"
-    rejected = sum(state.rejected.values())
-    traffic = human_bytes(state.upload_bytes + state.broadcast_bytes)
-    typer.echo(
-        f"{state.state} · version {state.version:,}{steps} · buffer {state.buffer} · {state.uploads:,} updates, "
-        f"{state.updates_per_s:,.0f}/s · {traffic} · {len(state.clients)} clients · {rejected} rejected{metric}",
-        err=True,
-    )
+@final
+@dataclass(slots=True)
+class _ServerScreen:
+    """Prints the run's state every time that it is renewed; before the first, when nothing was refused, the banner."""
+
+    banner: str
+
+    def __call__(self, state: RunState) -> None:
+        if self.banner:
+            typer.echo(self.banner, err=True)
+            self.banner = ""
+        metric = "" if state.metric is None else f" · {state.metric_name} {state.metric:.4g}"
+        traffic = human_bytes(state.upload_bytes + state.broadcast_bytes)
+        typer.echo(
+            f"{state.state} · version {_steps(state)} · buffer {state.buffer} · {state.uploads:,} updates, "
+            f"{state.updates_per_s:,.0f}/s · {traffic} · {len(state.clients)} clients · {_refused(state)}{metric}",
+            err=True,
+        )
+
+
+def _steps(state: RunState) -> str:
+    return f"{state.version:,}" + (f"/{state.server_steps:,}" if state.server_steps else "")
+
+
+def _refused(state: RunState) -> str:
+    """Rejections, and apart from them what came again after it had counted."""
+    repeats = f", {state.repeated:,} repeats" if state.repeated else ""
+    return f"{sum(state.rejected.values()):,} rejected{repeats}"
 
 
 def client(

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from qafel.cli.console import JsonOption, RunBar, console, figures_table, run_bars
+from qafel.cli.console import JsonOption, SweepProgress, console, figures_table
 from qafel.config import load_recipe
 from qafel.drawing.printed import save_figure
-from qafel.errors import DataError, NothingToShow, OutputError
+from qafel.errors import DataError, NothingToShow, OutputError, QafelError
+from qafel.files import writing
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
-from qafel.runs.reading import Run
-from qafel.runs.summary import Summary
-from qafel.simulator.run import run as simulate
+from qafel.runs.reading import Run, run_directories
+from qafel.sweeps import Planned, sweep, unfinished
 from qafel.text import human_bytes
 
 REFERENCE = "mushrooms-fedbuff"
@@ -33,17 +36,20 @@ RECIPES = (
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, in the order to show them.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of them, in the order to show.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page to write. Default: report.html here, or in the run directory if it is only one."),
+        typer.Option(help="The page to write. Default: report.html here, or in RUN if that is only one."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page. Default: the names of the runs.")] = "",
     json_output: JsonOption = False,
 ) -> None:
     """Compare runs: write a self-contained HTML page, and a figure of the same name beside it.
 
-    Of several runs, those without any evaluation yet are left out and named, and so is what is no run directory.
+    Runs that differ only by seed are one curve and one row. Of several runs, those without any evaluation yet are left
+    out and named, and so is what is no run directory.
 
     Example: qafel report runs/qafel runs/fedbuff --out comparison/report.html
     """
@@ -70,11 +76,15 @@ def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
     """The runs; of several, those with nothing to show yet are left out, each with the reason."""
     loaded: list[Run] = []
     left_out: list[tuple[Path, str]] = []
-    for path in paths:
+    found = [(inside, inside != path) for path in paths for inside in run_directories(path)]
+    for path, within in found:
+        if within and re.fullmatch(r".*\.old-\d+", path.name):
+            left_out.append((path, "moved aside"))
+            continue
         try:
             loaded.append(Run.load(path))
         except NothingToShow as error:
-            if len(paths) == 1:
+            if len(found) == 1:
                 raise
             left_out.append((path, error.why))
     if not loaded:
@@ -102,21 +112,24 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Server steps of each run.")] = 10_000,
     json_output: JsonOption = False,
 ) -> None:
-    """Compare QAFeL with FedBuff and direct quantization on mushrooms; no network, no torch, under a minute.
+    """Compare QAFeL with FedBuff and direct quantization on mushrooms; no network, no torch, half a minute.
+
+    Its runs go side by side, one per core. One that is finished is not made again; an interrupted one continues.
 
     Example: qafel demo --steps 2000
     """
     # Evaluated every tenth step: the demo is for looking, `qafel run` has every step.
     overrides = [f"stop.server_steps={steps}", "evaluation.every=10"]
     configs = [load_recipe(name, overrides, seed) for name in RECIPES]
-    task = configs[0].task.make()  # the same in all of them
-    with run_bars() as progress:
-        bars = [RunBar(progress, config.description, config.stop, "f − f*") for config in configs]
-        summaries = [
-            simulate(config, out / config.name, [bar], task=task, tensorboard=False)
-            for config, bar in zip(configs, bars, strict=True)
-        ]
-    runs = [Run.load(out / config.name) for config in configs]
+    planned = [Planned(config.description, config) for config in configs]
+    with writing(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+    with SweepProgress(planned, unfinished(planned, out)) as progress:
+        failed = sweep(planned, out, progress, workers=os.cpu_count() or 1)
+    if failed:
+        raise QafelError("; ".join(f"{folder} failed: {reason}" for folder, reason in failed.items()))
+    runs = [Run.load(out / run.folder) for run in planned]
+    summaries = [run.summary for run in runs]
     save_figure(comparison_figure(runs), out / "comparison.png")
     write_report(runs, out / "report.html", title="QAFeL on mushrooms")
     if json_output:
@@ -126,7 +139,7 @@ def demo(
         console.print(f"picture: {out / 'comparison.png'}\nreport:  {out / 'report.html'}", highlight=False)
 
 
-def _demo_table(descriptions: list[str], summaries: list[Summary]) -> Table:
+def _demo_table(descriptions: list[str], summaries: Sequence[Mapping[str, Any]]) -> Table:
     reference = next(summary for summary in summaries if summary["name"] == REFERENCE)
     table = figures_table(
         "Mushrooms: 100 clients, K = 10, P = 10; × is relative to FedBuff",
@@ -152,5 +165,5 @@ def _times(metric: float | None, reference: float | None) -> str:
     return f"[{'red' if worse > 2 else 'green'}]{worse:.2f}[/]"
 
 
-def _traffic(summary: Summary) -> int:
+def _traffic(summary: Mapping[str, Any]) -> int:
     return int(summary["upload_bytes_total"] + summary["broadcast_bytes_total"])

@@ -69,7 +69,8 @@ def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = Fals
     algorithm = config.algorithm.wire(layout)
     warnings = fitness(algorithm.client_quantizer, layout.size, "client")
     if algorithm.broadcast == "difference":
-        warnings += fitness(algorithm.server_quantizer, layout.size, "server")
+        rate = algorithm.downlink_rate(layout.size)
+        warnings += fitness(algorithm.server_quantizer, layout.size, "server", rate)
     if warnings and strict:
         raise ConfigError(f"--strict: {warnings[0]}")
     for warning in warnings:

@@ -108,6 +108,11 @@ class _TuneProgress(LiveBars):
             what = f"checking {what} ({now.checked} unseen seeds done)"
         self.bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}")
 
+    def __exit__(self, *error: object) -> None:
+        if not any(error):  # a search may be at its end before all trials: out of time, or out of settings
+            self.bars.update(self._bar, total=self.bars.tasks[0].completed)
+        super().__exit__(*error)
+
     def row(self, row: Row) -> None:
         if abs(row.wall_s - self._shown_s) > 0.1:
             self._shown_s = row.wall_s

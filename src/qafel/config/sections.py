@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from qafel.algorithm import PRESETS, Algorithm
 from qafel.algorithm.aggregation import Aggregation
 from qafel.algorithm.methods import assemble
-from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, Upload
+from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
 from qafel.config.tasks import TASKS, MushroomsConfig, Section, Seed, TaskConfig
 from qafel.errors import ConfigError
 from qafel.params import Layout
@@ -102,7 +102,8 @@ class AlgorithmConfig(Section):
     client_weights: ClientWeights = "equal"
     broadcast: Broadcast = "difference"
     direct_draw: DirectDraw = "step"
-    memory_rate: float = Field(1.0, gt=0, le=1)
+    memory_rate: Annotated[float, Field(gt=0, le=1)] | FromOmega = 1.0
+    uplink_memory_rate: Annotated[float, Field(ge=0, le=1)] | FromOmega = 0.0
     upload: Upload = "update"
     staleness_exponent: float = Field(0.0, ge=0)
     staleness_cutoff: int = Field(0, ge=0)

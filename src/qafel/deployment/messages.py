@@ -77,6 +77,8 @@ class RunState:
     upload_bytes: int = 0
     broadcast_bytes: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    repeated: int = 0
+    """Uploads that were counted before: their clients only missed the receipt."""
     clients: dict[str, int] = field(default_factory=dict)
     """For the clients heard of last: how many versions behind their latest accepted update was."""
     buffer: str = ""

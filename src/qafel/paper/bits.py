@@ -15,9 +15,10 @@ from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
 from qafel.paper.display import Table, TableColumn, accuracy_panel, not_empty, points, three_digits
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, celeba_is_there, configuration, repeated
-from qafel.paper.measured import EntryRuns, Figure, best_accuracy, to_target
+from qafel.paper.measured import EntryRuns, best_accuracy, to_target
 from qafel.paper.neural import FEDBUFF, SIMILAR, notes, require_published, target_met
 from qafel.runs.reading import Run
+from qafel.runs.seeds import Figure
 from qafel.sweeps import Planned
 from qafel.text import human_bytes, human_count
 

@@ -11,8 +11,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from qafel.paper.display import END_COLUMNS, Across, Table, TableColumn, curve_panels
 from qafel.paper.entry import Change, Claim, Entry, Verdict, mushrooms
-from qafel.paper.measured import SETTLED, EntryRuns, Spread, at_level, ratios, settled
+from qafel.paper.measured import SETTLED, EntryRuns, at_level, ratios, settled
 from qafel.runs.reading import Run
+from qafel.runs.seeds import Spread
 from qafel.text import human_count, human_metric
 
 UNQUANTIZED = "FedBuff, unquantized"

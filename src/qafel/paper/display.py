@@ -12,9 +12,10 @@ from typing import Literal, TypeAlias, final
 import numpy as np
 
 from qafel.drawing.chart import Axis, Panel, Series
-from qafel.paper.measured import EntryRuns, Figure, Spread, settled, to_target
+from qafel.paper.measured import EntryRuns, settled, to_target
 from qafel.runs.reading import Column, Run
-from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
+from qafel.runs.seeds import Figure, Spread, mean_curve
+from qafel.text import human_bytes, human_count, human_metric
 
 Cell: TypeAlias = str | float | Spread
 Across: TypeAlias = Literal["steps", "uploads", "bytes", "time"]
@@ -93,9 +94,7 @@ class Table:
 def _shown(cell: Cell, heading: Heading) -> str:
     if isinstance(cell, str):
         return cell
-    value, std = (cell.mean, cell.std) if isinstance(cell, Spread) else (cell, math.nan)
-    text = UNKNOWN if math.isnan(value) else heading.show(value) if math.isfinite(value) else "∞"
-    return f"{text} ± {heading.show(std)}" if math.isfinite(std) else text
+    return (cell if isinstance(cell, Spread) else Spread.of((cell,))).text(heading.show)
 
 
 def three_digits(value: float) -> str:
@@ -119,23 +118,11 @@ ACROSS: Mapping[Across, tuple[str, Axis, Callable[[Run], Column]]] = {
 
 
 def curve(label: str, runs: Sequence[Run], across: Across) -> Series:
-    """The mean metric of some runs, with its range over seeds; their x values are averaged, too.
-
-    A run that ends sooner leaves the mean to the others, so that the curve reaches as far as the longest. A
-    logarithmic axis has no place for where runs start.
-    """
+    """The mean metric of some runs, with its range over seeds. A logarithmic axis has no place for where runs start."""
     _, axis, values = ACROSS[across]
-    x, y = _by_row([values(run) for run in runs]), _by_row([run.column("metric") for run in runs])
-    if axis.log:
-        x, y = x[1:], y[1:]
-    low, high = (np.array([get(row) for row in y]) for get in (np.min, np.max)) if len(runs) > 1 else (None, None)
-    return Series(label, np.array([row.mean() for row in x]), np.array([row.mean() for row in y]), low, high)
-
-
-def _by_row(columns: Sequence[Column]) -> list[Column]:
-    """For every row, the values of those columns that are long enough to have it."""
-    longest = max(len(column) for column in columns)
-    return [np.array([column[row] for column in columns if row < len(column)]) for row in range(longest)]
+    first = 1 if axis.log else 0
+    found = mean_curve([values(run)[first:] for run in runs], [run.column("metric")[first:] for run in runs])
+    return Series(label, *found)
 
 
 def curve_panels(measured: EntryRuns, keys: Sequence[Across]) -> tuple[Panel, ...]:

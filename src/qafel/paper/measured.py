@@ -7,7 +7,7 @@ what is compared must have had the same luck.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar, final
 
@@ -15,11 +15,10 @@ import numpy as np
 
 from qafel.errors import NotComparable
 from qafel.runs.reading import Column, Run
+from qafel.runs.seeds import Figure, Spread
 from qafel.sweeps import Planned
 
 T = TypeVar("T")
-Figure: TypeAlias = Callable[[Run], float]
-"""One number of a run."""
 Paired: TypeAlias = list[tuple[float, float]]
 """A figure of two groups of runs, seed by seed."""
 
@@ -28,34 +27,6 @@ SETTLED = 0.1
 
 LEARNED = 0.5
 """A run that ends below half of a good run's accuracy has not learned what the other has."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over seeds."""
-
-    mean: float
-    std: float
-    low: float
-    high: float
-    count: int
-
-    @staticmethod
-    def of(values: Iterable[float]) -> Spread:
-        """Mean, standard deviation (n − 1; of one value unknown) and range; infinite or unknown if any value is."""
-        found = np.array(list(values), dtype=np.float64)
-        if not found.size:
-            return Spread(math.nan, math.nan, math.nan, math.nan, 0)
-        low, high = float(found.min()), float(found.max())
-        if not np.isfinite(found).all():
-            return Spread(high, math.nan, low, high, found.size)
-        std = float(found.std(ddof=1)) if found.size > 1 else math.nan
-        return Spread(float(found.mean()), std, low, high, found.size)
-
-    def overlaps(self, other: Spread) -> bool:
-        """Whether the ranges over seeds overlap; the range of one seed says nothing."""
-        return self.count > 1 and self.low <= other.high and other.low <= self.high
 
 
 @final

@@ -21,7 +21,7 @@ from qafel.files import write_atomically
 from qafel.paper.display import Table
 from qafel.paper.entry import Claim, Entry, Request, Verdict
 from qafel.paper.measured import EntryRuns
-from qafel.report.tables import flatten
+from qafel.report.groups import flatten
 from qafel.runs.directory import state_of
 from qafel.runs.reading import Run
 from qafel.runs.summary import environment

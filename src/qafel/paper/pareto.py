@@ -11,9 +11,10 @@ from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper.display import Table, TableColumn, curve, not_empty, points
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import EntryRuns, Paired, Spread, at_level, if_comparable, ratios, settled
+from qafel.paper.measured import EntryRuns, Paired, at_level, if_comparable, ratios, settled
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
+from qafel.runs.seeds import Spread
 from qafel.sweeps import Planned
 from qafel.text import human_bytes
 

@@ -22,9 +22,10 @@ from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper.display import Heading, Table, not_empty, points, three_digits
 from qafel.paper.entry import Claim, Entry, Extent, Verdict
-from qafel.paper.measured import EntryRuns, Paired, Spread, if_comparable
+from qafel.paper.measured import EntryRuns, Paired, if_comparable
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
+from qafel.runs.seeds import Spread
 from qafel.sweeps import Planned
 from qafel.tasks.convex.synthetic import Constants, Quadratic
 from qafel.theory import Bound, Setting, corollary, corollary_step_sizes, large_enough_horizon

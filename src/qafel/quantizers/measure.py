@@ -76,12 +76,15 @@ def measured(quantizer: Quantizer, vectors: Iterable[Vector], repeats: int, stre
     )
 
 
-def fitness(quantizer: Quantizer, size: int, role: Role) -> list[str]:
+def fitness(quantizer: Quantizer, size: int, role: Role, memory_rate: float = 1.0) -> list[str]:
     """Why this quantizer does not suit the role at `size` coordinates, each with a remedy; empty when it does.
 
     The server's Q_s must contract (δ > 0, or the hidden state may run away from the model); the clients' Q_c must be
-    unbiased (or the errors of the K buffered updates do not average out). Section II-A of the paper.
+    unbiased (or the errors of the K buffered updates do not average out). Section II-A of the paper. A Q_s whose
+    messages a memory takes up at a `memory_rate` below one (MCM) must be unbiased, and the rate below 2/(1 + ω).
     """
+    if role == "server" and memory_rate != 1:
+        return _unfit_for_a_memory(quantizer, size, memory_rate)
     if role == "client" and not quantizer.unbiased(size):
         return [
             f"client quantizer {quantizer.spec!r} is biased: its errors add up over the buffered updates instead of "
@@ -92,6 +95,19 @@ def fitness(quantizer: Quantizer, size: int, role: Role) -> list[str]:
             f"server quantizer {quantizer.spec!r} has no δ > 0 at {size} coordinates: its error can exceed what it "
             f"sends (ω = {quantizer.omega(size):.3g} in the worst case), so the hidden state may run away from the "
             "model; " + _remedy(quantizer, size)
+        ]
+    return []
+
+
+def _unfit_for_a_memory(quantizer: Quantizer, size: int, rate: float) -> list[str]:
+    said = f"server quantizer {quantizer.spec!r}"
+    if not quantizer.unbiased(size):
+        return [f"{said} is biased: a memory that takes up a part of what it sends (MCM) needs an unbiased one: qsgd:4"]
+    # E‖h + αQ(x − h) − x‖² ≤ (1 − 2α + α²(1 + ω))‖x − h‖²
+    if rate * (1 + quantizer.omega(size)) >= 2:
+        return [
+            f"{said} has ω = {quantizer.omega(size):.3g} at {size} coordinates: a memory of rate {rate:g} may run away "
+            'from the model; set memory_rate = "from-omega", which is 1/(2(1 + ω))'
         ]
     return []
 

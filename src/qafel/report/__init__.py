@@ -16,9 +16,11 @@ from qafel.drawing.page import cards, legend, note, page
 from qafel.errors import DataError
 from qafel.files import write_atomically
 from qafel.report.charts import comparison_figure, report_panels
-from qafel.report.groups import Group, groups_of, run_styles
+from qafel.report.groups import Group, all_styles, groups_of, of_seeds, run_labels
 from qafel.report.tables import differences_table, full_configurations, headline_table, lead_sentence, provenance_table
 from qafel.runs.reading import Run
+
+_BAND = " A curve of several seeds is their mean, its band their range; where a seed ends sooner, of the others."
 
 __all__ = ["comparison_figure", "render_report", "write_report"]
 
@@ -37,29 +39,30 @@ def render_report(runs: Sequence[Run], title: str = "", left_out: Sequence[str] 
     """The page's HTML; the arguments are those of `write_report`."""
     if not runs:
         raise DataError("there is no run to report on: name at least one run directory")
-    styles, groups = run_styles(runs), groups_of(runs)
+    groups = groups_of(runs)
+    styles = all_styles(groups)
     panels = [report_panels(group, f"-{number}" if number else "") for number, group in enumerate(groups)]
     title = title or " · ".join(style.label for style in styles[:4]) + (" …" if len(styles) > 4 else "")
     sections = [
-        *_notes(runs, styles, groups, left_out),
+        *_notes(groups, left_out),
         *(part for group in groups for part in _figures(group, alone=len(groups) == 1)),
         *_charts(groups, styles, panels),
-        *_settings(runs, styles),
+        *_settings(runs, groups, styles),
     ]
     return page(title, sections, [panel for own in panels for panel in own], styles)
 
 
-def _notes(runs: Sequence[Run], styles: Sequence[Style], groups: Sequence[Group], left_out: Sequence[str]) -> list[str]:
+def _notes(groups: Sequence[Group], left_out: Sequence[str]) -> list[str]:
     """What a reader must know before comparing anything."""
-    labels = [(run, style.label) for run, style in zip(runs, styles, strict=True)]
+    labelled = [pair for group in groups for pair in zip(group.members, group.styles, strict=True)]
     notes = []
     if len(groups) > 1:
         notes.append(
             "The runs differ in task or metric, so each kind is compared by itself, without ratios between kinds."
         )
-    if diverged := [label for run, label in labels if run.diverged]:
+    if diverged := [of_seeds(style.label, own.diverged, own) for own, style in labelled if own.diverged]:
         notes.append(f"Diverged, and not among the best below: {', '.join(diverged)}.")
-    if unfinished := [label for run, label in labels if not run.finished]:
+    if unfinished := [of_seeds(style.label, own.unfinished, own) for own, style in labelled if own.unfinished]:
         notes.append(f"Not finished, shown up to the last evaluation: {', '.join(unfinished)}.")
     if left_out:
         notes.append(f"Left out: {', '.join(left_out)}.")
@@ -68,17 +71,22 @@ def _notes(runs: Sequence[Run], styles: Sequence[Style], groups: Sequence[Group]
 
 def _figures(group: Group, alone: bool) -> tuple[str, ...]:
     """A group's lead and table, under its own title if there are others."""
-    target = "To target: at the first evaluation that meets it, bytes up and broadcast. " if group.targets else ""
-    reference = group.styles[group.reference].label
+    several = len(group.members) > 1
+    single = several and any(len(own.ended) == 1 for own in group.members)
+    parts = (
+        "Mean ± standard deviation over seeds; without ±, the mean. A winner is named where its range over seeds is "
+        "apart from all others'. " * group.repeated,
+        "A single seed has no range: what sets it apart may be chance. " * single,
+        "To target: at the first evaluation that meets it, bytes up and broadcast. " * bool(group.targets),
+        "Traffic ratio: bytes uploaded plus broadcast (each broadcast counted once), relative "
+        f"to {group.styles[group.reference].label}. Received: what the clients that took part fetched; by all: if "
+        "every client took every broadcast. 1 MB is 10⁶ bytes.",
+    )
     return (
         "" if alone else f"<h2>{escape(group.title)}</h2>",
         f'<p class="lead">{lead_sentence(group)}</p>',
         headline_table(group),
-        note(
-            f"{target}Traffic ratio: bytes uploaded plus broadcast (each broadcast counted once), relative "
-            f"to {reference}. Received: what the clients that took part fetched; by all: if every client took every "
-            "broadcast. 1 MB is 10⁶ bytes."
-        ),
+        note("".join(parts)),
     )
 
 
@@ -87,14 +95,19 @@ def _charts(groups: Sequence[Group], styles: Sequence[Style], panels: Sequence[S
     titles = [f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else "" for group in groups]
     return (
         "<section><h2>Charts</h2>",
-        note("Drag to zoom, double-click to see all; tap a run to hide it."),
+        note(
+            "Drag to zoom, double-click to see all; tap a run to hide it." + _BAND * any(own.repeated for own in groups)
+        ),
         legend(styles, "Show or hide runs"),
         *(title + cards(own) for title, own in zip(titles, panels, strict=True)),
         "</section>",
     )
 
 
-def _settings(runs: Sequence[Run], styles: Sequence[Style]) -> list[str]:
-    differing = ["<h2>Settings that differ</h2>", differences_table(runs, styles)] if len(runs) > 1 else []
-    everything = ["<h2>All settings</h2>", full_configurations(runs, styles)]
-    return [*differing, *everything, "<h2>Provenance</h2>", provenance_table(runs, styles)]
+def _settings(runs: Sequence[Run], groups: Sequence[Group], styles: Sequence[Style]) -> list[str]:
+    by_label = {style.label: own for group in groups for own, style in zip(group.members, group.styles, strict=True)}
+    labels = [style.label for style in styles]
+    members = [by_label[label] for label in labels]
+    differing = ["<h2>Settings that differ</h2>", differences_table(members, labels)] if len(members) > 1 else []
+    everything = ["<h2>All settings</h2>", full_configurations(members, labels)]
+    return [*differing, *everything, "<h2>Provenance</h2>", provenance_table(runs, run_labels(runs))]

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from qafel.drawing.chart import Axis, Bars, Panel, Series, short_labels
 from qafel.drawing.printed import draw
 from qafel.errors import DataError
-from qafel.report.groups import Group, MetricView, groups_of, is_wide, log_start, metric_view, run_styles
+from qafel.report.groups import Group, MetricView, all_styles, groups_of, is_wide, log_start, metric_view
 from qafel.runs.reading import Column, Run
+from qafel.runs.seeds import Across, Curve
 from qafel.text import human_bytes
 
 _BINS = 24
@@ -24,7 +25,7 @@ def report_panels(group: Group, suffix: str = "") -> tuple[Panel, ...]:
     """All panels that the group's runs have data for; `suffix` tells their keys from those of other groups."""
     view = metric_view(group)
     panels = (
-        _metric_panel(group, view, "uploads", "uploads", [run.column("uploads") for run in group.runs]),
+        _metric_panel(group, view, "uploads", "uploads", "uploads"),
         _bytes_panel(group, view),
         _time_panel(group, view),
         _lag_panel(group),
@@ -46,24 +47,23 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
     panels: list[Panel] = []
     for group in groups:
         view = metric_view(group)
-        steps = any("version" in run.history for run in group.runs)
-        across = [run.column("version" if steps else "uploads") for run in group.runs]
-        left = _metric_panel(group, view, "steps", "server steps" if steps else "uploads", across)
+        steps = any("version" in run.history for own in group.members for run in own.runs)
+        by = ("server steps", "version") if steps else ("uploads", "uploads")
+        left = _metric_panel(group, view, "steps", *by)
         task = f"{group.task}, " if len(groups) > 1 else ""
         panels.append(replace(left, title=f"{task}by {left.x.label}"))
         panels.append(replace(_bytes_panel(group, view), title=f"{task}by bytes"))
-    return draw(panels, styles=run_styles(runs), columns=2)
+    return draw(panels, styles=all_styles(groups), columns=2)
 
 
-def _metric_panel(
-    group: Group, view: MetricView, by: str, label: str, across: Sequence[Column], log: bool = False
-) -> Panel:
-    """The metric against `across`, with a triangle on the edge where a run leaves the view."""
-    curves = _curves(group, across, [run.column("metric") for run in group.runs])
+def _metric_panel(group: Group, view: MetricView, by: str, label: str, across: Across, log: bool = False) -> Panel:
+    """The metric against `across`, with a triangle on the edge where a curve leaves the view."""
+    found = [own.curve(across, "metric") for own in group.members]
+    curves = _curves(group, found)
     marks = [
         Series(
             group.styles[index].label,
-            across[index][[row]],
+            found[index].x[[row]],
             np.array([view.edge]),
             kind="marks",
             hover=(words,),
@@ -74,20 +74,21 @@ def _metric_panel(
     series = (*curves, *marks) if curves else ()
     targets = tuple(target for target in group.targets if target > 0 or not view.axis.log)
     title, note = f"{group.metric} by {label}", " ".join(view.notes)
-    return Panel(by, title, _x_axis(label, across, log), view.axis, series, note, targets=targets)
+    x = _x_axis(label, [curve.x for curve in found], log)
+    return Panel(by, title, x, view.axis, series, note, targets=targets)
 
 
 def _bytes_panel(group: Group, view: MetricView) -> Panel:
-    across = [run.traffic for run in group.runs]
-    panel = _metric_panel(group, view, "bytes", _BYTES, across, log=_totals_differ(across))
+    log = _totals_differ([run.traffic for own in group.members for run in own.runs])
+    panel = _metric_panel(group, view, "bytes", _BYTES, _traffic, log)
     return replace(panel, title=f"{group.metric} by bytes", x=replace(panel.x, unit="B"))
 
 
 def _time_panel(group: Group, view: MetricView) -> Panel:
     """The metric by time: virtual in a simulated run, in seconds in a deployed one; if there are both, it says so."""
-    in_seconds = [run.summary.get("virtual_time_unit") == "s" for run in group.runs]
+    in_seconds = [own.runs[0].summary.get("virtual_time_unit") == "s" for own in group.members]
     label = "seconds" if all(in_seconds) else "virtual time"
-    panel = _metric_panel(group, view, "virtual-time", label, [run.column("virtual_time") for run in group.runs])
+    panel = _metric_panel(group, view, "virtual-time", label, "virtual_time")
     if all(in_seconds):
         return replace(panel, title=f"{group.metric} by time")
     if not any(in_seconds):
@@ -99,20 +100,21 @@ def _time_panel(group: Group, view: MetricView) -> Panel:
 
 def _lag_panel(group: Group) -> Panel:
     """How far the hidden state x̂ is from the server's model x, relative to x: what quantizing the broadcast costs."""
-    across = [run.column("uploads") for run in group.runs]
-    lags = [run.column("hidden_state_lag") for run in group.runs]
+    found = [own.curve("uploads", "hidden_state_lag") for own in group.members]
+    lags = [curve.y for curve in found]
     positive = np.concatenate([lag[lag > 0] for lag in lags])
     zero = [
         style.label for lag, style in zip(lags, group.styles, strict=True) if (lag == 0).any() and not (lag > 0).any()
     ]
     note = f"Zero throughout: {', '.join(zero)}." if zero else ""
     y = Axis("‖x − x̂‖ / ‖x‖", is_wide(positive[np.isfinite(positive)]))
-    return Panel("lag", "Hidden-state lag", _x_axis("uploads", across), y, _curves(group, across, lags), note)
+    x = _x_axis("uploads", [curve.x for curve in found])
+    return Panel("lag", "Hidden-state lag", x, y, _curves(group, found), note)
 
 
 def _staleness_panel(group: Group) -> Panel:
-    """The share of uploads at every staleness τ, side by side, in at most a few dozen bins."""
-    histograms = [run.staleness_histogram for run in group.runs]
+    """The share of all seeds' uploads at every staleness τ, side by side, in at most a few dozen bins."""
+    histograms = [_sum([run.staleness_histogram for run in own.ended]) for own in group.members]
     longest = max((int(np.flatnonzero(counts)[-1]) + 1 for counts in histograms if counts.any()), default=0)
     width = max(1, math.ceil(longest / _BINS))
     starts = np.arange(0, longest, width, dtype=np.int64)
@@ -148,10 +150,11 @@ def _received_panel(group: Group) -> Panel:
 
 
 def _rows(group: Group, key: str, title: str, label: str, parts: Mapping[str, str], note: str = "") -> Panel:
-    """One row per run, its total written beside it; parts that a run does not know are left out."""
+    """One row per label, the mean total written beside it; parts that runs do not know are left out."""
     bars: list[Bars] = []
-    for row, (run, style) in enumerate(zip(group.runs, group.styles, strict=True)):
-        known = {word: run.number(column) for column, word in parts.items() if math.isfinite(run.number(column))}
+    for row, (own, style) in enumerate(zip(group.members, group.styles, strict=True)):
+        means = {word: own.spread(column).mean for column, word in parts.items()}
+        known = {word: mean for word, mean in means.items() if math.isfinite(mean)}
         for number, (word, value) in enumerate(known.items()):
             total = human_bytes(sum(known.values())) if number == len(known) - 1 else ""
             told = (f"{human_bytes(value)} {word}",)
@@ -162,13 +165,26 @@ def _rows(group: Group, key: str, title: str, label: str, parts: Mapping[str, st
     return Panel(key, title, x, y, note=note, bars=tuple(bars), arrangement="rows")
 
 
-def _curves(group: Group, across: Sequence[Column], curves: Sequence[Column]) -> tuple[Series, ...]:
-    """A curve for each run that has something to draw."""
+def _curves(group: Group, found: Sequence[Curve]) -> tuple[Series, ...]:
+    """A curve for each label that has something to draw, with the range over its seeds."""
     return tuple(
-        Series(style.label, x, y)
-        for x, y, style in zip(across, curves, group.styles, strict=True)
-        if (np.isfinite(x) & np.isfinite(y)).any()
+        Series(style.label, *curve)
+        for curve, style in zip(found, group.styles, strict=True)
+        if (np.isfinite(curve.x) & np.isfinite(curve.y)).any()
     )
+
+
+def _traffic(run: Run) -> Column:
+    return run.traffic
+
+
+def _sum(histograms: Sequence[Column]) -> Column:
+    """All histograms in one, as long as the longest."""
+    longest = max(map(len, histograms))
+    total = np.zeros(longest)
+    for counts in histograms:
+        total[: len(counts)] += counts
+    return total
 
 
 def _x_axis(label: str, columns: Sequence[Column], log: bool = False) -> Axis:

@@ -1,32 +1,39 @@
-"""Which runs may be compared, those of one task and metric, and which part of the metric to show of them."""
+"""Which runs may be compared, those of one task and metric, and which part of the metric to show of them.
+
+Runs that differ only by seed stand together: one style, one curve, one row.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
 from qafel.drawing.chart import Axis, Style, styles_for
 from qafel.runs.reading import Column, Run
+from qafel.runs.seeds import Repeats, repeats_of
 from qafel.tasks.protocol import Goal
-from qafel.text import human_count, human_metric
+from qafel.text import UNKNOWN, human_count, human_metric
 
 _DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
+_FEW = 3  # more settings than this are not written into a label
+_NAMES = ("seed", "name", "description")
 _BETTER = {"min": "lower is better", "max": "higher is better"}
 
 
 @final
 @dataclass(frozen=True)
 class Group:
-    """Runs of one kind with their styles; `goal` is "min" or "max"."""
+    """Runs of one kind, those that differ only by seed together, with their styles; `goal` is "min" or "max"."""
 
     task: str
     metric: str
     goal: Goal
-    runs: tuple[Run, ...]
+    members: tuple[Repeats, ...]
     styles: tuple[Style, ...]
 
     @property
@@ -34,37 +41,48 @@ class Group:
         return ", ".join(filter(None, (self.task, self.metric, _BETTER[self.goal])))
 
     @property
+    def repeated(self) -> bool:
+        """Whether any of the runs were made with several seeds."""
+        return any(len(own.runs) > 1 for own in self.members)
+
+    @property
     def reference(self) -> int:
-        """The run to compare traffic with: the first FedBuff, else the first; one that came to its end, if any did."""
-        sound = [index for index, run in enumerate(self.runs) if run.finished and not run.diverged]
-        candidates = sound or range(len(self.runs))
-        return next((index for index in candidates if _is_fedbuff(self.runs[index])), candidates[0])
+        """The runs to compare traffic with: the first FedBuff, else the first; such that came to an end, if any did."""
+        sound = [index for index, own in enumerate(self.members) if not own.unfinished and not own.diverged]
+        candidates = sound or range(len(self.members))
+        return next((index for index in candidates if _is_fedbuff(self.members[index].runs[0])), candidates[0])
 
     @property
     def targets(self) -> tuple[float, ...]:
         """The metric's values that the runs are to reach, each once."""
-        stated = (run.number("target") for run in self.runs)
+        stated = (own.runs[0].number("target") for own in self.members)
         return tuple(sorted({target for target in stated if np.isfinite(target)}))
 
     @property
     def shared_target(self) -> float | None:
         """The target, if all runs have the same one."""
-        stated = {run.number("target") for run in self.runs}
+        stated = {own.runs[0].number("target") for own in self.members}
         return self.targets[0] if len(stated) == len(self.targets) == 1 else None
 
 
-def run_styles(runs: Sequence[Run]) -> tuple[Style, ...]:
-    """A style for each run, in the order given."""
-    return styles_for(run_labels(runs))
-
-
 def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Names that differ: the run's own, with seed, directory or number added if others share it."""
-    labels = [run.name for run in runs]
+    """Names that differ, one for each run."""
+    return member_labels([Repeats((run,)) for run in runs])
+
+
+def member_labels(members: Sequence[Repeats]) -> tuple[str, ...]:
+    """Names that differ: the runs' own; if others share it, with a few settings, seed, directory or number added."""
+    labels = [own.name for own in members]
+    first = [own.runs[0] for own in members]
+    alone = [len(own.runs) == 1 for own in members]
     additions = (
-        [f"seed {run.summary['seed']}" if "seed" in run.summary else "" for run in runs],
-        [run.path.resolve().name for run in runs],
-        [f"#{index}" for index in range(1, len(runs) + 1)],
+        _settings_apart(labels, first),
+        [
+            f"seed {run.summary['seed']}" if one and "seed" in run.summary else ""
+            for run, one in zip(first, alone, strict=True)
+        ],
+        [run.path.resolve().name for run in first],
+        [f"#{index}" for index in range(1, len(members) + 1)],
     )
     for addition in additions:
         # An addition is useful to a label if it differs among the runs that share the label.
@@ -76,16 +94,38 @@ def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(labels)
 
 
+def _settings_apart(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """For each run the settings in which it differs from others of its label, as client_lr=0.5; if they are few."""
+    settings = [flatten({key: value for key, value in run.config.items() if key not in _NAMES}) for run in runs]
+    found = []
+    for label, own in zip(labels, settings, strict=True):
+        others = [other for name, other in zip(labels, settings, strict=True) if name == label]
+        keys = [
+            key
+            for key in dict.fromkeys(key for other in others for key in other)
+            if len({other.get(key) for other in others}) > 1
+        ]
+        few = keys if len(keys) <= _FEW else []
+        found.append(", ".join(f"{key.rpartition('.')[2]}={own.get(key, UNKNOWN)}" for key in few))
+    return found
+
+
 def groups_of(runs: Sequence[Run]) -> tuple[Group, ...]:
-    """The groups in the order of their first runs; every run keeps the style that it has among all."""
-    members: dict[tuple[str, str, Goal], list[int]] = {}
-    for index, run in enumerate(runs):
-        members.setdefault(_kind(run, runs), []).append(index)
-    styles = run_styles(runs)
+    """The groups in the order of their first runs; every set of runs keeps the style that it has among all."""
+    repeats = repeats_of(runs)
+    kinds: dict[tuple[str, str, Goal], list[int]] = {}
+    for index, own in enumerate(repeats):
+        kinds.setdefault(_kind(own.runs[0], runs), []).append(index)
+    styles = styles_for(member_labels(repeats))
     return tuple(
-        Group(*kind, tuple(runs[index] for index in chosen), tuple(styles[index] for index in chosen))
-        for kind, chosen in members.items()
+        Group(*kind, tuple(repeats[index] for index in chosen), tuple(styles[index] for index in chosen))
+        for kind, chosen in kinds.items()
     )
+
+
+def all_styles(groups: Sequence[Group]) -> tuple[Style, ...]:
+    """The styles of all groups, in the order in which their runs were given."""
+    return tuple(sorted((style for group in groups for style in group.styles), key=lambda style: style.index))
 
 
 def _kind(run: Run, runs: Sequence[Run]) -> tuple[str, str, Goal]:
@@ -109,9 +149,9 @@ class MetricView:
     edge: float
     """The limit through which a run gets worse out of the view."""
     leaves: Mapping[int, int]
-    """The runs that leave the limits, by their place in the group: the first row beyond, or that is not finite."""
+    """The curves that leave the limits, by their place in the group: the first row beyond, or that is not finite."""
     notes: tuple[str, ...]
-    """What is not drawn; first a note for each run that leaves, in order."""
+    """What is not drawn; first a note for each curve that leaves, in order."""
 
 
 def metric_view(group: Group) -> MetricView:
@@ -119,9 +159,12 @@ def metric_view(group: Group) -> MetricView:
     goal = group.goal
     sign = 1.0 if goal == "min" else -1.0
     # From here on smaller is better, whatever the goal.
-    curves = [sign * run.column("metric") for run in group.runs]
+    found = [own.curve("uploads", "metric") for own in group.members]
+    curves = [sign * curve.y for curve in found]
     finite = [curve[np.isfinite(curve)] for curve in curves]
-    everything = np.concatenate(finite)
+    # The better end of the range over seeds is to be seen, too; the worse one may be far away.
+    ends = [sign * end for curve in found if (end := curve.low if goal == "min" else curve.high) is not None]
+    everything = np.concatenate([*finite, *(end[np.isfinite(end)] for end in ends)])
     if not everything.size:
         nothing = "No run has a finite metric: nothing to draw."
         return MetricView(Axis(group.metric, limits=(0.0, 1.0)), 1.0, {}, (nothing,))
@@ -184,19 +227,37 @@ def _notes(group: Group, leaves: Mapping[int, int], log: bool, curves: Sequence[
     notes = []
     triangle, sign = ("▲", 1.0) if group.goal == "min" else ("▼", -1.0)
     for index, row in leaves.items():
-        run, label, curve = group.runs[index], group.styles[index].label, curves[index]
+        own, label, curve = group.members[index], group.styles[index].label, curves[index]
         worst = sign * float(np.max(curve[np.isfinite(curve)], initial=-np.inf))
-        end = f"leaves the view {_where(run, row)} and reaches {human_metric(worst)}"
-        gone = f"stops being finite {_where(run, row)}"
-        notes.append(f"{triangle} {label} {end if np.isfinite(curve[row]) else gone}.")
-    for index, (run, style) in enumerate(zip(group.runs, group.styles, strict=True)):
-        if run.diverged and index not in leaves:
-            notes.append(f"{style.label} diverges after its last evaluation, {_where(run, len(curves[index]) - 1)}.")
+        end = f"leaves the view {_where(own, row)} and reaches {human_metric(worst)}"
+        gone = f"stops being finite {_where(own, row)}"
+        mean = "the mean of " if len(own.runs) > 1 else ""
+        notes.append(f"{triangle} {mean}{label} {end if np.isfinite(curve[row]) else gone}.")
+    for index, (own, style) in enumerate(zip(group.members, group.styles, strict=True)):
+        if own.diverged and index not in leaves:
+            which = of_seeds(style.label, own.diverged, own)
+            notes.append(f"{which} diverges after its last evaluation, {_where(own, len(curves[index]) - 1)}.")
     if log and any((curve <= 0).any() for curve in curves):
         notes.append("Values of zero or below are not drawn on the logarithmic axis.")
     return tuple(notes)
 
 
-def _where(run: Run, row: int) -> str:
-    uploads = float(run.column("uploads")[row])
+def of_seeds(label: str, some: int, own: Repeats) -> str:
+    """A label, and of how many of its seeds something is said: qafel (1 of 3 seeds)."""
+    return f"{label} ({some} of {len(own.runs)} seeds)" if len(own.runs) > 1 else label
+
+
+def _where(own: Repeats, row: int) -> str:
+    uploads = float(own.curve("uploads", "metric").x[row])
     return f"at {human_count(uploads)} uploads" if np.isfinite(uploads) else f"at evaluation {row + 1}"
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted keys and printable values of nested tables."""
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return flat

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from qafel.drawing.chart import Style
 from qafel.drawing.page import Html, table
-from qafel.report.groups import Group
+from qafel.report.groups import Group, flatten
 from qafel.runs.reading import Run
+from qafel.runs.seeds import Figure, Repeats, Spread
+from qafel.tasks.protocol import Goal
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
 
 _SENT = (
@@ -25,43 +27,64 @@ _PROVENANCE = ("task", "algorithm", "seed", "model_sha256", "hidden_state_sha256
 
 
 def headline_table(group: Group) -> str:
-    """How well each run learned, what it took to the target, what it sent, how stale its uploads were."""
+    """How well the runs learned, what it took to the target, what they sent, how stale uploads were; a row per label.
+
+    What tells methods apart is a mean ± standard deviation over seeds, the rest a mean.
+    """
     name = f'<span class="{"short" if len(group.metric) <= 12 else "long"}">{escape(group.metric)}</span>'
     to_target = ("uploads to target", "bytes to target") if group.targets else ()
-    columns = ("run", Html(f"final {name}"), Html(f"best {name}"), *to_target, *_SENT)
-    rows = (_row(group, run, style) for run, style in zip(group.runs, group.styles, strict=True))
+    seeds = ("seeds",) if group.repeated else ()
+    columns = ("run", *seeds, Html(f"final {name}"), Html(f"best {name}"), *to_target, *_SENT)
+    rows = (_row(group, own, style) for own, style in zip(group.members, group.styles, strict=True))
     return table(columns, rows, numbers=True)
 
 
-def _row(group: Group, run: Run, style: Style) -> list[str]:
-    reference = group.runs[group.reference]
-    cells = [_name(run, style), human_metric(final_of(run)), human_metric(best_of(run, group.goal))]
+def _row(group: Group, own: Repeats, style: Style) -> list[str]:
+    def mean(figure: str) -> float:
+        return own.spread(figure).mean
+
+    final, best = own.spread(final_of), own.spread(lambda run: best_of(run, group.goal))
+    cells = [_name(own, style), *([str(final.count)] if group.repeated else [])]
+    cells += [_metric(final), _metric(best)]
     if group.targets:
-        uploads, traffic = _to_target(run, group)
-        cells += [_or_not(uploads, human_count(uploads)), _or_not(traffic, human_bytes(traffic))]
+        cells += [
+            _or_not(own, to_target(group, "uploads"), human_count),
+            _or_not(own, to_target(group, "bytes"), human_bytes),
+        ]
+    reference = group.members[group.reference].spread(_traffic).mean
     return [
         *cells,
-        human_count(run.number("uploads")),
-        human_bytes(run.number("upload_bytes_total")),
-        human_bytes(run.number("broadcast_bytes_total")),
-        human_bytes(run.number("received_bytes_total")),
-        human_bytes(run.number("received_by_all_bytes_total")),
-        human_ratio(ratio(run.traffic_total, reference.traffic_total)),
-        human_count(run.number("staleness_mean")),
-        human_count(run.number("staleness_max")),
-        human_seconds(run.number("wall_s")),
-        human_rate(run.number("updates_per_s")),
+        human_count(mean("uploads")),
+        human_bytes(mean("upload_bytes_total")),
+        human_bytes(mean("broadcast_bytes_total")),
+        human_bytes(mean("received_bytes_total")),
+        human_bytes(mean("received_by_all_bytes_total")),
+        human_ratio(ratio(own.spread(_traffic).mean, reference)),
+        human_count(mean("staleness_mean")),
+        human_count(mean("staleness_max")),
+        human_seconds(mean("wall_s")),
+        human_rate(mean("updates_per_s")),
     ]
 
 
-def _name(run: Run, style: Style) -> Html:
-    word = "diverged" if run.diverged else "" if run.finished else "unfinished"
-    tag = f' <span class="tag">{word}</span>' if word else ""
+def _name(own: Repeats, style: Style) -> Html:
+    count = len(own.runs)
+    word, some = ("diverged", own.diverged) if own.diverged else ("unfinished", own.unfinished)
+    said = f"{some} of {count} {word}" if count > 1 else word
+    tag = f' <span class="tag">{said}</span>' if some else ""
     return Html(f'<span class="dot" style="background:{style.colour}"></span>{escape(style.label)}{tag}')
 
 
-def _or_not(value: float, written: str) -> str:
-    return "not reached" if math.isinf(value) else UNKNOWN if math.isnan(value) else written
+def _metric(spread: Spread) -> str:
+    return spread.text(human_metric) if math.isfinite(spread.mean) else human_metric(spread.mean)
+
+
+def _or_not(own: Repeats, figure: Figure, show: Callable[[float], str]) -> str:
+    """What it took to the target, if all seeds reached it; else how many did."""
+    reached = [math.isfinite(figure(run)) for run in own.ended]
+    if not any(math.isinf(figure(run)) for run in own.ended):
+        return own.spread(figure).text(show)
+    return f"reached by {sum(reached)} of {len(reached)}" if any(reached) else "not reached"
 
 
 def final_of(run: Run) -> float:
@@ -86,71 +109,97 @@ def ratio(value: float, reference: float) -> float:
 
 
 def lead_sentence(group: Group) -> str:
-    """Say in HTML which run reached the target with least, which ended best, which sent least; empty for a single run.
+    """Say in HTML which runs reached the target with least, which ended best, which sent least; empty for a single one.
 
-    A run that diverged is never named best, nor is one that broke off named for having sent little.
+    A winner is named only where its range over seeds is apart from all others'. Runs that diverged are never named
+    best, nor are such that broke off named for having sent little.
     """
-    if len(group.runs) < 2:
+    if len(group.members) < 2:
         return ""
-    sound = [not run.diverged for run in group.runs]
+    sound = [not own.diverged for own in group.members]
     said = _reached(group, sound)
-    sign, lowest = (1.0, "Lowest") if group.goal == "min" else (-1.0, "Highest")
-    finals, totals = [final_of(run) for run in group.runs], [run.traffic_total for run in group.runs]
-    ended = [run.finished and math.isfinite(final) for run, final in zip(group.runs, finals, strict=True)]
-    best = _smallest([sign * final for final in finals], sound)
-    least = None if said else _smallest(totals, [all(merits) for merits in zip(sound, ended, strict=True)])
-    if best is not None:
-        final = human_metric(finals[best])
-        said.append(f"{lowest} final {escape(group.metric)}: {_strong(group, best)} with {final}.")
-    if least is not None:
-        said.append(f"Least traffic: {_strong(group, least)} with {_bytes(group, totals, least)}.")
-    return " ".join(said)
+    lowest = "Lowest" if group.goal == "min" else "Highest"
+    finals = [own.spread(final_of) for own in group.members]
+    ended = [
+        fair and not own.unfinished and math.isfinite(final.mean)
+        for own, final, fair in zip(group.members, finals, sound, strict=True)
+    ]
+    said_least = [] if said else _winner(group, "Least traffic", _traffic, ended, partial(_bytes, group))
+    said += _winner(group, f"{lowest} final {escape(group.metric)}", final_of, sound, human_metric, group.goal)
+    return " ".join([*said, *said_least])
 
 
 def _reached(group: Group, sound: Sequence[bool]) -> list[str]:
     """The fewest uploads and bytes to the target that all runs share; empty if there is none, or none reached it."""
-    uploads, traffic = zip(*(_to_target(run, group) for run in group.runs), strict=True)
-    first, least = _smallest(uploads, sound), _smallest(traffic, sound)
-    if group.shared_target is None or first is None:
+    if group.shared_target is None:
         return []
     goal = f"{escape(group.metric)} {'≤' if group.goal == 'min' else '≥'} {group.shared_target:g}"
-    said = [f"Fewest uploads to {goal}: {_strong(group, first)} with {human_count(uploads[first])}."]
-    if least is not None:
-        said.append(f"Fewest bytes: {_strong(group, least)} with {_bytes(group, traffic, least)}.")
-    return said
+    uploads, traffic = to_target(group, "uploads"), to_target(group, "bytes")
+    return [
+        *_winner(group, f"Fewest uploads to {goal}", uploads, sound, human_count),
+        *_winner(group, "Fewest bytes", traffic, sound, partial(_bytes, group, figure=traffic)),
+    ]
 
 
-def _to_target(run: Run, group: Group) -> tuple[float, float]:
-    """Uploads and traffic of a run when it first met its target; infinite if it never did, NaN without a target."""
-    return run.at_target(run.column("uploads"), group.goal), run.at_target(run.traffic, group.goal)
+def _winner(
+    group: Group,
+    what: str,
+    figure: Figure,
+    eligible: Sequence[bool],
+    show: Callable[[float], str],
+    goal: Goal = "min",
+) -> list[str]:
+    """A sentence: who of the eligible is best by `what`, or whose ranges over seeds are not apart; none if unknown."""
+    spreads = [own.spread(figure) for own in group.members]
+    fair = [index for index, spread in enumerate(spreads) if eligible[index] and math.isfinite(spread.mean)]
+    if not fair:
+        return []
+    best = (min if goal == "min" else max)(fair, key=lambda index: spreads[index].mean)
+    level = [index for index in range(len(spreads)) if eligible[index] and not spreads[index].apart_from(spreads[best])]
+    rivals = [index for index in level if index != best and not math.isnan(spreads[index].mean)]
+    if not rivals:
+        return [f"{what}: {_strong(group, best)} with {show(spreads[best].mean)}."]
+    if all(spreads[index].low == spreads[index].high for index in (best, *rivals)):
+        return [f"{what}: {_listed(group, sorted((best, *rivals)))} alike, with {show(spreads[best].mean)}."]
+    return [f"{what}: no winner, the ranges over seeds of {_listed(group, (best, *rivals))} overlap."]
 
 
-def _bytes(group: Group, figures: Sequence[float], index: int) -> str:
-    """Bytes, and their ratio to those of the reference."""
-    times = ratio(figures[index], figures[group.reference])
-    if index == group.reference or not times > 0:
-        return human_bytes(figures[index])
-    return f"{human_bytes(figures[index])}, {human_ratio(times)} the traffic of {_strong(group, group.reference)}"
+def _listed(group: Group, indices: Sequence[int]) -> str:
+    """The labels of these, the first few in words: a, b and 3 others."""
+    names = [_strong(group, index) for index in indices]
+    names = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} others"]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _smallest(figures: Sequence[float], eligible: Sequence[bool]) -> int | None:
-    """The index of the smallest finite figure among the eligible; the first of equals, None if there is none."""
-    fair = [index for index, figure in enumerate(figures) if eligible[index] and math.isfinite(figure)]
-    return min(fair, key=figures.__getitem__, default=None)
+def to_target(group: Group, what: Literal["uploads", "bytes"]) -> Figure:
+    """Uploads or traffic of a run when it first met its target; infinite if it never did, NaN without a target."""
+    return lambda run: run.at_target(run.column("uploads") if what == "uploads" else run.traffic, group.goal)
+
+
+def _traffic(run: Run) -> float:
+    return run.traffic_total
+
+
+def _bytes(group: Group, value: float, figure: Figure = _traffic) -> str:
+    """Bytes, and their ratio to those of the reference, unless they are its own."""
+    times = ratio(value, group.members[group.reference].spread(figure).mean)
+    if times == 1 or not times > 0:
+        return human_bytes(value)
+    return f"{human_bytes(value)}, {human_ratio(times)} the traffic of {_strong(group, group.reference)}"
 
 
 def _strong(group: Group, index: int) -> str:
     return f"<strong>{escape(group.styles[index].label)}</strong>"
 
 
-def differences_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
-    """The settings in which the runs differ, one row each."""
-    rows = [row for row in _rows([flatten(run.config) for run in runs]) if len(set(row[1:])) > 1]
+def differences_table(members: Sequence[Repeats], labels: Sequence[str]) -> str:
+    """The settings in which the runs differ, one row each; their own seeds side by side."""
+    rows = [row for row in _rows([_settings(own) for own in members]) if len(set(row[1:])) > 1]
     same = "<p>The runs have one and the same configuration.</p>"
-    return table(["", *(style.label for style in styles)], rows) if rows else same
+    return table(["", *labels], rows) if rows else same
 
 
-def provenance_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
+def provenance_table(runs: Sequence[Run], labels: Sequence[str]) -> str:
     """What it takes to repeat a run and to recognise its result: seed, versions, digests."""
     facts = []
     for run in runs:
@@ -158,26 +207,26 @@ def provenance_table(runs: Sequence[Run], styles: Sequence[Style]) -> str:
         chosen = {key: summary[key] for key in _PROVENANCE if key in summary}
         chosen |= {key: value for key, value in summary.items() if "version" in key.split(".")[0]}
         facts.append({"directory": run.path.resolve().name} | chosen)
-    return table(["", *(style.label for style in styles)], _rows(facts))
+    return table(["", *labels], _rows(facts))
 
 
-def full_configurations(runs: Sequence[Run], styles: Sequence[Style]) -> str:
-    """Every setting of every run, folded away."""
+def full_configurations(members: Sequence[Repeats], labels: Sequence[str]) -> str:
+    """Every setting of all runs, folded away."""
     return "".join(
-        f"<details><summary>{escape(style.label)}</summary>{table((), flatten(run.config).items())}</details>"
-        for run, style in zip(runs, styles, strict=True)
+        f"<details><summary>{escape(label)}</summary>{table((), _settings(own).items())}</details>"
+        for own, label in zip(members, labels, strict=True)
     )
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted keys and printable values of nested tables."""
-    flat: dict[str, str] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return flat
+def _settings(own: Repeats) -> dict[str, str]:
+    """The settings of runs that differ only by seed."""
+    settings = flatten(own.runs[0].config)
+    if len(own.runs) > 1:
+        seeds = sorted((run.config.get("seed", run.summary.get("seed")) for run in own.runs), key=str)
+        settings |= {"seed": ", ".join(map(str, seeds))}
+        if "name" in settings:
+            settings["name"] = own.name
+    return settings
 
 
 def _rows(facts: Sequence[Mapping[str, str]]) -> list[list[str]]:

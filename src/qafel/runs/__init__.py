@@ -5,4 +5,5 @@ summary     a run in a page of JSON
 listeners   who hears of rows and of the end
 directory   where a run writes; how far a directory is; checkpoint files
 reading     run directories read back
+seeds       runs that differ only by seed: spread and mean curve
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,18 @@ _METRICS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("cifar10", "celeba", "shakespeare"), ("accuracy", "max")),
 }
 """Each task's metric and its goal. A summary states both; without one, asking the task would mean to load torch."""
+
+
+def run_directories(path: Path) -> list[Path]:
+    """The run directories that `path` holds, seed 2 before seed 10; or `path` itself, if it is one or holds none."""
+    if not path.is_dir() or (path / "config.toml").is_file():
+        return [path]
+    inside = [child for child in path.iterdir() if (child / "config.toml").is_file()]
+
+    def order(child: Path) -> list[tuple[int, str]]:
+        return [(int(digits or -1), word) for word, digits in re.findall(r"(\D+)|(\d+)", child.name)]
+
+    return sorted(inside, key=order) or [path]
 
 
 def read_config(path: Path) -> dict[str, Any]:

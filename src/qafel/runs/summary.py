@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from qafel.algorithm import Server
+from qafel.errors import DuplicateUpload
 from qafel.params import Vector
 from qafel.runs.progress import Progress, Status, Traffic, finite_or_none, histogram_mean
 from qafel.tasks.protocol import Task
@@ -39,6 +40,7 @@ def summarise(
     more           what only this driver knows, such as the time spent in training
     """
     algorithm, wall_s = server.algorithm, progress.wall_s
+    rejected, repeated = rejections_and_repeats(server)
     values = {
         "status": "diverged" if status == "finished" and progress.diverged else status,
         **environment(),
@@ -57,7 +59,8 @@ def summarise(
         "broadcast_bytes_total": traffic.broadcast_bytes,
         "received_bytes_total": traffic.received_bytes,
         "received_by_all_bytes_total": traffic.received_by_all_bytes,
-        "rejected": dict(server.rejected),
+        "rejected": rejected,
+        "repeated": repeated,
         "staleness_mean": histogram_mean(traffic.staleness_counts),
         "staleness_max": max(0, len(traffic.staleness_counts) - 1),
         "staleness_histogram": traffic.staleness_counts,
@@ -77,6 +80,13 @@ def summarise(
         "hidden_state_sha256": sha256(server.hidden_state.vector),
     }
     return finite_or_none(values)
+
+
+def rejections_and_repeats(server: Server) -> tuple[dict[str, int], int]:
+    """How many uploads were rejected, by reason; and how many came again after they had counted, which harms nobody."""
+    rejected = dict(server.rejected)
+    repeated = rejected.pop(DuplicateUpload.reason, 0)
+    return rejected, repeated
 
 
 def environment() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from qafel.runs.progress import Progress, Traffic
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Arrive, Deliver, Event, Gone, Simulation, Timeout
 
-_COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "out_of_time", "whole_bytes")
+_COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "out_of_time", "last_broadcast_bytes")
 
 
 def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
@@ -27,12 +27,17 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     arrays: dict[str, NDArray[Any]] = {f"server.{name}": array for name, array in server.arrays.items()}
     arrays["sequences"] = np.array(simulation.sequences, np.uint32)
     arrays["held"] = np.array(simulation.held)
+    if simulation.memories:
+        arrays["memories.clients"] = np.fromiter(simulation.memories, np.int64)
+        arrays["memories"] = np.stack(list(simulation.memories.values()))
     versions = {simulation.clients_hidden_state.version: simulation.clients_hidden_state}
     entries = []
     for time, priority, serial, event in simulation.clock.entries():
         entries.append([time, priority, serial, *_pack(event)])
         if (job := _job_of(event)) is not None:
             versions[job.hidden_state.version] = job.hidden_state
+            if job.memory is not None:  # its client's may have moved on since
+                arrays[f"job_memory.{job.number}"] = job.memory
     for version, state in versions.items():
         arrays[f"version.{version}"] = state.vector
         if state.memory is not state.vector:
@@ -57,7 +62,11 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         prefix = "server."
         inner = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
         simulation.server = restore_server(
-            Checkpoint(inner, values["server"]), simulation.algorithm, simulation.seed, log_capacity=0
+            Checkpoint(inner, values["server"]),
+            simulation.algorithm,
+            simulation.seed,
+            log_capacity=0,
+            clients=simulation.task.clients,
         )
         states = {
             int(name.partition(".")[2]): HiddenState.of(
@@ -75,8 +84,14 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         simulation.clock.restore(
             values["now"],
             values["serial"],
-            [(time, priority, serial, _unpack(event, states)) for time, priority, serial, *event in values["events"]],
+            [
+                (time, priority, serial, _unpack(event, states, arrays))
+                for time, priority, serial, *event in values["events"]
+            ],
         )
+        if "memories" in arrays:
+            clients: list[int] = arrays["memories.clients"].tolist()
+            simulation.memories = dict(zip(clients, arrays["memories"], strict=True))
         for name, value in values["progress"].items():
             setattr(progress, name, value)
     except (KeyError, ValueError, TypeError) as error:
@@ -106,11 +121,11 @@ def _pack(event: Event) -> list[Any]:
     return [name, job.number, job.client, job.sequence, job.hidden_state.version, job.weight, job.steps]
 
 
-def _unpack(packed: list[Any], states: dict[int, HiddenState]) -> Event:
+def _unpack(packed: list[Any], states: dict[int, HiddenState], arrays: dict[str, NDArray[Any]]) -> Event:
     name, *rest = packed
     if name not in ("Job", "Deliver"):
         other: Event = {"Arrive": Arrive, "Gone": Gone, "Timeout": Timeout}[name](*rest)
         return other
     number, client, sequence, version, weight, steps = rest
-    job = Job(number, client, sequence, states[version], weight, steps)
+    job = Job(number, client, sequence, states[version], weight, steps, arrays.get(f"job_memory.{number}"))
     return job if name == "Job" else Deliver(job, None)

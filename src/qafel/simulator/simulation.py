@@ -9,15 +9,17 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar, final
 
 from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
+from qafel.algorithm.client import remembered
 from qafel.algorithm.hidden_state import model_for_start
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, RejectedUpload
+from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.runs.progress import Traffic
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
-from qafel.simulator.timing.durations import uniform_draws
+from qafel.simulator.timing.durations import partial_work, uniform_draws
 from qafel.tasks.protocol import Task, sample_weights
 
 Scheduled = TypeVar("Scheduled")
@@ -89,7 +91,6 @@ class Timeout(NamedTuple):
 Event = Job | Arrive | Deliver | Gone | Timeout
 """A job on the clock is due when its client has finished training; then its upload sets out."""
 _AFTER_ALL_ELSE = 1
-_NEVER = -(2**62)  # so long ago that more bytes came since than any snapshot has
 _MANY_ROUNDS = 1000
 """Without a single update by then, none will come."""
 
@@ -106,7 +107,13 @@ class Simulation:
         self.timing = timing
         self.seed = seed
         self.executor: Executor = executor or Inline(Trainer(task, algorithm, seed))
-        self.server = Server(task.initial_model(Stream.named(seed, "initial-model")), algorithm, seed, log_capacity=0)
+        self.server = Server(
+            task.initial_model(Stream.named(seed, "initial-model")),
+            algorithm,
+            seed,
+            log_capacity=0,
+            clients=task.clients,
+        )
         self.clients_hidden_state = HiddenState.of(self.server.model.copy())
         """The clients' hidden state, moved by the broadcasts' bytes alone: one vector, as all hold the same."""
         self.clock: Clock[Event] = Clock()
@@ -114,10 +121,12 @@ class Simulation:
         self.sequences = [0] * task.clients
         """How often each client started."""
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
-        self.held = array("q", [_NEVER]) * task.clients
-        """How many bytes had been broadcast when each client last started: it misses what came since."""
-        self.whole_bytes = self.clients_hidden_state.snapshot_bytes
-        """What a client downloads that holds nothing: a snapshot, or a broadcast that is a whole model."""
+        self.last_broadcast_bytes = 0
+        self.held = array("q", [-1]) * task.clients
+        """How many bytes had been broadcast when each client last started; −1: it never did."""
+        self.memories: dict[int, Vector] = {}
+        """What each client's uploads are relative to (MCM); zero for those that are not in it."""
+        self._snapshot = (-1, 0)  # of which version, and its bytes
         self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
         self._dropouts = uniform_draws(seed, "dropout")
         self._arrivals: Iterator[Arrival] = iter(())
@@ -215,7 +224,7 @@ class Simulation:
             self.clock.schedule(download + duration, Gone(client))
             return
         weight = self._weights[client] if self._weights else 1.0
-        job = Job(number, client, sequence, self.clients_hidden_state, weight, steps)
+        job = Job(number, client, sequence, self.clients_hidden_state, weight, steps, self.memories.get(client))
         delay = download + duration
         self.clock.schedule(delay, job)
         if self.executor.looks_ahead:
@@ -228,17 +237,27 @@ class Simulation:
         never took part. docs/decisions/simulator-starts-pay-what-they-download.md
         With `direct_draw = "start"`, a model of its own.
         """
+        held, now = self.held[client], self.traffic.broadcast_bytes
         if self.algorithm.direct_draw == "start":
             drawn = model_for_start(self.clients_hidden_state, self.algorithm, self.seed, client, sequence)
             self.traffic.count_download(len(drawn))
             return len(drawn)
-        missed = self.traffic.broadcast_bytes - self.held[client]
-        if not missed:
+        if held == now:
             return 0
-        self.held[client] += missed
-        size = min(missed, self.whole_bytes)
+        self.held[client] = now
+        size = self._snapshot_bytes()
+        if now and self.algorithm.broadcast_kind is Kind.MODEL:
+            size = min(size, self.last_broadcast_bytes)
+        elif held >= 0:
+            size = min(size, now - held)
         self.traffic.count_download(size)
         return size
+
+    def _snapshot_bytes(self) -> int:
+        state = self.clients_hidden_state
+        if self._snapshot[0] != state.version:
+            self._snapshot = state.version, len(state.to_snapshot())
+        return self._snapshot[1]
 
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing
@@ -264,11 +283,13 @@ class Simulation:
     def _deliver(self, job: Job, upload: bytes) -> bool:
         self._finish(job.client)
         try:
-            accepted = self.server.receive(Message.from_bytes(upload))
+            accepted = self.server.receive(message := Message.from_bytes(upload))
         except RejectedUpload:
             self.traffic.count_rejected(upload)
             return False
         self.traffic.count_upload(upload, accepted.staleness)
+        if self.algorithm.uplink_memory_rate:
+            self.memories[job.client] = remembered(self.memories.get(job.client), message, self.algorithm)
         return accepted.broadcast is not None and self._spread(accepted.broadcast)
 
     def _spread(self, broadcast: bytes) -> bool:
@@ -277,9 +298,7 @@ class Simulation:
         self.clients_hidden_state = self.clients_hidden_state.advanced(Message.from_bytes(broadcast), self.algorithm)
         if self.algorithm.direct_draw == "start":  # every start draws its own from the model itself
             self.clients_hidden_state = HiddenState.of(self.server.model.copy(), self.server.version)
-        self.whole_bytes = self.clients_hidden_state.snapshot_bytes
-        if self.algorithm.broadcast_kind is Kind.MODEL:
-            self.whole_bytes = min(self.whole_bytes, len(broadcast))
+        self.last_broadcast_bytes = len(broadcast)
         if isinstance(self.timing.arrivals, Rounds):
             self._start_round()
         return True
@@ -301,23 +320,6 @@ class Simulation:
             raise ConfigError(f"{self.rounds} rounds ended without an update: set a longer timing.round_timeout")
         self._start_round()
         return False
-
-
-def partial_work(steps: int, duration: float, time: float) -> tuple[int, float]:
-    """How many of its local steps a client gets done in a time, and how long these take. FedProx's partial work.
-
-    steps      all that it has to do, each of the same length
-    duration   how long all of them take
-    time       until it has to send what it has
-    """
-    if time < 0:
-        return 0, 0.0
-    if duration <= time:
-        return steps, duration
-    done = int(steps * time / duration) + 1  # rounding may have lost one: the loop decides
-    while done and duration * (done / steps) > time:
-        done -= 1
-    return done, duration * (done / steps)
 
 
 def require_progress(simulation: Simulation) -> None:

@@ -162,6 +162,10 @@ def test_a_client_that_lost_its_count_goes_on_above_what_the_server_knows(tmp_pa
             await update(fresh)
             assert dict(fresh.outbox.counts) == {"duplicate": 1, "accepted": 1}
             assert server.ledger.traffic.uploads == 6
+            told = server._run_state("running")
+            assert (told.rejected, told.repeated) == ({}, 1), "a repeat harms nobody, and is no rejection"
+            summary = server.evaluator.summary()
+            assert (summary["rejected"], summary["repeated"]) == ({}, 1)
 
     asyncio.run(check())
 

@@ -309,7 +309,15 @@ def test_a_vector_of_another_model_is_refused():
         feature_task(layers).evaluate(np.zeros(73, np.float32))
 
 
-@pytest.mark.parametrize(("settings", "words"), [({"device": "cuda:99"}, "cuda:99"), ({"precision": "half"}, "one of")])
-def test_a_device_or_precision_that_is_not_there_is_refused(settings, words):
-    with pytest.raises(ConfigError, match=words):
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "gpu"}, "PyTorch knows no device 'gpu': use auto, cpu, cuda"),
+        ({"device": "cuda:99"}, "'cuda:99' cannot be used here"),
+        ({"precision": "half"}, "one of"),
+    ],
+)
+def test_a_device_or_precision_that_is_not_there_is_refused_in_a_sentence(settings, words):
+    with pytest.raises(ConfigError, match=words) as refused:
         feature_task(layers, **settings)
+    assert len(str(refused.value)) < 160

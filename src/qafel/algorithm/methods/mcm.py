@@ -1,6 +1,14 @@
-"""MCM: rounds; quantized both ways, the downlink against a memory. Philippenko and Dieuleveut, NeurIPS 2021."""
+"""MCM: rounds; quantized both ways, each way against a memory. Philippenko and Dieuleveut, NeurIPS 2021.
+
+docs/decisions/mcm-has-both-memories.md
+"""
 
 from qafel.algorithm.methods.fedavg import ROUNDS
 from qafel.algorithm.wiring import Preset
 
-MCM = Preset("rounds; quantized both ways, a memory on the downlink", ROUNDS, {"memory_rate": 0.5}, True)
+MCM = Preset(
+    "rounds; quantized both ways, a memory each way",
+    ROUNDS,
+    {"memory_rate": "from-omega", "uplink_memory_rate": "from-omega"},
+    True,
+)

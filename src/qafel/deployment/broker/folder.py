@@ -1,10 +1,13 @@
 """A folder with everything for a secured broker: its configuration, keys, certificates, and a folder for each user.
 
-    nats-server.conf, accounts.conf   the broker's configuration
-    ca/, broker/                      the certificate authority and the broker's certificate
-    server/                           what `qafel server --credentials` takes
-    operator/                         what `qafel status --credentials` takes
-    clients/N/                        what client N's `qafel client --credentials` takes: hand it over, then delete it
+    nats-server.conf  the broker's configuration
+    broker/           the broker's certificate, and accounts.conf: who may do what
+    ca/               the certificate authority
+    server/           what `qafel server --credentials` takes
+    operator/         what `qafel status --credentials` takes
+    clients/N/        what client N's `qafel client --credentials` takes: hand it over, then delete it
+
+The broker reads nats-server.conf, broker/ and ca/ca.pem, and needs nothing else: nobody's key but its own.
 
 Who may do what: the server's account holds the streams. Clients live in an account of their own that imports publishing
 uploads; reading broadcasts, configuration and state by subject; reading snapshots; and the live subjects. So a client
@@ -90,7 +93,7 @@ def _user(key: str, publish: list[str], subscribe: list[str]) -> dict[str, Any]:
 
 
 def broker_config(host: str, port: int, mutual_tls: bool, sync: str) -> str:
-    """nats-server.conf. Paths are relative to where the broker is started, except that of accounts.conf."""
+    """nats-server.conf. Paths are relative to where the broker is started, except that of the include."""
     return f"""# A NATS server for qafel: `qafel broker start FOLDER`, or there `nats-server -c nats-server.conf`.
 host: "{host}"
 port: {port}
@@ -111,7 +114,7 @@ tls {{
   min_version: "1.3"
 }}
 
-include accounts.conf
+include "broker/accounts.conf"
 """
 
 
@@ -210,7 +213,8 @@ class BrokerFolder:
         _write(self.path / "server" / "clients.json", json.dumps(self._settings["clients"]).encode())
         server, operator = (public_key((self.path / name / "user.nk").read_text()) for name in ("server", "operator"))
         text = accounts_config(server, operator, self.clients, self._settings["runs"])
-        _write(self.path / "accounts.conf", text.encode())
+        beside = self.path / "accounts.conf"  # where folders have it that an earlier qafel wrote
+        _write(beside if beside.exists() else self.path / "broker" / "accounts.conf", text.encode())
 
 
 def _is_broker(process: int, folder: Path) -> bool:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -15,10 +15,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from qafel.config import Config
 from qafel.deployment.server.ledger import Ledger
+from qafel.errors import ConfigError
 from qafel.runs.directory import RunDirectory
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status
 from qafel.runs.summary import Summary, summarise
@@ -51,6 +52,26 @@ class ServerMetrics:
         self.sync_s = Histogram("journal_sync_seconds", "Syncing the journal", buckets=seconds, **options).labels(run)
         sizes = (1, 2, 5, 10, 20, 50, 100, 200)
         self.group = Histogram("group_updates", "Updates made safe by one sync", buckets=sizes, **options).labels(run)
+
+    @contextmanager
+    def serving(self, port: int | None, address: str) -> Iterator[None]:
+        """A context in which Prometheus finds the metrics at this address; without a port, nowhere."""
+        if port is None:
+            yield
+            return
+        try:
+            server, thread = start_http_server(port, address, self.registry)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"cannot serve metrics at {address}:{port} ({reason}): choose another --metrics-port or address"
+            ) from None
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
 
 
 @final

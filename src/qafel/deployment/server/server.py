@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias, final
 
-from prometheus_client import start_http_server
-
 from qafel.algorithm import PRESETS
 from qafel.config import Config
 from qafel.deployment.connection import Broker, run_until_one_ends, session
@@ -36,7 +34,7 @@ from qafel.errors import BrokerError, ConfigError
 from qafel.rng import Stream
 from qafel.runs.directory import RunDirectory, model_file, state_of
 from qafel.runs.progress import Status
-from qafel.runs.summary import Summary
+from qafel.runs.summary import Summary, rejections_and_repeats
 from qafel.tasks import Task
 
 _HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
@@ -89,11 +87,10 @@ class DeploymentServer:
             self._abandoned.set()  # no session to conclude
 
     async def run(self) -> None:
-        if self._settings.metrics_port is not None:
-            start_http_server(self._settings.metrics_port, self._settings.metrics_address, self.metrics.registry)
-        # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
-        await run_until_one_ends(self._sessions(), self.evaluator.run(), self._abandoned.wait())
-        await self.evaluator.measure_last()
+        with self.metrics.serving(self._settings.metrics_port, self._settings.metrics_address):
+            # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
+            await run_until_one_ends(self._sessions(), self.evaluator.run(), self._abandoned.wait())
+            await self.evaluator.measure_last()
 
     async def _sessions(self) -> None:
         patience_s = self._settings.patience_s
@@ -181,6 +178,7 @@ class DeploymentServer:
     def _run_state(self, word: Status) -> RunState:
         published, evaluator = self._publisher.published, self.evaluator
         traffic, server = self.ledger.traffic, self.ledger.server
+        rejected, repeated = rejections_and_repeats(server)
         return RunState(
             state=word,
             version=published.version,
@@ -190,7 +188,8 @@ class DeploymentServer:
             updates_per_s=round(self._updates_per_s(), 1),
             upload_bytes=traffic.upload_bytes,
             broadcast_bytes=traffic.broadcast_bytes,
-            rejected=dict(server.rejected),
+            rejected=rejected,
+            repeated=repeated,
             clients={str(client): lag for client, lag in list(self.intake.lags.items())[-100:]},
             buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
             metric=evaluator.progress.final,

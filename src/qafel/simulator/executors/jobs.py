@@ -29,6 +29,8 @@ class Job(NamedTuple):
     weight: float
     steps: int | None = None
     """How many local steps the client gets done by a round's deadline; None: all of them."""
+    memory: Vector | None = None
+    """What the client's upload is relative to (MCM); None: zero."""
 
 
 @final
@@ -43,7 +45,7 @@ class Trainer:
 
     def perform(self, job: Job) -> bytes:
         """The upload that the job's client will send. Algorithm 2."""
-        _, client, sequence, start, weight, steps = job
+        _, client, sequence, start, weight, steps, memory = job
         local = self.algorithm.local if steps is None else replace(self.algorithm.local, steps=steps, epochs=None)
 
         def train(vector: Vector, stream: Stream) -> Vector:
@@ -52,7 +54,9 @@ class Trainer:
             self.training_s += perf_counter() - began
             return trained
 
-        return local_update(start, train, self.algorithm, self.seed, client=client, sequence=sequence, weight=weight)
+        return local_update(
+            start, train, self.algorithm, self.seed, client=client, sequence=sequence, weight=weight, memory=memory
+        )
 
 
 class Executor(Protocol):

@@ -32,13 +32,14 @@ _BUSY_S = 0.02  # handing a job over takes far less
 
 
 class TrainingWork(NamedTuple):
-    """A job as it crosses to a worker: its vector lies in shared memory, and its upload will."""
+    """A job as it crosses to a worker: its start lies in shared memory, and its upload will."""
 
     number: int
     client: int
     sequence: int
     weight: float
     steps: int | None
+    memory: Vector | None
     version: int
     vector_slot: int
     upload_slot: int
@@ -108,11 +109,11 @@ class _WorkerSide:
             return error
 
     def _train(self, work: TrainingWork) -> TrainingAnswer:
-        number, client, sequence, weight, steps, version, vector_slot, upload_slot = work
+        number, client, sequence, weight, steps, memory, version, vector_slot, upload_slot = work
         trainer = self._trainer
         before = trainer.training_s
         start = HiddenState.of(self._shared.vectors[vector_slot].copy(), version)
-        upload = trainer.perform(Job(number, client, sequence, start, weight, steps))
+        upload = trainer.perform(Job(number, client, sequence, start, weight, steps, memory))
         self._shared.upload(upload_slot)[: len(upload)] = upload
         return len(upload), trainer.training_s - before
 
@@ -166,9 +167,9 @@ class Processes:
     def submit(self, job: Job) -> None:
         while not self._free_uploads:
             self._collect()
-        number, client, sequence, hidden_state, weight, steps = job
-        slots = self._hold(hidden_state), self._free_uploads.pop()
-        self._waiting[number] = TrainingWork(number, client, sequence, weight, steps, hidden_state.version, *slots)
+        number, client, sequence, start, weight, steps, memory = job
+        slots = self._hold(start), self._free_uploads.pop()
+        self._waiting[number] = TrainingWork(number, client, sequence, weight, steps, memory, start.version, *slots)
         self._submitted.add(number)
         self._hand_out()
 

@@ -26,14 +26,14 @@ class _Actor:
         self._trainer = Trainer(make_task(), algorithm, seed)
 
     def perform(
-        self, vector: Vector, version: int, job: tuple[int, int, int, float, int | None]
+        self, vector: Vector, version: int, job: tuple[int, int, int, float, int | None, Vector | None]
     ) -> tuple[bytes | QafelError, float]:
-        number, client, sequence, weight, steps = job
+        number, client, sequence, weight, steps, memory = job
         before = self._trainer.training_s
         start = HiddenState.of(vector.copy(), version)
         result: bytes | QafelError
         try:
-            result = self._trainer.perform(Job(number, client, sequence, start, weight, steps))
+            result = self._trainer.perform(Job(number, client, sequence, start, weight, steps, memory))
         except QafelError as error:
             result = error
         return result, self._trainer.training_s - before
@@ -88,7 +88,7 @@ class RayCluster:
         self._vectors[version] = (vector, users + 1)
         worker = min(range(len(self._actors)), key=self._load.__getitem__)
         self._load[worker] += 1
-        plain = (job.number, job.client, job.sequence, job.weight, job.steps)
+        plain = (job.number, job.client, job.sequence, job.weight, job.steps, job.memory)
         self._pending[job.number] = (self._actors[worker].perform.remote(vector, version, plain), worker, version)
 
     def result(self, job: Job) -> bytes:

@@ -111,3 +111,20 @@ def client_factors(seed: int, purpose: str, clients: int, spread: float) -> list
         return None
     generator = Stream.named(seed, purpose).generator()
     return [math.exp(spread * value) for value in generator.normal(size=clients)]
+
+
+def partial_work(steps: int, duration: float, time: float) -> tuple[int, float]:
+    """How many of its local steps a client gets done in a time, and how long these take. FedProx's partial work.
+
+    steps      all that it has to do, each of the same length
+    duration   how long all of them take
+    time       until it has to send what it has
+    """
+    if time < 0:
+        return 0, 0.0
+    if duration <= time:
+        return steps, duration
+    done = int(steps * time / duration) + 1  # rounding may have lost one: the loop decides
+    while done and duration * (done / steps) > time:
+        done -= 1
+    return done, duration * (done / steps)

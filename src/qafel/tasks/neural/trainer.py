@@ -155,9 +155,13 @@ def choose_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"PyTorch knows no device {device!r}: use auto, cpu, cuda, cuda:1 or mps") from None
+    try:
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {device!r} cannot be used: {error}") from None
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise ConfigError(f"device {device!r} cannot be used here ({reason}): use auto or cpu") from None
     return chosen
 
 

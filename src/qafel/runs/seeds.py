@@ -1,0 +1,154 @@
+"""Runs that differ only by seed: which they are, their figures with the spread, their mean curve with its range."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, final
+
+import numpy as np
+
+from qafel.runs.reading import Column, Run
+from qafel.text import UNKNOWN
+
+Figure: TypeAlias = Callable[[Run], float]
+"""One number of a run."""
+Across: TypeAlias = str | Callable[[Run], Column]
+"""What curves are drawn against: a column, or a function of a run."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over seeds."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread:
+        """Mean, standard deviation (n − 1; of one value unknown) and range; infinite or unknown if any value is."""
+        found = np.array(list(values), dtype=np.float64)
+        if not found.size:
+            return Spread(math.nan, math.nan, math.nan, math.nan, 0)
+        low, high = float(found.min()), float(found.max())
+        if not np.isfinite(found).all():
+            return Spread(high, math.nan, low, high, found.size)
+        std = float(found.std(ddof=1)) if found.size > 1 else math.nan
+        return Spread(float(found.mean()), std, low, high, found.size)
+
+    def overlaps(self, other: Spread) -> bool:
+        """Whether the ranges over seeds overlap; the range of one seed says nothing."""
+        return self.count > 1 and not self.apart_from(other)
+
+    def apart_from(self, other: Spread) -> bool:
+        """Whether every value of the one is below every value of the other; a single seed is a point."""
+        return self.high < other.low or other.high < self.low
+
+    def text(self, show: Callable[[float], str]) -> str:
+        """The mean ± the standard deviation, if there is one, as `show` writes numbers."""
+        mean = UNKNOWN if math.isnan(self.mean) else show(self.mean) if math.isfinite(self.mean) else "∞"
+        return f"{mean} ± {show(self.std)}" if math.isfinite(self.std) else mean
+
+
+class Curve(NamedTuple):
+    """A mean over seeds against another, and the range over seeds, of which a single run has none."""
+
+    x: Column
+    y: Column
+    low: Column | None = None
+    high: Column | None = None
+
+
+def mean_curve(across: Sequence[Column], values: Sequence[Column]) -> Curve:
+    """The mean of some runs' `values`, row by row, against the mean of `across`.
+
+    A run that ends sooner leaves the mean to the others, so that the curve reaches as far as the longest. From there on
+    x grows as that of the others does, so that it never goes back.
+    """
+    if len(values) == 1:
+        return Curve(across[0], values[0])
+    longest = max(map(len, values))
+    there = np.arange(longest) < np.array([[len(column)] for column in values])
+    x, y = (
+        np.stack([np.pad(column, (0, longest - len(column))) for column in columns]) for columns in (across, values)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):  # of runs that diverged
+        grown = np.diff(x, axis=1, prepend=0.0).mean(axis=0, where=there).cumsum()
+        everywhere = there.all(axis=0)
+        means = x.mean(axis=0, where=there)
+        mean = y.mean(axis=0, where=there)
+    # Where all runs are, the plain mean: it is exact.
+    return Curve(
+        np.where(everywhere, means, grown),
+        mean,
+        y.min(axis=0, where=there, initial=np.inf),
+        y.max(axis=0, where=there, initial=-np.inf),
+    )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Repeats:
+    """Runs that differ only by seed, in the order in which they were found; often a single one."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def name(self) -> str:
+        """The runs' name; without the seed, if each has its own."""
+        return self.runs[0].name if len(self.runs) == 1 else _name_without_seed(self.runs[0])
+
+    @property
+    def ended(self) -> tuple[Run, ...]:
+        """The runs whose figures count: those that came to their end, else all."""
+        return tuple(run for run in self.runs if run.finished) or self.runs
+
+    @property
+    def diverged(self) -> int:
+        return sum(run.diverged for run in self.runs)
+
+    @property
+    def unfinished(self) -> int:
+        return sum(not run.finished for run in self.runs)
+
+    def spread(self, figure: Figure | str) -> Spread:
+        """A figure, or a number of the summary, over the seeds."""
+        return Spread.of(run.number(figure) if isinstance(figure, str) else figure(run) for run in self.ended)
+
+    def curve(self, across: Across, values: str) -> Curve:
+        """The mean of the column `values` against another, with its range."""
+        x = [run.column(across) if isinstance(across, str) else across(run) for run in self.runs]
+        return mean_curve(x, [run.column(values) for run in self.runs])
+
+
+def repeats_of(runs: Iterable[Run]) -> list[Repeats]:
+    """Put runs together that differ only by seed; a name may end in the seed. Two runs of one seed stay apart."""
+    found: dict[tuple[str, int], list[Run]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for run in runs:
+        same, seed = _all_but_seed(run), str(_seed(run))
+        number = seen[same, seed] = seen.get((same, seed), -1) + 1
+        found.setdefault((same, number), []).append(run)
+    return [Repeats(tuple(together)) for together in found.values()]
+
+
+def _all_but_seed(run: Run) -> str:
+    settings = {key: value for key, value in run.config.items() if key not in ("seed", "name", "description")}
+    # A deployed run of the same settings is something else than a simulated one.
+    facts = [_name_without_seed(run), run.summary.get("virtual_time_unit"), settings]
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _seed(run: Run) -> object:
+    return run.summary.get("seed", run.config.get("seed"))
+
+
+def _name_without_seed(run: Run) -> str:
+    return re.sub(rf"[-_ ]*seed[-_ =]*{re.escape(str(_seed(run)))}$", "", run.name) or run.name
