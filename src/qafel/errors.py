@@ -8,6 +8,7 @@
     │   │   ├── NothingToShow     there is no run, or none of its evaluations yet
     │   │   └── NotComparable     runs that a published claim needs are missing, or differ from the published ones
     │   ├── OutputError         a result cannot be written
+    │   ├── FloatingPointMode   this thread's arithmetic is not the default one, so that x̂ would differ
     │   └── BrokerUnreachable   no broker there, or it does not let us in
     ├── NonFiniteVector       your own vector holds a NaN or an infinity
     ├── MessageError          a peer sent bytes that are not a valid message for this receiver
@@ -86,6 +87,10 @@ class NotComparable(DataError):
 
 class OutputError(UserError):
     reason = "output"
+
+
+class FloatingPointMode(UserError):
+    reason = "floating-point-mode"
 
 
 class BrokerUnreachable(UserError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +13,29 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import DataError, NonFiniteVector
+from qafel.errors import DataError, FloatingPointMode, NonFiniteVector
 
 Vector: TypeAlias = NDArray[np.float32]
+
+# Variables, and the first of them by its bits: a constant that the compiler works out while subnormal numbers are
+# flushed would stay wrong in the bytecode file.
+_SUBNORMAL = struct.unpack("<d", bytes([1, 0, 0, 0, 0, 0, 0, 0]))[0]
+_LARGE, _SMALLEST_NORMAL, _HALF = 2.0**1000, 2.0**-1022, 0.5
+_ONE, _LESS_THAN_HALF, _MORE_THAN_HALF = 1.0, 2.0**-54, 1.5 * 2.0**-53  # halves of the distance to the next number
+
+
+def check_arithmetic() -> None:
+    """Raise unless this thread computes as every other end does: subnormal numbers kept, rounding to the nearest."""
+    if not (_SUBNORMAL * _LARGE and _SMALLEST_NORMAL * _HALF):
+        raise FloatingPointMode(
+            "this process flushes subnormal numbers to zero, so its hidden state would differ from the other ends': "
+            "a library built with -ffast-math or torch.set_flush_denormal(True) did this; leave it out"
+        )
+    if not _ONE + _LESS_THAN_HALF == _ONE < _ONE + _MORE_THAN_HALF:
+        raise FloatingPointMode(
+            "this process does not round to the nearest number, so its hidden state would differ from the other ends': "
+            "a library changed the rounding mode (fesetround); leave it out"
+        )
 
 
 @final

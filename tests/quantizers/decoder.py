@@ -47,13 +47,14 @@ def decode(codec: bytes, payload: bytes, size: int, layout: Layout | None = None
 
 def added(target: np.ndarray, codec: bytes, payload: bytes, weight: float, layout: Layout | None = None) -> np.ndarray:
     """target + weight · decoded; what is not sent is not touched."""
+    if codec[1]:
+        codec = codec[:1] + b"\0" + codec[2:]
+        payload = decompressed(codec, payload, target.size, layout)
     if codec[0] == SCALED:
         codec = codec[8:16].ljust(16, b"\0")
     factor = np.float32(weight)
     if codec[0] not in {TOP_K, RAND_K}:
         return target + factor * decode(codec, payload, target.size, layout)
-    if codec[1]:
-        payload = decompressed(codec[:1] + b"\0" + codec[2:], payload, target.size, layout)
     indices, values = kept(codec, payload, target.size)
     result = target.copy()
     result[indices] += factor * values
@@ -200,11 +201,12 @@ def rotated(payload: bytes, size: int, bits: int) -> np.ndarray:
 
 
 def count_of(fields: bytes, size: int) -> int:
-    """k: a count, or a float32 fraction in its shortest decimal, rounded with halves up; at least one."""
-    if fields[0]:
+    """k: a count, or a float32 fraction in its shortest decimal, rounded with halves up, or down; at least one."""
+    if fields[0] == 1:
         wanted = int.from_bytes(fields[1:5], "little")
     else:
-        wanted = int(float(str(np.frombuffer(fields[1:5], "<f4")[0])) * size + 0.5)
+        share = float(str(np.frombuffer(fields[1:5], "<f4")[0]))
+        wanted = int(share * size + (0.5 if fields[0] == 0 else 1e-9))
     return min(size, max(1, wanted))
 
 

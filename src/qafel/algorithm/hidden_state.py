@@ -18,7 +18,7 @@ import xxhash
 from qafel.algorithm.messages import Kind, Message
 from qafel.algorithm.wiring import Algorithm
 from qafel.errors import ClientAhead, ConfigError, Drifted, MissedBroadcast
-from qafel.params import Vector
+from qafel.params import Vector, check_arithmetic
 from qafel.quantizers import Identity
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
@@ -41,7 +41,11 @@ class HiddenState:
 
     @staticmethod
     def of(vector: Vector, version: int = 0, memory: Vector | None = None) -> HiddenState:
-        """Take over a vector (it becomes read-only)."""
+        """Take over a vector (it becomes read-only).
+
+        Every x̂ of server, clients and workers passes here, and only one that was made by the common arithmetic counts.
+        """
+        check_arithmetic()
         hasher = xxhash.xxh3_64(vector.data)
         vector.flags.writeable = False
         if memory is not None:

@@ -1,0 +1,70 @@
+"""Another floating-point mode gives another x̂, and is refused in a sentence instead."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qafel.algorithm import HiddenState
+from qafel.errors import FloatingPointMode
+from qafel.params import check_arithmetic
+
+FLUSH = """
+import sys
+import numpy as np
+import torch
+
+x = np.full(8, 3e-39, np.float32)
+assert (x * np.float32(0.5)).any()
+if not torch.set_flush_denormal(True):
+    sys.exit(77)
+assert not (x * np.float32(0.5)).any(), "the mode that was asked for"
+"""
+
+
+def flushed(then: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Python after subnormal numbers are flushed to zero, in a process of its own."""
+    pytest.importorskip("torch")
+    finished = subprocess.run(
+        [sys.executable, "-c", FLUSH + then], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+    if finished.returncode == 77:
+        pytest.skip("this CPU cannot flush subnormal numbers")
+    return finished
+
+
+def test_flushing_subnormal_numbers_is_refused_where_a_hidden_state_is_made() -> None:
+    finished = flushed("from qafel.algorithm import HiddenState\nHiddenState.of(x)")
+    assert "FloatingPointMode: this process flushes subnormal numbers to zero" in finished.stderr
+
+
+def test_a_run_ends_with_one_sentence(tmp_path: Path) -> None:
+    run = "sys.argv = ['qafel', 'run', 'mushrooms-qafel-topk']\nfrom qafel.cli import main\nmain()"
+    finished = flushed(run, tmp_path)
+    assert finished.returncode == 2
+    assert "flushes subnormal numbers" in " ".join(finished.stderr.split())
+    assert "Traceback" not in finished.stderr
+
+
+def test_the_default_mode_passes() -> None:
+    check_arithmetic()
+    assert HiddenState.of(np.full(4, 3e-39, np.float32)).version == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the constants of fesetround are those of x86-64 and glibc")
+@pytest.mark.parametrize("mode", [0x400, 0x800, 0xC00])
+def test_another_rounding_mode_is_refused(mode: int) -> None:
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+    if libm.fesetround(mode) != 0:
+        pytest.skip("this CPU has no such rounding mode")
+    try:
+        with pytest.raises(FloatingPointMode, match="round to the nearest"):
+            check_arithmetic()
+    finally:
+        libm.fesetround(0)

@@ -1,0 +1,96 @@
+"""x̂ is the same on every CPU: golden frames, read by kernels for other CPUs and by plain NumPy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llvmlite import binding
+
+from qafel.algorithm import Message
+from qafel.quantizers import protocol
+from tests.quantizers import decoder
+from tests.quantizers.golden import WEIGHT, Golden, cases, digest, faults, make, read, vector
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = read()
+HOST = binding.get_host_cpu_features()
+
+_X86_64 = "+sse,+sse2,+cx8,+fxsr"
+CPUS = {
+    "generic": ("generic", ""),
+    "without FMA": (binding.get_host_cpu_name(), HOST.flatten().replace("+fma", "-fma")),
+    "with FMA": ("generic", f"{_X86_64},+avx,+avx2,+fma"),
+}
+
+
+def test_every_codec_has_golden_frames() -> None:
+    assert [(golden.spec, golden.values, golden.size) for golden in GOLDEN] == list(cases())
+    known = {value for name, value in vars(protocol).items() if name.isupper() and isinstance(value, int)}
+    known -= {protocol.CODEC_BYTES}
+    assert {Message.from_bytes(golden.frame).codec[0] for golden in GOLDEN} == known
+
+
+def test_kernels_for_this_cpu_make_what_the_golden_frames_say() -> None:
+    assert [fault for golden in GOLDEN for fault in faults(golden)] == []
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: f"{golden.spec}-{golden.values}-{golden.size}")
+def test_plain_numpy_makes_what_the_golden_frames_say(golden: Golden) -> None:
+    message = Message.from_bytes(golden.frame)
+    codec, payload, layout = message.codec, bytes(message.payload), golden.layout
+    assert digest(decoder.decode(codec, payload, golden.size, layout)) == golden.decoded
+    target = vector("mixed", golden.size, key=2)
+    assert digest(decoder.added(target, codec, payload, 1.0, layout)) == golden.added
+    assert digest(decoder.added(target, codec, payload, WEIGHT, layout)) == golden.weighted
+
+
+@pytest.mark.parametrize("spec", ["qsgd:4", "dithered:4", "rotated:4", "affine:4", "rand_k:0.7", "none"])
+def test_golden_frames_would_notice_a_fused_multiply_and_add(spec: str) -> None:
+    """x̂ + 0.3·q with one rounding instead of two is another x̂."""
+    golden = next(g for g in GOLDEN if (g.spec, g.values, g.size) == (spec, "mixed", 520))
+    message = Message.from_bytes(golden.frame)
+    values = decoder.decode(message.codec, bytes(message.payload), golden.size).astype(np.float64)
+    fused = vector("mixed", golden.size, key=2) + np.float64(np.float32(WEIGHT)) * values
+    assert digest(fused.astype(np.float32)) != golden.weighted
+
+
+def test_golden_frames_would_notice_flushed_subnormal_numbers() -> None:
+    for golden in (g for g in GOLDEN if g.values == "subnormal"):
+        message = Message.from_bytes(golden.frame)
+        values = decoder.decode(message.codec, bytes(message.payload), golden.size)
+        subnormal = (values != 0) & (np.abs(values) < np.finfo(np.float32).tiny)
+        assert subnormal.any(), golden.spec
+
+
+def test_a_golden_frame_that_differs_is_found() -> None:
+    golden = make("qsgd:4", "mixed", 113)
+    assert faults(golden) == []
+    assert faults(golden._replace(decoded="0" * 16)) == ["qsgd:4, mixed, 113: decoded differs"]
+    assert faults(golden._replace(values="subnormal")) == ["qsgd:4, subnormal, 113: encoded differs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpu", CPUS)
+def test_kernels_for_another_cpu_make_what_the_golden_frames_say(cpu: str, tmp_path: Path) -> None:
+    """Compiled anew for that CPU, in a cache of its own: some 20 s."""
+    if "FMA" in cpu and not HOST.get("fma"):
+        pytest.skip("this CPU has no FMA to turn on or off")
+    name, features = CPUS[cpu]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": features,
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    command = [sys.executable, "-m", "tests.quantizers.golden"]
+    finished = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert any(tmp_path.rglob("*.nbi")), "nothing was compiled for that CPU"
