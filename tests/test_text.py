@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from qafel.text import did_you_mean, human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
+from qafel.text import (
+    did_you_mean,
+    human_bytes,
+    human_count,
+    human_metric,
+    human_rate,
+    human_ratio,
+    human_seconds,
+    split_list,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +53,20 @@ def test_an_unknown_name_gets_the_close_one_or_all_that_are_known_unless_they_ar
     assert did_you_mean("qsdg", ["qsgd", "sign"]) == "; did you mean 'qsgd'?"
     assert did_you_mean("zzz", ["qsgd", "sign"]) == "; known are qsgd, sign"
     assert did_you_mean("zzz", map(str, range(90))) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("1,2, 3", ["1", "2", "3"]),
+        ("qsgd:4", ["qsgd:4"]),
+        ("top_k:0.5,round=down,qsgd:4", ["top_k:0.5,round=down", "qsgd:4"]),
+        ("rand_k:0.25,values=rotated:1,none", ["rand_k:0.25,values=rotated:1", "none"]),
+        ("qsgd:levels=8,norm=l2,bucket=none", ["qsgd:levels=8,norm=l2,bucket=none"]),
+        ('"a,b",c', ['"a,b"', "c"]),
+        ("{a = 1, b = [2, 3]}, 4", ["{a = 1, b = [2, 3]}", "4"]),
+        ("1,,2", ["1", "", "2"]),
+    ],
+)
+def test_a_comma_within_a_value_does_not_end_it(text, parts):
+    assert split_list(text) == parts

@@ -60,6 +60,7 @@ from qafel.simulator import (
     Uniform,
     simulate,
 )
+from qafel.sweeps import Sweep, sweep
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.version import __version__
 
@@ -88,6 +89,7 @@ __all__ = [
     "Rounds",
     "Server",
     "Stream",
+    "Sweep",
     "SyntheticLogistic",
     "Task",
     "Timing",
@@ -97,5 +99,6 @@ __all__ = [
     "__version__",
     "quantizer",
     "simulate",
+    "sweep",
     "wire",
 ]

@@ -113,6 +113,25 @@ def _split(text: str) -> tuple[float | None, str]:
     return (float(match[1]), match[2]) if match else (None, "")
 
 
+def split_list(text: str) -> list[str]:
+    """The parts between commas; one before `key=`, or within quotes, brackets or braces, belongs to its part."""
+    parts, depth, quote = [""], 0, ""
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{(":
+            depth += 1
+        elif letter in "]})":
+            depth -= 1
+        elif letter == "," and depth <= 0 and not re.match(r"\s*[a-z_]+\s*=", text[place + 1 :]):
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the known name that is close, else all, unless too many."""
     names = list(known)

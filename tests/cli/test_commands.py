@@ -7,7 +7,20 @@ from tests.command import qafel, qafel_here
 
 
 def test_every_command_has_help_with_an_example():
-    commands = ["demo", "run", "report", "recipes", "quantizers", "plan", "tune", "paper", "server", "client", "status"]
+    commands = [
+        "demo",
+        "run",
+        "sweep",
+        "report",
+        "recipes",
+        "quantizers",
+        "plan",
+        "tune",
+        "paper",
+        "server",
+        "client",
+        "status",
+    ]
     overview, _ = qafel_here("--help")
     for command in (*commands, "tasks", "bench", "broker"):
         assert command in overview

@@ -15,7 +15,7 @@ from qafel.cli.console import SweepProgress
 from qafel.config import StopConfig
 from qafel.paper.entry import Change, configuration
 from qafel.simulator import Row
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 
 
 class Ticking:

@@ -47,6 +47,25 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(arguments, words, tmp_p
     assert not shown
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["mushrooms-fedbuff", "--seed", 1, "--seed", 2], "qafel sweep mushrooms-fedbuff --seeds 1,2"),
+        (["mushrooms-fedbuff", "mushrooms-fedasync"], "qafel sweep mushrooms-fedbuff mushrooms-fedasync --seeds 0,"),
+        (
+            ["mushrooms-fedbuff", "mushrooms-fedasync", "--seed", 7, "--set", "stop.uploads=9"],
+            "qafel sweep mushrooms-fedbuff mushrooms-fedasync --seeds 7, --set stop.uploads=9",
+        ),
+    ],
+)
+def test_several_seeds_or_recipes_are_a_sweeps(arguments, command, tmp_path, monkeypatch):
+    """Before, the last seed won without a word."""
+    monkeypatch.chdir(tmp_path)
+    _, complaint = qafel_here("run", *arguments, "--quiet", expect=2)
+    assert complaint == f"qafel: qafel run makes one run; several are: {command}\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_users_mistake_shows_no_traceback(tmp_path):
     finished = qafel("run", "nonsense", cwd=tmp_path, expect=2)
     assert finished.stderr.startswith("qafel: unknown recipe 'nonsense'")

@@ -10,7 +10,7 @@ import numpy as np
 from qafel.config import load_recipe
 from qafel.paper.measured import EntryRuns
 from qafel.runs.reading import Run
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 
 STEPS = 100
 

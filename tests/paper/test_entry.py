@@ -9,7 +9,7 @@ from qafel.paper import ENTRIES, entry_named
 from qafel.paper.bits import BITS
 from qafel.paper.convex import LOCAL_STEPS
 from qafel.paper.entry import Change, Extent, celeba_is_there, configuration
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 from tests.paper.made_up import falling, made_up, measured
 
 ISSUED = (

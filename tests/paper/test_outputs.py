@@ -13,7 +13,7 @@ from qafel.paper.entry import Change, Extent, configuration
 from qafel.paper.measured import EntryRuns
 from qafel.paper.outputs import beside_a_fuller_one, provenance, read_back, results_folder, write_outputs
 from qafel.runs.summary import environment
-from qafel.sweeps import Planned, sweep
+from qafel.sweeps.making import Planned, make_runs
 from qafel.version import __version__
 from tests.browser import needs_browser, open_in_browser, plots_in
 from tests.paper.made_up import falling, made_up, measured
@@ -34,7 +34,7 @@ def tiny(tmp_path_factory):
         recipe = run.config.name.removesuffix("-every100")
         planned.append(Planned(run.method, configuration(recipe, run.config.seed, TINY)))
     folder = tmp_path_factory.mktemp("paper")
-    assert not sweep(planned, folder / "runs", Recorder(), executor="inline")
+    assert not make_runs(planned, folder / "runs", Recorder(), executor="inline")
     found = read_back(planned, folder / "runs", quick=False)
     return write_outputs(entry, found, COMMAND, folder / entry.name)
 

@@ -1,7 +1,7 @@
 """The command line: thin; parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
 
 console    the terminal: shared options, results, errors, live progress
-run, report                          one run, or runs compared; the demo
+run, sweep, report                   one run, many runs, runs compared; the demo
 lists      the recipes, tasks and quantizers that there are
 plan, tune, paper                    what to choose; the paper's entries
 deploy     a run over real machines
@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from qafel.cli import bench, deploy, lists, paper, plan, report, run, tune
+from qafel.cli import bench, deploy, lists, paper, plan, report, run, sweep, tune
 from qafel.errors import QafelError, UserError
 from qafel.version import __version__
 
@@ -38,7 +38,7 @@ app.add_typer(benchmarks, name="bench")
 app.add_typer(lists.tasks, name="tasks")
 app.add_typer(deploy.broker, name="broker")
 # Modules, not the functions in them: a function of the same name would hide its module in this package.
-of_runs = (report.demo, run.run, report.report, paper.paper)
+of_runs = (report.demo, run.run, sweep.sweep, report.report, paper.paper)
 of_choices = (lists.recipes, lists.quantizers, plan.plan, tune.tune)
 for command in (*of_runs, *of_choices, deploy.server, deploy.client, deploy.status):
     app.command()(command)

@@ -24,7 +24,7 @@ from rich.table import Column, Table
 from qafel.config import StopConfig
 from qafel.runs.progress import Row
 from qafel.runs.summary import Summary
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 from qafel.text import human_bytes, human_seconds
 
 console = Console()
@@ -32,6 +32,9 @@ errors = Console(stderr=True)
 _WIDE = 110  # columns of a terminal, from which on there is room for more than the least
 
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")]
+RecipeNames = Annotated[
+    list[str], typer.Argument(metavar="RECIPE", help="A recipe's name (`qafel recipes`) or a TOML file.")
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
 ]

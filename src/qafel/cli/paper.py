@@ -17,7 +17,7 @@ from qafel.paper import ENTRIES, Extent, Request, entry_named
 from qafel.paper.entry import why_missing
 from qafel.paper.outputs import EntryResult, write_entries
 from qafel.simulator.executors import ExecutorName
-from qafel.sweeps import sweep, unfinished, unique
+from qafel.sweeps.making import make_runs, unfinished, unique
 
 _FORM: dict[str, Any] = {"box": None, "header_style": "bold", "padding": (0, 2, 0, 0)}
 _COLOURS = {"pass": "green", "fail": "red", "not comparable": "yellow"}
@@ -66,7 +66,7 @@ def paper(
     with SweepProgress(planned, unfinished(planned, out / "runs"), quiet) as progress:
         many = workers or os.cpu_count() or 1
         try:
-            failed = sweep(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
+            failed = make_runs(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
         except KeyboardInterrupt:
             errors.print("interrupted: run the same command again to continue")
             raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from qafel.cli.console import JsonOption, QuietOption, RecipeName, RunBar, SetOption, console, errors, run_bars
+from qafel.cli.console import JsonOption, QuietOption, RecipeNames, RunBar, SetOption, console, errors, run_bars
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, OutputError
 from qafel.params import Layout
@@ -22,9 +23,9 @@ from qafel.text import human_bytes
 
 
 def run(
-    recipe: RecipeName,
+    recipe: RecipeNames,
     settings: SetOption = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; runs/NAME-seedN by default.")] = None,
     executor: Annotated[ExecutorName, typer.Option(help="Where clients train; the result is the same.")] = "inline",
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
@@ -40,7 +41,8 @@ def run(
 
     Example: qafel run mushrooms-qafel-4bit --seed 1 --set stop.server_steps=1000
     """
-    config = load_recipe(recipe, settings or (), seed)
+    _require_one_run(recipe, seed or [], settings or [])
+    config = load_recipe(recipe[0], settings or (), seed[0] if seed else None)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     if not resume and not overwrite:
         _refuse_to_lose_a_run(config, out)
@@ -62,6 +64,18 @@ def run(
         print(json.dumps(summary, indent=2))
     else:
         _show(summary, out)
+
+
+def _require_one_run(recipes: list[str], seeds: list[int], settings: list[str]) -> None:
+    """Several recipes or seeds are a sweep's, not to be dropped but for the last."""
+    if len(recipes) == 1 and len(seeds) <= 1:
+        return
+    parts = [
+        *recipes,
+        *(("--seeds", ",".join(map(str, seeds))) if len(seeds) > 1 else ("--seeds", f"{(seeds or [0])[0]},")),
+    ]
+    parts += [part for setting in settings for part in ("--set", setting)]
+    raise ConfigError(f"qafel run makes one run; several are: {shlex.join(('qafel', 'sweep', *parts))}")
 
 
 def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = False) -> None:

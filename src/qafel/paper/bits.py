@@ -19,7 +19,7 @@ from qafel.paper.measured import EntryRuns, best_accuracy, to_target
 from qafel.paper.neural import FEDBUFF, SIMILAR, notes, require_published, target_met
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Figure
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 from qafel.text import human_bytes, human_count
 
 Bits: TypeAlias = tuple[int, int]

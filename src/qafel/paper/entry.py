@@ -13,7 +13,7 @@ from qafel.drawing.chart import Panel
 from qafel.errors import ConfigError, DataError, NotComparable
 from qafel.paper.display import Table
 from qafel.paper.measured import EntryRuns
-from qafel.sweeps import Planned, unfinished
+from qafel.sweeps.making import Planned, unfinished
 from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.files import data_folder
 

@@ -16,7 +16,7 @@ import numpy as np
 from qafel.errors import NotComparable
 from qafel.runs.reading import Column, Run
 from qafel.runs.seeds import Figure, Spread
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 
 T = TypeVar("T")
 Paired: TypeAlias = list[tuple[float, float]]

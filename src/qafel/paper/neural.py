@@ -18,7 +18,7 @@ from qafel.errors import ConfigError, NotComparable
 from qafel.paper.display import Table, TableColumn, accuracy_panel, target_panels, three_digits
 from qafel.paper.entry import Claim, Entry, Extent, Verdict, repeated
 from qafel.paper.measured import EntryRuns, best_accuracy, if_comparable, learned, met_target, settled, to_target
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 from qafel.text import human_bytes, human_count
 
 FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedBuff, direct 4 bits"

@@ -25,7 +25,7 @@ from qafel.report.groups import flatten
 from qafel.runs.directory import state_of
 from qafel.runs.reading import Run
 from qafel.runs.summary import environment
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 from qafel.text import human_seconds
 from qafel.version import __version__
 

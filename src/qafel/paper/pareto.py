@@ -15,7 +15,7 @@ from qafel.paper.measured import EntryRuns, Paired, at_level, if_comparable, rat
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 from qafel.text import human_bytes
 
 REFERENCE = "none"

@@ -26,7 +26,7 @@ from qafel.paper.measured import EntryRuns, Paired, if_comparable
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
-from qafel.sweeps import Planned
+from qafel.sweeps.making import Planned
 from qafel.tasks.convex.synthetic import Constants, Quadratic
 from qafel.theory import Bound, Setting, corollary, corollary_step_sizes, large_enough_horizon
 

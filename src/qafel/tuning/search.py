@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, final
 
 from qafel.config import Config
 from qafel.errors import ConfigError
+from qafel.text import split_list
 
 Value: TypeAlias = bool | int | float | str
 Settings: TypeAlias = Mapping[str, Value]
@@ -35,7 +36,6 @@ DECADES = 2
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|linear))?")
-_COMMA = re.compile(r",(?![a-z_]+=)")  # not one inside a spec
 
 
 @final
@@ -180,7 +180,7 @@ def _dimension(text: str, own: object) -> Range | Choices:
         low, high, scale = match.groups()
         whole = low.isdecimal() and high.isdecimal() and not isinstance(own, float)
         return Range(float(low), float(high), log=scale == "log", whole=whole)
-    return Choices(tuple(map(_value, _COMMA.split(re.sub(r"\s*,\s*", ",", text)))))
+    return Choices(tuple(map(_value, split_list(re.sub(r"\s*,\s*", ",", text)))))
 
 
 def _value(text: str) -> Value:

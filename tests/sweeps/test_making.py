@@ -15,7 +15,7 @@ from qafel.runs.directory import CHECKPOINT, same_run, state_of
 from qafel.runs.listeners import Calling
 from qafel.runs.summary import environment
 from qafel.simulator.run import run
-from qafel.sweeps import Planned, _at_once, perform, sweep, unfinished, unique
+from qafel.sweeps.making import Planned, _at_once, make_runs, perform, unfinished, unique
 
 STEPS = 30
 
@@ -48,7 +48,7 @@ def short(recipe="mushrooms-fedbuff", seed=0, steps=STEPS, tag="short"):
 
 def make(runs, folder, **options):
     recorder = Recorder()
-    failures = sweep(runs, folder, recorder, **{"executor": "inline", **options})
+    failures = make_runs(runs, folder, recorder, **{"executor": "inline", **options})
     return recorder, failures
 
 
@@ -170,7 +170,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch, de
         resumed.append(options["resume"])
         return original(*arguments, **options)
 
-    monkeypatch.setattr("qafel.sweeps.simulate", watched)
+    monkeypatch.setattr("qafel.sweeps.making.simulate", watched)
     make([planned], tmp_path)
     assert resumed == [True]
     fresh = run(planned.config, tmp_path / "fresh", tensorboard=False)

@@ -1,4 +1,4 @@
-"""All runs of some entries: what is finished is left alone, what was interrupted goes on, the rest is made.
+"""Many runs made: what is finished is left alone, what was interrupted goes on, the rest is made.
 
 Cheap runs go several at once, a process each; the others one after another, their clients trained by all workers.
 """
@@ -24,11 +24,8 @@ from qafel.simulator.run import run as simulate
 from qafel.simulator.run import sound_checkpoint
 from qafel.workers import Died, Perform, Tell, Workers, thread_limits
 
-CHEAP_TASKS = ("mushrooms", "quadratic", "logistic")
-"""Tasks of which several runs go at once, one in each process."""
-
 COST = {"cifar10": 80.0, "celeba": 100.0, "shakespeare": 6000.0}
-"""Roughly how much longer an upload takes than one of a cheap task."""
+"""Roughly how much longer an upload takes than one of a cheap task, of which several runs go at once."""
 
 BETWEEN_ROWS_S = 0.2
 """The least time between two rows that a worker process reports."""
@@ -50,7 +47,8 @@ class Planned:
 
     @property
     def cheap(self) -> bool:
-        return self.config.task.name in CHEAP_TASKS
+        """Whether several such runs go at once; a task of the user's own is taken to be small."""
+        return self.config.task.name not in COST
 
     @property
     def work(self) -> float:
@@ -87,7 +85,7 @@ def unfinished(runs: Sequence[Planned], folder: Path) -> list[Planned]:
     return [run for run in unique(runs) if state_of(folder / run.folder, run.config) != "finished"]
 
 
-def sweep(
+def make_runs(
     runs: Sequence[Planned],
     folder: Path,
     watcher: Watcher,

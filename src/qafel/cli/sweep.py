@@ -1,0 +1,105 @@
+"""`qafel sweep`: recipes × seeds × values of settings, a run directory each, one report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, errors, figures_table
+from qafel.cli.run import warn_of_unfit_quantizers
+from qafel.runs.seeds import Spread
+from qafel.sweeps.grid import grid, parse_seeds, parse_settings, require_sound
+from qafel.sweeps.making import Planned, unfinished
+from qafel.sweeps.table import Sweep, make_sweep
+from qafel.text import human_bytes, human_count, human_metric
+
+
+def sweep(
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="Names of recipes (`qafel recipes`) or TOML files.")
+    ],
+    seeds: Annotated[str, typer.Option(help="How many, from 0 on, or which: 3,7,9.")] = "5",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="A.B=C,D",
+            help="Change a setting; of several values, each in turn. Of several such settings, all combinations.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of run directories, report and table.")] = Path("sweep"),
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
+    json_output: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run recipes with several seeds and settings, and compare them in one report.
+
+    A finished run is left alone, an interrupted one goes on, so the same command continues a sweep and a longer one
+    extends it. Values are separated by commas; a comma before key= belongs to the value (top_k:0.5,round=down), and so
+    does one within quotes, brackets or braces.
+
+    Example: qafel sweep mushrooms-qafel-4bit mushrooms-fedbuff --seeds 5 --set algorithm.client_lr=1,2,4
+    """
+    runs = grid(recipes, parse_seeds(seeds), parse_settings(settings or ()))
+    todo = unfinished(runs, out)
+    for config, layout in {repr(config.algorithm): (config, layout) for config, layout in require_sound(todo)}.values():
+        warn_of_unfit_quantizers(config, layout)
+    try:
+        with SweepProgress(runs, todo, quiet) as progress:
+            found = make_sweep(runs, out, progress, workers or os.cpu_count() or 1)
+    except KeyboardInterrupt:
+        left = len(unfinished(runs, out))
+        errors.print(f"{len(runs) - left} of {len(runs)} runs are finished in {out}; this goes on:", highlight=False)
+        errors.print(shlex.join(("qafel", *sys.argv[1:])), highlight=False, markup=False, soft_wrap=True)
+        raise
+    if json_output:
+        listed = {"runs": found.rows, "report": str(found.report), "table": str(out / "table.csv")}
+        print(json.dumps(listed, indent=2, ensure_ascii=False))
+    else:
+        _show(found, runs)
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _show(found: Sweep, runs: Sequence[Planned]) -> None:
+    console.print(_table(found, runs))
+    for folder, reason in found.failed.items():
+        errors.print(f"failed: {folder}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    lines = [f"report  {found.report}"] if found.report is not None else []
+    for line in (*lines, f"table   {found.folder / 'table.csv'}", f"runs    {found.folder}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(found: Sweep, runs: Sequence[Planned]) -> Table:
+    """A row for all seeds of a recipe and its settings: mean ± standard deviation of those that came to an end."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for run, row in zip(runs, found.rows, strict=True):
+        kinds.setdefault(run.config.name, []).append(row)
+    metrics = {row["metric_name"] for row in found.rows if row.get("metric_name")}
+    final = f"final {metrics.pop()}" if len(metrics) == 1 else "final metric"
+    table = figures_table("", "run", "seeds", final, "uploads", "traffic", "")
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for name, rows in kinds.items():
+        ended = [row for row in rows if row["status"] == "finished"]
+        others = [row["status"] for row in rows if row["status"] != "finished"]
+
+        def spread(*keys: str, ended: list[dict[str, Any]] = ended) -> Spread:
+            return Spread.of(float(sum(row[key] for key in keys)) for row in ended)
+
+        table.add_row(
+            name,
+            str(len(ended)),
+            spread("metric_final").text(human_metric),
+            human_count(spread("uploads").mean),
+            human_bytes(spread("upload_bytes_total", "broadcast_bytes_total").mean),
+            ", ".join(f"{others.count(status)} {status}" for status in dict.fromkeys(others)),
+        )
+    return table

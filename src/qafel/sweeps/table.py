@@ -1,0 +1,153 @@
+"""sweep(…): runs made, compared in a report, and listed in a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from numpy.typing import NDArray
+
+from qafel.errors import DataError
+from qafel.files import write_atomically
+from qafel.runs.progress import Row
+from qafel.runs.reading import History, Run
+from qafel.simulator.executors import ExecutorName
+from qafel.sweeps.grid import Recipe, as_settings, grid, parse_seeds, require_sound
+from qafel.sweeps.making import Planned, Watcher, make_runs, unfinished
+
+_SCALAR = str | int | float | bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What came of a sweep: a row for each run, with the values of what varied and the figures of its summary."""
+
+    rows: list[dict[str, Any]]
+    folder: Path
+    """Where the run directories are, and the report."""
+    report: Path | None
+    """The page that compares the runs; None if no run has an evaluation."""
+    failed: Mapping[str, str]
+    """Why runs failed, by their folders."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, those of all runs."""
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        return self._table[column]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"Sweep({len(self.rows)} runs × {len(self.columns)} columns in {self.folder}{failed})"
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row for each run; pandas must be installed."""
+        return self._table.to_pandas()
+
+    @property
+    def _table(self) -> History:
+        columns = self.columns
+        return History([{key: row.get(key) for key in columns} for row in self.rows])
+
+
+def sweep(
+    recipes: Recipe | Sequence[Recipe],
+    *,
+    seeds: int | Sequence[int] = 5,
+    settings: Mapping[str, object] | None = None,
+    out: str | Path = "sweep",
+    workers: int = 1,
+) -> Sweep:
+    """Run every recipe with every seed and every combination of settings; compare them in a report.
+
+    What is finished in `out` is left alone, what was interrupted goes on; a run that fails does not stop the others.
+
+    recipes    names of recipes, TOML files, or what such a file says as a table; one, or a list
+    seeds      how many, from 0 on, or which
+    settings   values by the path of a setting, such as {"algorithm.client_lr": [0.5, 1, 2]}; a list is varied
+    out        the folder: a run directory each, report.html and table.csv
+    workers    processes; a script that asks for several must have its work under `if __name__ == "__main__":`
+    """
+    several = [recipes] if isinstance(recipes, str | Path | Mapping) else list(recipes)
+    chosen = parse_seeds(str(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
+    require_sound(unfinished(runs, folder))
+    return make_sweep(runs, folder, Silence(), workers)
+
+
+def make_sweep(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: int) -> Sweep:
+    """Make the runs that are not finished, each in its folder under `folder`; then the report and the table there."""
+    executor: ExecutorName = "inline" if workers == 1 else "processes"
+    failed = make_runs(runs, folder, watcher, executor=executor, workers=workers)
+    rows, loaded = [], []
+    for planned in runs:
+        run = _load(folder / planned.folder, planned.folder in failed)
+        loaded += [run] if run else []
+        rows.append(_row(planned, folder, run, failed.get(planned.folder)))
+    found = Sweep(rows, folder, _write_report(loaded, folder, failed), failed)
+    write_atomically(folder / "table.csv", _csv(found).encode(), make_folder=True)
+    return found
+
+
+def _load(path: Path, failed: bool) -> Run | None:
+    """A run, be it half of one; None if it failed before there was anything to show."""
+    try:
+        return Run.load(path)
+    except DataError:
+        if failed:
+            return None
+        raise
+
+
+def _row(planned: Planned, folder: Path, run: Run | None, failure: str | None) -> dict[str, Any]:
+    summary = {} if run is None else run.summary
+    figures = {key: value for key, value in summary.items() if value is None or isinstance(value, _SCALAR)}
+    own = {"run": planned.folder, "recipe": planned.method, "seed": planned.config.seed, **planned.at}
+    status = (
+        {"status": summary.get("status", "unfinished")} if failure is None else {"status": "failed", "error": failure}
+    )
+    return {**own, **status, **{key: value for key, value in figures.items() if key not in own and key != "status"}}
+
+
+def _csv(found: Sweep) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, found.columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found.rows)
+    return text.getvalue()
+
+
+def _write_report(runs: Sequence[Run], folder: Path, failed: Mapping[str, str]) -> Path | None:
+    from qafel.drawing.printed import save_figure  # noqa: PLC0415  (plotting loads when it is used)
+    from qafel.report import comparison_figure, write_report  # noqa: PLC0415  (likewise)
+
+    if not runs:
+        return None
+    shown = {run.path.name for run in runs}
+    left_out = [f"{name} (failed)" for name in failed if name not in shown]
+    page = write_report(runs, folder / "report.html", title=f"{len(runs)} runs of a sweep", left_out=left_out)
+    save_figure(comparison_figure(runs), page.with_suffix(".png"))
+    return page
+
+
+@final
+class Silence:
+    """Is told how a sweep goes, and says nothing."""
+
+    def started(self, run: Planned) -> None: ...
+
+    def progressed(self, run: Planned, row: Row) -> None: ...
+
+    def noted(self, run: Planned, text: str) -> None: ...
+
+    def ended(self, run: Planned, status: str) -> None: ...

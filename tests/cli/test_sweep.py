@@ -1,0 +1,78 @@
+"""`qafel sweep` makes all runs and a report, goes on where it stopped, and says by its exit code what failed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from tests.command import qafel_here
+
+QUICK = ["--set", "stop.server_steps=20", "--set", "evaluation.every=5", "--quiet"]
+
+
+def test_a_sweep_shows_a_row_of_mean_and_deviation_and_where_things_are(tmp_path):
+    command = ["sweep", "mushrooms-fedbuff", "mushrooms-fedasync", "--seeds", 2, *QUICK, "--workers", 1]
+    shown, _ = qafel_here(*command, "--out", tmp_path)
+    assert "mushrooms-fedasync" in shown
+    assert " ± " in shown
+    for name in ("report.html", "report.png", "table.csv", "mushrooms-fedbuff-seed1/summary.json"):
+        assert (tmp_path / name).exists()
+    before = (tmp_path / "mushrooms-fedbuff-seed1/summary.json").stat().st_mtime_ns
+    again, _ = qafel_here(*command, "--out", tmp_path, "--json")
+    assert len(json.loads(again)["runs"]) == 4
+    assert (tmp_path / "mushrooms-fedbuff-seed1/summary.json").stat().st_mtime_ns == before
+
+
+def test_workers_change_nothing_but_the_time(tmp_path):
+    hashes = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        command = ["sweep", "mushrooms-qafel-4bit", "--seeds", "3,5", *QUICK, "--workers", workers, "--out", out]
+        hashes.append([row["model_sha256"] for row in json.loads(qafel_here(*command, "--json")[0])["runs"]])
+    assert hashes[0] == hashes[1]
+
+
+def test_a_failed_run_does_not_stop_the_others_and_the_exit_code_says_so(tmp_path):
+    (tmp_path / "mushrooms-fedbuff-seed0").mkdir()
+    (tmp_path / "mushrooms-fedbuff-seed0" / "thesis.tex").write_text("years of work")
+    command = ["sweep", "mushrooms-fedbuff", "--seeds", 2, *QUICK, "--workers", 1, "--out", tmp_path]
+    shown, complaint = qafel_here(*command, expect=1)
+    assert "failed: mushrooms-fedbuff-seed0: " in complaint
+    assert "1 failed" in shown
+    assert (tmp_path / "mushrooms-fedbuff-seed1/summary.json").exists()
+
+
+def test_a_mistake_in_one_combination_is_one_sentence_before_anything_runs(tmp_path):
+    for setting, words in (("algorithm.client_lr=1,x", "found 'x'"), ("task.clients=10,9000", "8124 clients")):
+        shown, complaint = qafel_here(
+            "sweep", "mushrooms-fedbuff", "--set", setting, *QUICK, "--out", tmp_path / "new", expect=2
+        )
+        assert words in complaint
+        assert complaint.count("\n") == 1
+        assert not shown
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_interrupted_sweep_says_the_command_that_goes_on_and_it_does(tmp_path):
+    settings = ["--set", "stop.server_steps=60,1000000", "--set", "evaluation.every=20", "--workers", "1"]
+    arguments = ["sweep", "mushrooms-fedbuff", "--seeds", "1", *settings, "--out", "my runs"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qafel", *arguments],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    second = tmp_path / "my runs/mushrooms-fedbuff-server_steps=1000000-seed0/metrics.jsonl"
+    end = time.monotonic() + 100
+    while not second.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "1 of 2 runs are finished in my runs; this goes on:" in said
+    assert f"qafel {' '.join(arguments[:-1])} 'my runs'" in said
+    assert "Traceback" not in said
+    assert (second.parents[1] / "mushrooms-fedbuff-server_steps=60-seed0/summary.json").exists()
