@@ -33,6 +33,7 @@ from qafel.tasks.datasets.partition import Partition, by_user, split
 from qafel.tasks.datasets.samples import FederatedData, Samples, Source, Subset
 from qafel.tasks.datasets.shakespeare import VOCABULARY, load_shakespeare
 from qafel.tasks.neural.cnn import FEATURES, compute_features, fill_gradient
+from qafel.tasks.neural.lstm import last_state
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Dropout, Precision, Prepare
 
@@ -89,8 +90,7 @@ class CharacterLstm(nn.Module):
         self.linear = nn.Linear(hidden, vocabulary)
 
     def forward(self, characters: Tensor) -> Tensor:
-        states, _ = self.lstm(self.embedding(characters))
-        scores: Tensor = self.linear(states[:, -1])
+        scores: Tensor = self.linear(last_state(characters, self.embedding, self.lstm))
         return scores
 
 
