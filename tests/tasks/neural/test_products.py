@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qafel.tasks.neural.products import PANEL, add_outer_, add_product_, pack
+from qafel.tasks.neural.products import PANEL, add_outer_, add_product_, multiply, pack
 
 
 def random(*shape):
@@ -45,6 +45,14 @@ def test_matrices_may_lie_anywhere_in_their_arrays():
     np.testing.assert_allclose(c[2:, :PANEL], wide[1:, 5:11].T @ b, rtol=1e-4, atol=1e-5)
     assert not c[:2].any()
     assert not c[:, PANEL:].any(), "nothing beyond the matrix is written"
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 7), (80, 8, 1024), (6, 100, PANEL)])
+def test_matrices_of_any_size_are_multiplied(shape):
+    rows, depth, columns = shape
+    a, b = random(depth, rows).T, random(columns, depth).T
+    found = multiply(torch.from_numpy(a), torch.from_numpy(b))
+    np.testing.assert_allclose(found, a.astype(np.float64) @ b, rtol=1e-5, atol=1e-6 * depth)
 
 
 def test_a_product_without_columns_does_nothing():

@@ -5,6 +5,8 @@ simd         a few floats as one value in compiled loops
 winograd     convolutions of 32 channels on it
 blocks       the paper's first convolution, norm, ReLU and pooling on it
 cnn          the gradient of the paper's network from these
+products     products of matrices as one compiled tile
+lstm         the LSTM's layers, forward and back through time, from these
 task         `TorchTask`: local training of any module, any samples, any partition
 published    the paper's networks, and its three tasks: cifar10, celeba, shakespeare
 """

@@ -21,7 +21,7 @@ from numba import float32, int32, njit, uintp
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qafel.tasks.neural.products import KERNEL, PANEL, add_outer_, add_product_, pack
+from qafel.tasks.neural.products import KERNEL, PANEL, add_outer_, add_product_, multiply, pack
 
 _ROWS_AT_ONCE = 256
 """How many rows the products of the weights' gradients sum over: they stay in the cache until they are used."""
@@ -63,7 +63,7 @@ class _LastState(torch.autograd.Function):
         (batch, steps), units = numbers.shape, weights[1].shape[1]
         for w_in, w_rec, bias, other_bias in zip(*[iter(weights)] * 4, strict=True):
             if not below.numel():
-                table, panels = torch.addmm(bias + other_bias, embedding, w_in.T), _no_panels()
+                table, panels = bias + other_bias + multiply(embedding, w_in.T), _no_panels()
             else:
                 table, panels, numbers = (bias + other_bias)[None], pack(w_in.T), torch.zeros_like(numbers)
             gates = torch.empty(steps if keep else 1, batch, 4 * units)
@@ -99,9 +99,9 @@ class _LastState(torch.autograd.Function):
             given = (numbers, gates, cells, states, below, panels, pack(w_rec), grad_states)
             _backward(*_arrays(*given, grad_below, table, grad_in, grad_rec))
             bias = table.sum(0)
-            found = [grad_in if layer else table.T @ embedding, grad_rec, bias, bias.clone(), *found]
+            found = [grad_in if layer else multiply(table.T, embedding), grad_rec, bias, bias.clone(), *found]
             grad_states = grad_below
-        return None, None, table @ w_in, *found
+        return None, None, multiply(table, w_in), *found
 
 
 def _no_panels() -> Tensor:

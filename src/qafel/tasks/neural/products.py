@@ -4,7 +4,7 @@ C += A·B, float32, where B is packed: cut into panels of `PANEL` columns, each 
 is anything with a stride for rows and one for columns, so that its transpose costs nothing. What is added to a number
 of C is one chain of multiply-adds in the order of the inner index, whatever the sizes and the processor's registers.
 
-LLVM does not find such a tile in a loop, so the tile is written in its vectors. It reaches 95 to 99 % of what the
+LLVM does not find such a tile in a loop, so the tile is written in its vectors. It reaches 95 % of what the
 processor multiplies and adds at most, with 32 rows as with thousands; see docs/decisions/neural-lstm.md.
 """
 
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic as _intrinsic
 from torch import Tensor
+from torch.nn.functional import pad
 
 KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 
@@ -40,6 +42,15 @@ PANEL = _VECTORS * _LANES
 def pack(b: Tensor) -> Tensor:
     """A matrix as panels of its columns: (panels, rows, columns of a panel)."""
     return b.view(len(b), -1, PANEL).transpose(0, 1).contiguous()
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """A·B of any sizes, by the same tile: a library's sums may depend on where matrices lie in memory."""
+    columns = b.shape[1]
+    a, b = a.contiguous(), pack(pad(b, (0, -columns % PANEL)).contiguous())
+    c = torch.zeros(len(a), PANEL * len(b))
+    add_product_(a.detach().numpy(), 0, a.shape[1], 1, len(a), b.numpy(), c.numpy(), 0, c.shape[1])
+    return c[:, :columns]
 
 
 @intrinsic
