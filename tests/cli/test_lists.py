@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from qafel.cli import app
+from qafel.config import load_recipe
+from qafel.config.tasks import TASKS
 from qafel.errors import SpecError
 from tests.command import qafel_here
 
@@ -33,6 +35,13 @@ def test_the_table_is_readable_in_80_columns() -> None:
     assert "qsgd:4,norm=l2,bucket=none" in text
 
 
+def test_the_table_of_a_million_coordinates_is_readable_too() -> None:
+    text = run("quantizers", "--size", "1000000")
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.splitlines()[2].split() == ["none", "=", "x", "0", "1", "32.00", "4", "MB", "0", "0", "5e-20"]
+
+
 def test_a_spec_that_does_not_parse_is_named() -> None:
     with pytest.raises(SpecError, match="did you mean"):
         run("quantizers", "qsdg:4")
@@ -47,9 +56,42 @@ def test_recipes_and_tasks_are_listed():
 
 def test_recipes_whose_data_is_missing_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("QAFEL_DATA", str(tmp_path))
-    shown = " ".join(qafel_here("recipes")[0].split())
-    assert "not ready here (dim): CIFAR-10:" in shown
+    text = run("recipes")
+    shown = " ".join(text.split())
+    assert shown.startswith("mushrooms "), "what can be run comes first"
+    assert "cifar10 CIFAR-10 and the four-layer network" in shown
+    assert "not ready here: CIFAR-10:" in shown
     assert shown.count("not ready here") == 3, "mushrooms are"
+    assert max(map(len, text.splitlines())) <= 80
+    assert "# not ready here: CIFAR-10:" in run("recipes", "show", "cifar10-qafel-c100")
+
+
+def test_recipes_are_grouped_by_task_and_one_line_stands_for_all_concurrencies():
+    lines = [line.split() for line in run("recipes").splitlines()]
+    starts = [line[0] for line in lines if line]
+    assert [name for name in starts if name in TASKS] == [name for name in dict.fromkeys(starts) if name in TASKS]
+    assert "cifar10-qafel-cN" in starts
+    assert "cifar10-qafel-c100" not in starts
+    assert len(lines) < 80
+
+
+def test_words_choose_recipes_which_are_then_named_in_full():
+    listed = {recipe["name"] for recipe in json.loads(run("recipes", "CIFAR10", "qafel", "c500", "--json"))}
+    assert listed == {"cifar10-qafel-c500", "cifar10-qafel-c500-qsgd"}
+    assert "cifar10-qafel-c500-qsgd" in run("recipes", "cifar10", "qafel")
+    assert "mushrooms" not in run("recipes", "cifar10", "qafel")
+    refused = qafel_here("recipes", "qaffel", expect=2)[1]
+    assert "no recipe has 'qaffel' in its name or description; did you mean 'qafel'?" in refused
+
+
+def test_a_recipe_is_shown_with_all_its_settings_as_a_recipe(tmp_path):
+    text = run("recipes", "show", "mushrooms-qafel-4bit")
+    assert "# run it: qafel run mushrooms-qafel-4bit" in text
+    (tmp_path / "same.toml").write_text(text, encoding="utf-8")
+    assert load_recipe(str(tmp_path / "same.toml")) == load_recipe("mushrooms-qafel-4bit")
+    assert json.loads(run("recipes", "show", "mushrooms-qafel-4bit", "--json"))["algorithm"]["buffer_size"] == 10
+    assert "did you mean 'mushrooms-mcm'" in qafel_here("recipes", "show", "mushrooms-mcn", expect=2)[1]
+    assert "takes the name of one recipe" in qafel_here("recipes", "show", expect=2)[1]
 
 
 def test_a_task_without_a_partition_has_none_to_show():

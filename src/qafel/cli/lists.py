@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from qafel import config
+from qafel.algorithm import PRESETS
 from qafel.cli.console import JsonOption, console, figures_table
 from qafel.config import Config
 from qafel.config.tasks import TASKS
@@ -19,34 +24,99 @@ from qafel.quantizers import measured, parse
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import partition_figure
+from qafel.text import did_you_mean, human_bytes
 
-_WIDE = 120  # columns of a terminal; a narrower one shows no quantizers, which the descriptions name too
+_CONCURRENCY = re.compile(r"-c(\d+)(?=-|$)")
+_TOLD = re.compile(r", concurrency \d+")
 tasks = typer.Typer(help="List the tasks, or show how one's data is divided among clients.")
 
 
-def recipes(json_output: JsonOption = False) -> None:
-    """List the recipes that ship with the package.
+def recipes(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD]...", help="List what has all these words in name or description; or `show NAME`."
+        ),
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """List the recipes that ship with the package, by task; or show one.
 
-    Example: qafel recipes
+    Without words, recipes that differ only by their concurrency share a line. `show NAME` prints all settings of a
+    recipe, also of a TOML file.
+
+    Example: qafel recipes cifar10 qafel
     """
-    loaded = [config.load_recipe(name) for name in config.recipes()]
-    if json_output:
-        print(json.dumps([recipe.model_dump() for recipe in loaded], indent=2))
+    if words and words[0] == "show":
+        if len(words) != 2:
+            raise UserError("`qafel recipes show` takes the name of one recipe, such as mushrooms-qafel-4bit")
+        _show_recipe(config.load_recipe(words[1]), json_output)
         return
-    known = {recipe.task.name: recipe.task for recipe in loaded}
-    missing = {name: task.missing() for name, task in known.items()}
-    wide = console.width >= _WIDE
-    table = Table(box=None, header_style="bold")
-    table.add_column("recipe", min_width=max(len(recipe.name) for recipe in loaded))  # to be copied, so never cut
-    for heading in ("what it is", "clients send", "server sends") if wide else ("what it is",):
-        table.add_column(heading)
-    for recipe in loaded:
-        quantizers = (recipe.algorithm.client_quantizer, recipe.algorithm.server_quantizer) if wide else ()
-        style = "dim" if missing[recipe.task.name] else None
-        table.add_row(recipe.name, recipe.description, *quantizers, style=style)
+    loaded = [config.load_recipe(name) for name in config.recipes()]
+    chosen = [recipe for recipe in loaded if _has_words(recipe, words or ())]
+    if not chosen:
+        known = [*TASKS, *PRESETS, *config.recipes()]
+        missed = next((word for word in words or () if not any(_has_words(recipe, [word]) for recipe in loaded)), "")
+        raise UserError(
+            f"no recipe has {' and '.join(map(repr, words or ()))} in its name or description"
+            f"{did_you_mean(missed, known) if missed else ''}; `qafel recipes` lists all"
+        )
+    if json_output:
+        print(json.dumps([recipe.model_dump() for recipe in chosen], indent=2))
+        return
+    missing = {recipe.task.name: recipe.task.missing() is not None for recipe in chosen}
+    for task in sorted(missing, key=missing.__getitem__):  # what can be run at once comes first
+        _print_group([recipe for recipe in chosen if recipe.task.name == task], short=not words)
+    console.print("all settings of one: qafel recipes show NAME; run it: qafel run NAME", style="dim", highlight=False)
+
+
+def _has_words(recipe: Config, words: Sequence[str]) -> bool:
+    text = f"{recipe.name} {recipe.task.name} {recipe.algorithm.preset} {recipe.description}".casefold()
+    return all(word.casefold() in text for word in words)
+
+
+def _print_group(group: Sequence[Config], short: bool) -> None:
+    """The recipes of one task under its name, which says if they cannot be run here, and why."""
+    task = group[0].task
+    console.print(Text.assemble((task.name, "bold"), f"  {TASKS[task.name].__doc__}"))
+    if (reason := task.missing()) is not None:
+        console.print(f"not ready here: {reason}", style="yellow", highlight=False, markup=False)
+    rows, numbers = _rows(group, short)
+    table = Table(box=None, show_header=False, padding=(0, 1), style="dim" if reason else "")
+    table.add_column(no_wrap=True, overflow="fold")  # to be copied, so never cut
+    table.add_column()
+    for name, about in rows.items():
+        table.add_row(name, about)
     console.print(table)
-    for reason in filter(None, missing.values()):
-        console.print(f"not ready here (dim): {reason}", style="dim", highlight=False, markup=False)
+    if numbers:
+        console.print(f" N, the concurrency, is {', '.join(map(str, numbers))}", style="dim", highlight=False)
+    console.print()
+
+
+def _rows(group: Sequence[Config], short: bool) -> tuple[dict[str, str], list[int]]:
+    """Each name and what it is; in `short`, those that differ by their concurrency as one, and those concurrencies."""
+    families = Counter(_CONCURRENCY.sub("-cN", recipe.name) for recipe in group)
+    rows, numbers = {}, set()
+    for recipe in group:
+        family, about = _CONCURRENCY.sub("-cN", recipe.name), recipe.description
+        first, _, rest = about.partition(", ")
+        if first.replace("-", "").casefold() == recipe.task.name:
+            about = rest  # the heading says it
+        if short and families[family] > 1 and (found := _CONCURRENCY.search(recipe.name)) is not None:
+            numbers.add(int(found[1]))
+            rows[family] = _TOLD.sub("", about)
+        else:
+            rows[recipe.name] = about
+    return rows, sorted(numbers)
+
+
+def _show_recipe(recipe: Config, json_output: bool) -> None:
+    if json_output:
+        print(json.dumps(recipe.model_dump(), indent=2))
+        return
+    reason = recipe.task.missing()
+    print(f"# {recipe.description}\n# {f'not ready here: {reason}' if reason else f'run it: qafel run {recipe.name}'}")
+    print(recipe.to_toml(), end="")
 
 
 @tasks.callback(invoke_without_command=True)
@@ -142,16 +212,25 @@ def quantizer_row(spec: str, size: int) -> dict[str, Any]:
 def _quantizer_table(rows: list[dict[str, Any]], size: int) -> Table:
     headings = ("quantizer", "mean", "ω", "δ", "bits", "bytes", "NMSE", "t(3)", "bound")
     table = figures_table(f"{size:,} coordinates", *headings, words=2)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # a long one goes on in the next line
     for row in rows:
         table.add_row(
             row["quantizer"],
             "= x" if row["unbiased"] else "",
-            f"{row['omega']:.2g}",
-            f"{row['delta']:.2g}" if row["delta"] > 0 else "[red]–[/red]",
+            _two_digits(row["omega"]),
+            _two_digits(row["delta"]) if row["delta"] > 0 else "[red]–[/red]",
             f"{row['bits_per_coordinate']:.2f}",
-            f"{row['bytes']:,}",
-            f"{row['nmse_gaussian']:.2g}",
-            f"{row['nmse_heavy_tailed']:.2g}",
+            f"{row['bytes']:,}" if row["bytes"] < 1_000_000 else human_bytes(row["bytes"]),
+            _two_digits(row["nmse_gaussian"]),
+            _two_digits(row["nmse_heavy_tailed"]),
             f"{row['rate_distortion_bound']:.0e}",
         )
     return table
+
+
+def _two_digits(value: float) -> str:
+    """At most six letters: 0.037, 8.9e-4, 110, 2.2e6."""
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{float(f'{value:.2g}'):g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
