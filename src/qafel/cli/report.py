@@ -21,7 +21,7 @@ from qafel.files import writing
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
 from qafel.runs.reading import Run, run_directories
-from qafel.sweeps import Planned, sweep, unfinished
+from qafel.sweeps.making import Planned, make_runs, unfinished
 from qafel.text import human_bytes
 
 REFERENCE = "mushrooms-fedbuff"
@@ -125,7 +125,7 @@ def demo(
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
     with SweepProgress(planned, unfinished(planned, out)) as progress:
-        failed = sweep(planned, out, progress, workers=os.cpu_count() or 1)
+        failed = make_runs(planned, out, progress, workers=os.cpu_count() or 1)
     if failed:
         raise QafelError("; ".join(f"{folder} failed: {reason}" for folder, reason in failed.items()))
     runs = [Run.load(out / run.folder) for run in planned]
