@@ -17,7 +17,7 @@ from qafel.sweeps.making import Planned, make_runs
 from qafel.version import __version__
 from tests.browser import needs_browser, open_in_browser, plots_in
 from tests.paper.made_up import falling, made_up, measured
-from tests.test_sweeps import Recorder
+from tests.sweeps.test_making import Recorder
 
 TINY = Change("tiny", ("stop.uploads=400", 'evaluation.unit="uploads"', "evaluation.every=100"))
 
