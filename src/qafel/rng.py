@@ -11,6 +11,7 @@ import struct
 from typing import final
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 
@@ -49,9 +50,8 @@ class Stream:
             self._name = None
         return self._words
 
-    @property
-    def key(self) -> NDArray[np.uint64]:
-        """The key as NumPy's Philox takes it."""
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> NDArray[np.uint64]:
+        """The key, for NumPy's Philox: told its key instead, it would draw a seed from the system before."""
         return np.array(self.words, dtype=np.uint64)
 
     def __eq__(self, other: object) -> bool:
@@ -65,4 +65,7 @@ class Stream:
 
     def generator(self) -> np.random.Generator:
         """A NumPy generator at the beginning of the stream."""
-        return np.random.Generator(np.random.Philox(key=self.key))
+        return np.random.Generator(np.random.Philox(self))  # type: ignore[arg-type]  # NumPy takes any ISeedSequence
+
+
+ISeedSequence.register(Stream)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DuplicateUpload
@@ -17,8 +18,10 @@ from qafel.params import Vector
 from qafel.quantizers.protocol import Payload, Quantizer
 
 Aggregation: TypeAlias = Literal["mean", "sum", "weighted-mean"]
+NOTHING: Vector = np.empty(0, np.float32)
 WINDOW = 64
 """How many of a client's uploads may be on their way out of order."""
+_ALL_SEEN = (1 << WINDOW) - 1
 
 
 @final
@@ -34,8 +37,8 @@ class ReplayWindows:
     def __init__(self) -> None:
         self.windows: dict[int, tuple[int, int]] = {}
 
-    def check(self, sender: int, sequence: int) -> None:
-        """Raise if this upload was taken before, or is too old to tell."""
+    def check(self, sender: int, sequence: int) -> tuple[int, int]:
+        """The sender's window once this upload is taken; raises if it was taken before, or is too old to tell."""
         highest, seen = self.windows.get(sender, (-1, 0))
         age = highest - sequence
         if age >= WINDOW:
@@ -44,14 +47,12 @@ class ReplayWindows:
             )
         if age >= 0 and seen >> age & 1:
             raise DuplicateUpload(f"upload {sequence} of client {sender} was taken before")
+        if age >= 0:
+            return highest, seen | 1 << age
+        return sequence, (seen << min(-age, WINDOW) | 1) & _ALL_SEEN
 
     def take(self, sender: int, sequence: int) -> None:
-        highest, seen = self.windows.get(sender, (-1, 0))
-        if sequence > highest:
-            seen = (seen << min(sequence - highest, WINDOW) | 1) & (1 << WINDOW) - 1
-            self.windows[sender] = (sequence, seen)
-        else:
-            self.windows[sender] = (highest, seen | 1 << (highest - sequence))
+        self.windows[sender] = self.check(sender, sequence)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The windows as three columns, for a checkpoint."""
@@ -128,6 +129,19 @@ class PolynomialStaleness:
         return float((1 + max(0, staleness - self.cutoff)) ** -self.exponent)
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def _step(following, model, total, mixed, divisor, memory, velocity, momentum, lr):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """One pass, because NumPy's many small operations would cost a step more than ten small updates' decoding."""
+    for j in range(model.size):
+        update = (mixed * model[j] - total[j] if mixed else total[j]) / divisor
+        if memory.size:
+            update += memory[j]
+        if velocity.size:
+            update += velocity[j] * momentum
+            velocity[j] = update
+        following[j] = model[j] - lr * update
+
+
 @final
 class ServerStep:
     """The server's step with momentum: v ← βv + Δ̄, x ← x − η_g v. Equation (2)."""
@@ -139,10 +153,15 @@ class ServerStep:
         self.momentum = np.float32(momentum)
         self.velocity: Vector | None = np.zeros(dimension, np.float32) if momentum else None
 
-    def apply(self, model: Vector, update: Vector) -> Vector:
-        """The next server model, as a new vector."""
-        if self.velocity is not None:
-            self.velocity *= self.momentum
-            self.velocity += update
-            update = self.velocity
-        return model - self.lr * update
+    def apply(self, model: Vector, total: Vector, divisor: float, mixed: float, memory: Vector | None) -> Vector:
+        """The next server model, as a new vector, from Δ̄ = total / divisor.
+
+        Where clients upload models y, `mixed` is the sum of their weights: Δₖ = x − yₖ, so Σ wₖΔₖ = (Σ wₖ)x − Σ wₖyₖ.
+        Where they upload what is relative to their memories, `memory` is h̄, and Δ̄ = h̄ + (1/K)Σ Q_c(Δₖ − hₖ).
+        """
+        memory = NOTHING if memory is None else memory
+        velocity = NOTHING if self.velocity is None else self.velocity
+        following = np.empty(model.size, np.float32)
+        weights = np.float32(mixed), np.float32(divisor)
+        _step(following, model, total, *weights, memory, velocity, self.momentum, self.lr)
+        return following

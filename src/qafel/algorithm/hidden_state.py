@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import final
 
@@ -46,12 +47,13 @@ class HiddenState:
         Every x̂ of server, clients and workers passes here, and only one that was made by the common arithmetic counts.
         """
         check_arithmetic()
-        hasher = xxhash.xxh3_64(vector.data)
         vector.flags.writeable = False
-        if memory is not None:
-            hasher.update(memory.data)
-            memory.flags.writeable = False
-        return HiddenState(vector, vector if memory is None else memory, version, hasher.intdigest())
+        if memory is None:
+            return HiddenState(vector, vector, version, xxhash.xxh3_64_intdigest(vector.data))
+        memory.flags.writeable = False
+        hasher = xxhash.xxh3_64(vector.data)
+        hasher.update(memory.data)
+        return HiddenState(vector, memory, version, hasher.intdigest())
 
     def advanced(self, message: Message, algorithm: Algorithm) -> HiddenState:
         """The hidden state after a broadcast, or an error that says why there is none.
@@ -78,6 +80,11 @@ class HiddenState:
         return Message(
             Kind.SNAPSHOT, _SNAPSHOT_CODEC.codec, whole.size, self.version, payload, digest=self.digest
         ).to_bytes()
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The length of `to_snapshot`."""
+        return _snapshot_bytes(self.vector.size, self.memory is self.vector)
 
     @staticmethod
     def from_snapshot(message: Message, dimension: int, algorithm: Algorithm) -> HiddenState:
@@ -115,6 +122,13 @@ def model_for_start(exact: HiddenState, algorithm: Algorithm, seed: int, client:
     return Message(Kind.MODEL, quantizer.codec, model.size, exact.version, payload).to_bytes()
 
 
+@lru_cache(maxsize=64)
+def _snapshot_bytes(dimension: int, is_own_memory: bool) -> int:
+    """The bytes of a snapshot, counted on one: all of this dimension are as long."""
+    vector = np.zeros(dimension, np.float32)
+    return len(HiddenState.of(vector, memory=None if is_own_memory else vector.copy()).to_snapshot())
+
+
 @final
 class BroadcastLog:
     """What a client missed: the last broadcasts, at most `capacity`, and the digest of the hidden state before each.
@@ -148,14 +162,13 @@ class BroadcastLog:
             )
         if behind == 0:
             return []
-        snapshot = current.to_snapshot()
         if behind <= len(self._entries):
             # A whole model replaces whatever the client holds: only the last one matters.
             wanted = 1 if kind is Kind.MODEL else behind
             messages = [data for _, data in islice(self._entries, len(self._entries) - wanted, None)]
-            if sum(map(len, messages)) <= len(snapshot):
+            if sum(map(len, messages)) <= current.snapshot_bytes:
                 return messages
-        return [snapshot]
+        return [current.to_snapshot()]
 
     def _digest(self, current: HiddenState, behind: int) -> int:
         return current.digest if behind == 0 else self._entries[-behind][0]

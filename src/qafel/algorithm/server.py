@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from qafel.algorithm.aggregation import Buffer, ReplayWindows, ServerStep
 from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance
-from qafel.algorithm.messages import Kind, Message
+from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.wiring import Algorithm
 from qafel.errors import ConfigError, DataError, FutureUpload, MessageError, RejectedUpload, StaleUpload
 from qafel.params import Vector, require_finite
+from qafel.quantizers.kernels import is_finite
 from qafel.rng import Stream
 
 
@@ -115,41 +116,34 @@ class Server:
             raise FutureUpload(f"based on version {message.version}, the server is at {self.version}")
         if most is not None and staleness > most:
             raise StaleUpload(f"staleness {staleness} is above the maximum, {most}")
-        self.seen.check(message.sender, message.sequence)
+        window = self.seen.check(message.sender, message.sequence)
         self.buffer.add_(message.payload, quantizer, message.weight, self.algorithm.staleness(staleness))
-        self.seen.take(message.sender, message.sequence)
+        self.seen.windows[message.sender] = window
         return staleness
 
     def _step(self) -> bytes:
         """Step: x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.model = self.step.apply(self.model, self._mean_update())
-        require_finite(self.model, f"server model {self.version + 1}")
+        buffer, algorithm = self.buffer, self.algorithm
+        mixed = buffer.weight_sum if algorithm.upload == "model" else 0.0
+        divisor = buffer.divisor(algorithm.aggregation)
+        self.model = self.step.apply(self.model, buffer.total, divisor, mixed, self.uplink_memory)
+        if not is_finite(self.model):
+            require_finite(self.model, f"server model {self.version + 1}")
         if self.uplink_memory is not None:
             # Who is in the buffer moves its memory by α times what it sent, the others do not: h̄ moves by the mean.
-            rate = self.algorithm.uplink_rate(self.model.size) / self.clients
-            self.uplink_memory = self.uplink_memory + np.float32(rate) * self.buffer.total
-        self.buffer.empty_()
+            rate = algorithm.uplink_rate(self.model.size) / self.clients
+            self.uplink_memory = self.uplink_memory + np.float32(rate) * buffer.total
+        buffer.empty_()
         return self._broadcast()
-
-    def _mean_update(self) -> Vector:
-        """Δ̄. Where clients upload models y, Δₖ = x − yₖ, so that Σ wₖΔₖ = (Σ wₖ)x − Σ wₖyₖ.
-
-        Where they upload what is relative to their memories, Δ̄ = h̄ + (1/K)Σ Q_c(Δₖ − hₖ).
-        """
-        total = self.buffer.total
-        if self.algorithm.upload == "model":
-            total = np.float32(self.buffer.weight_sum) * self.model - total
-        mean = total / np.float32(self.buffer.divisor(self.algorithm.aggregation))
-        return mean if self.uplink_memory is None else self.uplink_memory + mean
 
     def _broadcast(self) -> bytes:
         before, quantizer, kind = self.hidden_state, self.algorithm.server_quantizer, self.algorithm.broadcast_kind
         target = self.model - before.memory if kind is Kind.BROADCAST else self.model
         payload = quantizer.encode(target, Stream.named(self.seed, "server-quantizer", number=before.version))
         self.hidden_state = advance(before, before.version, payload, self.algorithm)
+        codec, _ = expectations(quantizer, self.model.size)
         broadcast = Message(
-            kind, quantizer.codec, self.model.size, before.version, payload, digest=self.hidden_state.digest
+            kind, codec, self.model.size, before.version, payload, digest=self.hidden_state.digest
         ).to_bytes()
         self.log.append(before.digest, broadcast)
         return broadcast

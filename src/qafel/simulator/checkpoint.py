@@ -18,7 +18,7 @@ from qafel.runs.progress import Progress, Traffic
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Arrive, Deliver, Event, Gone, Simulation, Timeout
 
-_COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "out_of_time", "last_broadcast_bytes")
+_COUNTERS = ("starts", "arrivals", "rounds", "in_flight", "turned_away", "out_of_time", "whole_bytes")
 
 
 def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:

@@ -91,6 +91,7 @@ class Timeout(NamedTuple):
 Event = Job | Arrive | Deliver | Gone | Timeout
 """A job on the clock is due when its client has finished training; then its upload sets out."""
 _AFTER_ALL_ELSE = 1
+_NEVER = -(2**62)  # so long ago that more bytes came since than any snapshot has
 _MANY_ROUNDS = 1000
 """Without a single update by then, none will come."""
 
@@ -121,12 +122,12 @@ class Simulation:
         self.sequences = [0] * task.clients
         """How often each client started."""
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
-        self.last_broadcast_bytes = 0
-        self.held = array("q", [-1]) * task.clients
-        """How many bytes had been broadcast when each client last started; −1: it never did."""
         self.memories: dict[int, Vector] = {}
         """What each client's uploads are relative to (MCM); zero for those that are not in it."""
-        self._snapshot = (-1, 0)  # of which version, and its bytes
+        self.held = array("q", [_NEVER]) * task.clients
+        """How many bytes had been broadcast when each client last started: it misses what came since."""
+        self.whole_bytes = self.clients_hidden_state.snapshot_bytes
+        """What a client downloads that holds nothing: a snapshot, or a broadcast that is a whole model."""
         self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
         self._dropouts = uniform_draws(seed, "dropout")
         self._arrivals: Iterator[Arrival] = iter(())
@@ -237,27 +238,17 @@ class Simulation:
         never took part. docs/decisions/simulator-starts-pay-what-they-download.md
         With `direct_draw = "start"`, a model of its own.
         """
-        held, now = self.held[client], self.traffic.broadcast_bytes
         if self.algorithm.direct_draw == "start":
             drawn = model_for_start(self.clients_hidden_state, self.algorithm, self.seed, client, sequence)
             self.traffic.count_download(len(drawn))
             return len(drawn)
-        if held == now:
+        missed = self.traffic.broadcast_bytes - self.held[client]
+        if not missed:
             return 0
-        self.held[client] = now
-        size = self._snapshot_bytes()
-        if now and self.algorithm.broadcast_kind is Kind.MODEL:
-            size = min(size, self.last_broadcast_bytes)
-        elif held >= 0:
-            size = min(size, now - held)
+        self.held[client] += missed
+        size = min(missed, self.whole_bytes)
         self.traffic.count_download(size)
         return size
-
-    def _snapshot_bytes(self) -> int:
-        state = self.clients_hidden_state
-        if self._snapshot[0] != state.version:
-            self._snapshot = state.version, len(state.to_snapshot())
-        return self._snapshot[1]
 
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing
@@ -298,7 +289,9 @@ class Simulation:
         self.clients_hidden_state = self.clients_hidden_state.advanced(Message.from_bytes(broadcast), self.algorithm)
         if self.algorithm.direct_draw == "start":  # every start draws its own from the model itself
             self.clients_hidden_state = HiddenState.of(self.server.model.copy(), self.server.version)
-        self.last_broadcast_bytes = len(broadcast)
+        self.whole_bytes = self.clients_hidden_state.snapshot_bytes
+        if self.algorithm.broadcast_kind is Kind.MODEL:
+            self.whole_bytes = min(self.whole_bytes, len(broadcast))
         if isinstance(self.timing.arrivals, Rounds):
             self._start_round()
         return True
