@@ -14,7 +14,15 @@ import xxhash
 from qafel.algorithm import Checkpoint
 from qafel.config import Config, load_recipe
 from qafel.errors import DataError, OutputError
-from qafel.runs.directory import CHECKPOINT, RunDirectory, read_checkpoint, same_run, state_of, write_checkpoint
+from qafel.runs.directory import (
+    CHECKPOINT,
+    RunDirectory,
+    read_checkpoint,
+    same_run,
+    settings_of,
+    state_of,
+    write_checkpoint,
+)
 from qafel.runs.progress import Evaluation, Progress
 from qafel.runs.reading import Run
 from qafel.simulator import run
@@ -122,8 +130,8 @@ def test_how_far_a_directory_is_with_a_configuration(tmp_path):
 
 
 def test_names_and_descriptions_do_not_make_another_run():
-    assert same_run(short(), short("name=x", "description=y"))
-    assert not same_run(short(), short("seed=1"))
+    assert same_run(settings_of(short()), settings_of(short("name=x", "description=y")))
+    assert not same_run(settings_of(short()), settings_of(short("seed=1")))
 
 
 def test_a_run_is_moved_aside_and_never_lost(tmp_path):

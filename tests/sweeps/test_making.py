@@ -11,7 +11,7 @@ import pytest
 from qafel.config import load_recipe
 from qafel.errors import OutputError
 from qafel.paper.entry import Change, configuration
-from qafel.runs.directory import CHECKPOINT, same_run, state_of
+from qafel.runs.directory import CHECKPOINT, same_run, settings_of, state_of
 from qafel.runs.listeners import Calling
 from qafel.runs.summary import environment
 from qafel.simulator.run import run
@@ -85,7 +85,7 @@ def test_a_run_made_before_a_description_changed_still_counts(tmp_path):
     planned = short()
     run(planned.config.model_copy(update={"description": "other words"}), tmp_path / planned.folder, tensorboard=False)
     assert state_of(tmp_path / planned.folder, planned.config) == "finished"
-    assert not same_run(planned.config, planned.config.model_copy(update={"seed": 7}))
+    assert not same_run(settings_of(planned.config), settings_of(planned.config.model_copy(update={"seed": 7})))
 
 
 @pytest.mark.parametrize("options", [{}, {"executor": "processes", "workers": 2}])

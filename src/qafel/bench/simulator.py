@@ -21,7 +21,7 @@ from typing import final
 from qafel.algorithm import Algorithm, wire
 from qafel.rng import Stream
 from qafel.runs.progress import Evaluation, Limits
-from qafel.simulator.run import simulate
+from qafel.simulator.api import simulate
 from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate
 from qafel.simulator.timing.durations import HalfNormal

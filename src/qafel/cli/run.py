@@ -12,11 +12,10 @@ from rich.table import Table
 
 from qafel.cli.console import JsonOption, QuietOption, RecipeNames, RunBar, SetOption, console, errors, run_bars
 from qafel.config import Config, load_recipe
-from qafel.errors import ConfigError, OutputError
+from qafel.errors import ConfigError
 from qafel.params import Layout
-from qafel.quantizers import fitness
-from qafel.runs.directory import CHECKPOINT, state_of
 from qafel.runs.summary import Summary
+from qafel.simulator.api import quantizer_warnings, refuse_to_lose_a_run
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import run as simulate
 from qafel.text import human_bytes
@@ -45,7 +44,7 @@ def run(
     config = load_recipe(recipe[0], settings or (), seed[0] if seed else None)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     if not resume and not overwrite:
-        _refuse_to_lose_a_run(config, out)
+        refuse_to_lose_a_run(config, out)
     task = config.task.make()
     warn_of_unfit_quantizers(config, task.layout, strict)
     with run_bars(quiet) as progress:
@@ -80,26 +79,11 @@ def _require_one_run(recipes: list[str], seeds: list[int], settings: list[str]) 
 
 def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = False) -> None:
     """Say before a run what theory holds against its quantizers; under --strict, refuse."""
-    algorithm = config.algorithm.wire(layout)
-    warnings = fitness(algorithm.client_quantizer, layout.size, "client")
-    if algorithm.broadcast == "difference":
-        rate = algorithm.downlink_rate(layout.size)
-        warnings += fitness(algorithm.server_quantizer, layout.size, "server", rate)
+    warnings = quantizer_warnings(config.algorithm.wire(layout), layout.size)
     if warnings and strict:
         raise ConfigError(f"--strict: {warnings[0]}")
     for warning in warnings:
         errors.print(f"[yellow]warning:[/] {warning}", highlight=False)
-
-
-def _refuse_to_lose_a_run(config: Config, out: Path) -> None:
-    """A finished run may be made again, its results are the same; another one's, or half a run, are not to be lost."""
-    refused = {
-        "interrupted": "an unfinished run: --resume it," if (out / CHECKPOINT).is_file() else "a deployed run:",
-        "damaged": "a damaged run:",
-        "other": "a run of another configuration:",
-    }
-    if (found := refused.get(state_of(out, config))) is not None:
-        raise OutputError(f"{out} holds {found} choose another --out, or --overwrite it")
 
 
 def _show(summary: Summary, out: Path) -> None:

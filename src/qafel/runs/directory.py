@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeAlias, final
 
@@ -19,6 +19,7 @@ import safetensors.numpy
 
 from qafel.algorithm import Checkpoint
 from qafel.config import Config
+from qafel.config.sections import read_table
 from qafel.errors import ConfigError, DataError, OutputError
 from qafel.files import Lock, read_checked, write_atomically, write_checked, writing
 from qafel.params import Layout, Vector
@@ -31,8 +32,10 @@ CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
 _CHECKPOINT_FORMAT = 2
 _HEADER = re.compile(r"# qafel run directory, format (\d+)\n")
 
-State: TypeAlias = Literal["absent", "other", "damaged", "interrupted", "finished"]
-"""How far a directory is with a configuration; "other": it holds results, and not of that one."""
+State: TypeAlias = Literal["absent", "other", "damaged", "interrupted", "other limits", "finished"]
+"""How far a directory is with a run; "other": it is of another one, "other limits": of this one but for its end."""
+
+_LABELS = ("name", "description")
 
 
 @final
@@ -116,14 +119,17 @@ class RunDirectory:
         """Write model.safetensors."""
         write_atomically(self.path / "model.safetensors", model_file(model, layout))
 
-    def move_aside(self) -> Path | None:
-        """Move a run with results, or half of them, out of the way; return where to. Refuse what is not a run."""
+    def move_aside(self, rows_too: bool = True) -> Path | None:
+        """Move a run with results, or half of them, out of the way; return where to. Refuse what is not a run.
+
+        Rows of a run that was killed before its first checkpoint are results, unless `rows_too` is false.
+        """
         path = self.path
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return None
         if not (path / "config.toml").exists():
             raise OutputError(f"{path} holds something else than a run: move it away, or choose another --out")
-        if not _has_results(path):
+        if not _has_results(path) and not (rows_too and _has_rows(path)):
             shutil.rmtree(path)  # it ended before its first checkpoint
             return None
         names = (path.with_name(f"{path.name}.old-{number}") for number in itertools.count(1))
@@ -140,27 +146,49 @@ def model_file(model: Vector, layout: Layout) -> bytes:
     return bytes(safetensors.numpy.save({name: tensor.copy() for name, tensor in layout.split(model).items()}))
 
 
-def same_run(one: Config, other: Config) -> bool:
-    """Whether two configurations give the same results: names and descriptions do not matter."""
-    labels = {"name", "description"}
-    return one.model_dump(exclude=labels) == other.model_dump(exclude=labels)
+def settings_of(config: Config) -> dict[str, Any]:
+    """A configuration as the table that its run directory states."""
+    return config.model_dump(exclude_none=True)
 
 
-def state_of(path: Path, config: Config) -> State:
-    """How far the directory `path` is with the run `config`."""
-    if not _has_results(path):
+def read_settings(toml: str, source: str) -> dict[str, Any]:
+    """The table of settings in a run directory's `toml`, with defaults filled in unless a Python program made the run.
+
+    `source` names the text in errors.
+    """
+    table = read_table(toml, source)
+    return table if table.get("made_in") == "python" else settings_of(Config.from_dict(table, source))
+
+
+def same_run(one: Mapping[str, Any], other: Mapping[str, Any], ignoring: Container[str] = ()) -> bool:
+    """Whether two tables of settings give the same results: names and descriptions do not matter, nor `ignoring`."""
+    first, second = (
+        {key: value for key, value in table.items() if key not in _LABELS and key not in ignoring}
+        for table in (one, other)
+    )
+    return first == second
+
+
+def state_of(path: Path, settings: Config | Mapping[str, Any]) -> State:
+    """How far the directory `path` is with the run of these settings: a configuration, or its table."""
+    wanted = settings_of(settings) if isinstance(settings, Config) else settings
+    if not _has_results(path) and not _has_rows(path):
         return "absent"
     file = path / "config.toml"
     try:
         text = file.read_text(encoding="utf-8")
         require_known_format(text, file)
-        if not same_run(Config.from_toml(text, str(file)), config):
+        found = read_settings(text, str(file))
+        if not same_run(found, wanted, {"stop"}):
             return "other"
     except (OSError, UnicodeDecodeError, ConfigError, DataError):
         return "other"
-    if _is_summary(path / "summary.json"):
+    if not same_run(found, wanted):
+        return "other limits"
+    if has_summary(path):
         return "finished"
-    return "interrupted" if (path / CHECKPOINT).is_file() or (path / "state").is_dir() else "damaged"
+    goes_on = (path / CHECKPOINT).is_file() or (path / "state").is_dir()
+    return "interrupted" if goes_on else "damaged" if os.path.exists(path / "summary.json") else "absent"
 
 
 def require_known_format(toml: str, file: Path) -> None:
@@ -179,9 +207,18 @@ def _has_results(path: Path) -> bool:
     return any(os.path.exists(path / name) for name in ("summary.json", CHECKPOINT, "state"))
 
 
-def _is_summary(file: Path) -> bool:
+def _has_rows(path: Path) -> bool:
+    """Whether anything was measured: a run that was killed before its first checkpoint has rows, too."""
     try:
-        return isinstance(json.loads(file.read_bytes()), dict)
+        return (path / "metrics.jsonl").stat().st_size > 0
+    except OSError:
+        return False
+
+
+def has_summary(path: Path) -> bool:
+    """Whether the run in the directory `path` has come to its end."""
+    try:
+        return isinstance(json.loads((path / "summary.json").read_bytes()), dict)
     except (OSError, ValueError, RecursionError):
         return False
 

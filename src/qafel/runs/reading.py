@@ -239,6 +239,11 @@ class History(Mapping[str, NDArray[Any]]):
         self.rows = list(rows)
         self.columns = list(self.rows[0]) if self.rows else []
 
+    @staticmethod
+    def load(path: Path) -> History:
+        """The history of the run directory `path`."""
+        return History(read_rows(path / "metrics.jsonl"))
+
     def __getitem__(self, column: str) -> NDArray[Any]:
         if column not in self.columns:
             raise KeyError(f"no column {column!r}; there are {', '.join(self.columns)}")

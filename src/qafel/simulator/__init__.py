@@ -4,11 +4,13 @@ timing        when clients start, how long they train, how long messages travel
 executors     what a client will report, as a job; where jobs run: inline, processes, Ray
 simulation    the clock and the event loop
 checkpoint    a simulation saved and restored
-run           simulate(task, algorithm, timing); from a configuration to a run directory
+run           a plan brought to its end: rows, run directory, checkpoints
+api           simulate(task, algorithm, timing): a run from Python objects
 """
 
 from qafel.runs.progress import Evaluation, Limits, Progress, Row
-from qafel.simulator.run import Result, run, simulate
+from qafel.simulator.api import Result, simulate
+from qafel.simulator.run import run
 from qafel.simulator.simulation import Simulation
 from qafel.simulator.timing import Network, Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, ConstantRate, Poisson, Rounds, Trace

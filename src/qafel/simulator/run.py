@@ -1,24 +1,36 @@
-"""One run in virtual time: objects in, rows and a result out; or a configuration in, a run directory out."""
+"""One run in virtual time, from a plan to its end: rows to listeners, a run directory, checkpoints."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Self, final
+
+import tomli_w
 
 from qafel.algorithm import Algorithm, Checkpoint
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError, NonFiniteVector
 from qafel.params import Vector
-from qafel.runs.directory import CHECKPOINT, RunDirectory, read_checkpoint, same_run, write_checkpoint
-from qafel.runs.listeners import Calling, Listener, TensorBoard
+from qafel.runs.directory import (
+    CHECKPOINT,
+    RunDirectory,
+    has_summary,
+    read_checkpoint,
+    read_settings,
+    same_run,
+    settings_of,
+    write_checkpoint,
+)
+from qafel.runs.listeners import Listener, TensorBoard
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status
-from qafel.runs.reading import History
 from qafel.runs.summary import Summary, environment, summarise
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
@@ -28,52 +40,34 @@ from qafel.tasks.protocol import Task
 
 
 @final
-@dataclass(frozen=True)
-class Result:
-    """What came of a run."""
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """All that decides on a run's result, and the table of settings that its directory states."""
 
-    summary: Summary
-    history: History
-    model: Vector
-    hidden_state: Vector
+    settings: dict[str, Any]
+    task: Task
+    make_task: Callable[[], Task]
+    """Makes the task again in another process."""
+    algorithm: Algorithm
+    timing: Timing
+    evaluation: Evaluation
+    limits: Limits
+    seed: int
 
-
-def simulate(
-    task: Task,
-    algorithm: Algorithm,
-    timing: Timing,
-    *,
-    limits: Limits | None = None,
-    evaluation: Evaluation | None = None,
-    seed: int = 0,
-    executor: ExecutorName = "inline",
-    workers: int | None = None,
-    progress: Callable[[Row], None] | None = None,
-) -> Result:
-    """Run a method on a task in virtual time; nothing is written.
-
-    Any object that fulfils the protocols will do: a task, a quantizer, a staleness law (τ to a weight), durations, or
-    arrivals as an iterable of (time, client).
-
-    task        what is learnt
-    algorithm   the method, as `wire` makes it
-    timing      when clients start and how long they train
-    limits      when the run ends; by default after 1,000 server steps
-    evaluation  how often the model is measured; by default after every server step
-    seed        names all random streams
-    executor    where clients train: "inline", "processes" or "ray"; the result is the same
-    workers     how many processes train; one per core by default
-    progress    called with each row as it is measured
-    """
-    rows: list[dict[str, Any]] = []
-    listeners: list[Listener] = [Calling(lambda row: rows.append(row.to_json()))]
-    if progress is not None:
-        listeners.append(Calling(progress))
-    measured = Progress(evaluation or Evaluation(), task.metric_goal)
-    with make_executor(executor, workers, task, partial(_itself, task), algorithm, seed) as pool:
-        simulation = Simulation(task, algorithm, timing, seed, pool)
-        summary = _run_to_end(simulation, measured, limits or Limits(server_steps=1000), listeners)
-    return Result(summary, History(rows), simulation.server.model, simulation.server.hidden_state.vector)
+    @staticmethod
+    def of(config: Config, task: Task | None = None) -> RunPlan:
+        """The plan of a configuration; `task` is its task, if that is made already."""
+        task = task or config.task.make()
+        return RunPlan(
+            settings=settings_of(config),
+            task=task,
+            make_task=config.task.make,
+            algorithm=config.algorithm.wire(task.layout),
+            timing=make_timing(config.timing, config.seed, task.clients),
+            evaluation=Evaluation(**config.evaluation.model_dump()),
+            limits=Limits(**config.stop.model_dump()),
+            seed=config.seed,
+        )
 
 
 def run(
@@ -101,43 +95,61 @@ def run(
     checkpoint_every_s  seconds between two checkpoints
     tensorboard         write TensorBoard events, if it is installed
     """
+    summary, _ = write_run(
+        RunPlan.of(config, task),
+        out,
+        listeners,
+        executor=executor,
+        workers=workers,
+        resume=resume,
+        checkpoint_every_s=checkpoint_every_s,
+        tensorboard=tensorboard,
+    )
+    return summary
+
+
+def write_run(
+    plan: RunPlan,
+    out: Path | RunDirectory,
+    listeners: Sequence[Listener] = (),
+    *,
+    executor: ExecutorName = "inline",
+    workers: int | None = None,
+    resume: bool = False,
+    checkpoint_every_s: float = 30.0,
+    tensorboard: bool = True,
+) -> tuple[Summary, Simulation]:
+    """Run the plan to its end in the run directory `out`; the other arguments are those of `run`.
+
+    The first Ctrl-C saves a checkpoint between two events, then raises KeyboardInterrupt; a second one raises at once.
+    """
     path = out.path if isinstance(out, RunDirectory) else out
     if resume and not os.path.exists(path / CHECKPOINT):
         raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without --resume")
-    task = task or config.task.make()
-    algorithm = config.algorithm.wire(task.layout)
-    timing = make_timing(config.timing, config.seed, task.clients)
-    settings = config.evaluation
-    progress = Progress(Evaluation(settings.every, settings.unit, settings.target), task.metric_goal)
+    progress, toml = Progress(plan.evaluation, plan.task.metric_goal), tomli_w.dumps(plan.settings)
     with (
         nullcontext(out) if isinstance(out, RunDirectory) else RunDirectory(out) as directory,
-        make_executor(executor, workers, task, config.task.make, algorithm, config.seed) as pool,
+        make_executor(executor, workers, plan.task, plan.make_task, plan.algorithm, plan.seed) as pool,
     ):
-        simulation = Simulation(task, algorithm, timing, config.seed, pool)
-        before = _resume(path, config, simulation, progress) if resume else _Before()
+        simulation = Simulation(plan.task, plan.algorithm, plan.timing, plan.seed, pool)
+        before = _resume(path, plan, simulation, progress) if resume else _Before()
         others = [other for other in before.environments if other != environment()]
-        directory.begin(config.to_toml(), keep_metrics_bytes=before.metrics_bytes)
+        directory.begin(toml, keep_metrics_bytes=before.metrics_bytes)
         heard: list[Listener] = [directory, *([TensorBoard(path)] if tensorboard else []), *listeners]
 
         def save() -> None:
             checkpoint = save_simulation(simulation, progress)
-            checkpoint.values.update(config=config.to_toml(), metrics_bytes=directory.metrics_bytes())
+            checkpoint.values.update(config=toml, metrics_bytes=directory.metrics_bytes())
             checkpoint.values.update(environments=[*others, environment()])
             write_checkpoint(path / CHECKPOINT, checkpoint)
 
-        return _run_to_end(
-            simulation,
-            progress,
-            Limits(**config.stop.model_dump()),
-            heard,
-            Saving(save, checkpoint_every_s),
-            before_end=partial(directory.write_model, layout=task.layout),
-            name=config.name,
-            **({"resumed_from": others} if others else {}),
-        )
+        more = {"name": plan.settings["name"], **({"resumed_from": others} if others else {})}
+        write_model = partial(directory.write_model, layout=plan.task.layout)
+        with Saving(save, checkpoint_every_s) as saving:
+            return run_to_end(simulation, progress, plan.limits, heard, saving, write_model, **more), simulation
 
 
-def _run_to_end(
+def run_to_end(
     simulation: Simulation,
     progress: Progress,
     limits: Limits,
@@ -184,17 +196,46 @@ def _run_to_end(
 
 @final
 class Saving:
-    """Decides when to save: every so many seconds, and never for more than a fiftieth of the time."""
+    """Decides when to save: every so many seconds, never for more than a fiftieth of the time, and at an interruption.
+
+    In its context the first Ctrl-C is only noted, so that it breaks nothing off in the middle.
+    """
 
     def __init__(self, save: Callable[[], None], every_s: float) -> None:
         self._save = save
         self._every_s = every_s
         self._due = perf_counter() + every_s
+        self._handler: Any = None
+        self._interrupted = False
         self.spent_s = 0.0
 
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._note_interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore_handler()
+
+    def _note_interrupt(self, *_: object) -> None:
+        self._interrupted = True
+        self._restore_handler()
+
+    def _restore_handler(self) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None
+
     def now_and_then(self) -> None:
-        if (began := perf_counter()) < self._due:
-            return
+        """Save if it is time. After an interruption save and raise KeyboardInterrupt."""
+        if self._interrupted:
+            self.now()
+            raise KeyboardInterrupt
+        if perf_counter() >= self._due:
+            self.now()
+
+    def now(self) -> None:
+        began = perf_counter()
         self._save()
         ended = perf_counter()
         self.spent_s += ended - began
@@ -223,10 +264,12 @@ def drive(simulation: Simulation, progress: Progress, limits: Limits, saving: Sa
         stepped = simulation.advance()
         if (stepped or by_uploads) and progress.due(simulation.server.version, traffic.uploads):
             yield _measure(simulation, progress)
-            if limits.at_target and progress.target_reached:
-                return
+        if limits.at_target and progress.target_reached:
+            break
         if stepped and saving is not None:
             saving.now_and_then()
+    if saving is not None:
+        saving.now()  # before the last row, which a run that goes on with larger limits does not have
     if progress.stale(simulation.server.version, traffic.uploads):
         yield _measure(simulation, progress)
 
@@ -247,18 +290,22 @@ class _Before(NamedTuple):
     environments: tuple[dict[str, Any], ...] = ()
 
 
-def _resume(out: Path, config: Config, simulation: Simulation, progress: Progress) -> _Before:
+def _resume(out: Path, plan: RunPlan, simulation: Simulation, progress: Progress) -> _Before:
     """Bring the simulation to the checkpoint; return how much of the metrics belongs to it, and where it was made."""
     checkpoint = sound_checkpoint(out)
-    if not _is_of(checkpoint, config):
+    if not _is_of(checkpoint, plan):
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
     restore_simulation(checkpoint, simulation, progress)
+    reached = plan.limits.reached(simulation.server.version, simulation.traffic, simulation.clock.now)
+    if has_summary(out) and (reached or (plan.limits.at_target and progress.target_reached)):
+        raise DataError(f"the run in {out} is finished: to go on with it, set larger limits, such as stop.uploads")
     return _Before(int(checkpoint.values["metrics_bytes"]), tuple(checkpoint.values.get("environments", ())))
 
 
-def _is_of(checkpoint: Checkpoint, config: Config) -> bool:
+def _is_of(checkpoint: Checkpoint, plan: RunPlan) -> bool:
+    """Whether the run may go on: its settings are the same, but for when it ends."""
     try:
-        return same_run(Config.from_toml(str(checkpoint.values.get("config")), "the checkpoint"), config)
+        return same_run(read_settings(str(checkpoint.values.get("config")), "the checkpoint"), plan.settings, {"stop"})
     except ConfigError:
         return False
 
@@ -281,8 +328,3 @@ def sound_checkpoint(out: Path) -> Checkpoint:
             "rows are lost, so begin anew with --overwrite"
         )
     return checkpoint
-
-
-def _itself(task: Task) -> Task:
-    """The task again, in another process."""
-    return task

@@ -193,8 +193,8 @@ def perform(
         if state == "finished":  # by another sweep, while this one made other runs
             return str(Run.load(path).summary.get("status", "finished"))
         resume = state == "interrupted" and _is_sound(path)
-        if not resume and (moved := directory.move_aside()) is not None:
-            found = "a run with other settings" if state == "other" else "a damaged run"
+        if not resume and (moved := directory.move_aside(rows_too=state != "absent")) is not None:
+            found = "a damaged run" if state == "damaged" else "a run with other settings"
             note(f"{found} was there, and is now {moved.name}")
         options: dict[str, Any] = {"executor": executor, "workers": workers, "resume": resume}
         return str(simulate(config, directory, [Calling(progress)], tensorboard=False, **options)["status"])

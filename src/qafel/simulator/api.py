@@ -1,0 +1,169 @@
+"""`simulate`: a run from Python objects, with or without a run directory; and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, final
+
+from qafel.algorithm import Algorithm, LocalTraining
+from qafel.config import Config
+from qafel.errors import OutputError
+from qafel.params import Vector
+from qafel.quantizers import fitness
+from qafel.runs.directory import state_of
+from qafel.runs.listeners import Calling, Listener
+from qafel.runs.progress import Evaluation, Limits, Progress, Row
+from qafel.runs.reading import History
+from qafel.runs.summary import Summary
+from qafel.simulator.executors import ExecutorName, make_executor
+from qafel.simulator.run import RunPlan, run_to_end, write_run
+from qafel.simulator.simulation import Simulation
+from qafel.simulator.timing import Timing
+from qafel.tasks.protocol import Task
+
+_TABLES = (Algorithm, LocalTraining, Timing, Evaluation, Limits)
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    summary: Summary
+    history: History
+    model: Vector
+    hidden_state: Vector
+
+
+def simulate(
+    task: Task,
+    algorithm: Algorithm,
+    timing: Timing,
+    *,
+    limits: Limits | None = None,
+    evaluation: Evaluation | None = None,
+    seed: int = 0,
+    out: str | PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    executor: ExecutorName = "inline",
+    workers: int | None = None,
+    on_row: Callable[[Row], None] | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Result:
+    """Run a method on a task in virtual time.
+
+    Any object that fulfils the protocols will do: a task, a quantizer, a staleness law (τ to a weight), durations, or
+    arrivals as an iterable of (time, client). What theory holds against the quantizers is a Python warning.
+
+    task        what is learnt
+    algorithm   the method, as `wire` makes it
+    timing      when clients start and how long they train
+    limits      when the run ends; by default after 1,000 server steps
+    evaluation  how often the model is measured; by default after every server step
+    seed        names all random streams
+    out         the run directory to write, the same as the command line's; nothing is written by default
+    resume      go on from the checkpoint in `out`, to the same result as a run that was never interrupted; a finished
+                run goes on if its limits are larger now
+    overwrite   replace another run, or half a run, in `out`
+    executor    where clients train: "inline", "processes" or "ray"; the result is the same
+    workers     how many processes train; one per core by default
+    on_row      called with each row as it is measured
+    listeners   hear of every row and of the end
+    """
+    evaluation, limits = evaluation or Evaluation(), limits or Limits(server_steps=1000)
+    for warning in quantizer_warnings(algorithm, task.layout.size):
+        warnings.warn(warning, stacklevel=2)
+    settings = {
+        "name": task.name if out is None else Path(out).name,
+        "made_in": "python",
+        "seed": seed,
+        "task": {"name": task.name, "clients": task.clients, "parameters": task.layout.size, "class": _path(task)},
+        "algorithm": {"preset": algorithm.name, **_describe(algorithm)},
+        "timing": _describe(timing),
+        "evaluation": _describe(evaluation),
+        "stop": _describe(limits),
+    }
+    plan = RunPlan(
+        settings=settings,
+        task=task,
+        make_task=partial(_itself, task),
+        algorithm=algorithm,
+        timing=timing,
+        evaluation=evaluation,
+        limits=limits,
+        seed=seed,
+    )
+    heard = [*listeners, *([] if on_row is None else [Calling(on_row)])]
+    if out is None:
+        return _run_in_memory(plan, heard, executor, workers)
+    path = Path(out)
+    if not resume and not overwrite:
+        refuse_to_lose_a_run(settings, path)
+    summary, simulation = write_run(plan, path, heard, executor=executor, workers=workers, resume=resume)
+    return Result(summary, History.load(path), simulation.server.model, simulation.server.hidden_state.vector)
+
+
+def _run_in_memory(plan: RunPlan, listeners: Sequence[Listener], executor: ExecutorName, workers: int | None) -> Result:
+    rows: list[dict[str, Any]] = []
+    keeps: Listener = Calling(lambda row: rows.append(row.to_json()))
+    progress = Progress(plan.evaluation, plan.task.metric_goal)
+    with make_executor(executor, workers, plan.task, plan.make_task, plan.algorithm, plan.seed) as pool:
+        simulation = Simulation(plan.task, plan.algorithm, plan.timing, plan.seed, pool)
+        summary = run_to_end(simulation, progress, plan.limits, [keeps, *listeners])
+    return Result(summary, History(rows), simulation.server.model, simulation.server.hidden_state.vector)
+
+
+def quantizer_warnings(algorithm: Algorithm, size: int) -> list[str]:
+    """What theory holds against a method's quantizers for a model of this size, a sentence each."""
+    found = fitness(algorithm.client_quantizer, size, "client")
+    if algorithm.broadcast == "difference":
+        found += fitness(algorithm.server_quantizer, size, "server", algorithm.downlink_rate(size))
+    return found
+
+
+def refuse_to_lose_a_run(settings: Config | Mapping[str, Any], out: Path) -> None:
+    """Raise `OutputError` if a new run of these settings in `out` would lose results of another one, or half a run.
+
+    A finished run may be made again: its results are the same.
+    """
+    refused = {
+        "interrupted": "a deployed run:" if (out / "state").is_dir() else "an unfinished run: --resume it,",
+        "damaged": "a damaged run:",
+        "other": "a run of another configuration:",
+        "other limits": "this run with other limits: --resume goes on with it,",
+    }
+    if (found := refused.get(state_of(out, settings))) is not None:
+        raise OutputError(f"{out} holds {found} choose another --out, or --overwrite it")
+
+
+def _describe(value: Any) -> Any:
+    """A setting as TOML can hold it: fields of a dataclass by name, a quantizer's spec, an own object's class."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(spec := getattr(value, "spec", None), str):
+        return spec
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {entry.name: getattr(value, entry.name) for entry in fields(value) if entry.name != "name"}
+        parts = {key: _describe(part) for key, part in named.items() if part is not None}
+        return parts if isinstance(value, _TABLES) else {"class": _path(value), **parts}
+    if isinstance(value, Sequence) and all(isinstance(number, int | float) for number in value):
+        return f"{len(value)} numbers, sha256 {hashlib.sha256(repr(list(value)).encode()).hexdigest()[:16]}"
+    return _path(value)
+
+
+def _path(value: object) -> str:
+    """Where an object's class, or a function, is defined."""
+    named = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _itself(task: Task) -> Task:
+    """The task again, in another process."""
+    return task
