@@ -1,6 +1,11 @@
 """`qafel run` makes a run directory, keeps what is there, and says what was wrong."""
 
 import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -113,3 +118,31 @@ def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_stri
     biased = ["run", "mushrooms-mcm", *QUICK, "--set", "algorithm.server_quantizer=top_k:0.5", "--strict"]
     assert "is biased: a memory" in qafel_here(*biased, expect=2)[1]
     assert "warning:" not in qafel_here("run", "mushrooms-mcm", *QUICK)[1]
+
+
+def test_ctrl_c_saves_and_prints_the_command_that_goes_on_to_the_same_hash(tmp_path):
+    settings = ["--set", "stop.server_steps=3000", "--quiet", "--seed", "3"]
+    whole = json.loads(qafel("run", "mushrooms-qafel-4bit", *settings, "--json", "--out", "whole", cwd=tmp_path).stdout)
+    command = [sys.executable, "-m", "qafel", "run", "mushrooms-qafel-4bit", *settings, "--out", "it", "--json"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "it/metrics.jsonl").exists() or not (tmp_path / "it/metrics.jsonl").stat().st_size:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not (tmp_path / "it/summary.json").exists()
+    words = shlex.split(said.partition("to go on: ")[2])
+    assert words[:2] == ["qafel", "run"]
+    resumed = json.loads(qafel(*words[1:], "--json", "--quiet", cwd=tmp_path).stdout)
+    assert resumed["model_sha256"] == whole["model_sha256"]
+
+
+def test_a_finished_run_goes_on_with_larger_limits_to_the_hash_of_a_run_started_with_them(tmp_path):
+    recipe = ["run", "mushrooms-qafel-4bit", "--quiet", "--json", "--out"]
+    short, long = ("--set", "stop.server_steps=55"), ("--set", "stop.server_steps=90")
+    expected = json.loads(qafel_here(*recipe, tmp_path / "whole", *long)[0])
+    qafel_here(*recipe, tmp_path / "grown", *short)
+    _, refused = qafel_here(*recipe, tmp_path / "grown", *long, expect=2)
+    assert "holds this run with other limits: --resume goes on with it" in refused
+    grown = json.loads(qafel_here(*recipe, tmp_path / "grown", *long, "--resume")[0])
+    assert grown["model_sha256"] == expected["model_sha256"]

@@ -93,7 +93,7 @@ def test_another_configurations_run_is_moved_aside_and_the_watcher_told(tmp_path
     wanted, other, third = short(steps=20), short(steps=10), short(steps=15)
     assert wanted.folder == other.folder == third.folder
     for number, planned in enumerate((other, third, wanted)):
-        assert state_of(tmp_path / wanted.folder, planned.config) == ("other" if number else "absent")
+        assert state_of(tmp_path / wanted.folder, planned.config) == ("other limits" if number else "absent")
         recorder, failures = make([planned], tmp_path, **options)
         moved = f"{wanted.folder}: a run with other settings was there, and is now {wanted.folder}.old-{number}"
         assert (failures, recorder.notes) == ({}, [moved] if number else [])
@@ -117,6 +117,7 @@ def test_a_run_whose_configuration_is_not_understood_is_kept(tmp_path):
 def test_a_run_with_a_damaged_summary_is_made_again_and_kept(tmp_path, damage):
     planned = short()
     make([planned], tmp_path)
+    (tmp_path / planned.folder / CHECKPOINT).unlink()
     (tmp_path / planned.folder / "summary.json").write_bytes(damage)
     assert unfinished([planned], tmp_path) == [planned]
     recorder, failures = make([planned], tmp_path)
@@ -124,6 +125,17 @@ def test_a_run_with_a_damaged_summary_is_made_again_and_kept(tmp_path, damage):
     assert recorder.notes == [f"{planned.folder}: a damaged run was there, and is now {planned.folder}.old-1"]
     assert summary(tmp_path, planned)["server_steps"] == STEPS
     assert (tmp_path / f"{planned.folder}.old-1/summary.json").read_bytes() == damage
+
+
+def test_a_damaged_summary_is_written_again_from_the_last_checkpoint(tmp_path):
+    planned = short()
+    make([planned], tmp_path)
+    before = summary(tmp_path, planned)
+    (tmp_path / planned.folder / "summary.json").write_bytes(b'{"status": "fin')
+    recorder, failures = make([planned], tmp_path)
+    assert not failures
+    assert not recorder.notes
+    assert summary(tmp_path, planned)["model_sha256"] == before["model_sha256"]
 
 
 def test_a_folder_that_is_no_runs_is_not_removed(tmp_path):

@@ -14,6 +14,7 @@ from qafel.cli.console import JsonOption, QuietOption, RecipeNames, RunBar, SetO
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
 from qafel.params import Layout
+from qafel.runs.directory import CHECKPOINT
 from qafel.runs.summary import Summary
 from qafel.simulator.api import quantizer_warnings, refuse_to_lose_a_run
 from qafel.simulator.executors import ExecutorName
@@ -47,18 +48,26 @@ def run(
         refuse_to_lose_a_run(config, out)
     task = config.task.make()
     warn_of_unfit_quantizers(config, task.layout, strict)
-    with run_bars(quiet) as progress:
-        summary = simulate(
-            config,
-            out,
-            [RunBar(progress, config.name, config.stop, "metric")],
-            task=task,
-            executor=executor,
-            workers=workers,
-            resume=resume,
-            checkpoint_every_s=checkpoint_every,
-            tensorboard=tensorboard,
-        )
+    try:
+        with run_bars(quiet) as progress:
+            summary = simulate(
+                config,
+                out,
+                [RunBar(progress, config.name, config.stop, "metric")],
+                task=task,
+                executor=executor,
+                workers=workers,
+                resume=resume,
+                checkpoint_every_s=checkpoint_every,
+                tensorboard=tensorboard,
+            )
+    except KeyboardInterrupt:
+        if not (out / CHECKPOINT).is_file():
+            raise
+        overrides = [part for setting in settings or () for part in ("--set", setting)]
+        again = ["qafel", "run", recipe, *overrides, "--seed", str(config.seed), "--out", str(out), "--resume"]
+        errors.print(f"interrupted, and saved; to go on: {shlex.join(again)}", highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
     if json_output:
         print(json.dumps(summary, indent=2))
     else:

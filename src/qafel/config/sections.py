@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from qafel.algorithm import PRESETS, Algorithm
 from qafel.algorithm.aggregation import Aggregation
-from qafel.algorithm.methods import assemble
+from qafel.algorithm.methods import DEFAULT_CLIENT_LR, DEFAULT_LOCAL_STEPS, DEFAULT_SERVER_LR, assemble
 from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
 from qafel.config.tasks import TASKS, MushroomsConfig, Section, Seed, TaskConfig
 from qafel.errors import ConfigError
@@ -88,9 +88,9 @@ class AlgorithmConfig(Section):
     client_quantizer: str = "none"
     server_quantizer: str = "none"
     buffer_size: int = Field(10, ge=1)
-    server_lr: float = Field(0.1, gt=0)
+    server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
-    client_lr: float = Field(2.0, gt=0)
+    client_lr: float = Field(DEFAULT_CLIENT_LR, gt=0)
     local_steps: int | None = Field(None, ge=1)
     local_epochs: int | None = Field(None, ge=1)
     batch_size: int | None = Field(None, ge=1)
@@ -118,7 +118,7 @@ class AlgorithmConfig(Section):
             raise ValueError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
         resolved = PRESETS[name].resolve(name, data)
         if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
-            resolved["local_steps"] = 10
+            resolved["local_steps"] = DEFAULT_LOCAL_STEPS
         return resolved
 
     @model_validator(mode="after")

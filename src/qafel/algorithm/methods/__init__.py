@@ -49,21 +49,24 @@ _LOCAL = {
     "clip_norm": "clip_norm",
     "proximal": "proximal",
 }
+DEFAULT_CLIENT_LR, DEFAULT_SERVER_LR, DEFAULT_LOCAL_STEPS = 2.0, 0.1, 10
 _STALENESS = {"staleness_exponent": "exponent", "staleness_cutoff": "cutoff"}
 
 
 def wire(preset: str, *, layout: Layout | None = None, **settings: Any) -> Algorithm:
-    """The algorithm of the name `preset` with these settings, flat as in a recipe. `layout` is the model's, which some
-    quantizers need.
+    """The algorithm of the name `preset` with these settings, flat as in a recipe's [algorithm], with its defaults.
 
-    Quantizers are text specs or objects; local training and the staleness law may be given as objects, too:
-    `local=LocalTraining(…)`, `staleness=lambda tau: …`.
+    `layout` is the model's, which some quantizers need. Quantizers are text specs or objects; local training and the
+    staleness law may be given as objects, too: `local=LocalTraining(…)`, `staleness=lambda tau: …`.
 
     >>> wire("qafel", server_lr=0.1, client_lr=2.0, local_steps=10, server_quantizer="qsgd:4").buffer_size
     10
     """
     if preset not in PRESETS:
         raise ConfigError(f"unknown algorithm {preset!r}{did_you_mean(preset, PRESETS)}")
+    known = {entry.name for entry in fields(Algorithm)} - {"name"} | set(_LOCAL) | set(_STALENESS)
+    if unknown := sorted(set(settings) - known):
+        raise ConfigError(f"unknown setting {unknown[0]!r} of an algorithm{did_you_mean(unknown[0], known)}")
     return assemble(preset, PRESETS[preset].resolve(preset, settings), layout)
 
 
@@ -73,18 +76,11 @@ def assemble(preset: str, settings: Mapping[str, Any], layout: Layout | None = N
     local = {name: resolved.pop(key) for key, name in _LOCAL.items() if key in resolved}
     law = {name: resolved.pop(key) for key, name in _STALENESS.items() if key in resolved}
     if "local" not in resolved:
-        if "lr" not in local:
-            raise ConfigError(f"{preset} needs client_lr, the clients' learning rate")
-        resolved["local"] = LocalTraining(**local)
+        if local.get("steps") is None and local.get("epochs") is None:
+            local["steps"] = DEFAULT_LOCAL_STEPS
+        resolved["local"] = LocalTraining(**{"lr": DEFAULT_CLIENT_LR, **local})
     resolved.setdefault("staleness", PolynomialStaleness(**law))
     for role in ("client_quantizer", "server_quantizer"):
         if isinstance(spec := resolved.get(role), str):
             resolved[role] = parse(spec, layout)
-    known = {entry.name for entry in fields(Algorithm)}
-    if unknown := sorted(set(resolved) - known):
-        raise ConfigError(
-            f"unknown setting {unknown[0]!r} of an algorithm; known are {', '.join(sorted(known | set(_LOCAL)))}"
-        )
-    if "server_lr" not in resolved:
-        raise ConfigError(f"{preset} needs server_lr, the server's learning rate")
-    return Algorithm(name=preset, **resolved)
+    return Algorithm(name=preset, **{"server_lr": DEFAULT_SERVER_LR, **resolved})

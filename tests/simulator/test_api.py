@@ -1,0 +1,176 @@
+"""`simulate` from Python: with `out` it writes the run directory of the command line, for any task."""
+
+import json
+import os
+import signal
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+from qafel import AlwaysTraining, Evaluation, HalfNormal, Layout, Limits, Quadratic, Timing, simulate, wire
+from qafel.errors import DataError, OutputError
+from qafel.report import write_report
+from qafel.runs.directory import state_of
+from qafel.runs.reading import Run
+
+
+class OwnTask:
+    """Nothing of the package's: learn the mean of the clients' points."""
+
+    name, metric_name, metric_goal = "own", "distance", "min"
+    clients = 5
+    layout = Layout.of({"point": (3,)})
+
+    def samples(self, client):
+        return 1
+
+    def initial_model(self, stream):
+        return np.zeros(3, np.float32)
+
+    def train(self, client, start, local, stream):
+        y = start.copy()
+        for _ in range(local.steps_for(1)):
+            y -= np.float32(local.lr) * (y - np.float32(client))
+        return y
+
+    def evaluate(self, model):
+        return {"metric": float(np.linalg.norm(model - 2))}
+
+
+def method(**settings):
+    return wire("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4", client_lr=0.1, server_lr=0.5, **settings)
+
+
+def run(out=None, steps=40, seed=0, task=None, **options):
+    timing = Timing(HalfNormal(seed), AlwaysTraining())
+    limits, evaluation = Limits(server_steps=steps), Evaluation(every=7)
+    given = {"limits": limits, "evaluation": evaluation, "seed": seed, "out": out}
+    return simulate(task or OwnTask(), method(), timing, **given, **options)
+
+
+def without_clock(path):
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "wall_s"} for row in rows]
+
+
+def test_an_own_tasks_run_directory_is_read_by_report_and_reader(tmp_path):
+    result = run(tmp_path / "mine")
+    names = {path.name for path in (tmp_path / "mine").iterdir()}
+    assert {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"} <= names
+    read = Run.load(tmp_path / "mine")
+    assert (read.name, read.task, read.finished) == ("mine", "own", True)
+    assert read.summary == result.summary
+    np.testing.assert_array_equal(read.column("metric"), result.history["metric"])
+    assert read.config["algorithm"]["client_quantizer"] == "qsgd:4"
+    assert read.config["task"]["class"].endswith("test_api:OwnTask")
+    write_report([read], tmp_path / "report.html")
+    assert "distance" in (tmp_path / "report.html").read_text()
+
+
+def test_with_and_without_a_directory_the_result_is_the_same_and_without_one_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = run()
+    assert not list(tmp_path.iterdir())
+    written = run(tmp_path / "mine")
+    assert plain.summary["model_sha256"] == written.summary["model_sha256"]
+    assert [row | {"wall_s": 0} for row in plain.history.rows] == [row | {"wall_s": 0} for row in written.history.rows]
+
+
+def test_an_interrupted_run_resumes_to_the_same_result(tmp_path):
+    whole = run(tmp_path / "whole")
+
+    def interrupt(row):
+        if row.version >= 14:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "broken", on_row=interrupt)
+    assert not (tmp_path / "broken/summary.json").exists()
+    resumed = run(tmp_path / "broken", resume=True)
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    assert without_clock(tmp_path / "broken") == without_clock(tmp_path / "whole")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interruption_breaks_off_at_once(tmp_path):
+    def interrupt(row):
+        if row.version >= 14:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("the second interruption was not heard")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "broken", on_row=interrupt)
+    assert not (tmp_path / "broken/checkpoint").exists()
+
+
+def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path / "mine")))
+    thread.start()
+    thread.join()
+    assert results[0].summary["status"] == "finished"
+
+
+def test_a_finished_run_goes_on_with_larger_limits_to_the_hash_and_rows_of_a_run_that_had_them_from_the_start(tmp_path):
+    long = run(tmp_path / "long", steps=66)
+    run(tmp_path / "grown", steps=40)
+    with pytest.raises(OutputError, match="this run with other limits: --resume goes on with it"):
+        run(tmp_path / "grown", steps=66)
+    grown = run(tmp_path / "grown", steps=66, resume=True)
+    assert grown.summary["model_sha256"] == long.summary["model_sha256"]
+    assert without_clock(tmp_path / "grown") == without_clock(tmp_path / "long")
+
+
+def test_a_finished_run_without_larger_limits_has_nothing_to_go_on_with(tmp_path):
+    before = run(tmp_path / "mine").summary
+    with pytest.raises(DataError, match="is finished: to go on with it, set larger limits"):
+        run(tmp_path / "mine", resume=True)
+    assert Run.load(tmp_path / "mine").summary == before
+
+
+def test_another_run_is_not_lost_unless_asked(tmp_path):
+    first = run(tmp_path / "mine").summary
+    with pytest.raises(OutputError, match="holds a run of another configuration"):
+        run(tmp_path / "mine", seed=1)
+    with pytest.raises(OutputError, match="holds a run of another configuration"):
+        run(tmp_path / "mine", task=Quadratic(clients=5, dimension=3))
+    assert Run.load(tmp_path / "mine").summary == first
+    assert run(tmp_path / "mine", seed=1, overwrite=True).summary["seed"] == 1
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_not_overwritten_by_another(tmp_path):
+    class KilledError(Exception):
+        pass
+
+    def kill(row):
+        if row.version >= 14:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        run(tmp_path / "mine", on_row=kill)
+    rows = without_clock(tmp_path / "mine")
+    assert len(rows) == 3
+    with pytest.raises(OutputError, match="holds a run of another configuration"):
+        run(tmp_path / "mine", seed=1)
+    assert without_clock(tmp_path / "mine") == rows
+    assert run(tmp_path / "mine").summary["status"] == "finished"  # the same rows, again
+
+
+def test_unfit_quantizers_are_python_warnings():
+    algorithm = wire("qafel", client_quantizer="affine:4", server_quantizer="none", client_lr=0.1, server_lr=0.5)
+    with pytest.warns(UserWarning, match="client quantizer 'affine:4' is biased"):
+        simulate(OwnTask(), algorithm, Timing(HalfNormal(0)), limits=Limits(server_steps=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(steps=1)
+
+
+def test_the_state_of_a_python_run_is_told_by_its_settings(tmp_path):
+    run(tmp_path / "mine")
+    settings = dict(Run.load(tmp_path / "mine").config)
+    assert state_of(tmp_path / "mine", settings) == "finished"
+    assert state_of(tmp_path / "mine", {**settings, "stop": {"server_steps": 99}}) == "other limits"
+    assert state_of(tmp_path / "mine", {**settings, "seed": 7}) == "other"
