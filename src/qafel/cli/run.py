@@ -65,7 +65,7 @@ def run(
         if not (out / CHECKPOINT).is_file():
             raise
         overrides = [part for setting in settings or () for part in ("--set", setting)]
-        again = ["qafel", "run", recipe, *overrides, "--seed", str(config.seed), "--out", str(out), "--resume"]
+        again = ["qafel", "run", recipe[0], *overrides, "--seed", str(config.seed), "--out", str(out), "--resume"]
         errors.print(f"interrupted, and saved; to go on: {shlex.join(again)}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if json_output:

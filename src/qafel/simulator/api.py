@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from types import FunctionType
 from typing import Any, final
 
 from qafel.algorithm import Algorithm, LocalTraining
@@ -160,7 +161,7 @@ def _describe(value: Any) -> Any:
 
 def _path(value: object) -> str:
     """Where an object's class, or a function, is defined."""
-    named = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    named = value if isinstance(value, type | FunctionType) else type(value)
     return f"{named.__module__}:{named.__qualname__}"
 
 
