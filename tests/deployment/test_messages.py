@@ -77,7 +77,7 @@ def test_what_does_not_fit_the_bound_is_not_acknowledged() -> None:
 
 
 def test_status_and_metrics_tell_how_a_run_fares(tmp_path: Path, access: Access) -> None:
-    from qafel.cli.deploy import status
+    from qafel.cli.status import status
 
     async def check() -> None:
         port = free_port()

@@ -4,7 +4,7 @@ console    the terminal: shared options, results, errors, live progress
 run, sweep, report                   one run, many runs, runs compared; the demo
 lists      the recipes, tasks and quantizers that there are
 plan, tune, paper                    what to choose; the paper's entries
-deploy     a run over real machines
+deploy, status                       a run over real machines
 bench      benchmarks
 """
 
@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from qafel.cli import bench, deploy, lists, paper, plan, report, run, sweep, tune
+from qafel.cli import bench, deploy, lists, paper, plan, report, run, status, sweep, tune
 from qafel.errors import QafelError, UserError
 from qafel.version import __version__
 
@@ -40,7 +40,7 @@ app.add_typer(deploy.broker, name="broker")
 # Modules, not the functions in them: a function of the same name would hide its module in this package.
 of_runs = (report.demo, run.run, sweep.sweep, report.report, paper.paper)
 of_choices = (lists.recipes, lists.quantizers, plan.plan, tune.tune)
-for command in (*of_runs, *of_choices, deploy.server, deploy.client, deploy.status):
+for command in (*of_runs, *of_choices, deploy.server, deploy.client, status.status):
     app.command()(command)
 
 

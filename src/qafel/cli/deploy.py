@@ -1,8 +1,7 @@
-"""A run over real machines: `qafel broker`, `qafel server`, `qafel client` and `qafel status`."""
+"""A run over real machines: `qafel broker`, `qafel server` and `qafel client`."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import logging
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption
 from qafel.config import load_recipe
@@ -26,7 +23,7 @@ from qafel.text import human_bytes
 if TYPE_CHECKING:
     from qafel.algorithm.client import Train
     from qafel.deployment.broker.folder import BrokerFolder
-    from qafel.deployment.messages import RunState, RunStatus
+    from qafel.deployment.messages import RunState
 
 broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(help="The broker's folder.")]
@@ -194,17 +191,14 @@ class _ServerScreen:
         if self.banner:
             typer.echo(self.banner, err=True)
             self.banner = ""
+        steps = f"/{state.server_steps:,}" if state.server_steps else ""
         metric = "" if state.metric is None else f" · {state.metric_name} {state.metric:.4g}"
         traffic = human_bytes(state.upload_bytes + state.broadcast_bytes)
         typer.echo(
-            f"{state.state} · version {_steps(state)} · buffer {state.buffer} · {state.uploads:,} updates, "
+            f"{state.state} · version {state.version:,}{steps} · buffer {state.buffer} · {state.uploads:,} updates, "
             f"{state.updates_per_s:,.0f}/s · {traffic} · {len(state.clients)} clients · {_refused(state)}{metric}",
             err=True,
         )
-
-
-def _steps(state: RunState) -> str:
-    return f"{state.version:,}" + (f"/{state.server_steps:,}" if state.server_steps else "")
 
 
 def _refused(state: RunState) -> str:
@@ -265,7 +259,7 @@ def client(
             worker=cast(Literal["thread", "process"], worker),
             patience_s=patience,
         ),
-        on_event=_print_event if json_output else None,
+        on_event=_print_event if json_output else None if quiet else _tell,
     )
     if json_output:
         _print_event({"event": "report", **asdict(report)})
@@ -291,58 +285,17 @@ def _imported(path: str) -> Train:
     return cast("Train", function)
 
 
+def _tell(event: dict[str, Any]) -> None:
+    """A line for a person: now and then how it goes, at once that it waits."""
+    if event["event"] == "waiting":
+        typer.echo(f"waiting: {event['text']}", err=True)
+    elif event["event"] == "progress":
+        behind = "" if event["behind"] is None else f" ({event['behind']:,} behind)"
+        repeats = f", {event['repeated']:,} repeats" if event["repeated"] else ""
+        line = f"version {event['version']:,}{behind} · {event['accepted']:,} accepted, {event['rejected']:,} rejected"
+        waits = f" · waiting for {event['waits_for']}" if event["waits_for"] else ""
+        typer.echo(f"{line}{repeats} · {event['without_receipt']} on their way{waits}", err=True)
+
+
 def _print_event(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
-
-
-def status(
-    run: Annotated[str | None, typer.Argument(help="One run; all by default.")] = None,
-    broker: BrokerUrl = None,
-    credentials: Annotated[
-        Path | None, typer.Option(help="The operator's or server's folder that `qafel broker init` wrote.")
-    ] = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Show runs, their versions, how far behind their clients are, rates and bytes.
-
-    Example: qafel status --credentials broker/operator
-    """
-    require_extra()
-    from qafel.deployment import Access, messages  # noqa: PLC0415
-
-    found = asyncio.run(messages.read_status(Access.of(broker, credentials), run))
-    if json_output:
-        typer.echo(json.dumps([{**asdict(one), "word": one.word} for one in found], indent=2))
-    elif found:
-        Console().print(_table(found))
-    else:
-        typer.echo("no runs here" if run is None else f"no run {run!r} here", err=True)
-    if run is not None and not found:
-        raise typer.Exit(1)
-
-
-def _table(found: list[RunStatus]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for number, name in enumerate(_cells(found[0])):
-        table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
-    for one in found:
-        table.add_row(*_cells(one).values())
-    return table
-
-
-def _cells(one: RunStatus) -> dict[str, str]:
-    state, lags = one.state, sorted(one.state.clients.values())
-    return {
-        "run": one.run,
-        "state": one.word,
-        "version": f"{state.version:,}" + (f"/{state.server_steps:,}" if state.server_steps else ""),
-        "buffer": state.buffer,
-        "updates": f"{state.uploads:,}",
-        "per s": f"{state.updates_per_s:,.0f}",
-        "waiting": f"{one.waiting:,}",
-        "lag": f"{lags[len(lags) // 2]}…{lags[-1]} of {len(lags)}" if lags else "–",
-        "up": human_bytes(state.upload_bytes),
-        "broadcast": human_bytes(state.broadcast_bytes),
-        "rejected": ", ".join(f"{count} {reason}" for reason, count in sorted(state.rejected.items())) or "0",
-        "metric": "–" if state.metric is None else f"{state.metric:.4g}",
-    }

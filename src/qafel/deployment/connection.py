@@ -107,8 +107,10 @@ class _TlsOnly(Connection):
         await super()._process_info(info, initial_connection)
 
 
-async def connect_patiently(access: Access, name: str, patience_s: float | None) -> Broker:
-    """Connect as `name`, trying for so many seconds or forever."""
+async def connect_patiently(
+    access: Access, name: str, patience_s: float | None, on_wait: Callable[[str], None] | None = None
+) -> Broker:
+    """Connect as `name`, trying for so many seconds or forever; `on_wait` is told why that is not done at once."""
     loop, pause_s = asyncio.get_running_loop(), 0.1
     deadline = None if patience_s is None else loop.time() + patience_s
     while True:
@@ -125,10 +127,11 @@ async def connect_patiently(access: Access, name: str, patience_s: float | None)
                     raise BrokerUnreachable(
                         f"the broker at {url} does not let us in: wrong, revoked or missing key"
                     ) from None
+        sentence = f"no broker at {', '.join(access.servers)} ({problem})"
         if deadline is not None and loop.time() > deadline:
-            raise BrokerUnreachable(
-                f"no broker at {', '.join(access.servers)} ({problem}): start one, or give --broker or --credentials"
-            )
+            raise BrokerUnreachable(f"{sentence}: start one, or give --broker or --credentials")
+        if on_wait is not None:
+            on_wait(sentence)
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(2.0, 1.5 * pause_s)
 
@@ -366,13 +369,18 @@ class Broker:
 
 @contextlib.asynccontextmanager
 async def session(
-    access: Access, name: str, *, patience_s: float | None = None, wire: Counter[str] | None = None
+    access: Access,
+    name: str,
+    *,
+    patience_s: float | None = None,
+    wire: Counter[str] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Broker]:
     """A connection, closed at the end, as `name`. Waits for a broker that is not there yet, forever or so many seconds.
 
-    `wire` is added the bytes sent and received, with all that NATS and TLS add.
+    `wire` is added the bytes sent and received, with all that NATS and TLS add; `on_wait` is told why it waits.
     """
-    broker = await connect_patiently(access, name, patience_s)
+    broker = await connect_patiently(access, name, patience_s, on_wait)
     try:
         yield broker
     finally:

@@ -19,10 +19,12 @@ from qafel.deployment.keys import Access
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
 from qafel.errors import DataError, MalformedPayload, MessageError, OversizedMessage
 from qafel.params import Layout
+from qafel.text import human_seconds
 
 _AGREEMENT_FORMAT: Final = 1
 _PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
-_SILENT_S: Final = 10.0
+SILENT_S: Final = 10.0
+"""A server of which nothing was heard for so long is silent: it renews its state every two seconds."""
 
 
 @final
@@ -121,8 +123,8 @@ class RunStatus:
     @property
     def word(self) -> str:
         """The run's state in a word; or that the server of a running run is silent."""
-        silent = self.state.state == "running" and self.silent_s > _SILENT_S
-        return f"silent for {self.silent_s:.0f} s" if silent else self.state.state
+        silent = self.state.state == "running" and self.silent_s > SILENT_S
+        return f"silent for {human_seconds(round(self.silent_s))}" if silent else self.state.state
 
 
 async def read_status(access: Access, run: str | None = None, patience_s: float = 5.0) -> list[RunStatus]:

@@ -26,6 +26,8 @@ class ClientSettings:
     worker: Literal["thread", "process"] = "thread"
     """Where training runs. A process helps if training holds the interpreter's lock, which would delay x̂."""
     save_every_s: float = 10.0
+    tell_every_s: float = 5.0
+    """Between the first two events that say how it goes; then twice as long each time, up to a minute."""
     settle_s: float = 30.0
     """How long to wait at the end for the last receipts."""
     patience_s: float | None = None

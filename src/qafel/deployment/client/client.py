@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from qafel.algorithm import Client, HiddenState, LocalTraining, Message, local_update
 from qafel.algorithm.client import Train
@@ -30,18 +30,20 @@ from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.outbox import ClientState, Outbox
 from qafel.deployment.connection import Broker, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier
-from qafel.deployment.messages import Agreement
+from qafel.deployment.messages import SILENT_S, Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
 from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, ConfigError, DataError
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks import Task
 from qafel.tasks.protocol import sample_weights
+from qafel.text import human_seconds
 
+_TELL_MOST_S: Final = 60.0
 log = logging.getLogger(__name__)
 
 ClientEvent: TypeAlias = dict[str, Any]
-"""Something that happened at a client: an update made, a version held, a receipt."""
+"""Something that happened at a client: an update made, a version held, a receipt; now and then how it goes."""
 MakeTrain: TypeAlias = Callable[[Agreement, int], tuple[Train, float]]
 """From the run's agreement and the client's number to its training function and its weight."""
 
@@ -73,6 +75,10 @@ class DeploymentClient:
     _wire: Counter[str] = field(default_factory=Counter)
     _stopping: bool = False
     _pause_until: float = 0.0
+    _lost: str = ""
+    """Why there is no connection, while there is none."""
+    _full: bool = False
+    """Whether training waits for receipts."""
 
     def __post_init__(self) -> None:
         number, access = self.core.number, self._access
@@ -93,7 +99,7 @@ class DeploymentClient:
         """Train and follow until the run ends, `max_updates` are done, or `stop`."""
         self._emit("version", version=self.core.hidden_state.version)
         try:
-            await run_until_one_ends(self.stay_connected(), self._work(), self._keep_saving())
+            await run_until_one_ends(self.stay_connected(), self._work(), self._keep_saving(), self._keep_telling())
         finally:
             self._save()
             self._state.give_back()
@@ -111,11 +117,15 @@ class DeploymentClient:
                 async with session(self._access, str(self.core.number), wire=self._wire) as broker:
                     await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
                     await self.follower.attach(broker)
+                    self._lost = ""
                     await run_until_one_ends(
                         broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker)
                     )
             except BrokerError as error:
                 log.info("%s; trying again", error)
+                if not self._lost:
+                    self._emit("waiting", text=str(error))
+                self._lost = str(error)
                 await asyncio.sleep(0.2)
 
     def begin(self) -> CopiedState:
@@ -176,7 +186,9 @@ class DeploymentClient:
         pause_s = max(began + self._settings.min_interval_s, self._pause_until) - time.monotonic()
         if pause_s > 0:
             await self.until(self._ending, pause_s)
+        self._full = not self._has_room()
         await self.until(lambda: self._ending() or self._has_room())
+        self._full = False
 
     async def _settle(self) -> None:
         """Wait for the last receipts; a run that has ended gives none, but its last broadcasts may be on their way."""
@@ -188,6 +200,35 @@ class DeploymentClient:
         while True:
             await asyncio.sleep(self._settings.save_every_s)
             await asyncio.to_thread(self._save)
+
+    async def _keep_telling(self) -> None:
+        """Say how it goes, now and then: what is held, what became of the updates, and what it waits for."""
+        pause_s = self._settings.tell_every_s
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = max(pause_s, min(_TELL_MOST_S, 2 * pause_s))
+            counts, state, version = self.outbox.counts, self.follower.state, self.follower.version
+            self._emit(
+                "progress",
+                version=version,
+                behind=max(0, state.version - version) if state else None,
+                accepted=counts["accepted"],
+                repeated=counts["duplicate"],
+                rejected=counts.total() - counts["accepted"] - counts["duplicate"],
+                without_receipt=len(self.outbox),
+                waits_for=self._waits_for(),
+            )
+
+    def _waits_for(self) -> str:
+        """What training or the network waits for; empty if for nothing."""
+        if self._lost:
+            return f"the broker ({self._lost})"
+        state, silent_s = self.follower.state, time.monotonic() - self.follower.heard_at
+        if state is not None and state.state == "stopped":
+            return "the server, which was stopped"
+        if silent_s > SILENT_S:
+            return f"the server, silent for {human_seconds(round(silent_s))}"
+        return "receipts" if self._full else ""
 
     def _save(self) -> None:
         with self._saving:
@@ -271,14 +312,22 @@ async def open_client(
     verifier = access.verifier()
     loop = asyncio.get_running_loop()
     deadline = None if settings.patience_s is None else loop.time() + settings.patience_s
+    told: set[str] = set()
+
+    def waiting(text: str) -> None:
+        if on_event is not None and text not in told:
+            told.add(text)
+            on_event({"event": "waiting", "text": text})
+
     while True:
         try:
-            async with session(access, str(number), patience_s=settings.patience_s) as broker:
+            async with session(access, str(number), patience_s=settings.patience_s, on_wait=waiting) as broker:
                 agreement, snapshot = await _first_contact(broker, names, verifier)
                 break
         except BrokerError as error:
             if deadline is not None and loop.time() > deadline:
                 raise BrokerUnreachable(f"cannot take part in run {names.run!r}: {error}") from None
+            waiting(f"run {names.run!r}: {error}")
             await asyncio.sleep(0.3)
     algorithm, dimension = agreement.algorithm(), agreement.layout.size
     hidden_state = state.load(agreement.run_id, dimension, algorithm)

@@ -43,6 +43,8 @@ class Follower:
     _new_session: Callable[[], None]
     """Called when the server had to connect again."""
     state: RunState | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+    """When the server's state came last."""
     ended: bool = False
     ignored: Counter[str] = field(default_factory=Counter)
     _head: int = 0
@@ -180,7 +182,7 @@ class Follower:
             return
         if self.state is not None and self.state.session != state.session:
             self._new_session()
-        self.state = state
+        self.state, self.heard_at = state, time.monotonic()
         held = self.client.hidden_state
         ahead = state.version < held.version and time.monotonic() - self._moved_at > _AHEAD_S
         drifted = state.version == held.version and state.digest != held.digest

@@ -1,0 +1,132 @@
+"""`qafel status`: the runs of a broker, once or again and again, in 80 columns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from qafel.cli.console import JsonOption, console, errors, figures_table
+from qafel.cli.deploy import BrokerUrl, require_extra
+from qafel.errors import BrokerUnreachable
+from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
+
+if TYPE_CHECKING:
+    from qafel.deployment.messages import RunState, RunStatus
+
+_WATCH_S = 2.0  # as often as a server renews its state
+
+
+def status(
+    run: Annotated[str | None, typer.Argument(help="One run; all by default.")] = None,
+    broker: BrokerUrl = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="The operator's or server's folder that `qafel broker init` wrote.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Show runs: a line each with version, rate, lag and bytes; one run alone in full.
+
+    Example: qafel status --credentials broker/operator --watch
+    """
+    require_extra()
+    from qafel.deployment import Access, messages  # noqa: PLC0415
+
+    access = Access.of(broker, credentials)
+
+    def look() -> list[RunStatus]:
+        return asyncio.run(messages.read_status(access, run))
+
+    found = look()
+    if watch:
+        _watch(look, found, json_output)
+    elif json_output:
+        typer.echo(json.dumps(_plain(found), indent=2))
+    elif found:
+        console.print(_screen(found))
+    else:
+        typer.echo("no runs here" if run is None else f"no run {run!r} here", err=True)
+    if run is not None and not found and not watch:
+        raise typer.Exit(1)
+
+
+def _watch(look: Callable[[], list[RunStatus]], found: list[RunStatus], json_output: bool) -> None:
+    """Show the runs again and again: in place on a terminal, else one after another. A broker may go and come."""
+    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            if json_output:
+                print(json.dumps(_plain(found)), flush=True)
+            elif console.is_terminal:
+                live.update(_screen(found) if found else "no runs here", refresh=True)
+            else:
+                console.print(_screen(found) if found else "no runs here")
+            sleep(_WATCH_S)
+            try:
+                found = look()
+            except BrokerUnreachable as error:
+                errors.print(str(error), highlight=False, markup=False)
+
+
+def _plain(found: list[RunStatus]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "word": one.word} for one in found]
+
+
+def _screen(found: list[RunStatus]) -> Table:
+    return _in_full(found[0]) if len(found) == 1 else _table(found)
+
+
+def _table(found: list[RunStatus]) -> Table:
+    """A line for each run, in 80 columns unless names are very long, which are then folded."""
+    table = figures_table("", "run", "state", "version", "updates", "/s", "lag", "bytes", "metric", words=2)
+    table.title = None
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for one in found:
+        state = one.state
+        table.add_row(
+            one.run,
+            one.word.replace("silent for ", "silent "),
+            _steps(state, human_count),
+            human_count(state.uploads),
+            f"{state.updates_per_s:,.0f}",
+            str(max(state.clients.values(), default=UNKNOWN)),
+            human_bytes(state.upload_bytes + state.broadcast_bytes),
+            UNKNOWN if state.metric is None else human_metric(state.metric),
+        )
+    return table
+
+
+def _in_full(one: RunStatus) -> Table:
+    state, lags = one.state, sorted(one.state.clients.values())
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("run", one.run)
+    table.add_row("state", one.word)
+    table.add_row("version", f"{_steps(state, '{:,}'.format)}, buffer {state.buffer}")
+    table.add_row(
+        "updates", f"{state.uploads:,}, {state.updates_per_s:,.1f} a second; {one.waiting:,} messages waiting"
+    )
+    if lags:
+        median = f"half of them at most {lags[(len(lags) - 1) // 2]:,}"
+        table.add_row("clients", f"{len(lags)} heard of last, up to {lags[-1]:,} versions behind, {median}")
+    table.add_row("sent up", human_bytes(state.upload_bytes))
+    table.add_row("broadcast", human_bytes(state.broadcast_bytes))
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(state.rejected.items())) or "0"
+    table.add_row("rejected", reasons + (f"; {state.repeated:,} repeats, counted once" if state.repeated else ""))
+    if state.metric is not None:
+        table.add_row(state.metric_name, human_metric(state.metric))
+    return table
+
+
+def _steps(state: RunState, written: Callable[[int], str]) -> str:
+    return written(state.version) + (f"/{written(state.server_steps)}" if state.server_steps else "")

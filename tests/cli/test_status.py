@@ -1,0 +1,89 @@
+"""The state of runs on a broker, as an operator sees it in 80 columns."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from qafel.cli.status import _screen
+from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.messages import RunState, RunStatus
+from tests.command import qafel
+from tests.deployment.processes import Command, wait_for
+
+LARGE = RunState(
+    state="running",
+    version=123_456,
+    digest=1,
+    server_steps=1_000_000,
+    uploads=1_234_567,
+    updates_per_s=1603.2,
+    upload_bytes=18_400_000_000,
+    broadcast_bytes=1_840_000_000,
+    rejected={"norm": 3, "signature": 12},
+    repeated=7,
+    clients={str(number): number % 13 for number in range(40)},
+    buffer="3/10",
+    metric=1.23456e-4,
+    metric_name="f(x) − f*",
+)
+RUNS = [
+    RunStatus("mushrooms-qafel-4bit", LARGE, 12, 1.0),
+    RunStatus("cifar10-fedasync-direct-c1000-qsgd", LARGE, 0, 86400 * 5.3),
+    RunStatus("x", RunState("not genuine", 0, 0), 0, 0.0),
+]
+
+
+def shown(runs: list[RunStatus]) -> list[str]:
+    console = Console(width=80)
+    with console.capture() as written:
+        console.print(_screen(runs))
+    return written.get().splitlines()
+
+
+def test_runs_of_any_size_are_readable_in_80_columns() -> None:
+    lines = shown(RUNS)
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines), "nothing is cut; long names go on in the next line"
+    assert " ".join(lines[1].split()) == "mushrooms-qafel-4bit running 123 k/1 M 1.23 M 1,603 12 20.2 GB 1.23e-4"
+    assert "silent 5 d 7 h" in lines[2]
+
+
+def test_one_run_is_shown_in_full_and_repeats_apart_from_rejections() -> None:
+    lines = shown(RUNS[:1])
+    assert max(map(len, lines)) <= 80
+    text = [" ".join(line.split()) for line in lines]
+    assert "rejected 3 norm, 12 signature; 7 repeats, counted once" in text
+    assert "clients 40 heard of last, up to 12 versions behind, half of them at most 6" in text
+    assert "f(x) − f* 1.23e-4" in text
+
+
+@pytest.fixture
+def broker(tmp_path: Path):
+    with LocalBroker(tmp_path / "broker") as running:
+        yield running
+
+
+def test_a_watched_run_is_shown_again_and_again_until_ctrl_c(tmp_path: Path, broker: LocalBroker) -> None:
+    serving = Command(
+        "server", tmp_path / "server.out", "mushrooms-fedbuff", "--broker", broker.url, "--out", str(tmp_path / "run")
+    )
+    wait_for(lambda: (tmp_path / "server.err").read_text(encoding="utf-8"), "the server", 60)
+    assert "state      running" in qafel("status", "--broker", broker.url).stdout
+    command = [sys.executable, "-m", "qafel", "status", "--watch", "--json", "--broker", broker.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        first, second = (json.loads(watching.stdout.readline())[0] for _ in range(2))
+        assert serving.end() == 0
+        wait_for(lambda: json.loads(watching.stdout.readline())[0]["word"] == "stopped", "the end")
+        watching.send_signal(signal.SIGINT)
+        _, complaint = watching.communicate(timeout=30)
+    assert (watching.returncode, complaint) == (0, "")
+    assert first["word"] == second["word"] == "running"
+    assert second["state"]["renewed_at"] > first["state"]["renewed_at"]

@@ -1,0 +1,72 @@
+"""A client says how it goes, and what it waits for: a broker, a run, a server that was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qafel.cli.deploy import _tell
+from qafel.config import Config
+from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.client import ClientSettings
+from qafel.deployment.client.client import open_client, train_task
+from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.keys import Access
+from qafel.deployment.names import Names
+from tests.deployment.live import CONFIG, serving, until
+
+NOT_STARTED = "run 'live': its server has not started"
+
+
+def test_a_client_says_how_it_goes_and_what_it_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    access = Access((f"nats://127.0.0.1:{port}",))
+    broker = LocalBroker(tmp_path / "broker", port=port)
+    told: list[dict[str, Any]] = []
+
+    async def take_part(state: ClientState) -> None:
+        settings = ClientSettings(patience_s=30, tell_every_s=0.1, min_interval_s=0.01, window=2)
+        client = await open_client(train_task, Names("live"), 0, state, access, settings, told.append)
+        stopping.append(client.stop)
+        await client.run()
+
+    def waiting() -> list[str]:
+        return [event["text"] for event in told if event["event"] == "waiting"]
+
+    def last() -> dict[str, Any]:
+        return next((event for event in reversed(told) if event["event"] == "progress"), {})
+
+    async def check() -> None:
+        with ClientState(tmp_path / "state") as state:
+            work = asyncio.create_task(take_part(state))
+            await until(waiting)
+            await asyncio.to_thread(broker.start)
+            await until(lambda: NOT_STARTED in waiting())
+            async with serving(tmp_path / "run", access, Config.from_dict(CONFIG)):
+                await until(lambda: last().get("accepted", 0) > 3)
+            await until(lambda: "stopped" in last()["waits_for"])
+            await asyncio.to_thread(broker.stop)
+            await until(lambda: last()["waits_for"].startswith("the broker ("))
+            stopping[0]()
+            await asyncio.wait_for(work, 20)
+
+    stopping: list[Any] = []
+    try:
+        asyncio.run(check())
+    finally:
+        broker.stop()
+    assert waiting()[0].startswith(f"no broker at nats://127.0.0.1:{port}")
+    counted = next(event for event in told if event["event"] == "progress" and event["accepted"])
+    assert counted["rejected"] == counted["repeated"] == 0
+    assert counted["version"] >= 0
+    assert counted["behind"] >= 0
+    for event in told:
+        _tell(event)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("waiting: no broker at")
+    assert any(line.endswith("waiting for the server, which was stopped") for line in lines)
+    assert any("accepted, 0 rejected · " in line and line.startswith("version ") for line in lines)
+    assert len(lines) < len(told), "receipts and versions are for --json"
