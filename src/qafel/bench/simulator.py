@@ -1,7 +1,7 @@
 """How fast the simulator is, as a ratio to a bare loop that only does the same training, in the same run.
 
-Each case runs in a process of its own, so that its peak memory is its own. Simulator and bare loop take turns, and the
-median of their turns counts, because machines are noisy.
+Each case runs in a process of its own, so that its peak memory is its own. Seconds are those of the processor, and
+simulator and bare loop take turns, whose median counts, because machines are noisy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import final
 
 from qafel.algorithm import Algorithm, wire
@@ -114,6 +114,8 @@ def _measure_alone(case: SimulatorCase) -> SimulatorSpeed:
 def measure_case(case: SimulatorCase) -> SimulatorSpeed:
     """Both loops in turns, with 4 bits both ways and no evaluation."""
     task = case.task()
+    # A run is evaluated at its start and its end all the same; that is not the simulator's time.
+    task.evaluate = lambda model: {"metric": 0.0}  # type: ignore[method-assign]
     algorithm = wire(
         "qafel",
         server_lr=0.1,
@@ -145,16 +147,16 @@ def measure_case(case: SimulatorCase) -> SimulatorSpeed:
 def _simulated_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
     """Seconds of one of so many updates."""
     timing, limits = Timing(HalfNormal(0), case.arrivals()), Limits(uploads=updates)
-    summary = simulate(task, algorithm, timing, limits=limits, evaluation=NEVER).summary
-    # Evaluated at the start and the end all the same; that is not the simulator's time.
-    return float(summary["wall_s"] - summary["evaluation_s"]) / updates
+    began = process_time()
+    simulate(task, algorithm, timing, limits=limits, evaluation=NEVER)
+    return (process_time() - began) / updates
 
 
 def _bare_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
     """The same training and nothing else: no clock, no messages, no server."""
     start, stream = task.initial_model(Stream.named(0, "initial-model")), Stream.named(0, "train")
     start.flags.writeable = False
-    began = perf_counter()
+    began = process_time()
     for number in range(updates):
         task.train(number % case.clients, start, algorithm.local, stream)
-    return (perf_counter() - began) / updates
+    return (process_time() - began) / updates
