@@ -7,6 +7,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from qafel.config import Config
+from qafel.runs.directory import state_of
 from tests.command import qafel_here
 
 QUICK = ["--set", "stop.server_steps=20", "--set", "evaluation.every=5", "--quiet"]
@@ -55,8 +59,10 @@ def test_a_mistake_in_one_combination_is_one_sentence_before_anything_runs(tmp_p
     assert not (tmp_path / "new").exists()
 
 
-def test_an_interrupted_sweep_says_the_command_that_goes_on_and_it_does(tmp_path):
-    settings = ["--set", "stop.server_steps=60,1000000", "--set", "evaluation.every=20", "--workers", "1"]
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_sweep_says_the_command_that_goes_on_and_it_does(tmp_path, workers):
+    """Whatever is going on is saved, in this process or in others."""
+    settings = ["--set", "stop.server_steps=60,1000000", "--set", "evaluation.every=20", "--workers", str(workers)]
     arguments = ["sweep", "mushrooms-fedbuff", "--seeds", "1", *settings, "--out", "my runs"]
     process = subprocess.Popen(
         [sys.executable, "-m", "qafel", *arguments],
@@ -65,9 +71,9 @@ def test_an_interrupted_sweep_says_the_command_that_goes_on_and_it_does(tmp_path
         text=True,
         env={**os.environ, "COLUMNS": "80"},
     )
-    second = tmp_path / "my runs/mushrooms-fedbuff-server_steps=1000000-seed0/metrics.jsonl"
+    runs = [tmp_path / f"my runs/mushrooms-fedbuff-server_steps={steps}-seed0" for steps in (60, 1_000_000)]
     end = time.monotonic() + 100
-    while not second.exists() and time.monotonic() < end:
+    while not ((runs[0] / "summary.json").exists() and rows_in(runs[1])) and time.monotonic() < end:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -75,4 +81,10 @@ def test_an_interrupted_sweep_says_the_command_that_goes_on_and_it_does(tmp_path
     assert "1 of 2 runs are finished in my runs; this goes on:" in said
     assert f"qafel {' '.join(arguments[:-1])} 'my runs'" in said
     assert "Traceback" not in said
-    assert (second.parents[1] / "mushrooms-fedbuff-server_steps=60-seed0/summary.json").exists()
+    configs = [Config.from_toml((run / "config.toml").read_text(), "") for run in runs]
+    assert [state_of(*pair) for pair in zip(runs, configs, strict=True)] == ["finished", "interrupted"]
+
+
+def rows_in(run):
+    """Whether a run has written rows, as it does in blocks."""
+    return (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 0

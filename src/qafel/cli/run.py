@@ -78,10 +78,8 @@ def _require_one_run(recipes: list[str], seeds: list[int], settings: list[str]) 
     """Several recipes or seeds are a sweep's, not to be dropped but for the last."""
     if len(recipes) == 1 and len(seeds) <= 1:
         return
-    parts = [
-        *recipes,
-        *(("--seeds", ",".join(map(str, seeds))) if len(seeds) > 1 else ("--seeds", f"{(seeds or [0])[0]},")),
-    ]
+    listed = ",".join(map(str, seeds or [0]))
+    parts = [*recipes, "--seeds", listed if len(seeds) > 1 else f"{listed},"]
     parts += [part for setting in settings for part in ("--set", setting)]
     raise ConfigError(f"qafel run makes one run; several are: {shlex.join(('qafel', 'sweep', *parts))}")
 

@@ -5,6 +5,8 @@ Cheap runs go several at once, a process each; the others one after another, the
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,6 +154,7 @@ def _begin() -> Perform[_Work, _End]:
 
 
 def _in_worker(work: _Work, tell: Tell) -> _End:
+    """Make a run. A worker that is told to end saves it first, as Ctrl-C does, if it has begun."""
     _, config, path = work
     told_s = 0.0
 
@@ -161,7 +164,19 @@ def _in_worker(work: _Work, tell: Tell) -> _End:
             told_s = monotonic()
             tell(row)
 
-    return _attempt(config, path, progress, tell)
+    def end(*_: object) -> None:
+        if not told_s:
+            os._exit(1)
+        if callable(interrupt := signal.getsignal(signal.SIGINT)):  # else it has been told already
+            interrupt(signal.SIGINT, None)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        return _attempt(config, path, progress, tell)
+    except KeyboardInterrupt:
+        os._exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _attempt(*arguments: Any, **options: Any) -> _End:
