@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qafel.drawing.chart import Axis, Panel, Series, panel_styles
+from qafel.drawing.chart import Axis, Bars, Panel, Series, panel_styles
 from qafel.drawing.printed import draw, rendered, save_figure
 from qafel.errors import OutputError
 from tests.drawing.everything import EVIL, PANELS
@@ -49,3 +49,51 @@ def test_an_unknown_format_and_a_place_that_cannot_be_written_are_clear_errors(t
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
         save_figure(figure, tmp_path / "file" / "f.png")
+
+
+LONG = "a name of its own, cifar10-fedasync-direct-c1000-qsgd · seed 12 · from somewhere else, and some more words"
+WORDY = Panel(
+    "p",
+    "A title of a panel that is longer than the panel is wide by a good bit",
+    Axis("server steps of the run since the very beginning of it, in thousands"),
+    Axis("accuracy on the test samples of all clients, weighted by samples"),
+    (Series(LONG, np.arange(3.0), np.arange(3.0)), Series(f"{LONG} again", np.arange(3.0), np.arange(3.0))),
+)
+ROWS = Panel(
+    "r",
+    "rows",
+    Axis("bytes", unit="B"),
+    Axis("", names=("a very long name of a row, which takes more than half of all room that there is", "b")),
+    bars=(Bars("up", np.array([0.0, 1.0]), np.array([5e6, 3e6]), text="words beyond the last bar, quite a few"),),
+    arrangement="rows",
+)
+
+
+@pytest.mark.parametrize("panels", [[WORDY], [WORDY] * 2, [WORDY] * 3, [ROWS], [ROWS, WORDY]], ids=len)
+def test_nothing_is_cut_at_the_figures_edge(panels):
+    figure = draw(
+        panels, "A title that is longer than the figure is wide, for it names all that is in it, and more", "f"
+    )
+    rendered(figure, ".png")
+    drawn = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    assert drawn.x0 >= -0.01
+    assert drawn.y0 >= -0.01
+    assert drawn.x1 <= width + 0.01
+    assert drawn.y1 <= height + 0.01
+
+
+@pytest.mark.parametrize("unit", ["", "B", "count"])
+@pytest.mark.parametrize("limits", [(1.1, 95.0), (2.0, 40.0), (3.2, 4.8), (0.911, 0.913), (1e-5, 3.0), (6.0, 90.0)])
+def test_a_logarithmic_axis_has_at_least_two_labels(limits, unit):
+    axis = Axis("y", log=True, limits=limits, unit=unit)
+    figure = draw([Panel("p", "one", Axis("x"), axis, (Series("a", np.arange(2.0), np.array(limits)),))])
+    rendered(figure, ".png")
+    (axes,) = figure.axes
+    labels = [
+        label.get_text()
+        for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+        if limits[0] <= place <= limits[1] and label.get_text()
+    ]
+    assert len(labels) >= 2
+    assert len(set(labels)) == len(labels), "different places, different words"

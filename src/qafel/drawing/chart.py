@@ -5,6 +5,7 @@ First styles, then panels, then what both drawers ask: limits, labels that fit, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -189,6 +190,24 @@ def _logarithmic(values: Values) -> Ends:
     low, high = float(values.min()), float(values.max())
     room = min(1.25, (high / low) ** 0.1) if high > low else 1.5
     return low / room, high * room
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Ticks of a logarithmic axis that has fewer than two powers of ten between its limits; else none are needed.
+
+    First few to a decade, then more, and within a fraction of one at even steps: there are always two.
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    if sum(low <= 10.0**decade <= high for decade in decades) > 1:
+        return ()
+    for digits in ((1, 3), (1, 2, 5), range(1, 10)):
+        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+        if len(within := tuple(tick for tick in ticks if low <= tick <= high)) > 2:
+            return within
+    step = 10.0 ** math.floor(math.log10((high - low) / 2))
+    while (high - low) / step > 8:
+        step *= 2 if (high - low) / step < 16 else 5
+    return tuple(step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1))
 
 
 def short_labels(labels: Sequence[str], most: int = 44) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from qafel.drawing.chart import DASHES, Axis, Bars, Ends, Panel, Series, Style, Values, limits_of, panel_styles, thin
+from qafel.drawing.chart import (
+    DASHES,
+    Axis,
+    Bars,
+    Ends,
+    Panel,
+    Series,
+    Style,
+    Values,
+    limits_of,
+    log_ticks,
+    panel_styles,
+    thin,
+)
 from qafel.errors import OutputError
 from qafel.files import write_atomically
 
@@ -47,12 +61,13 @@ def draw(
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     named = {style.label: style for style in styles}
     for axes, panel in zip(grid, panels, strict=False):
-        _draw_panel(axes, panel, named)
+        room = size[0] / columns - 0.5, (size[1] - 1.1) / rows - 0.4
+        _draw_panel(axes, panel, named, room)
         if len(panels) > 1:
-            axes.set_title(panel.title, fontsize=10, color=_INK, parse_math=False)
+            axes.set_title(_wrapped(panel.title, room[0], 10), fontsize=10, color=_INK, parse_math=False)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    _legend(figure, panels, [style for style in styles if style.label], title)
+    _legend(figure, panels, [style for style in styles if style.label], _wrapped(title, size[0], 11.5))
     notes = " ".join(dict.fromkeys(panel.note for panel in panels if panel.note))
     below = "\n".join(filter(None, (notes, footer)))
     figure.supxlabel(below, fontsize=7.5, color=_MUTED, parse_math=False, wrap=True)
@@ -80,7 +95,13 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
+def _wrapped(text: str, inches: float, points: float) -> str:
+    """The text in lines that fit, so that nothing of it is cut at the figure's edge."""
+    return "\n".join(textwrap.wrap(text, max(8, int(inches * 72 / (0.58 * points))))) or text
+
+
+def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style], room: tuple[float, float]) -> None:
+    """Draw the panel; `room` is how wide and how high its labels may be, in inches."""
     x, y = limits_of(panel, "x").get(panel.x.scale), limits_of(panel, "y").get(panel.y.scale)
     _scale(axes, "x", panel.x, x)
     _scale(axes, "y", panel.y, y)
@@ -99,8 +120,8 @@ def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
     axes.spines[["left", "bottom"]].set_color(_MUTED)
     axes.tick_params(colors=_MUTED, labelcolor=_INK, labelsize=8.5, length=3, which="major")
     axes.tick_params(length=0, which="minor")
-    axes.set_xlabel(panel.x.label, color=_INK, size=9.5, parse_math=False)
-    axes.set_ylabel(panel.y.label, color=_INK, size=9.5, parse_math=False)
+    axes.set_xlabel(_wrapped(panel.x.label, room[0], 9.5), color=_INK, size=9.5, parse_math=False)
+    axes.set_ylabel(_wrapped(panel.y.label, room[1], 9.5), color=_INK, size=9.5, parse_math=False)
 
 
 def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, log: bool) -> None:
@@ -163,7 +184,8 @@ def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
         if beside == 1:
             base[own] += bars.length
         if rows and bars.text:
-            axes.annotate(bars.text, (base[own[-1]], at[-1]), (3, 0), textcoords="offset points", va="center", size=8)
+            place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "size": 8}
+            axes.annotate(_wrapped(bars.text, 1.2, 8), (base[own[-1]], at[-1]), (3, 0), **place)
     if rows:
         axes.invert_yaxis()
 
@@ -189,12 +211,12 @@ def _scale(axes: Axes, name: str, axis: Axis, limits: Ends | None) -> None:
         axes.set(**{f"{name}scale": "log"})
         own.set_major_locator(ticker.LogLocator(numticks=8))
         own.set_minor_formatter(ticker.NullFormatter())
-    if axis.log and limits is not None and limits[1] < 15 * limits[0]:
-        # Within a decade or so, powers of ten alone would leave an axis without ticks.
-        own.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=20))
-        own.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    if axis.log and limits is not None and (ticks := log_ticks(*limits)):
+        own.set_major_locator(ticker.FixedLocator(ticks))
+        own.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.10g}"))
     if axis.ticks or axis.names:
-        own.set_ticks(axis.ticks or range(len(axis.names)), axis.names or [f"{tick:g}" for tick in axis.ticks])
+        names = [_wrapped(words, 1.5, 8.5) for words in axis.names]
+        own.set_ticks(axis.ticks or range(len(axis.names)), names or [f"{tick:g}" for tick in axis.ticks])
         own.set_minor_locator(ticker.NullLocator())
     elif axis.unit == "integer":
         own.set_major_locator(ticker.MaxNLocator(integer=True))
@@ -217,7 +239,7 @@ def _legend(figure: Figure, panels: Sequence[Panel], styles: Sequence[Style], ti
         else Line2D([], [], **_look(first.get(style.label, nothing), style) | {"linewidth": 1.8})
         for style in styles
     ]
-    labels = [style.label for style in styles]
+    labels = [_wrapped(style.label, figure.get_figwidth() - 0.8, 9) for style in styles]
     width = 75 if len(panels) == 1 else 55 * min(len(panels), 3)
     legend = figure.legend(
         handles,
