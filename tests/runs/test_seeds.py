@@ -65,6 +65,20 @@ def test_runs_that_differ_only_by_seed_are_together_even_where_names_end_in_it(m
     assert [(own.name, len(own.runs)) for own in found] == [("qafel", 3), ("mine", 2), ("qafel", 1)]
 
 
+def test_runs_that_python_made_in_folders_of_their_seeds_are_together(make_run):
+    """Their timing states the seed, too; their name is their folder's."""
+
+    def timed(seed):
+        return {"timing": {"durations": {"seed": seed}}, "algorithm": {}}
+
+    runs = [
+        loaded(make_run, name, seed, folder=f"mine/{name}", config=timed(seed))
+        for seed in (0, 1)
+        for name in (f"a-{seed}", f"seed{seed}")
+    ]  # fmt: skip
+    assert [(own.name, len(own.runs)) for own in repeats_of(runs)] == [("a", 2), ("mine", 2)]
+
+
 def test_the_same_seed_twice_is_not_two_seeds_and_a_deployed_run_not_a_simulated_one(make_run):
     one, again = loaded(make_run, "a", 0, folder="x"), loaded(make_run, "a", 0, folder="y")
     deployed = loaded(make_run, "a", 1, virtual_time_unit="s")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -131,24 +132,33 @@ class Repeats:
 def repeats_of(runs: Iterable[Run]) -> list[Repeats]:
     """Put runs together that differ only by seed; a name may end in the seed. Two runs of one seed stay apart."""
     found: dict[tuple[str, int], list[Run]] = {}
-    seen: dict[tuple[str, str], int] = {}
+    seen: Counter[tuple[str, str]] = Counter()
     for run in runs:
         same, seed = _all_but_seed(run), str(_seed(run))
-        number = seen[same, seed] = seen.get((same, seed), -1) + 1
-        found.setdefault((same, number), []).append(run)
+        found.setdefault((same, seen[same, seed]), []).append(run)
+        seen[same, seed] += 1
     return [Repeats(tuple(together)) for together in found.values()]
 
 
 def _all_but_seed(run: Run) -> str:
-    settings = {key: value for key, value in run.config.items() if key not in ("seed", "name", "description")}
+    settings = {key: value for key, value in run.config.items() if key not in ("name", "description")}
     # A deployed run of the same settings is something else than a simulated one.
-    facts = [_name_without_seed(run), run.summary.get("virtual_time_unit"), settings]
+    facts = [_name_without_seed(run), run.summary.get("virtual_time_unit"), _without(settings, _seed(run))]
     return json.dumps(facts, sort_keys=True, default=str)
 
 
+def _without(value: Any, seed: object) -> Any:
+    """A table without the run's seed, here and further in: a run that Python made has one in its timing, too."""
+    if isinstance(value, Mapping):
+        return {key: _without(own, seed) for key, own in value.items() if (key, own) != ("seed", seed)}
+    return [_without(own, seed) for own in value] if isinstance(value, list) else value
+
+
 def _seed(run: Run) -> object:
-    return run.summary.get("seed", run.config.get("seed"))
+    return run.config.get("seed", run.summary.get("seed"))
 
 
 def _name_without_seed(run: Run) -> str:
-    return re.sub(rf"[-_ ]*seed[-_ =]*{re.escape(str(_seed(run)))}$", "", run.name) or run.name
+    """The run's name: mine of mine-seed3 and mine-3; of seed3 alone, that of the folder above."""
+    seed = re.escape(str(_seed(run)))
+    return re.sub(rf"[-_ ]*seed[-_ =]*{seed}$|[-_ ]+{seed}$", "", run.name) or run.path.resolve().parent.name
