@@ -2,7 +2,9 @@
 
 import re
 
-from qafel.drawing.chart import panel_styles
+import numpy as np
+
+from qafel.drawing.chart import Axis, Panel, Series, panel_styles
 from qafel.drawing.page import Html, cards, layout_of, legend, page, table, traces_of
 from tests.browser import charts_in, needs_browser, open_in_browser, own_html, plots_in
 from tests.drawing.everything import EVIL, PANELS
@@ -59,3 +61,26 @@ def test_a_browser_draws_everything_and_its_console_is_silent(tmp_path):
         "curves": [3, 2, 0], "points": [4, 12, 0], "marks": [0, 10, 0],
         "grouped": [0, 0, 2], "stacked": [0, 0, 2], "rows": [0, 0, 3],
     }  # fmt: skip
+
+
+@needs_browser
+def test_a_logarithmic_axis_has_at_least_two_labels(tmp_path):
+    limits = [(2e6, 4e7), (1.1, 95.0), (3.2, 4.8), (6.0, 90.0), (1e-5, 3.0)]
+    panels = [
+        Panel(
+            f"p{chr(ord('a') + number)}",
+            "one",
+            Axis("x", log=True, limits=ends, unit="B"),
+            Axis("y", log=True, limits=ends, unit="count"),
+            (Series("a", np.array(ends), np.array(ends)),),
+        )
+        for number, ends in enumerate(limits)
+    ]
+    (tmp_path / "page.html").write_text(page("p", [cards(panels)], panels), encoding="utf-8")
+    dom, console = open_in_browser(tmp_path / "page.html", tmp_path / "profile")
+    assert console == []
+    for key, plot in plots_in(dom).items():
+        for name in ("x", "y"):
+            ticks = re.findall(rf'<g class="{name}tick"><text.*?>(.*?)</text>', plot)
+            assert len(ticks) >= 2, (key, name, ticks)
+            assert name == "y" or all(tick.endswith("B") for tick in ticks), (key, ticks)

@@ -18,12 +18,22 @@ function colours() {
   return name => root.getPropertyValue('--' + name).trim();
 }
 
+function withPrefix(value) {
+  const thousands = Math.min(5, Math.max(0, Math.floor(Math.log10(value) / 3 + 1e-9)));
+  return Number((value / 1000 ** thousands).toPrecision(3)) + ['', 'k', 'M', 'G', 'T', 'P'][thousands];
+}
+
 // A tick a decade, but some three where decades are few and at most eight where they are many.
 function steps(own) {
   const most = narrow() ? 6 : 9;
   if (own.type !== 'log') return { nticks: most };
   const decades = own.range[1] - own.range[0];
-  // Between powers of ten Plotly leaves out the unit.
+  // Between powers of ten Plotly leaves out the unit, and one label alone says nothing.
+  const first = Math.ceil(own.range[0]), powers = Math.floor(own.range[1]) - first + 1;
+  if (own.ticksuffix && decades >= 1 && powers < 2) {
+    const tickvals = [first - 1, first, first + 1].flatMap(power => [1, 3].map(digit => digit * 10 ** power));
+    return { tickvals, ticktext: tickvals.map(value => withPrefix(value) + own.ticksuffix) };
+  }
   const few = decades < (own.ticksuffix ? 1 : 2);
   return few ? { nticks: Math.max(3, Math.floor(3 * decades)) } : { dtick: Math.ceil(decades / (most - 1)) };
 }
