@@ -6,7 +6,7 @@ import json
 import pytest
 
 import qafel
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, OutputError
 
 QUICK = {"stop.server_steps": 20, "evaluation.every": 5}
 
@@ -59,3 +59,18 @@ def test_nothing_is_written_if_one_combination_is_wrong(tmp_path):
     with pytest.raises(ConfigError, match="greater than 0"):
         qafel.sweep("mushrooms-fedbuff", settings={"algorithm.client_lr": [1, -1]}, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_quantizer_that_theory_is_against_is_a_warning(tmp_path):
+    unfit = {"algorithm.server_quantizer": "qsgd:levels=1,norm=l2,bucket=none"}
+    with pytest.warns(UserWarning, match="server"):
+        qafel.sweep("mushrooms-qafel-qsgd", seeds=1, settings=QUICK | unfit, out=tmp_path)
+
+
+def test_a_folder_that_cannot_be_a_sweeps_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="choose another folder"):
+        qafel.sweep("mushrooms-fedbuff", seeds=1, settings=QUICK, out=tmp_path / "file")
+    made = qafel.sweep("mushrooms-fedbuff", seeds=1, settings=QUICK, out=tmp_path / "sweep")
+    with pytest.raises(OutputError, match="is a run directory"):
+        qafel.sweep("mushrooms-fedbuff", seeds=1, settings=QUICK, out=made.folder / made.rows[0]["run"])

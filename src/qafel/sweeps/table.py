@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any, final
 
 from numpy.typing import NDArray
 
-from qafel.errors import DataError
-from qafel.files import write_atomically
+from qafel.errors import DataError, OutputError
+from qafel.files import write_atomically, writing
 from qafel.runs.progress import Row
 from qafel.runs.reading import History, Run
+from qafel.simulator.api import quantizer_warnings
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.grid import Recipe, as_settings, grid, parse_seeds, require_sound
 from qafel.sweeps.making import Planned, Watcher, make_runs, unfinished
@@ -81,12 +83,18 @@ def sweep(
     several = [recipes] if isinstance(recipes, str | Path | Mapping) else list(recipes)
     chosen = parse_seeds(str(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
-    require_sound(unfinished(runs, folder))
+    for config, layout in require_sound(unfinished(runs, folder)):
+        for warning in quantizer_warnings(config.algorithm.wire(layout), layout.size):
+            warnings.warn(warning, stacklevel=2)
     return make_sweep(runs, folder, Silence(), workers)
 
 
 def make_sweep(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: int) -> Sweep:
     """Make the runs that are not finished, each in its folder under `folder`; then the report and the table there."""
+    if (folder / "config.toml").exists():
+        raise OutputError(f"{folder} is a run directory, and a sweep needs a folder of its own: choose another --out")
+    with writing(f"results to {folder}", "; choose another folder with --out"):
+        folder.mkdir(parents=True, exist_ok=True)
     executor: ExecutorName = "inline" if workers == 1 else "processes"
     failed = make_runs(runs, folder, watcher, executor=executor, workers=workers)
     rows, loaded = [], []
@@ -95,7 +103,7 @@ def make_sweep(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers:
         loaded += [run] if run else []
         rows.append(_row(planned, folder, run, failed.get(planned.folder)))
     found = Sweep(rows, folder, _write_report(loaded, folder, failed), failed)
-    write_atomically(folder / "table.csv", _csv(found).encode(), make_folder=True)
+    write_atomically(folder / "table.csv", _csv(found).encode())
     return found
 
 
