@@ -1,16 +1,24 @@
 """The compiled network computes what plain PyTorch computes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from qafel.algorithm import LocalTraining
 from qafel.bench.training import PlainCnn
+from qafel.rng import Stream
+from qafel.tasks.datasets.partition import split
+from qafel.tasks.datasets.samples import ArraySamples
 from qafel.tasks.neural.cnn import FEATURES, compute_features, fill_gradient
 from qafel.tasks.neural.published import Cnn
+from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import FlatModel
 
 ROUNDING = 2**-24
+START, ONE_STEP = Stream.named(0, "test"), LocalTraining(lr=0.1, steps=1)
 
 
 def networks(classes, seed):
@@ -28,6 +36,13 @@ def networks(classes, seed):
 def batch(count, classes, seed):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 3, 32, 32, generator=generator), torch.randint(0, classes, (count,), generator=generator)
+
+
+def own_task(images, labels):
+    """A task of one client with the network for three classes."""
+    samples = ArraySamples(images.numpy(), labels.numpy())
+    partition = split("iid", np.zeros(len(labels)), 1, START)
+    return TorchTask("own", partial(Cnn, 3, 0.0), samples, samples, partition)
 
 
 def gradient_of(network, images, labels):
@@ -101,3 +116,41 @@ def test_with_autograd_the_module_computes_by_torchs_operations():
     found = gradient_of(flat.module, images, labels)
     for name, grad in expected.items():
         torch.testing.assert_close(found[name], grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("label", [-1, 3, 10**9])
+def test_a_label_that_is_no_class_is_left_to_torch_which_refuses_it(label):
+    """Compiled loops check no bounds: they would write beside the scores."""
+    images, labels = batch(4, 3, 0)
+    labels[1] = label
+    task = own_task(images, labels)
+    with pytest.raises(IndexError, match="out of bounds"):
+        task.train(0, task.initial_model(START), ONE_STEP, START)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 16, 16), (4, 1, 32, 32), (4, 3, 40, 40)])
+def test_images_of_another_shape_are_left_to_torch_which_refuses_them(shape):
+    """Compiled loops would read beyond the images."""
+    task = own_task(torch.zeros(shape), torch.arange(4) % 3)
+    model = task.initial_model(START)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied|channels"):
+        task.train(0, model, ONE_STEP, START)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied|channels"):
+        task.evaluate(model)
+
+
+@pytest.mark.parametrize("kind", ["ignored", "shares", "33 wide"])
+def test_what_only_torch_can_train_on_is_trained_on_by_torch(kind):
+    images, labels = batch(4, 3, 0)
+    if kind == "ignored":
+        labels[2] = -100
+    elif kind == "shares":
+        labels = torch.softmax(torch.randn(4, 3), 1)
+    else:
+        images = torch.randn(4, 3, 33, 33)
+    task = own_task(images, labels)
+    start, plain = task.initial_model(START), PlainCnn(3, 0.0)
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(start), plain.parameters())
+    gradient = torch.cat([part.flatten() for part in gradient_of(plain, images, labels).values()])
+    found = (start - task.train(0, start, ONE_STEP, START)) / ONE_STEP.lr
+    assert np.linalg.norm(found - gradient.numpy()) < 1e-4 * gradient.norm()

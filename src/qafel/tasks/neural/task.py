@@ -127,8 +127,9 @@ class TorchTask:
 
     def _fill_gradient(self, inputs: Tensor, targets: Tensor) -> None:
         model = self._model
-        if self._compiled:
-            self._compiled.fill_gradient(model.values.numpy(), inputs, targets, model.gradient.numpy())
+        if self._compiled and self._compiled.fill_gradient(
+            model.values.numpy(), inputs, targets, model.gradient.numpy()
+        ):
             return
         model.gradient.zero_()
         self._loss(self._forward(inputs), targets).backward()  # type: ignore[no-untyped-call]

@@ -74,8 +74,11 @@ class FillsGradient(Protocol):
 
     def fill_gradient(
         self, values: NDArray[np.float32], inputs: Tensor, targets: Tensor, gradient: NDArray[np.float32]
-    ) -> None:
-        """Fill `gradient` with that of the parameters `values`, as in training; of random numbers, only `Dropout`'s."""
+    ) -> bool:
+        """Fill `gradient` with that of the parameters `values`, as in training; of random numbers, only `Dropout`'s.
+
+        False, and nothing is done, for a batch that it does not know: torch computes it, or says what is wrong with it.
+        """
 
 
 def _require_usable(module: nn.Module) -> None:
