@@ -79,6 +79,16 @@ def test_runs_that_python_made_in_folders_of_their_seeds_are_together(make_run):
     assert [(own.name, len(own.runs)) for own in repeats_of(runs)] == [("a", 2), ("mine", 2)]
 
 
+def test_a_name_that_only_happens_to_end_in_a_seed_is_kept(make_run):
+    """As of a sweep of rotated:1 and rotated:2."""
+    runs = [
+        loaded(make_run, f"rotated-{bits}", seed, config={"algorithm": {"bits": bits}})
+        for bits in (1, 2)
+        for seed in (0, 1, 2)
+    ]
+    assert [(own.name, len(own.runs)) for own in repeats_of(runs)] == [("rotated-1", 3), ("rotated-2", 3)]
+
+
 def test_the_same_seed_twice_is_not_two_seeds_and_a_deployed_run_not_a_simulated_one(make_run):
     one, again = loaded(make_run, "a", 0, folder="x"), loaded(make_run, "a", 0, folder="y")
     deployed = loaded(make_run, "a", 1, virtual_time_unit="s")

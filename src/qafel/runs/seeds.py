@@ -104,7 +104,8 @@ class Repeats:
     @property
     def name(self) -> str:
         """The runs' name; without the seed, if each has its own."""
-        return self.runs[0].name if len(self.runs) == 1 else _name_without_seed(self.runs[0])
+        names = {run.name for run in self.runs}
+        return names.pop() if len(names) == 1 else _name_without_seed(self.runs[0])
 
     @property
     def ended(self) -> tuple[Run, ...]:
@@ -130,20 +131,26 @@ class Repeats:
 
 
 def repeats_of(runs: Iterable[Run]) -> list[Repeats]:
-    """Put runs together that differ only by seed; a name may end in the seed. Two runs of one seed stay apart."""
-    found: dict[tuple[str, int], list[Run]] = {}
-    seen: Counter[tuple[str, str]] = Counter()
-    for run in runs:
-        same, seed = _all_but_seed(run), str(_seed(run))
-        found.setdefault((same, seen[same, seed]), []).append(run)
-        seen[same, seed] += 1
+    """Put runs together that differ only by seed; two runs of one seed stay apart.
+
+    They have one name, or each its own that ends in the seed; so a name that several have is no such one.
+    """
+    pairs = [(run, _all_but_seed(run)) for run in runs]
+    shared = Counter((settings, run.name) for run, settings in pairs)
+    found: dict[tuple[str, str, int], list[Run]] = {}
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for run, settings in pairs:
+        name = run.name if shared[settings, run.name] > 1 else _name_without_seed(run)
+        place = settings, name, str(_seed(run))
+        found.setdefault((settings, name, seen[place]), []).append(run)
+        seen[place] += 1
     return [Repeats(tuple(together)) for together in found.values()]
 
 
 def _all_but_seed(run: Run) -> str:
     settings = {key: value for key, value in run.config.items() if key not in ("name", "description")}
     # A deployed run of the same settings is something else than a simulated one.
-    facts = [_name_without_seed(run), run.summary.get("virtual_time_unit"), _without(settings, _seed(run))]
+    facts = [run.summary.get("virtual_time_unit"), _without(settings, _seed(run))]
     return json.dumps(facts, sort_keys=True, default=str)
 
 
