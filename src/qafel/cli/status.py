@@ -62,7 +62,7 @@ def status(
 
 def _watch(look: Callable[[], list[RunStatus]], found: list[RunStatus], json_output: bool) -> None:
     """Show the runs again and again: in place on a terminal, else one after another. A broker may go and come."""
-    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, transient=True) as live:
+    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
             if json_output:
                 print(json.dumps(_plain(found)), flush=True)

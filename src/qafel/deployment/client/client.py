@@ -205,8 +205,6 @@ class DeploymentClient:
         """Say how it goes, now and then: what is held, what became of the updates, and what it waits for."""
         pause_s = self._settings.tell_every_s
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = max(pause_s, min(_TELL_MOST_S, 2 * pause_s))
             counts, state, version = self.outbox.counts, self.follower.state, self.follower.version
             self._emit(
                 "progress",
@@ -218,6 +216,8 @@ class DeploymentClient:
                 without_receipt=len(self.outbox),
                 waits_for=self._waits_for(),
             )
+            await asyncio.sleep(pause_s)
+            pause_s = max(pause_s, min(_TELL_MOST_S, 2 * pause_s))
 
     def _waits_for(self) -> str:
         """What training or the network waits for; empty if for nothing."""
