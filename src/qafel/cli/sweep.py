@@ -82,7 +82,9 @@ def _table(found: Sweep, runs: Sequence[Planned]) -> Table:
     """A row for all seeds of a recipe and its settings: mean ± standard deviation of those that came to an end."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for run, row in zip(runs, found.rows, strict=True):
-        kinds.setdefault(run.config.name, []).append(row)
+        # With spaces, so that a long one is broken between settings, not in the middle of a number.
+        values = (f"{path.rpartition('.')[2]}={value}" for path, value in run.at.items())
+        kinds.setdefault(" ".join((run.method, *values)), []).append(row)
     metrics = {row["metric_name"] for row in found.rows if row.get("metric_name")}
     final = f"final {metrics.pop()}" if len(metrics) == 1 else "final metric"
     table = figures_table("", "run", "seeds", final, "uploads", "traffic", "")
