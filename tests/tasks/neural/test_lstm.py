@@ -40,7 +40,14 @@ def error(found, exact):
 
 @pytest.mark.parametrize(
     ("batch", "steps", "units", "layers"),
-    [(1, 1, 32, 1), (3, 5, 32, 2), (9, 40, 64, 3), (32, 20, 96, 2), (300, 3, 32, 2)],
+    [
+        (1, 1, 32, 1),
+        (3, 5, 32, 2),
+        (9, 40, 64, 3),
+        (32, 20, 96, 2),
+        (300, 3, 32, 2),
+        pytest.param(32, 80, 256, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_the_state_and_all_gradients_equal_torchs_to_the_precision_of_float32(batch, steps, units, layers):
     given = make(batch, steps, units, layers)
