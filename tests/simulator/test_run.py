@@ -191,3 +191,14 @@ def test_the_papers_claims_on_mushrooms_hold(tmp_path, steps, direct_qsgd, direc
     assert reached("mushrooms-qafel-4bit") < 1.15 * fedbuff
     assert reached("mushrooms-direct-qsgd") > direct_qsgd * fedbuff
     assert reached("mushrooms-direct-topk") > direct_topk * fedbuff
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_in_a_sentence(tmp_path):
+    config = short("mushrooms-fedbuff")
+    run(config, tmp_path)
+    checkpoint = read_checkpoint(tmp_path / CHECKPOINT)
+    del checkpoint.arrays["held"]
+    write_checkpoint(tmp_path / CHECKPOINT, checkpoint)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(DataError, match=r"an older qafel wrote the checkpoint \(no 'held'\): begin anew"):
+        run(config, tmp_path, resume=True)
