@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import resource
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -148,7 +149,9 @@ def _simulated_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates:
     """Seconds of one of so many updates."""
     timing, limits = Timing(HalfNormal(0), case.arrivals()), Limits(uploads=updates)
     began = process_time()
-    simulate(task, algorithm, timing, limits=limits, evaluation=NEVER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the quantizer: it is the speed that counts here
+        simulate(task, algorithm, timing, limits=limits, evaluation=NEVER)
     return (process_time() - began) / updates
 
 
