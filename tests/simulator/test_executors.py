@@ -156,15 +156,18 @@ def test_nobody_waits_behind_a_client_that_trains_for_long(tmp_path):
 def test_results_that_nobody_has_asked_for_take_room():
     """Else they would pile up: one for every client in flight."""
     state = HiddenState.of(TASK.initial_model(Stream.named(0, "start")))
-    jobs = [Job(number, number, 0, state, 1.0) for number in range(8)]
+    jobs = [Job(number, number % 8, number // 8, state, 1.0) for number in range(66)]
     with Processes(1, make_task, ALGORITHM, 0, 50) as pool:
         assert pool.room == 8
-        for job in jobs:
+        for job in jobs[:64]:
             pool.submit(job)
+        pool.result(jobs[63])
+        assert pool.room == 1  # 63 of at most 64 wait
+        for job in jobs[64:]:
+            pool.submit(job)
+        pool.result(jobs[65])
         assert pool.room == 0
-        pool.result(jobs[7])
-        assert pool.room == 1
-        for job in jobs[:7]:
+        for job in (*jobs[:63], jobs[64]):
             pool.result(job)
         assert pool.room == 8
 
