@@ -156,18 +156,16 @@ def test_nobody_waits_behind_a_client_that_trains_for_long(tmp_path):
 def test_results_that_nobody_has_asked_for_take_room():
     """Else they would pile up: one for every client in flight."""
     state = HiddenState.of(TASK.initial_model(Stream.named(0, "start")))
-    jobs = [Job(number, number % 8, number // 8, state, 1.0) for number in range(66)]
+    jobs = [Job(number, number % 8, number // 8, state, 1.0) for number in range(128)]
     with Processes(1, make_task, ALGORITHM, 0, 50) as pool:
         assert pool.room == 8
-        for job in jobs[:64]:
-            pool.submit(job)
-        pool.result(jobs[63])
-        assert pool.room == 1  # 63 of at most 64 wait
-        for job in jobs[64:]:
-            pool.submit(job)
-        pool.result(jobs[65])
+        for kept, asked_for in zip(jobs[::2], jobs[1::2], strict=True):
+            assert pool.room == min(8, 64 - kept.number // 2)
+            pool.submit(kept)
+            pool.submit(asked_for)
+            pool.result(asked_for)  # the one worker has done both
         assert pool.room == 0
-        for job in (*jobs[:63], jobs[64]):
+        for job in jobs[::2]:
             pool.result(job)
         assert pool.room == 8
 
