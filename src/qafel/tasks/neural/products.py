@@ -16,13 +16,12 @@ import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import njit, types
-from numba.extending import intrinsic as _intrinsic
 from torch import Tensor
 from torch.nn.functional import pad
 
-KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+from qafel.tasks.neural.simd import intrinsic
 
-intrinsic: Any = _intrinsic  # its result is called without the context, which its types do not say
+KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 
 
 def _registers() -> tuple[int, int]:
