@@ -6,13 +6,15 @@ so a run does not depend on how many workers it had or in which order they finis
 
 from __future__ import annotations
 
-import hashlib
 import struct
+from hashlib import blake2b
 from typing import final
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
+
+_NUMBERS, _KEY = struct.Struct("<qqq"), struct.Struct("<QQ")
 
 
 @final
@@ -45,8 +47,8 @@ class Stream:
         """The key as two integers."""
         if self._name is not None:
             seed, purpose, client, number = self._name
-            name = struct.pack("<qqq", seed, client, number) + purpose.encode()
-            self._words = struct.unpack("<QQ", hashlib.blake2b(name, digest_size=16).digest())
+            name = _NUMBERS.pack(seed, client, number) + purpose.encode()
+            self._words = _KEY.unpack(blake2b(name, digest_size=16).digest())
             self._name = None
         return self._words
 

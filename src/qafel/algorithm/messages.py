@@ -82,24 +82,13 @@ class Message(NamedTuple):
     digest: int = 0
 
     def to_bytes(self) -> bytes:
-        if not 0 <= self.dimension <= MAX_DIMENSION:
-            raise ConfigError(f"a message holds at most {MAX_DIMENSION} parameters, the model has {self.dimension}")
-        if len(self.codec) != CODEC_BYTES:
-            raise ConfigError(f"a codec is named by {CODEC_BYTES} bytes, got {len(self.codec)}")
-        header = _HEADER.pack(
-            MAGIC,
-            FORMAT,
-            self.kind,
-            self.codec,
-            self.dimension,
-            len(self.payload),
-            self.version,
-            self.sender,
-            self.sequence,
-            self.weight,
-            self.digest,
-        )
-        return b"".join((header, _CHECKSUM.pack(_checksum(header, self.payload)), self.payload))
+        kind, codec, dimension, version, payload, *others = self
+        if not 0 <= dimension <= MAX_DIMENSION:
+            raise ConfigError(f"a message holds at most {MAX_DIMENSION} parameters, the model has {dimension}")
+        if len(codec) != CODEC_BYTES:
+            raise ConfigError(f"a codec is named by {CODEC_BYTES} bytes, got {len(codec)}")
+        header = _HEADER.pack(MAGIC, FORMAT, kind, codec, dimension, len(payload), version, *others)
+        return b"".join((header, _CHECKSUM.pack(_checksum(header, payload)), payload))
 
     @staticmethod
     def from_bytes(data: Payload) -> Message:
@@ -126,7 +115,7 @@ class Message(NamedTuple):
             raise ChecksumMismatch(f"the checksum says {found:08x}, the bytes {expected:08x}: damaged on the way")
         if kind not in _KINDS:
             raise UnknownFormat(f"unknown kind of message {kind}; known are {', '.join(k.name.lower() for k in Kind)}")
-        if not (math.isfinite(weight) and weight > 0):
+        if not 0 < weight < math.inf:
             raise MalformedPayload(f"the weight of an update is finite and positive, this one is {weight}")
         return Message(_KINDS[kind], codec, dimension, version, payload, sender, sequence, weight, digest)
 
