@@ -146,3 +146,37 @@ def test_a_finished_run_goes_on_with_larger_limits_to_the_hash_of_a_run_started_
     assert "holds this run with other limits: --resume goes on with it" in refused
     grown = json.loads(qafel_here(*recipe, tmp_path / "grown", *long, "--resume")[0])
     assert grown["model_sha256"] == expected["model_sha256"]
+
+
+def test_a_run_starts_from_another_runs_model_and_that_is_part_of_what_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = json.loads(qafel_here("run", "mushrooms-fedbuff", *QUICK, "--json", "--out", "first")[0])
+    begin = ["run", "mushrooms-qafel-4bit", *QUICK, "--json", "--out", "next"]
+    start = ["--start-from", "first/model.safetensors"]
+    qafel_here(*begin, *start)
+    rows = [json.loads(line) for line in (tmp_path / "next/metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["metric"] == first["metric_final"]
+    (tmp_path / "moved.safetensors").write_bytes((tmp_path / "first/model.safetensors").read_bytes())
+    longer = ["--set", "stop.server_steps=60", "--resume"]
+    for other in ([], ["--start-from", "next/model.safetensors"]):
+        assert "the checkpoint of another configuration" in qafel_here(*begin, *longer, *other, expect=2)[1]
+    grown = json.loads(qafel_here(*begin, *longer, "--start-from", "moved.safetensors")[0])
+    whole = json.loads(qafel_here(*begin[:-1], "whole", *longer[:-1], *start)[0])
+    assert grown["model_sha256"] == whole["model_sha256"]
+    # What the directory states is enough to go on: the model itself may be gone by then.
+    (tmp_path / "moved.safetensors").unlink()
+    further = ["--set", "stop.server_steps=70", "--resume"]
+    qafel_here("run", "next/config.toml", "--quiet", "--out", "next", *further)
+
+
+def test_a_sweep_starts_all_its_runs_from_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = json.loads(qafel_here("run", "mushrooms-fedbuff", *QUICK, "--json", "--out", "a, b")[0])
+    options = ["--seeds", 2, "--out", "all", "--workers", 1]
+    qafel_here("sweep", "mushrooms-fedbuff", *QUICK, *options, "--start-from", "a, b/model.safetensors")
+    for seed in range(2):
+        line = (tmp_path / f"all/mushrooms-fedbuff-seed{seed}/metrics.jsonl").read_text().splitlines()[0]
+        assert json.loads(line)["metric"] == first["metric_final"]
+    (tmp_path / "other.toml").write_text('task = { name = "quadratic" }')
+    other = qafel_here("sweep", "other.toml", *options, "--start-from", "a, b/model.safetensors", expect=2)[1]
+    assert "a, b/model.safetensors does not fit the task: tensor 'weights' has shape (113,)" in other

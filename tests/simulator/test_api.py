@@ -174,3 +174,37 @@ def test_the_state_of_a_python_run_is_told_by_its_settings(tmp_path):
     assert state_of(tmp_path / "mine", settings) == "finished"
     assert state_of(tmp_path / "mine", {**settings, "stop": {"server_steps": 99}}) == "other limits"
     assert state_of(tmp_path / "mine", {**settings, "seed": 7}) == "other"
+
+
+@pytest.mark.parametrize("form", ["path", "vector", "tensors"])
+def test_a_run_from_python_starts_from_a_model_in_any_form(tmp_path, form):
+    first = run(tmp_path / "first")
+    given = {
+        "path": tmp_path / "first/model.safetensors",
+        "vector": first.model,
+        "tensors": {"point": first.model.astype(np.float64)},
+    }[form]
+    result = run(tmp_path / "next", start_from=given)
+    assert result.history["metric"][0] == first.history["metric"][-1]
+    assert run(start_from=given).summary["model_sha256"] == result.summary["model_sha256"]
+    assert len(Run.load(tmp_path / "next").config["start"]["sha256"]) == 64
+    with pytest.raises(DataError, match="another configuration"):
+        run(tmp_path / "next", steps=60, resume=True)
+    grown = run(tmp_path / "next", steps=60, resume=True, start_from=given)
+    assert grown.summary["model_sha256"] == run(steps=60, start_from=given).summary["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (np.zeros(4), "it has shape (4,), the task has 3 parameters"),
+        ({"weights": np.zeros(3)}, "it has a tensor 'weights', the task's are point"),
+        ([0.0, float("nan"), 0.0], "a NaN or an infinity"),
+        ("gone.safetensors", "cannot read the model to start from"),
+        (np.zeros(3, int), "a model has floats"),
+    ],
+)
+def test_a_model_that_cannot_be_started_from_is_one_sentence(given, words):
+    with pytest.raises(DataError) as refused:
+        run(start_from=given)
+    assert words in str(refused.value)

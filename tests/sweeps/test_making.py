@@ -90,7 +90,7 @@ def test_a_run_made_before_a_description_changed_still_counts(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"executor": "processes", "workers": 2}])
 def test_another_configurations_run_is_moved_aside_and_the_watcher_told(tmp_path, options):
-    wanted, other, third = short(steps=20), short(steps=10), short(steps=15)
+    wanted, other, third = short(steps=10), short(steps=20), short(steps=15)
     assert wanted.folder == other.folder == third.folder
     for number, planned in enumerate((other, third, wanted)):
         assert state_of(tmp_path / wanted.folder, planned.config) == ("other limits" if number else "absent")
@@ -98,7 +98,46 @@ def test_another_configurations_run_is_moved_aside_and_the_watcher_told(tmp_path
         moved = f"{wanted.folder}: a run with other settings was there, and is now {wanted.folder}.old-{number}"
         assert (failures, recorder.notes) == ({}, [moved] if number else [])
     kept = [(tmp_path / f"{wanted.folder}{suffix}/summary.json") for suffix in (".old-1", ".old-2", "")]
-    assert [json.loads(file.read_text())["server_steps"] for file in kept] == [10, 15, 20]
+    assert [json.loads(file.read_text())["server_steps"] for file in kept] == [20, 15, 10]
+
+
+@pytest.mark.parametrize("options", [{}, {"executor": "processes", "workers": 2}])
+def test_runs_whose_limits_grew_go_on_to_the_result_of_runs_that_had_them_from_the_start(tmp_path, options):
+    for recipe in ("mushrooms-fedbuff", "mushrooms-qafel-4bit"):
+        shorter, longer = short(recipe, steps=20), short(recipe, steps=45)
+        make([shorter], tmp_path, **options)
+        recorder, failures = make([longer], tmp_path, **options)
+        assert (failures, recorder.notes) == ({}, [])
+        make([longer], tmp_path / "whole")
+        assert [path.name for path in tmp_path.glob(f"{longer.folder}*")] == [longer.folder]
+        rows = [
+            [
+                {**json.loads(line), "wall_s": 0}
+                for line in (place / longer.folder / "metrics.jsonl").read_text().splitlines()
+            ]
+            for place in (tmp_path, tmp_path / "whole")
+        ]
+        assert rows[0] == rows[1]
+        grown, whole = summary(tmp_path, longer), summary(tmp_path / "whole", longer)
+        assert (grown["server_steps"], grown["model_sha256"]) == (45, whole["model_sha256"])
+
+
+def test_a_run_that_met_the_target_does_not_go_on_to_limits_that_end_there(tmp_path):
+    """With `at_target` from the start it would have ended sooner."""
+    changes = ("evaluation.target=1.0", f"stop.server_steps={STEPS}")
+    past = Planned("m", configuration("mushrooms-fedbuff", 0, Change("short", changes)))
+    at_target = Planned(
+        "m",
+        configuration(
+            "mushrooms-fedbuff",
+            0,
+            Change("short", ("evaluation.target=1.0", "stop.server_steps=99", "stop.at_target=true")),
+        ),
+    )
+    make([past], tmp_path)
+    recorder, _ = make([at_target], tmp_path)
+    assert len(recorder.notes) == 1
+    assert summary(tmp_path, at_target)["server_steps"] < STEPS
 
 
 def test_a_run_whose_configuration_is_not_understood_is_kept(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Annotated, Self, final
 
@@ -38,8 +40,17 @@ RecipeNames = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
 ]
+StartOption = Annotated[
+    Path | None, typer.Option("--start-from", metavar="MODEL", help="Begin from this model.safetensors.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+def with_start(settings: Sequence[str] | None, start_from: Path | None) -> list[str]:
+    """What `--set` and `--start-from` say, as settings."""
+    start = [] if start_from is None else [f"start.model={json.dumps(str(start_from), ensure_ascii=False)}"]
+    return [*(settings or ()), *start]
 
 
 def figures_table(title: str, *headings: str, words: int = 1) -> Table:

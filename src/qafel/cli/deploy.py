@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
 import typer
 
-from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption
+from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption, StartOption, with_start
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
 from qafel.text import human_bytes
@@ -114,6 +114,7 @@ def server(
     recipe: RecipeName,
     settings: SetOption = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
+    start_from: StartOption = None,
     run: Annotated[str | None, typer.Option(help="The run's name on the broker; the recipe's by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the run's state and results are; runs/NAME-server.")] = None,
     broker: BrokerUrl = None,
@@ -146,7 +147,7 @@ def server(
     from qafel.deployment.server import DefenceSettings  # noqa: PLC0415
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    config = load_recipe(recipe, settings or (), seed)
+    config = load_recipe(recipe, with_start(settings, start_from), seed)
     name = run or config.name
     out = out or Path("runs") / f"{name}-server"
     if local_broker and (broker or credentials):

@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from qafel.cli.console import JsonOption, QuietOption, RecipeNames, RunBar, SetOption, console, errors, run_bars
+from qafel.cli.console import (
+    JsonOption,
+    QuietOption,
+    RecipeNames,
+    RunBar,
+    SetOption,
+    StartOption,
+    console,
+    errors,
+    run_bars,
+    with_start,
+)
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
 from qafel.params import Layout
@@ -26,6 +37,7 @@ def run(
     recipe: RecipeNames,
     settings: SetOption = None,
     seed: Annotated[list[int] | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
+    start_from: StartOption = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; runs/NAME-seedN by default.")] = None,
     executor: Annotated[ExecutorName, typer.Option(help="Where clients train; the result is the same.")] = "inline",
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
@@ -41,8 +53,9 @@ def run(
 
     Example: qafel run mushrooms-qafel-4bit --seed 1 --set stop.server_steps=1000
     """
-    _require_one_run(recipe, seed or [], settings or [])
-    config = load_recipe(recipe[0], settings or (), seed[0] if seed else None)
+    settings = with_start(settings, start_from)
+    _require_one_run(recipe, seed or [], settings)
+    config = load_recipe(recipe[0], settings, seed[0] if seed else None)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     if not resume and not overwrite:
         refuse_to_lose_a_run(config, out)
@@ -64,7 +77,7 @@ def run(
     except KeyboardInterrupt:
         if not (out / CHECKPOINT).is_file():
             raise
-        overrides = [part for setting in settings or () for part in ("--set", setting)]
+        overrides = [part for setting in settings for part in ("--set", setting)]
         again = ["qafel", "run", recipe[0], *overrides, "--seed", str(config.seed), "--out", str(out), "--resume"]
         errors.print(f"interrupted, and saved; to go on: {shlex.join(again)}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None

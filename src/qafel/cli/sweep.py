@@ -13,7 +13,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, errors, figures_table
+from qafel.cli.console import (
+    JsonOption,
+    QuietOption,
+    StartOption,
+    SweepProgress,
+    console,
+    errors,
+    figures_table,
+    with_start,
+)
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.runs.seeds import Spread
 from qafel.sweeps.grid import grid, parse_seeds, parse_settings, require_sound
@@ -35,6 +44,7 @@ def sweep(
             help="Change a setting; of several values, each in turn. Of several such settings, all combinations.",
         ),
     ] = None,
+    start_from: StartOption = None,
     out: Annotated[Path, typer.Option(help="The folder of run directories, report and table.")] = Path("sweep"),
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
     json_output: JsonOption = False,
@@ -48,7 +58,7 @@ def sweep(
 
     Example: qafel sweep mushrooms-qafel-4bit mushrooms-fedbuff --seeds 5 --set algorithm.client_lr=1,2,4
     """
-    runs = grid(recipes, parse_seeds(seeds), parse_settings(settings or ()))
+    runs = grid(recipes, parse_seeds(seeds), parse_settings(with_start(settings, start_from)))
     todo = unfinished(runs, out)
     for config, layout in {repr(config.algorithm): (config, layout) for config, layout in require_sound(todo)}.values():
         warn_of_unfit_quantizers(config, layout)

@@ -10,7 +10,17 @@ import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from qafel.cli.console import JsonOption, LiveBars, QuietOption, RecipeName, SetOption, console, errors
+from qafel.cli.console import (
+    JsonOption,
+    LiveBars,
+    QuietOption,
+    RecipeName,
+    SetOption,
+    StartOption,
+    console,
+    errors,
+    with_start,
+)
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
 from qafel.simulator import Row
@@ -41,6 +51,7 @@ def tune(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
     check: Annotated[int, typer.Option(min=0, help="Unseen seeds to run the best trials with at the end.")] = 5,
     settings: SetOption = None,
+    start_from: StartOption = None,
     seed: Annotated[int | None, typer.Option(help="Of the search, and the first of the runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; tune/NAME by default.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Trials, or seeds of the check, at a time.")] = 1,
@@ -52,7 +63,7 @@ def tune(
 
     Example: qafel tune mushrooms-qafel-4bit --target 0.01 --trials 40 --set stop.server_steps=2000
     """
-    config = load_recipe(recipe, settings or (), seed)
+    config = load_recipe(recipe, with_start(settings, start_from), seed)
     space = parse_search(search or (), config)
     if (warning := uneven(config, space)) is not None:
         errors.print(f"[yellow]warning:[/] {warning}", highlight=False)

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
@@ -20,10 +20,13 @@ from qafel.algorithm import PRESETS, Algorithm
 from qafel.algorithm.aggregation import Aggregation
 from qafel.algorithm.methods import DEFAULT_CLIENT_LR, DEFAULT_LOCAL_STEPS, DEFAULT_SERVER_LR, assemble
 from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
+from qafel.config.start import StartConfig
 from qafel.config.tasks import TASKS, MushroomsConfig, Section, Seed, TaskConfig
 from qafel.errors import ConfigError
-from qafel.params import Layout
+from qafel.params import Layout, Vector
 from qafel.quantizers import parse
+from qafel.rng import Stream
+from qafel.tasks import Task
 from qafel.text import did_you_mean
 
 
@@ -211,6 +214,7 @@ class Config(Section):
     timing: TimingConfig = TimingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     stop: StopConfig = StopConfig(server_steps=10_000)
+    start: StartConfig | None = None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -239,6 +243,12 @@ class Config(Section):
         table = read_table(text, source, overrides)
         return Config.from_dict(table if seed is None else {**table, "seed": seed}, source)
 
+    def initial_model(self, task: Task) -> Vector:
+        """x⁰: the model that [start] names, or the task's own of this seed."""
+        if self.start is not None:
+            return self.start.read(task.layout)
+        return task.initial_model(Stream.named(self.seed, "initial-model"))
+
     def to_toml(self) -> str:
         """All settings, those by default included, as TOML that `from_toml` reads back."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -250,14 +260,19 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
     `overrides` are settings such as "stop.uploads=9"; `seed` replaces the recipe's own.
     """
     if name in recipes():
-        return Config.from_toml(recipes()[name], f"recipe {name}", overrides, seed)
+        return _pinned(Config.from_toml(recipes()[name], f"recipe {name}", overrides, seed))
     if Path(name).suffix != ".toml":
         raise ConfigError(f"unknown recipe {name!r}{did_you_mean(name, recipes())}; `qafel recipes` lists them")
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe file {name} cannot be read: {error}") from None
-    return Config.from_toml(text, name, overrides, seed)
+    return _pinned(Config.from_toml(text, name, overrides, seed))
+
+
+def _pinned(config: Config) -> Config:
+    """With the digest of the model to start from. Only a user's own recipe is pinned: a peer's names no files here."""
+    return config if config.start is None else config.model_copy(update={"start": config.start.pinned()})
 
 
 def _explain(error: ValidationError) -> str:
@@ -281,5 +296,10 @@ def _keys_beside(location: tuple[int | str, ...]) -> Iterable[str]:
     section: Any = Config
     for part in location[:-1]:
         if part != "task":
-            section = TASKS.get(str(part)) or section.model_fields[part].annotation
+            section = TASKS.get(str(part)) or _section(section.model_fields[part].annotation)
     return list(section.model_fields)
+
+
+def _section(annotation: Any) -> Any:
+    """The section of an annotation, which may be left out: `StartConfig | None`."""
+    return next(part for part in (*get_args(annotation), annotation) if part is not type(None))

@@ -147,8 +147,11 @@ def model_file(model: Vector, layout: Layout) -> bytes:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """A configuration as the table that its run directory states."""
-    return config.model_dump(exclude_none=True)
+    """A configuration as the table that its run directory states, with the digest of the model that it starts from."""
+    table = config.model_dump(exclude_none=True)
+    if config.start is not None:
+        table["start"] = config.start.pinned().model_dump()
+    return table
 
 
 def read_settings(toml: str, source: str) -> dict[str, Any]:
@@ -161,9 +164,16 @@ def read_settings(toml: str, source: str) -> dict[str, Any]:
 
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any], ignoring: Container[str] = ()) -> bool:
-    """Whether two tables of settings give the same results: names and descriptions do not matter, nor `ignoring`."""
+    """Whether two tables of settings give the same results: names and descriptions do not matter, nor `ignoring`.
+
+    Nor does it matter where the model to start from lies, if it is the same one.
+    """
     first, second = (
-        {key: value for key, value in table.items() if key not in _LABELS and key not in ignoring}
+        {
+            key: value["sha256"] if key == "start" else value
+            for key, value in table.items()
+            if key not in _LABELS and key not in ignoring
+        }
         for table in (one, other)
     )
     return first == second

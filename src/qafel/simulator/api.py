@@ -10,10 +10,11 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import FunctionType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from qafel.algorithm import Algorithm, LocalTraining
 from qafel.config import Config
+from qafel.config.start import StartFrom, start_of
 from qafel.errors import OutputError
 from qafel.params import Vector
 from qafel.quantizers import fitness
@@ -24,10 +25,10 @@ from qafel.runs.reading import History
 from qafel.runs.summary import Summary
 from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.run import RunPlan, run_to_end, write_run
-from qafel.simulator.simulation import Simulation
 from qafel.simulator.timing import Timing
 from qafel.tasks.protocol import Task
 
+_Value = TypeVar("_Value")
 _TABLES = (Algorithm, LocalTraining, Timing, Evaluation, Limits)
 
 
@@ -50,6 +51,7 @@ def simulate(
     limits: Limits | None = None,
     evaluation: Evaluation | None = None,
     seed: int = 0,
+    start_from: StartFrom | None = None,
     out: str | PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -69,6 +71,7 @@ def simulate(
     limits      when the run ends; by default after 1,000 server steps
     evaluation  how often the model is measured; by default after every server step
     seed        names all random streams
+    start_from  the model to begin from: a safetensors file, a vector, or arrays by name; by default the task's own
     out         the run directory to write, the same as the command line's; nothing is written by default
     resume      go on from the checkpoint in `out`, to the same result as a run that was never interrupted; a finished
                 run goes on if its limits are larger now
@@ -91,6 +94,9 @@ def simulate(
         "evaluation": _describe(evaluation),
         "stop": _describe(limits),
     }
+    start: Vector | None = None
+    if start_from is not None:
+        settings["start"], start = start_of(start_from, task.layout)
     plan = RunPlan(
         settings=settings,
         task=task,
@@ -100,6 +106,7 @@ def simulate(
         evaluation=evaluation,
         limits=limits,
         seed=seed,
+        start=None if start is None else partial(_itself, start),
     )
     heard = [*listeners, *([] if on_row is None else [Calling(on_row)])]
     if out is None:
@@ -116,7 +123,7 @@ def _run_in_memory(plan: RunPlan, listeners: Sequence[Listener], executor: Execu
     keeps: Listener = Calling(lambda row: rows.append(row.to_json()))
     progress = Progress(plan.evaluation, plan.task.metric_goal)
     with make_executor(executor, workers, plan.task, plan.make_task, plan.algorithm, plan.seed) as pool:
-        simulation = Simulation(plan.task, plan.algorithm, plan.timing, plan.seed, pool)
+        simulation = plan.begin(pool)
         summary = run_to_end(simulation, progress, plan.limits, [keeps, *listeners])
     return Result(summary, History(rows), simulation.server.model, simulation.server.hidden_state.vector)
 
@@ -165,6 +172,6 @@ def _path(value: object) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def _itself(task: Task) -> Task:
-    """The task again, in another process."""
-    return task
+def _itself(value: _Value) -> _Value:
+    """A task or a model again, where a function that makes it is asked for."""
+    return value

@@ -30,10 +30,11 @@ from qafel.runs.directory import (
     write_checkpoint,
 )
 from qafel.runs.listeners import Listener, TensorBoard
-from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status
+from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status, Traffic
 from qafel.runs.summary import Summary, environment, summarise
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
+from qafel.simulator.executors.jobs import Executor
 from qafel.simulator.simulation import Simulation, require_progress
 from qafel.simulator.timing import Timing, make_timing
 from qafel.tasks.protocol import Task
@@ -53,6 +54,8 @@ class RunPlan:
     evaluation: Evaluation
     limits: Limits
     seed: int
+    start: Callable[[], Vector] | None = None
+    """Makes x⁰; None: the task does."""
 
     @staticmethod
     def of(config: Config, task: Task | None = None) -> RunPlan:
@@ -67,7 +70,13 @@ class RunPlan:
             evaluation=Evaluation(**config.evaluation.model_dump()),
             limits=Limits(**config.stop.model_dump()),
             seed=config.seed,
+            start=partial(config.initial_model, task),
         )
+
+    def begin(self, executor: Executor, resumed: bool = False) -> Simulation:
+        """The simulation before its first event; if it is `resumed`, its state will be a checkpoint's."""
+        start = None if resumed or self.start is None else self.start()
+        return Simulation(self.task, self.algorithm, self.timing, self.seed, executor, start)
 
 
 def run(
@@ -131,7 +140,7 @@ def write_run(
         nullcontext(out) if isinstance(out, RunDirectory) else RunDirectory(out) as directory,
         make_executor(executor, workers, plan.task, plan.make_task, plan.algorithm, plan.seed) as pool,
     ):
-        simulation = Simulation(plan.task, plan.algorithm, plan.timing, plan.seed, pool)
+        simulation = plan.begin(pool, resume)
         before = _resume(path, plan, simulation, progress) if resume else _Before()
         others = [other for other in before.environments if other != environment()]
         directory.begin(toml, keep_metrics_bytes=before.metrics_bytes)
@@ -296,8 +305,7 @@ def _resume(out: Path, plan: RunPlan, simulation: Simulation, progress: Progress
     if not _is_of(checkpoint, plan):
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
     restore_simulation(checkpoint, simulation, progress)
-    reached = plan.limits.reached(simulation.server.version, simulation.traffic, simulation.clock.now)
-    if has_summary(out) and (reached or (plan.limits.at_target and progress.target_reached)):
+    if has_summary(out) and not _goes_on(checkpoint, plan.limits):
         raise DataError(f"the run in {out} is finished: to go on with it, set larger limits, such as stop.uploads")
     return _Before(int(checkpoint.values["metrics_bytes"]), tuple(checkpoint.values.get("environments", ())))
 
@@ -308,6 +316,20 @@ def _is_of(checkpoint: Checkpoint, plan: RunPlan) -> bool:
         return same_run(read_settings(str(checkpoint.values.get("config")), "the checkpoint"), plan.settings, {"stop"})
     except ConfigError:
         return False
+
+
+def is_shorter_run(out: Path, limits: Limits) -> bool:
+    """Whether the run in `out` goes on from its checkpoint to these limits, as if it had them from the start."""
+    try:
+        return _goes_on(sound_checkpoint(out), limits)
+    except (DataError, KeyError, TypeError):  # damaged, or of an older version
+        return False
+
+
+def _goes_on(checkpoint: Checkpoint, limits: Limits) -> bool:
+    values = checkpoint.values
+    reached = limits.reached(values["server"]["version"], Traffic(**values["traffic"]), values["now"])
+    return not reached and not (limits.at_target and values["progress"]["uploads_to_target"] is not None)
 
 
 def sound_checkpoint(out: Path) -> Checkpoint:

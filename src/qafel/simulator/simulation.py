@@ -101,15 +101,22 @@ class Simulation:
     """One run in virtual time. `begin` it, then `advance` it an event at a time."""
 
     def __init__(
-        self, task: Task, algorithm: Algorithm, timing: Timing, seed: int, executor: Executor | None = None
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        timing: Timing,
+        seed: int,
+        executor: Executor | None = None,
+        start: Vector | None = None,
     ) -> None:
+        """A new run; x⁰ is `start`, or the task's own of this seed."""
         self.task = task
         self.algorithm = algorithm
         self.timing = timing
         self.seed = seed
         self.executor: Executor = executor or Inline(Trainer(task, algorithm, seed))
         self.server = Server(
-            task.initial_model(Stream.named(seed, "initial-model")),
+            task.initial_model(Stream.named(seed, "initial-model")) if start is None else start,
             algorithm,
             seed,
             log_capacity=0,

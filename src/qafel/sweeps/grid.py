@@ -168,7 +168,8 @@ def require_sound(runs: Iterable[Planned]) -> list[tuple[Config, Layout]]:
                 task, made = None, config  # one in memory at a time
                 task = config.task.make()
             timing = make_timing(config.timing, config.seed, task.clients)
-            simulation = Simulation(task, config.algorithm.wire(task.layout), timing, config.seed)
+            wired, start = config.algorithm.wire(task.layout), config.initial_model(task)
+            simulation = Simulation(task, wired, timing, config.seed, start=start)
             if run.cheap:  # what a task thinks of the settings of local training shows when it trains
                 simulation.begin()
                 simulation.advance()

@@ -19,11 +19,11 @@ from qafel.config import Config
 from qafel.errors import DataError, QafelError
 from qafel.runs.directory import RunDirectory, state_of
 from qafel.runs.listeners import Calling
-from qafel.runs.progress import Row
+from qafel.runs.progress import Limits, Row
 from qafel.runs.reading import Run
 from qafel.simulator.executors import ExecutorName
+from qafel.simulator.run import is_shorter_run, sound_checkpoint
 from qafel.simulator.run import run as simulate
-from qafel.simulator.run import sound_checkpoint
 from qafel.workers import Died, Perform, Tell, Workers, thread_limits
 
 COST = {"cifar10": 80.0, "celeba": 100.0, "shakespeare": 6000.0}
@@ -200,14 +200,17 @@ def perform(
 ) -> str:
     """Bring the run `config` in the folder `path` to its end, from its checkpoint if that is good; return its status.
 
-    Results of another run, or damaged ones, are moved aside, never removed; `note` is told. `progress` is called with
-    every row. Clients train on the `executor` with so many `workers`.
+    A run that ended before the limits of `config` goes on to them. Results of another run, or damaged ones, are moved
+    aside, never removed; `note` is told. `progress` is called with every row. Clients train on the `executor` with so
+    many `workers`.
     """
     with RunDirectory(path) as directory:
         state = state_of(path, config)
         if state == "finished":  # by another sweep, while this one made other runs
             return str(Run.load(path).summary.get("status", "finished"))
         resume = state == "interrupted" and _is_sound(path)
+        if state == "other limits":
+            resume = is_shorter_run(path, Limits(**config.stop.model_dump()))
         if not resume and (moved := directory.move_aside(rows_too=state != "absent")) is not None:
             found = "a damaged run" if state == "damaged" else "a run with other settings"
             note(f"{found} was there, and is now {moved.name}")

@@ -15,8 +15,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, final
+
+import tomli_w
 
 from qafel.algorithm import PRESETS
 from qafel.config import Config
@@ -31,8 +34,7 @@ from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.errors import BrokerError, ConfigError
-from qafel.rng import Stream
-from qafel.runs.directory import RunDirectory, model_file, state_of
+from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
 from qafel.runs.progress import Status
 from qafel.runs.summary import Summary, rejections_and_repeats
 from qafel.tasks import Task
@@ -67,7 +69,8 @@ class DeploymentServer:
         run = settings.run or self._config.name
         self.wire = Counter[str]()
         self.metrics = ServerMetrics(run)
-        self._agreement = Agreement(ledger.run_id, self._config, task.layout).to_bytes()
+        agreed = self._config.model_copy(update={"start": None})  # clients get x̂ from the server, and read no file
+        self._agreement = Agreement(ledger.run_id, agreed, task.layout).to_bytes()
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
         checker = UploadChecker(algorithm, settings.defence, task.clients, access.registry(), median)
         self.intake = Intake(ledger, checker, self.metrics)
@@ -255,11 +258,11 @@ def open_server(
     history = max(2, min(settings.limits.history, _HISTORY_BYTES // broadcast_bytes))
     with Ledger.open(
         out / "state",
-        lambda: task.initial_model(Stream.named(config.seed, "initial-model")),
+        partial(config.initial_model, task),
         algorithm,
         config.seed,
         history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
     ) as ledger:
-        directory.begin(config.to_toml(), keep_metrics_bytes=None)
+        directory.begin(tomli_w.dumps(settings_of(config)), keep_metrics_bytes=None)
         settings = replace(settings, limits=replace(settings.limits, history=history))
         yield DeploymentServer(config, task, ledger, access, settings, directory, progress)

@@ -1,0 +1,98 @@
+"""[start]: the model that a run begins from, in place of its task's own initial one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+from pydantic import Field
+
+from qafel.config.tasks import Section
+from qafel.errors import DataError
+from qafel.params import Layout, Vector
+
+StartFrom: TypeAlias = str | PathLike[str] | NDArray[Any] | Mapping[str, NDArray[Any]]
+"""A model: a safetensors file, all parameters in one vector, or tensors by name."""
+
+
+class StartConfig(Section):
+    """A safetensors file such as the model.safetensors of another run.
+
+    A run is the same one if the file's content is: `sha256` is part of its identity, the path is not.
+    """
+
+    model: str
+    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """Of the file's bytes. A run directory states it; where a recipe does, no other file is taken."""
+
+    def pinned(self) -> StartConfig:
+        """The same with the digest of the file as it is now, unless one is stated."""
+        sha256 = self.sha256 or hashlib.sha256(self._bytes()).hexdigest()
+        return self.model_copy(update={"sha256": sha256})
+
+    def read(self, layout: Layout) -> Vector:
+        """The model. `DataError` if it is not the stated one, is damaged, or does not fit the task's `layout`."""
+        data = self._bytes()
+        if self.sha256 not in (None, found := hashlib.sha256(data).hexdigest()):
+            raise DataError(
+                f"{self.model} is not the model that this run starts from: its sha256 is {found[:12]}…, "
+                f"and should be {str(self.sha256)[:12]}…"
+            )
+        try:
+            tensors = safetensors.numpy.load(data)
+        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{self.model} is not a whole safetensors file of floats: {error}") from None
+        return model_of(tensors, layout, self.model)
+
+    def _bytes(self) -> bytes:
+        try:
+            return Path(self.model).read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read the model to start from, {self.model}: {error.strerror}") from None
+
+
+def model_of(given: NDArray[Any] | Mapping[str, NDArray[Any]], layout: Layout, source: str) -> Vector:
+    """The flat model of a vector or of tensors by name; `DataError` names the `source` of what does not fit."""
+    if isinstance(given, Mapping):
+        if unknown := [name for name in given if name not in dict(layout.tensors)]:
+            known = ", ".join(name for name, _ in layout.tensors)
+            raise DataError(f"{source} does not fit the task: it has a tensor {unknown[0]!r}, the task's are {known}")
+        tensors = {name: _floats(tensor, source) for name, tensor in given.items()}
+    else:
+        flat = _floats(given, source)
+        if flat.shape != (layout.size,):
+            raise DataError(
+                f"{source} does not fit the task: it has shape {flat.shape}, the task has {layout.size} parameters"
+            )
+        tensors = layout.split(flat)
+    try:
+        model = layout.flatten(tensors)
+    except DataError as error:
+        raise DataError(f"{source} does not fit the task: {error}") from None
+    if not np.isfinite(model).all():
+        raise DataError(f"{source} holds a NaN or an infinity: start from a model that did not diverge")
+    return model
+
+
+def _floats(values: object, source: str) -> Vector:
+    array = np.asarray(values)
+    if array.dtype.kind != "f":
+        raise DataError(f"{source} holds {array.dtype}, and a model has floats")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and said to be
+        return array.astype(np.float32)
+
+
+def start_of(given: StartFrom, layout: Layout) -> tuple[dict[str, Any], Vector]:
+    """A Python program's model to start from: what its run directory states of it, and the model."""
+    if isinstance(given, str | PathLike):
+        start = StartConfig(model=str(Path(given))).pinned()
+        return start.model_dump(), start.read(layout)
+    model = model_of(given, layout, "start_from")
+    return {"model": "given as arrays", "sha256": hashlib.sha256(model.tobytes()).hexdigest()}, model
