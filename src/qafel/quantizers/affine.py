@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, final
+from functools import lru_cache
+from typing import Final, TypeAlias, final
 
 import numpy as np
 
@@ -19,6 +19,22 @@ from qafel.quantizers.protocol import AFFINE, Payload, pack_codec
 from qafel.rng import Stream
 
 _HEAD: Final = struct.Struct("<ffI")  # minimum, step, number of weights: the 12 bytes of the paper's size model
+
+_Piece: TypeAlias = tuple[int, int, int, bool]
+"""Start, count, first byte, and whether it goes as float32, of a tensor."""
+
+
+@lru_cache(64)
+def pieces_of(layout: Layout | None, bits: int, size: int) -> tuple[tuple[_Piece, ...], int]:
+    """Every tensor's place, and the bytes of all."""
+    if layout is not None and layout.size != check_size(size):
+        raise ValueError(f"affine was made for a layout of {layout.size} parameters, found {size}")
+    pieces, start, at = [], 0, 0
+    for shape in [(size, 1)] if layout is None else [shape for _, shape in layout.tensors]:
+        count, plain = math.prod(shape), len(shape) < 2
+        pieces.append((start, count, at, plain))
+        start, at = start + count, at + (4 * count if plain else _HEAD.size + packed_bytes(count, bits))
+    return tuple(pieces), at
 
 
 @final
@@ -52,7 +68,7 @@ class Affine(FixedRate):
         vector = as_finite_vector(vector)
         out = np.zeros(self.payload_bytes(vector.size), np.uint8)
         head = np.empty(2, np.float32)
-        for start, count, at, plain in self._pieces(vector.size):
+        for start, count, at, plain in pieces_of(self.layout, self.bits, vector.size)[0]:
             if plain:
                 out[at : at + 4 * count] = np.frombuffer(
                     vector[start : start + count].astype("<f4").tobytes(), np.uint8
@@ -63,37 +79,26 @@ class Affine(FixedRate):
         return as_payload(out)
 
     def payload_bytes(self, size: int) -> int:
-        return sum(self._piece_bytes(count, plain) for _, count, _, plain in self._pieces(size))
+        return pieces_of(self.layout, self.bits, size)[1]
 
     def head_bytes(self, size: int) -> int:
         return 0
 
     def omega(self, size: int) -> float:
         """The worst tensor: two of n weights at ±m are exact, the others half a step off, ω = (n − 2)/(2(2ᵇ − 1)²)."""
-        largest = max((count for _, count, _, plain in self._pieces(size) if not plain), default=0)
+        largest = max(
+            (count for _, count, _, plain in pieces_of(self.layout, self.bits, size)[0] if not plain), default=0
+        )
         top = float(2**self.bits - 1)
         return max(0, largest - 2) / (2 * top * top)
 
     def delta(self, size: int) -> float:
         return 1.0 - self.omega(size)
 
-    def _piece_bytes(self, count: int, plain: bool) -> int:
-        return 4 * count if plain else _HEAD.size + packed_bytes(count, self.bits)
-
-    def _pieces(self, size: int) -> Iterator[tuple[int, int, int, bool]]:
-        """Start, count, first byte, and whether it goes as float32, of every tensor."""
-        shapes = [(size, 1)] if self.layout is None else [shape for _, shape in self.layout.tensors]
-        if self.layout is not None and self.layout.size != check_size(size):
-            raise ValueError(f"affine was made for a layout of {self.layout.size} parameters, found {size}")
-        start = at = 0
-        for shape in shapes:
-            count, plain = math.prod(shape), len(shape) < 2
-            yield start, count, at, plain
-            start, at = start + count, at + self._piece_bytes(count, plain)
-
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
-        data = as_bytes(payload, self.payload_bytes(target.size))
-        pieces = [(*piece, self._checked(data, *piece)) for piece in self._pieces(target.size)]
+        where, length = pieces_of(self.layout, self.bits, target.size)
+        data = as_bytes(payload, length)
+        pieces = [(*piece, self._checked(data, *piece)) for piece in where]
         for start, count, at, plain, (low, step) in pieces:
             if not plain:
                 apply_tensor(target, start, count, data, at + _HEAD.size, self.bits, low, step, mode, weight)
