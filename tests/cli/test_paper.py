@@ -23,7 +23,7 @@ def in_this_process(name, out, *only, **options):
 def test_the_list_names_every_entry():
     shown = qafel("paper").stdout
     listed = json.loads(qafel("paper", "list", "--json").stdout)
-    assert len(listed) == 12
+    assert len(listed) == len(ENTRIES) == 14
     assert all(entry["name"] in shown for entry in listed)
 
 
@@ -48,6 +48,16 @@ def test_an_entry_is_run_once_and_its_files_are_written(tmp_path):
     again = qafel("paper", "qafel-vs-direct-topk", *QUICK, "--out", tmp_path, "--json")
     assert json.loads(again.stdout)["entries"][0]["seeds"] == [0]
     assert [(tmp_path / "runs" / name / "summary.json").stat().st_mtime_ns for name in runs] == before
+
+
+def test_results_alone_give_the_same_on_another_machine(tmp_path):
+    in_this_process("local-steps", tmp_path / "here", "*-p[48]-*", results=tmp_path / "results")
+    assert len(list((tmp_path / "results").iterdir())) == 2
+    in_this_process("local-steps", tmp_path / "there", "*-p[48]-*", results=tmp_path / "results", finished=True)
+    tables = [
+        (tmp_path / place / "local-steps-quick/table.csv").read_text().splitlines() for place in ("here", "there")
+    ]
+    assert [line for line in tables[0] if line[0] != "#"] == [line for line in tables[1] if line[0] != "#"]
 
 
 def test_only_takes_runs_by_their_names(tmp_path):

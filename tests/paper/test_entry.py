@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from qafel.errors import ConfigError
-from qafel.paper import ENTRIES, entry_named
+from qafel.paper import ENTRIES, Request, entry_named
 from qafel.paper.bits import BITS
 from qafel.paper.convex import LOCAL_STEPS
 from qafel.paper.entry import Change, Extent, celeba_is_there, configuration
+from qafel.paper.methods import PILOT_SEED
+from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, QAFEL
 from qafel.sweeps.making import Planned
 from tests.paper.made_up import falling, made_up, measured
 
@@ -25,6 +27,8 @@ ISSUED = (
     "related-work",
     "rate",
     "pareto",
+    "methods",
+    "targets",
 )
 
 
@@ -51,7 +55,7 @@ def test_every_entrys_runs_can_be_configured(name, extent):
     runs = ENTRIES[name].plan(extent)
     assert runs
     assert len({run.folder for run in runs}) == len(runs)
-    assert {run.config.seed for run in runs} >= set(extent.seeds)
+    assert {run.config.seed for run in runs} >= (set(extent.seeds) if name != "targets" else {PILOT_SEED})
 
 
 def test_no_two_configurations_share_a_folder():
@@ -68,6 +72,46 @@ def test_entries_share_their_runs():
     assert len(folders["direct-vs-unquantized"] & folders["qafel-vs-direct-qsgd"]) == 6
     assert folders["seeds"] < folders["shakespeare"]
     assert folders["pareto"] & folders["related-work"]
+
+
+def seeds_of(runs):
+    """How many seeds each method is run with."""
+    return {method: sum(run.method == method for run in runs) for method in dict.fromkeys(run.method for run in runs)}
+
+
+def test_all_methods_are_run_on_a_network_and_the_two_that_matter_most_with_more_seeds():
+    runs = ENTRIES["methods"].plan(Extent())
+    assert seeds_of(runs) == {FEDBUFF: 5, QAFEL: 5, DIRECT: 3, FEDASYNC: 3, FEDASYNC_DIRECT: 3}
+    cifar10 = {run.folder for run in ENTRIES["cifar10"].plan(Extent())}
+    assert {run.folder for run in runs if run.method in (FEDBUFF, QAFEL)} < cifar10, "they are run once"
+    assert set(seeds_of(ENTRIES["methods"].plan(Extent(family="celeba-part"))).values()) == {3}
+    small = ENTRIES["methods"].plan(Extent((0, 1), family="shakespeare-small"))
+    assert (set(seeds_of(small).values()), {run.at["concurrency"] for run in small}) == ({2}, {10})
+
+
+def test_no_run_of_a_network_goes_on_for_ever():
+    """A method that stalls ends after three times FedBuff's uploads, here as in Table III."""
+    for name in ("methods", "bits"):
+        runs = ENTRIES[name].plan(Extent(family="cifar10"))
+        stalling = [run for run in runs if run.method not in (FEDBUFF, QAFEL)]
+        assert {run.config.stop.uploads for run in stalling} == {120_000}
+    for family in ("celeba-part", "shakespeare-small"):
+        assert max(run.config.stop.uploads for run in ENTRIES["methods"].plan(Extent(family=family))) <= 60_000
+
+
+def test_a_part_has_table_3s_diagonal_unless_all_is_asked_for():
+    diagonal = ENTRIES["bits"].plan(Extent((0,), family="celeba-part"))
+    assert [run.at["client"] for run in diagonal] == [run.at["server"] for run in diagonal] == [8, 4, 2, 32]
+    assert len(ENTRIES["bits"].plan(Extent((0,), all_methods=True, family="celeba-part"))) == 10
+
+
+def test_runs_can_be_ended_by_uploads_under_a_name_that_says_so():
+    runs = ENTRIES["seeds"].plan(Extent(uploads=700))
+    assert {run.config.stop.uploads for run in runs} == {700}
+    assert runs[0].folder == "shakespeare-fedbuff-direct-c500-u700-seed0"
+    request = Request(uploads=700)
+    assert request.command("seeds") == "qafel paper seeds --uploads 700"
+    assert {run.folder for run in request.all_runs({"seeds": ENTRIES["seeds"]})} == {run.folder for run in runs}
 
 
 def test_the_papers_sweeps_are_complete():

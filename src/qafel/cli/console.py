@@ -156,8 +156,13 @@ class SweepProgress(LiveBars):
         quiet: bool = False,
         console: Console = errors,
         clock: Callable[[], float] = monotonic,
+        then: Callable[[Sequence[Planned]], None] | None = None,
     ) -> None:
-        """Progress of a sweep of `runs`, of which `todo` are not finished yet; `quiet` shows nothing."""
+        """Progress of a sweep of `runs`, of which `todo` are not finished yet; `quiet` shows nothing.
+
+        `then` is called with each run that has come to its end.
+        """
+        self._then = then
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
         super().__init__(*columns, TimeElapsedColumn(), quiet=quiet, console=console)
         self._total, self._finished = len(runs), len(runs) - len(todo)
@@ -195,6 +200,8 @@ class SweepProgress(LiveBars):
         if status != "finished" or self._every_end:
             self._print(f"{run.folder}: {status} ({self._finished} of {self._total})")
         self._advance()
+        if self._then is not None:
+            self._then([run])
 
     def seconds_left(self) -> float | None:
         """As long as the rest takes at the pace so far; None before there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, e
 from qafel.errors import UserError
 from qafel.paper import ENTRIES, Extent, Request, entry_named
 from qafel.paper.entry import why_missing
+from qafel.paper.kept import keep, take_back
 from qafel.paper.outputs import EntryResult, write_entries
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.making import make_runs, unfinished, unique
@@ -39,6 +41,10 @@ def paper(
     only: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Only runs with such names: '*-c100*'; can be repeated.")
     ] = None,
+    uploads: Annotated[int | None, typer.Option(min=1, help="End every run after so many uploads.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Keep finished runs in this folder, a few kB each, and take runs from there.")
+    ] = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; write results of finished runs.")] = False,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
@@ -54,8 +60,10 @@ def paper(
     if name == "list":
         _show_list(json_output)
         return
-    request = Request(seeds, quick, all_methods, family, only or [], finished)
+    request = Request(seeds, quick, all_methods, family, only or [], finished, uploads)
     entries = ENTRIES if name == "all" else {name: entry_named(name)}
+    if results is not None:
+        take_back(request.all_runs(entries), out / "runs", results)
     plans = request.plans(entries, out / "runs")
     todo = {entry: unfinished(runs, out / "runs") for entry, runs in plans.items()}
     skipped = {entry: reason for entry, runs in todo.items() if (reason := why_missing(runs))}
@@ -63,20 +71,23 @@ def paper(
         raise UserError("; ".join(f"{entry}: {reason}" for entry, reason in skipped.items()))
     plans = {entry: runs for entry, runs in plans.items() if entry not in skipped}
     planned = unique([run for runs in plans.values() for run in runs])
-    with SweepProgress(planned, unfinished(planned, out / "runs"), quiet) as progress:
+    keep_run = partial(keep, runs=out / "runs", results=results) if results is not None else None
+    if keep_run is not None:
+        keep_run(planned)
+    with SweepProgress(planned, unfinished(planned, out / "runs"), quiet, then=keep_run) as progress:
         many = workers or os.cpu_count() or 1
         try:
             failed = make_runs(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
         except KeyboardInterrupt:
             errors.print("interrupted: run the same command again to continue")
             raise
-    results, unwritten = write_entries(entries, plans, out, request)
+    written, unwritten = write_entries(entries, plans, out, request)
     if json_output:
-        listed = [result.claims() | {"folder": str(result.folder)} for result in results]
+        listed = [result.claims() | {"folder": str(result.folder)} for result in written]
         report = {"entries": listed, "failed": failed, "skipped": skipped, "unwritten": unwritten}
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        for result in results:
+        for result in written:
             _show(result)
     _complain("[yellow]skipped[/]", skipped)
     _complain("[red]failed[/]", failed)

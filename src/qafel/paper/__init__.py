@@ -3,12 +3,12 @@
 entry        what is run; an entry as data and small functions; a claim and its verdict
 measured     the runs read back, with their spread over seeds; methods compared on equal seeds
 display      tables, and the panels that several figures share
-convex, rate, pareto, neural, bits    the entries themselves
+convex, rate, pareto, neural, bits, methods    the entries themselves
 outputs      where results come from, and an entry's files
 """
 
 from qafel.errors import ConfigError
-from qafel.paper import bits, convex, neural, pareto, rate
+from qafel.paper import bits, convex, methods, neural, pareto, rate
 from qafel.paper.entry import Entry, Extent, Request
 from qafel.text import did_you_mean
 
@@ -26,6 +26,8 @@ ENTRIES: dict[str, Entry] = {
         neural.SHAKESPEARE,
         neural.SEEDS,
         bits.ENTRY,
+        methods.ENTRY,
+        methods.TARGETS,
         pareto.ENTRY,
     )
 }

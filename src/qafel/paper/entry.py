@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal, NamedTuple, final
@@ -29,6 +29,13 @@ class Extent:
     """Every recipe of the task, not only those of the paper's figure."""
     family: str | None = None
     """The first part of the recipes' names, where not the task's own."""
+    uploads: int | None = None
+    """Where runs end, if the recipe does not end them before."""
+
+    def more_seeds(self, count: int) -> Extent:
+        """The same with `count` further seeds; a quick one stays as it is."""
+        last = self.seeds[-1] + 1
+        return self if self.quick else replace(self, seeds=(*self.seeds, *range(last, last + count)))
 
 
 @final
@@ -59,6 +66,11 @@ QUICK = {
 """What a quick run leaves out, by task; the same for all entries, so that they share their runs."""
 
 
+def uploads_limit(uploads: int) -> Change:
+    """A run that ends after so many uploads, whether it has met its target or not."""
+    return Change(f"u{uploads}", (f"stop.uploads={uploads}",))
+
+
 def configuration(recipe: str, seed: int, *changes: Change) -> Config:
     """A recipe with this seed, as it is or with `changes` and a name that lists them."""
     if not changes:
@@ -70,8 +82,9 @@ def configuration(recipe: str, seed: int, *changes: Change) -> Config:
 
 def repeated(extent: Extent, task: str, method: str, recipe: str, *changes: Change, **at: float | str) -> list[Planned]:
     """A run of `recipe` with `changes` for each seed of `extent`, quick if it says so; `at` is the place in a sweep."""
-    quick = (QUICK[task],) if extent.quick else ()
-    return [Planned(method, configuration(recipe, seed, *changes, *quick), at) for seed in extent.seeds]
+    short = [uploads_limit(extent.uploads)] if extent.uploads else []
+    short += [QUICK[task]] if extent.quick else []
+    return [Planned(method, configuration(recipe, seed, *changes, *short), at) for seed in extent.seeds]
 
 
 def mushrooms(extent: Extent, methods: Mapping[str, tuple[str, Sequence[Change]]]) -> list[Planned]:
@@ -158,6 +171,8 @@ class Request(NamedTuple):
     """Patterns of names of runs; empty: all runs."""
     finished: bool = False
     """Whether to run nothing, and use the runs that are finished."""
+    uploads: int | None = None
+    """Where runs end at the latest."""
 
     def plans(self, entries: Mapping[str, Entry], runs: Path) -> dict[str, list[Planned]]:
         """The runs of each entry, by its name; an entry without any is left out. Finished runs lie in `runs`."""
@@ -172,15 +187,20 @@ class Request(NamedTuple):
                 raise ConfigError(f"no run of {listed} is finished in {runs}: leave out --finished")
         return {name: plan for name, plan in plans.items() if plan}
 
+    def all_runs(self, entries: Mapping[str, Entry]) -> list[Planned]:
+        """The runs of all entries, finished or not."""
+        return [run for entry in entries.values() for run in self._plan(entry)]
+
     def _plan(self, entry: Entry) -> list[Planned]:
         count = self.seeds or (1 if self.quick else 3)
-        runs = entry.plan(Extent(tuple(range(count)), self.quick, self.all_methods, self.family))
+        runs = entry.plan(Extent(tuple(range(count)), self.quick, self.all_methods, self.family, self.uploads))
         return [run for run in runs if not self.only or any(fnmatch(run.config.name, name) for name in self.only)]
 
     def command(self, entry: str) -> str:
         """The command that an entry's results state."""
         parts = [f"--seeds {self.seeds}" if self.seeds else "", "--quick" if self.quick else ""]
         parts += ["--all-methods" if self.all_methods else "", f"--family {self.family}" if self.family else ""]
+        parts += [f"--uploads {self.uploads}" if self.uploads else ""]
         parts += [*(f"--only '{pattern}'" for pattern in self.only), "--finished" if self.finished else ""]
         return " ".join(("qafel paper", entry, *(part for part in parts if part)))
 

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import nan
+from types import MappingProxyType
 from typing import TypeAlias
 
 from qafel.config import recipes
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
 from qafel.paper.display import Table, TableColumn, accuracy_panel, target_panels, three_digits
-from qafel.paper.entry import Claim, Entry, Extent, Verdict, repeated
+from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, repeated
 from qafel.paper.measured import EntryRuns, best_accuracy, if_comparable, learned, met_target, settled, to_target
 from qafel.sweeps.making import Planned
 from qafel.text import human_bytes, human_count
@@ -53,17 +54,35 @@ _Comparisons: TypeAlias = Mapping[int, tuple[EntryRuns, EntryRuns]]
 """A method and its reference at each concurrency, with the seeds that both have."""
 
 
-def _plan(
-    task: str, methods: Sequence[str], extent: Extent, concurrencies: Sequence[int] = CONCURRENCIES
+MORE_SEEDS = {("cifar10", FEDBUFF, 100): 2, ("cifar10", QAFEL, 100): 2}
+"""Seeds beyond those of the extent, where runs are cheap and most rests on them: by family, method and concurrency."""
+
+
+def plan(
+    task: str,
+    methods: Sequence[str],
+    extent: Extent,
+    concurrencies: Sequence[int] = CONCURRENCIES,
+    limits: Mapping[str, Change] = MappingProxyType({}),
 ) -> list[Planned]:
-    """The figure's `methods`, or all, at every concurrency, as far as the family of recipes has them."""
+    """The figure's `methods`, or all, at every concurrency, as far as the family of recipes has them.
+
+    Methods in `limits` end by that change, if they have not met their target before.
+    """
     known, family = recipes(), extent.family or task
     runs = [
         run
         for method in (METHODS if extent.all_methods else methods)
         for concurrency in concurrencies
         if (recipe := f"{family}-{METHODS[method].format(c=f'c{concurrency}')}") in known
-        for run in repeated(extent, task, method, recipe, concurrency=concurrency)
+        for run in repeated(
+            extent.more_seeds(MORE_SEEDS.get((family, method, concurrency), 0)),
+            task,
+            method,
+            recipe,
+            *([limits[method]] if method in limits else ()),
+            concurrency=concurrency,
+        )
     ]
     if not runs:
         raise ConfigError(f"no recipe is called {family}-fedbuff-c…: `qafel recipes` lists what there is")
@@ -194,7 +213,7 @@ def target_met(runs: EntryRuns) -> str:
     return f"{sum(map(met_target, runs.runs()))} of {len(runs.pairs)}"
 
 
-def _table(measured: EntryRuns) -> Table:
+def table(measured: EntryRuns) -> Table:
     """One row per method and concurrency."""
 
     def place(runs: EntryRuns) -> float:
@@ -217,7 +236,7 @@ def _table(measured: EntryRuns) -> Table:
     )
 
 
-def _panels(measured: EntryRuns) -> list[Panel]:
+def panels(measured: EntryRuns) -> list[Panel]:
     places = measured.places("concurrency")
     limits = (0, 1.08 * max(places) if len(places) > 1 else 2 * places[0])
     curves = [
@@ -239,7 +258,7 @@ def notes(measured: EntryRuns) -> list[str]:
 
 def _entry(task: str, title: str, paper: str, time: str, methods: Sequence[str], *claims: Claim) -> Entry:
     title = f"{title}: to the target accuracy, by concurrency"
-    return Entry(task, title, paper, time, partial(_plan, task, methods), _table, _panels, claims, notes)
+    return Entry(task, title, paper, time, partial(plan, task, methods), table, panels, claims, notes)
 
 
 _claim = partial(Claim, "Section IV-B")
@@ -287,7 +306,7 @@ SHAKESPEARE = _entry(
 
 
 def _seeds_plan(extent: Extent) -> list[Planned]:
-    runs = _plan("shakespeare", [DIRECT], replace(extent, all_methods=False), (500,))
+    runs = plan("shakespeare", [DIRECT], replace(extent, all_methods=False), (500,))
     return [Planned(f"seed {run.config.seed}", run.config, run.at) for run in runs]
 
 
