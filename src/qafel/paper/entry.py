@@ -66,9 +66,9 @@ QUICK = {
 """What a quick run leaves out, by task; the same for all entries, so that they share their runs."""
 
 
-def uploads_limit(uploads: int) -> Change:
-    """A run that ends after so many uploads, whether it has met its target or not."""
-    return Change(f"u{uploads}", (f"stop.uploads={uploads}",))
+def uploads_limit(uploads: int, *settings: str) -> Change:
+    """A run that ends after so many uploads, whether it has met its target or not, with further `settings`."""
+    return Change(f"u{uploads}", (f"stop.uploads={uploads}", *settings))
 
 
 def configuration(recipe: str, seed: int, *changes: Change) -> Config:

@@ -17,7 +17,7 @@ from qafel.config import recipes
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError, NotComparable
 from qafel.paper.display import Table, TableColumn, accuracy_panel, target_panels, three_digits
-from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, repeated
+from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, repeated, uploads_limit
 from qafel.paper.measured import EntryRuns, best_accuracy, if_comparable, learned, met_target, settled, to_target
 from qafel.sweeps.making import Planned
 from qafel.text import human_bytes, human_count
@@ -306,7 +306,10 @@ SHAKESPEARE = _entry(
 
 
 def _seeds_plan(extent: Extent) -> list[Planned]:
-    runs = plan("shakespeare", [DIRECT], replace(extent, all_methods=False), (500,))
+    """A run that is cut short is evaluated ten times all the same."""
+    cut = extent.uploads
+    limits = {DIRECT: uploads_limit(cut, f"evaluation.every={max(1, cut // 10)}")} if cut else {}
+    runs = plan("shakespeare", [DIRECT], replace(extent, all_methods=False, uploads=None), (500,), limits)
     return [Planned(f"seed {run.config.seed}", run.config, run.at) for run in runs]
 
 
