@@ -1,11 +1,15 @@
-"""Numbers for people: 12.3 MB, 4.5 k, 1.2e-4, 2 min 5 s. Units are decimal: 1 MB is 10⁶ bytes."""
+"""Numbers for people: 12.3 MB, 4.5 k, 1.2e-4, 2 min 5 s. Units are decimal: 1 MB is 10⁶ bytes. And names of parts."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import FunctionType
+
+import numpy as np
 
 from qafel.errors import ConfigError
 
@@ -138,3 +142,37 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     listed = f"; known are {', '.join(names)}" if len(names) <= 24 else ""
     return f"; did you mean {close[0]!r}?" if close else listed
+
+
+def path_of(value: object) -> str:
+    """Where an object's class, or a class or function itself, is defined: package.module:Name."""
+    named = value if isinstance(value, type | FunctionType) else type(value)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def described(part: object, name: str | None = None, depth: int = 3) -> str:
+    """A user's object in words that tell it from another: package.module:Name(bits=4), from its public attributes.
+
+    An attribute is told by its value if that is a number, a text, an array or made of those, else by its class.
+    `name` stands for the path; attributes of attributes are described to some `depth`.
+    """
+    slots = [slot for kind in type(part).__mro__ for slot in kind.__dict__.get("__slots__", ())]
+    keys = {key for key in (*getattr(part, "__dict__", ()), *slots) if not key.startswith("_")}
+    held = [(key, getattr(part, key)) for key in sorted(keys) if hasattr(part, key)]
+    words = ", ".join(f"{key}={_worded(value, depth)}" for key, value in held)
+    return f"{name or path_of(part)}({words})" if words else name or path_of(part)
+
+
+def _worded(value: object, depth: int) -> str:
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype}{list(value.shape)}:{hashlib.blake2b(value.tobytes(), digest_size=4).hexdigest()}"
+    if isinstance(value, type | FunctionType) or depth == 0:
+        return path_of(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{key!r}: {_worded(entry, depth - 1)}' for key, entry in value.items()))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_worded(entry, depth - 1) for entry in value)}]"
+    spec = getattr(value, "spec", None)
+    return spec if isinstance(spec, str) else described(value, depth=depth - 1)

@@ -41,7 +41,7 @@ from qafel.errors import (
     WrongDimension,
     WrongKind,
 )
-from qafel.quantizers.protocol import CODEC_BYTES, Payload, Quantizer, retired
+from qafel.quantizers.protocol import CODEC_BYTES, OWN, Payload, Quantizer, retired
 
 MAGIC = b"QF"
 FORMAT = 1
@@ -127,7 +127,8 @@ class Message(NamedTuple):
             raise WrongDimension(f"the receiver's model has {dimension} parameters, the message {self.dimension}")
         codec, most = expectations(quantizer, dimension)
         if self.codec != codec:
-            unread = f"the receiver reads {quantizer.spec} ({codec.hex()}), found {self.codec.hex()}"
+            other = "another own quantizer" if self.codec[0] == OWN else "another quantizer"
+            unread = f"the receiver reads {quantizer.spec} ({codec.hex()}), found {other} ({self.codec.hex()})"
             raise WrongCodec(retired(self.codec) or unread)
         if len(self.payload) > most:
             raise OversizedMessage(

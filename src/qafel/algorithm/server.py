@@ -16,7 +16,15 @@ from qafel.algorithm.aggregation import Buffer, ReplayWindows, ServerStep
 from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.wiring import Algorithm
-from qafel.errors import ConfigError, DataError, FutureUpload, MessageError, RejectedUpload, StaleUpload
+from qafel.errors import (
+    ConfigError,
+    DataError,
+    FutureUpload,
+    MalformedPayload,
+    MessageError,
+    RejectedUpload,
+    StaleUpload,
+)
 from qafel.params import Vector, require_finite
 from qafel.quantizers.kernels import is_finite
 from qafel.rng import Stream
@@ -140,7 +148,12 @@ class Server:
         before, quantizer, kind = self.hidden_state, self.algorithm.server_quantizer, self.algorithm.broadcast_kind
         target = self.model - before.memory if kind is Kind.BROADCAST else self.model
         payload = quantizer.encode(target, Stream.named(self.seed, "server-quantizer", number=before.version))
-        self.hidden_state = advance(before, before.version, payload, self.algorithm)
+        try:
+            self.hidden_state = advance(before, before.version, payload, self.algorithm)
+        except MalformedPayload as error:  # not the upload's fault, so not a rejection
+            raise ConfigError(
+                f"the server quantizer does not decode its own broadcast {before.version}: {error}"
+            ) from None
         codec, _ = expectations(quantizer, self.model.size)
         broadcast = Message(
             kind, codec, self.model.size, before.version, payload, digest=self.hidden_state.digest

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, final, get_args
 from qafel.algorithm.aggregation import Aggregation, PolynomialStaleness, StalenessLaw
 from qafel.algorithm.messages import Kind
 from qafel.errors import ConfigError
-from qafel.quantizers import Identity
+from qafel.quantizers import Identity, as_quantizer
 from qafel.quantizers.protocol import Quantizer
 
 Broadcast: TypeAlias = Literal["difference", "model"]
@@ -93,6 +93,8 @@ class Algorithm:
     """Whether a client that a round's deadline overtakes uploads what it has done by then (FedProx)."""
 
     def __post_init__(self) -> None:
+        for role in ("client_quantizer", "server_quantizer"):
+            object.__setattr__(self, role, as_quantizer(getattr(self, role)))
         _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
         _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
         _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)

@@ -11,6 +11,7 @@ affine      min-max per tensor
 top_k       the largest coordinates
 rand_k      random coordinates
 wrappers    around another quantizer: scaled, entropy coded
+own         a user's object with encode and decode as a quantizer
 payloads    what the families share: checks, payloads of steps and codes, threads
 kernels     compiled loops
 measure     a quantizer's error on data, and which role it suits
@@ -20,8 +21,9 @@ from qafel.quantizers.affine import Affine
 from qafel.quantizers.dithered import Dithered
 from qafel.quantizers.identity import Identity
 from qafel.quantizers.measure import MeasuredError, fitness, measured
+from qafel.quantizers.own import Own, as_quantizer
 from qafel.quantizers.payloads import set_threads, threads
-from qafel.quantizers.protocol import CODEC_BYTES, Payload, Quantizer
+from qafel.quantizers.protocol import CODEC_BYTES, Codec, Payload, Quantizer, is_measured
 from qafel.quantizers.qsgd import Qsgd
 from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
@@ -33,9 +35,11 @@ from qafel.quantizers.wrappers import Scaled, Zstd
 __all__ = [
     "CODEC_BYTES",
     "Affine",
+    "Codec",
     "Dithered",
     "Identity",
     "MeasuredError",
+    "Own",
     "Payload",
     "Qsgd",
     "Quantizer",
@@ -45,8 +49,10 @@ __all__ = [
     "Sign",
     "TopK",
     "Zstd",
+    "as_quantizer",
     "fitness",
     "from_codec",
+    "is_measured",
     "measured",
     "parse",
     "set_threads",

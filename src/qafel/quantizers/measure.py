@@ -14,7 +14,7 @@ from typing import Final, Literal, final
 import numpy as np
 
 from qafel.params import Vector
-from qafel.quantizers.protocol import Quantizer
+from qafel.quantizers.protocol import Codec, Quantizer, is_measured
 from qafel.quantizers.qsgd import Qsgd
 from qafel.rng import Stream
 
@@ -45,7 +45,7 @@ class MeasuredError:
     payload_bytes: float
 
 
-def measured(quantizer: Quantizer, vectors: Iterable[Vector], repeats: int, stream: Stream) -> MeasuredError:
+def measured(quantizer: Quantizer | Codec, vectors: Iterable[Vector], repeats: int, stream: Stream) -> MeasuredError:
     """Encode and decode every vector `repeats` times, with randomness from the stream, and compare."""
     generator = stream.generator()
     nmse, bias, bits, length = [], [], [], []
@@ -85,31 +85,39 @@ def fitness(quantizer: Quantizer, size: int, role: Role, memory_rate: float = 1.
     """
     if role == "server" and memory_rate != 1:
         return _unfit_for_a_memory(quantizer, size, memory_rate)
+    found = _as_measured(quantizer)
     if role == "client" and not quantizer.unbiased(size):
         return [
-            f"client quantizer {quantizer.spec!r} is biased: its errors add up over the buffered updates instead of "
-            "averaging out; use an unbiased one, such as qsgd:4, dithered:4, rotated:4 or rand_k"
+            f"client quantizer {quantizer.spec!r} is biased{found}: its errors add up over the buffered updates "
+            "instead of averaging out; use an unbiased one, such as qsgd:4, dithered:4, rotated:4 or rand_k"
         ]
     if role == "server" and quantizer.delta(size) <= 0:
         return [
             f"server quantizer {quantizer.spec!r} has no δ > 0 at {size} coordinates: its error can exceed what it "
-            f"sends (ω = {quantizer.omega(size):.3g} in the worst case), so the hidden state may run away from the "
-            "model; " + _remedy(quantizer, size)
+            f"sends (ω = {quantizer.omega(size):.3g}{found or ' in the worst case'}), so the hidden state may run away "
+            "from the model; " + _remedy(quantizer, size)
         ]
     return []
 
 
 def _unfit_for_a_memory(quantizer: Quantizer, size: int, rate: float) -> list[str]:
-    said = f"server quantizer {quantizer.spec!r}"
+    said, found = f"server quantizer {quantizer.spec!r}", _as_measured(quantizer)
     if not quantizer.unbiased(size):
-        return [f"{said} is biased: a memory that takes up a part of what it sends (MCM) needs an unbiased one: qsgd:4"]
+        return [
+            f"{said} is biased{found}: a memory that takes up a part of what it sends (MCM) needs an unbiased one, "
+            "such as qsgd:4"
+        ]
     # E‖h + αQ(x − h) − x‖² ≤ (1 − 2α + α²(1 + ω))‖x − h‖²
     if rate * (1 + quantizer.omega(size)) >= 2:
         return [
-            f"{said} has ω = {quantizer.omega(size):.3g} at {size} coordinates: a memory of rate {rate:g} may run away "
-            'from the model; set memory_rate = "from-omega", which is 1/(2(1 + ω))'
+            f"{said} has ω = {quantizer.omega(size):.3g}{found} at {size} coordinates: a memory of rate {rate:g} may "
+            'run away from the model; set memory_rate = "from-omega", which is 1/(2(1 + ω))'
         ]
     return []
+
+
+def _as_measured(quantizer: Quantizer) -> str:
+    return ", as measured" if is_measured(quantizer) else ""
 
 
 def _remedy(quantizer: Quantizer, size: int) -> str:
@@ -120,7 +128,7 @@ def _remedy(quantizer: Quantizer, size: int) -> str:
         smaller = (Qsgd(quantizer.bits, quantizer.levels, "max", bucket) for bucket in (512, 256, 128, 64, 32, 16))
         fit = next((candidate for candidate in smaller if candidate.delta(size) > 0), None)
         choices.append(f"use buckets ({fit.spec})" if fit else "use more bits")
-    if quantizer.unbiased(size) and not quantizer.spec.startswith("scaled:"):
+    if quantizer.unbiased(size) and not is_measured(quantizer) and not quantizer.spec.startswith("scaled:"):
         choices.append(f"divide by 1 + ω (scaled:{quantizer.spec}, a contraction with δ = 1/(1+ω))")
     return ", or ".join(choices) or "use one with δ > 0, as `qafel quantizers` lists them"
 

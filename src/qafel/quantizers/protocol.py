@@ -14,7 +14,7 @@ Sixteen bytes name a quantizer in a message:
 from __future__ import annotations
 
 import struct
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from qafel.params import Vector
 from qafel.rng import Stream
@@ -32,9 +32,22 @@ SIGN: Final = 6
 DITHERED: Final = 7
 SCALED: Final = 9
 ROTATED: Final = 10
+OWN: Final = 11
 RETIRED: Final = {8: "the rotated of old, which was biased for short and for sparse vectors"}
 ZSTD_FLAG: Final = 1
 _CODEC: Final = struct.Struct("<BB6s8s")
+
+
+class Codec(Protocol):
+    """The two methods that an own quantizer needs; `own.as_quantizer` derives the rest of a `Quantizer` from them."""
+
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        """Quantize a flat, finite float32 vector, with randomness from the stream alone."""
+        ...
+
+    def decode(self, payload: Any, size: int) -> Vector:
+        """The `size` coordinates that the payload, as bytes, stands for; any exception says that there are none."""
+        ...
 
 
 class Quantizer(Protocol):
@@ -130,6 +143,11 @@ def retired(codec: bytes) -> str:
     """A sentence about a codec that is no longer read, on its own or inside another; empty for all others."""
     names = [RETIRED[codec_id] for codec_id in (codec[0], codec[8]) if codec_id in RETIRED]
     return f"the message was made by {names[0]}: upgrade the sender, and begin the run anew" if names else ""
+
+
+def is_measured(quantizer: Quantizer) -> bool:
+    """Whether ω, δ and bias are measured on data, as an own quantizer's are, and not known for every vector."""
+    return bool(getattr(quantizer, "is_measured", False))
 
 
 def with_flags(codec: bytes, flags: int) -> bytes:

@@ -203,6 +203,8 @@ def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:
         return _compressed(_from_fields(protocol.with_flags(codec, flags & ~protocol.ZSTD_FLAG), layout))
     if sentence := protocol.retired(codec):
         raise WrongCodec(sentence)
+    if codec_id == protocol.OWN:
+        raise WrongCodec("the message was made by an own quantizer, which only the same object reads")
     if codec_id not in _BY_ID or (codec_id == protocol.SCALED and not inner):
         raise WrongCodec(f"codec {codec_id} is unknown: this version knows up to {max(_BY_ID)}; a newer sender?")
     return _BY_ID[codec_id](fields, inner, layout)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from types import FunctionType
 from typing import Any, TypeVar, final
 
 from qafel.algorithm import Algorithm, LocalTraining
@@ -27,6 +26,7 @@ from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.run import RunPlan, run_to_end, write_run
 from qafel.simulator.timing import Timing
 from qafel.tasks.protocol import Task
+from qafel.text import path_of
 
 _Value = TypeVar("_Value")
 _TABLES = (Algorithm, LocalTraining, Timing, Evaluation, Limits)
@@ -88,7 +88,7 @@ def simulate(
         "name": task.name if out is None else Path(out).name,
         "made_in": "python",
         "seed": seed,
-        "task": {"name": task.name, "clients": task.clients, "parameters": task.layout.size, "class": _path(task)},
+        "task": {"name": task.name, "clients": task.clients, "parameters": task.layout.size, "class": path_of(task)},
         "algorithm": {"preset": algorithm.name, **_describe(algorithm)},
         "timing": _describe(timing),
         "evaluation": _describe(evaluation),
@@ -160,16 +160,10 @@ def _describe(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         named = {entry.name: getattr(value, entry.name) for entry in fields(value) if entry.name != "name"}
         parts = {key: _describe(part) for key, part in named.items() if part is not None}
-        return parts if isinstance(value, _TABLES) else {"class": _path(value), **parts}
+        return parts if isinstance(value, _TABLES) else {"class": path_of(value), **parts}
     if isinstance(value, Sequence) and all(isinstance(number, int | float) for number in value):
         return f"{len(value)} numbers, sha256 {hashlib.sha256(repr(list(value)).encode()).hexdigest()[:16]}"
-    return _path(value)
-
-
-def _path(value: object) -> str:
-    """Where an object's class, or a function, is defined."""
-    named = value if isinstance(value, type | FunctionType) else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
+    return path_of(value)
 
 
 def _itself(value: _Value) -> _Value:

@@ -12,7 +12,7 @@ from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
 from qafel.algorithm.client import remembered
 from qafel.algorithm.hidden_state import model_for_start
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.errors import ConfigError, RejectedUpload
+from qafel.errors import ConfigError, MessageError, RejectedUpload
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.runs.progress import Traffic
@@ -94,6 +94,8 @@ _AFTER_ALL_ELSE = 1
 _NEVER = -(2**62)  # so long ago that more bytes came since than any snapshot has
 _MANY_ROUNDS = 1000
 """Without a single update by then, none will come."""
+_MANY_UNREAD = 1000
+"""So many uploads in a row that the server cannot read: it never will."""
 
 
 @final
@@ -140,6 +142,7 @@ class Simulation:
         self._arrivals: Iterator[Arrival] = iter(())
         self._always_training = isinstance(timing.arrivals, AlwaysTraining)
         self._ahead: list[tuple[float, int, Job]] = []
+        self._unread = 0
 
     def begin(self) -> None:
         """Let the first clients start."""
@@ -282,9 +285,13 @@ class Simulation:
         self._finish(job.client)
         try:
             accepted = self.server.receive(message := Message.from_bytes(upload))
-        except RejectedUpload:
+        except (MessageError, RejectedUpload) as error:
             self.traffic.count_rejected(upload)
+            self._unread = self._unread + 1 if isinstance(error, MessageError) else 0
+            if self._unread == _MANY_UNREAD:
+                raise ConfigError(f"{_MANY_UNREAD} uploads in a row were rejected, the last one: {error}") from error
             return False
+        self._unread = 0
         self.traffic.count_upload(upload, accepted.staleness)
         if self.algorithm.uplink_memory_rate:
             self.memories[job.client] = remembered(self.memories.get(job.client), message, self.algorithm)

@@ -1,0 +1,221 @@
+"""A user's own quantizer: any object with `encode(vector, stream)` and `decode(payload, size)`, without a base class.
+
+`as_quantizer` derives the rest. What the object must know is its own matter, what others must know follows here:
+
+    adding       decode, then add
+    name         module:Class(parameters), from its public attributes; a digest of it names the codec in messages
+    size limit   from encoding a few vectors
+    ω, δ, bias   measured on Gaussian and heavy-tailed data, and shown as measured
+
+An object that knows better offers `max_payload_bytes(size)`, or `omega(size)` and `unbiased(size)` (and `delta(size)`
+where it is not 1 − ω), as in `protocol.Quantizer`; then its word counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, cast, final
+
+import numpy as np
+
+from qafel.errors import ConfigError, MalformedPayload
+from qafel.params import Vector
+from qafel.quantizers.affine import Affine
+from qafel.quantizers.dithered import Dithered
+from qafel.quantizers.identity import Identity
+from qafel.quantizers.measure import gaussian, heavy_tailed, measured
+from qafel.quantizers.payloads import as_finite_vector, as_target, check_size
+from qafel.quantizers.protocol import OWN, Codec, Payload, Quantizer, pack_codec
+from qafel.quantizers.qsgd import Qsgd
+from qafel.quantizers.rand_k import RandK
+from qafel.quantizers.rotated import Rotated
+from qafel.quantizers.sign import Sign
+from qafel.quantizers.top_k import TopK
+from qafel.quantizers.wrappers import Scaled, Zstd
+from qafel.rng import Stream
+from qafel.text import described, path_of
+
+_MOST_BIAS: Final = 1e-4  # what the protocol lets pass as unbiased
+_ESTIMATES: Final = 8
+_STANDARD_ERRORS: Final = 5.0
+
+
+def as_quantizer(part: object, name: str | None = None) -> Quantizer:
+    """The part as a quantizer: one of this package as it is, any other object with `encode` and `decode` adapted.
+
+    `name` stands for its module and class: where two ends import the class from different places, both give the same.
+    """
+    if isinstance(part, _AS_THEY_ARE):
+        return cast(Quantizer, part)
+    wanted = "an own quantizer is an object with encode(vector, stream) and decode(payload, size)"
+    if isinstance(part, str):
+        raise ConfigError(f"{wanted}, found the text {part!r}: `wire` and `quantizer` read texts such as 'qsgd:4'")
+    if isinstance(part, type):
+        raise ConfigError(f"{wanted}; {part.__name__} is a class: make an object of it, {part.__name__}(…)")
+    for method in ("encode", "decode"):
+        if not callable(getattr(part, method, None)):
+            raise ConfigError(f"{wanted}; this {type(part).__name__} has no {method}")
+    return Own(cast(Codec, part), described(part, name or path_of(part)))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Own:
+    """An own codec with what a quantizer has beyond it. Made by `as_quantizer`."""
+
+    part: Codec
+    spec: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        return hash(self.spec)
+
+    @property
+    def codec(self) -> bytes:
+        return pack_codec(OWN, hashlib.blake2b(self.spec.encode(), digest_size=6).digest())
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether ω, δ and bias are measured on data, because the object does not say them."""
+        return self._offered("omega") is None or self._offered("unbiased") is None
+
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        """Let the object encode a copy: what it does to its argument harms nobody."""
+        vector = as_finite_vector(vector)
+        payload, most = self._encoded(vector, stream), self.max_payload_bytes(vector.size)
+        if len(payload) > most:
+            raise ConfigError(
+                f"{self.spec} wrote {len(payload)} bytes for {vector.size} coordinates, and a few samples say that it "
+                f"needs at most {most}: give it a method max_payload_bytes(size)"
+            )
+        return payload
+
+    def decode(self, payload: Payload, size: int) -> Vector:
+        return self._decoded(payload, size).copy()
+
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        target = as_target(target)
+        target += np.float32(weight) * self._decoded(payload, target.size)
+
+    def max_payload_bytes(self, size: int) -> int:
+        offered = self._offered("max_payload_bytes")
+        return _probed(self, check_size(size)) if offered is None else int(offered(size))
+
+    def bits_per_coordinate(self, size: int) -> float:
+        return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
+
+    def unbiased(self, size: int) -> bool:
+        return _theory(self, size).unbiased if self.is_measured else bool(self._asked("unbiased", size))
+
+    def omega(self, size: int) -> float:
+        return _theory(self, size).omega if self.is_measured else float(self._asked("omega", size))
+
+    def delta(self, size: int) -> float:
+        if self.is_measured or self._offered("delta") is None:
+            return 1.0 - self.omega(size)
+        return float(self._asked("delta", size))
+
+    def _offered(self, method: str) -> Callable[..., Any] | None:
+        return getattr(self.part, method, None)
+
+    def _asked(self, method: str, size: int) -> Any:
+        return getattr(self.part, method)(size)
+
+    def _encoded(self, vector: Vector, stream: Stream) -> bytes:
+        payload: object = self.part.encode(vector.copy(), stream)
+        if isinstance(payload, bytes):
+            return payload
+        if isinstance(payload, bytearray | memoryview):
+            return bytes(payload)
+        raise ConfigError(f"encode of {self.spec} returned {type(payload).__name__}, not bytes: see array.tobytes()")
+
+    def _decoded(self, payload: Payload, size: int) -> Vector:
+        """What the object decodes, if that is a sound vector of `size`. Whatever else happens refuses the payload."""
+        if len(payload) > (most := self.max_payload_bytes(size)):
+            raise MalformedPayload(f"{self.spec} needs at most {most} bytes for {size}, found {len(payload)}")
+        try:
+            with np.errstate(all="ignore"):
+                found: object = self.part.decode(bytes(payload), size)
+                return _sound(found, size)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise MalformedPayload(f"{self.spec} cannot read these {len(payload)} bytes: {said}") from error
+
+
+_AS_THEY_ARE: Final = (Own, Identity, Qsgd, TopK, RandK, Affine, Sign, Dithered, Rotated, Scaled, Zstd)
+
+
+def _sound(found: object, size: int) -> Vector:
+    if not isinstance(found, np.ndarray) or not np.issubdtype(found.dtype, np.floating):
+        kind = f"an array of {found.dtype}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise TypeError(f"decode returned {kind}, not a NumPy array of floats")
+    if found.shape != (size,):
+        raise ValueError(f"decode returned an array of shape {found.shape}, not ({size},)")
+    vector = np.ascontiguousarray(found, np.float32)
+    if not np.isfinite(vector).all():
+        raise ValueError("decode returned NaN or infinity")
+    return vector
+
+
+@lru_cache(256)
+def _probed(own: Own, size: int) -> int:
+    """The size limit, from encoding a few vectors; each must come back, and come out the same again.
+
+    One length for all of them is the length of every payload. If they differ, the limit leaves room: twice the
+    longest, and no less than float32 takes.
+    """
+    spike = np.zeros(size, np.float32)
+    spike[size // 2 :][:1] = -3.0
+    samples = {
+        "Gaussian": gaussian(size),
+        "heavy-tailed": heavy_tailed(size),
+        "zero": np.zeros(size, np.float32),
+        "constant": np.full(size, 0.7, np.float32),
+        "one-sparse": spike,
+    }
+    stream = Stream.named(0, "probe of an own quantizer")
+    lengths = set()
+    for kind, vector in samples.items():
+        payload = own._encoded(vector, stream)
+        if payload != own._encoded(vector, stream):
+            raise ConfigError(
+                f"encode of {own.spec} gives different bytes for the same vector and stream: take all randomness from "
+                "stream.generator(), and keep no state"
+            )
+        lengths.add(len(payload))
+        try:
+            _sound(own.part.decode(payload, size), size)
+        except Exception as error:
+            raise ConfigError(
+                f"{own.spec} does not decode what it encodes of a {kind} vector of {size} coordinates: {error!r}"
+            ) from error
+    longest = max(lengths)
+    return longest if len(lengths) == 1 else max(2 * longest, 4 * size)
+
+
+class _Theory(NamedTuple):
+    omega: float
+    unbiased: bool
+
+
+@lru_cache(256)
+def _theory(own: Own, size: int) -> _Theory:
+    """ω as measured, the larger of two kinds of data; and whether a bias shows.
+
+    One shows if the mean of some independent estimates of it lies above what the protocol lets pass, by many standard
+    errors: below one wrong alarm in a thousand.
+    """
+    omega, unbiased = 0.0, True
+    for name, vector in (("Gaussian", gaussian(size)), ("heavy-tailed", heavy_tailed(size))):
+        streams = (Stream.named(0, f"theory of an own quantizer, {name}", 0, n) for n in range(_ESTIMATES))
+        found = [measured(own, [vector], 2, stream) for stream in streams]
+        biases = np.array([each.bias for each in found])
+        noise = _STANDARD_ERRORS * biases.std(ddof=1) / np.sqrt(_ESTIMATES)
+        unbiased &= bool(biases.mean() <= _MOST_BIAS + noise)
+        omega = max(omega, float(np.mean([each.nmse for each in found])))
+    return _Theory(omega, unbiased)
