@@ -1,7 +1,6 @@
 """Worker processes: work is handed out again when one dies, and none outlives its parent."""
 
 import os
-import pickle
 import signal
 import struct
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel.errors import WorkerLost
+from qafel.errors import ConfigError, WorkerLost
 from qafel.workers import Died, Report, Workers, thread_limits
 
 
@@ -141,7 +140,7 @@ def test_workers_that_end_before_they_are_ready_are_not_started_for_ever():
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts():
-    with pytest.raises((AttributeError, pickle.PicklingError)):
+    with pytest.raises(ConfigError, match="define it, its class or function at module level"):
         Workers(1, lambda: perform, tries=1)
 
 

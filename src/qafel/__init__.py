@@ -8,6 +8,7 @@ errors        every error a user can meet
 rng           named random streams
 params        a model's tensors as one flat vector
 text          numbers and names for people
+parts         a user's own parts by import path
 files         atomic writes, one lock, checksummed files
 workers       supervised worker processes
 quantizers    a vector to few bytes and back

@@ -11,6 +11,7 @@ docs/decisions/one-supervisor-of-workers.md.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 from collections import deque
@@ -24,7 +25,8 @@ from multiprocessing.process import BaseProcess
 from pickle import dumps, loads
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
-from qafel.errors import WorkerLost
+from qafel.errors import ConfigError, WorkerLost
+from qafel.parts import import_module, own_modules
 
 Work = TypeVar("Work")
 Value = TypeVar("Value")
@@ -42,6 +44,34 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA
 def thread_limits(threads: int) -> dict[str, str]:
     """The environment in which numerical libraries use at most `threads` threads."""
     return dict.fromkeys(_THREADS, str(threads))
+
+
+def pack(value: object, dumps: Callable[[object], bytes] = pickle.dumps) -> bytes:
+    """The value for another process, with the user's own modules that it may need; `unpack` reads it there."""
+    try:
+        packed = dumps(value)
+    except Exception as error:  # of pickle's or of an object's own, and of any type
+        raise _not_portable(error) from error
+    return pickle.dumps((own_modules(), packed))
+
+
+def unpack(data: bytes) -> Any:
+    """What `pack` packed. The user's own modules are found as they were there: in the current folder first."""
+    modules, packed = loads(data)
+    try:
+        for module in modules:
+            import_module(module)
+        return loads(packed)
+    except Exception as error:
+        raise _not_portable(error) from error
+
+
+def _not_portable(error: Exception) -> ConfigError:
+    text = " ".join(str(error).split())
+    return ConfigError(
+        f"an object cannot be sent to another process ({type(error).__name__}: {text}): define it, its class or "
+        "function at module level in a file, without locks or open files; or train inline"
+    )
 
 
 class Died(NamedTuple):
@@ -91,7 +121,7 @@ class Workers(Generic[Work, Value]):
         answers are pickled.
         """
         self._count = count
-        self._opening = dumps((begin, tuple(arguments)))
+        self._opening = pack((begin, tuple(arguments)))
         self._tries = tries
         self._environment = environment or {}
         self._failed_starts = 0
@@ -154,6 +184,8 @@ class Workers(Generic[Work, Value]):
             self._replace(worker)
             return
         if not worker.ready:
+            if value is not None:
+                raise ConfigError(value)
             worker.ready = True
         elif last:
             worker.deaths = 0
@@ -219,8 +251,13 @@ def _serve(connection: Connection) -> None:
             connection.send_bytes(dumps((last, value)))
 
     try:
-        begin, arguments = loads(connection.recv_bytes())
+        opening = connection.recv_bytes()
     except (EOFError, OSError):
+        return
+    try:
+        begin, arguments = unpack(opening)
+    except ConfigError as error:
+        answer(str(error))
         return
     perform = begin(*arguments)
     answer(None)

@@ -1,12 +1,16 @@
 """Same seed, same bits, whatever the executor and the number of workers; lost workers change nothing."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
+from multiprocessing.shared_memory import SharedMemory
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from qafel.algorithm import HiddenState, wire
 from qafel.errors import ConfigError, WorkerLost
 from qafel.rng import Stream
 from qafel.simulator import HalfNormal, Limits, Network, Rounds, Timing, simulate
+from qafel.simulator.executors import processes
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.executors.processes import Processes
 from qafel.tasks import Quadratic
@@ -192,3 +197,74 @@ def test_impossible_executors_are_refused():
         sha("threads")
     with pytest.raises(ConfigError, match="at least one worker"):
         Processes(0, make_task, ALGORITHM, 0, 50)
+
+
+class OwnTask(Quadratic):
+    """Of a class at module level, so that it travels."""
+
+
+def unpicklable(kind):
+    """A task that cannot be sent to another process: of a local class, with a lambda, or with a lock."""
+    if kind == "local class":
+
+        class Local(Quadratic):
+            pass
+
+        return Local(30, 50)
+    task = OwnTask(30, 50)
+    task.extra = threading.Lock() if kind == "lock" else lambda: 0
+    return task
+
+
+@contextlib.contextmanager
+def no_shared_memory_is_left():
+    """Others on this machine have shared memory, too: only that which this process makes is looked for."""
+    made = []
+
+    def make(*arguments, **options):
+        memory = SharedMemory(*arguments, **options)
+        made.append(memory.name)
+        assert memory.name in os.listdir("/dev/shm")
+        return memory
+
+    with mock.patch.object(processes, "SharedMemory", make):
+        yield
+    assert made
+    assert not set(made) & set(os.listdir("/dev/shm"))
+
+
+@pytest.mark.parametrize("kind", ["local class", "lambda", "lock"])
+def test_what_cannot_be_pickled_is_one_sentence_and_leaves_no_shared_memory(kind):
+    sentence = r"cannot be sent to another process \(.*\): define it.* at module level"
+    with no_shared_memory_is_left(), pytest.raises(ConfigError, match=sentence):
+        simulate(unpicklable(kind), ALGORITHM, TIMING, executor="processes", workers=1)
+
+
+def test_what_another_process_cannot_find_is_one_sentence_and_leaves_no_shared_memory():
+    """As in a notebook, whose classes no other process has."""
+    script = """
+        from qafel.errors import ConfigError
+        from tests.simulator.test_executors import ALGORITHM, OwnTask, TIMING, no_shared_memory_is_left, simulate
+
+        class Mine(OwnTask):
+            pass
+
+        with no_shared_memory_is_left():
+            try:
+                simulate(Mine(30, 50), ALGORITHM, TIMING, executor="processes", workers=1)
+            except ConfigError as error:
+                print(error)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "Can't get attribute 'Mine' on <module '__main__'" in run.stdout
+    assert "define it, its class or function at module level in a file" in run.stdout
+    assert run.stdout.count("\n") == 1
+
+
+def test_ray_says_it_in_the_same_sentence():
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    with pytest.raises(ConfigError, match="cannot be sent to another process"):
+        simulate(unpicklable("lock"), ALGORITHM, TIMING, executor="ray", workers=1)

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import logging
 import os
-import pkgutil
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,6 +17,7 @@ import typer
 from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption, StartOption, with_start
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
+from qafel.parts import find, is_path
 from qafel.text import human_bytes
 
 if TYPE_CHECKING:
@@ -219,6 +219,13 @@ def client(
     train: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own training function, by import path.")
     ] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="An own task or quantizer that the run may name: nothing else is imported. May be repeated.",
+        ),
+    ] = None,
     state: Annotated[Path | None, typer.Option(help="Where to keep x̂ and the count; clients/RUN/ID.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Make one update and end.")] = False,
     max_updates: Annotated[int | None, typer.Option(help="End after so many updates.", min=1)] = None,
@@ -259,6 +266,7 @@ def client(
             window=window,
             worker=cast(Literal["thread", "process"], worker),
             patience_s=patience,
+            parts=_named(*(part or ()), *((task,) if task and is_path(task) else ())),
         ),
         on_event=_print_event if json_output else None if quiet else _tell,
     )
@@ -275,15 +283,19 @@ def client(
 
 
 def _imported(path: str) -> Train:
-    if ":" not in path:
+    if not is_path(path):
         raise ConfigError(f"--train takes MODULE:FUNCTION, got {path!r}")
-    try:
-        function = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--train {path}: {error}") from None
+    function = find(path)
     if not callable(function):
         raise ConfigError(f"--train {path} is not a function")
     return cast("Train", function)
+
+
+def _named(*paths: str) -> tuple[str, ...]:
+    for path in paths:
+        if not is_path(path):
+            raise ConfigError(f"--part takes package.module:Name, got {path!r}")
+    return paths
 
 
 def _tell(event: dict[str, Any]) -> None:

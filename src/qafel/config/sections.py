@@ -20,11 +20,14 @@ from qafel.algorithm import PRESETS, Algorithm
 from qafel.algorithm.aggregation import Aggregation
 from qafel.algorithm.methods import DEFAULT_CLIENT_LR, DEFAULT_LOCAL_STEPS, DEFAULT_SERVER_LR, assemble
 from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
+from qafel.config.parts import PartName, Section, make_quantizer, one_of, own_path
 from qafel.config.start import StartConfig
-from qafel.config.tasks import TASKS, MushroomsConfig, Section, Seed, TaskConfig
+from qafel.config.tasks import OWN, SHIPPED, TASKS, MushroomsConfig, OwnTask, Seed, TaskConfig
 from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
+from qafel.parts import is_path
 from qafel.quantizers import parse
+from qafel.quantizers.spec import FAMILIES
 from qafel.rng import Stream
 from qafel.tasks import Task
 from qafel.text import did_you_mean
@@ -50,7 +53,10 @@ def read_table(text: str, source: str, overrides: Iterable[str] = ()) -> dict[st
     if (base := table.pop("extends", None)) is not None:
         if base not in recipes():
             raise ConfigError(f"{source} extends the unknown recipe {base!r}{did_you_mean(str(base), recipes())}")
-        table = _merged(read_table(recipes()[base], f"recipe {base}"), table)
+        whole = read_table(recipes()[base], f"recipe {base}")
+        if _names_own_task(table.get("task")):
+            del whole["task"]  # whose settings are another task's
+        table = _merged(whole, table)
     for override in overrides:
         _override(table, override)
     return table
@@ -64,12 +70,17 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _names_own_task(task: Any) -> bool:
+    return isinstance(task, Mapping) and isinstance(name := task.get("name"), str) and is_path(name)
+
+
 def _override(table: dict[str, Any], override: str) -> None:
-    """Set one value, `a.b=c`: c as TOML, or as text where it is not."""
+    """Set one value, `a.b=c`: c as TOML, or as text where it is not. An own task takes nothing over from another."""
     path, equals, value = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"--set takes section.key=value, got {override!r}")
+    top = table
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
@@ -78,6 +89,8 @@ def _override(table: dict[str, Any], override: str) -> None:
         table[keys[-1]] = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
         table[keys[-1]] = value.strip()
+    if keys == ["task", "name"] and _names_own_task(table):
+        top["task"] = {key: kept for key, kept in table.items() if key in OwnTask.model_fields}
 
 
 _WIDEST = 50.0
@@ -88,8 +101,8 @@ class AlgorithmConfig(Section):
     """A preset and what it leaves open."""
 
     preset: str = "qafel"
-    client_quantizer: str = "none"
-    server_quantizer: str = "none"
+    client_quantizer: PartName = "none"
+    server_quantizer: PartName = "none"
     buffer_size: int = Field(10, ge=1)
     server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
@@ -130,9 +143,17 @@ class AlgorithmConfig(Section):
             raise ValueError("local training lasts local_steps or local_epochs, not both")
         return self
 
+    def own_quantizers(self) -> dict[str, str]:
+        """The import paths of those quantizers that are the user's own, by their roles."""
+        found = {role: own_path(getattr(self, role), FAMILIES) for role in ("client_quantizer", "server_quantizer")}
+        return {role: path for role, path in found.items() if path is not None}
+
     def wire(self, layout: Layout | None = None) -> Algorithm:
         """The pure core's algorithm; `layout` is the model's, which some quantizers need."""
-        return assemble(self.preset, self.model_dump(exclude={"preset"}), layout)
+        settings = {name: getattr(self, name) for name in type(self).model_fields if name != "preset"}
+        for role in ("client_quantizer", "server_quantizer"):
+            settings[role] = make_quantizer(settings[role], layout)
+        return assemble(self.preset, settings, layout)
 
 
 class NetworkConfig(Section):
@@ -147,7 +168,9 @@ class NetworkConfig(Section):
 class TimingConfig(Section):
     """When clients train and how long, in virtual time."""
 
-    arrivals: Literal["always-training", "constant", "poisson", "trace", "rounds"] = "always-training"
+    arrivals: Annotated[
+        PartName, one_of(("always-training", "constant", "poisson", "trace", "rounds"), "arrival law")
+    ] = "always-training"
     rate: float = Field(100.0, gt=0)
     """Arrivals per unit of time, of constant and Poisson arrivals."""
     trace: str | None = None
@@ -155,7 +178,9 @@ class TimingConfig(Section):
     draw: Literal["with-replacement", "without-replacement"] = "with-replacement"
     max_concurrency: int | None = Field(None, ge=1)
     """Clients that may train at once; who comes beyond that is turned away."""
-    duration: Literal["half-normal", "log-normal", "uniform", "constant"] = "half-normal"
+    duration: Annotated[PartName, one_of(("half-normal", "log-normal", "uniform", "constant"), "duration law")] = (
+        "half-normal"
+    )
     scale: float = Field(1.0, gt=0)
     spread: float = Field(0.5, ge=0, le=_WIDEST)
     """Log-normal: scale·e^(spread·N); uniform: scale·(1 ± spread)."""
@@ -218,8 +243,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        for spec in (self.algorithm.client_quantizer, self.algorithm.server_quantizer):
-            parse(spec)
+        for quantizer in (self.algorithm.client_quantizer, self.algorithm.server_quantizer):
+            if own_path(quantizer, FAMILIES) is None:
+                parse(str(quantizer))
         if PRESETS[self.algorithm.preset].synchronous and self.timing.arrivals != "rounds":
             raise ValueError(f'{self.algorithm.preset} is synchronous: it needs timing.arrivals = "rounds"')
         if self.stop.at_target and self.evaluation.target is None:
@@ -279,8 +305,8 @@ def _explain(error: ValidationError) -> str:
     """The first thing that is wrong, in one sentence."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    if path[0:1] == ["task"] and set(path[1:2]) & set(TASKS):
-        del path[1]  # a task's settings are found under its name, which the user does not write
+    while path[0:1] == ["task"] and path[1:2] and path[1] in (*TASKS, SHIPPED, OWN):
+        del path[1]  # a task's settings are found under who made it and its name, which the user does not write
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
         return f"unknown key {where!r}{did_you_mean(path[-1], _keys_beside(first['loc']))}"
@@ -295,8 +321,9 @@ def _keys_beside(location: tuple[int | str, ...]) -> Iterable[str]:
     """The keys that would have been known where an unknown one was found."""
     section: Any = Config
     for part in location[:-1]:
-        if part != "task":
-            section = TASKS.get(str(part)) or _section(section.model_fields[part].annotation)
+        if part not in ("task", SHIPPED):
+            own_or_shipped = {**TASKS, OWN: OwnTask}.get(str(part))
+            section = own_or_shipped or _section(section.model_fields[part].annotation)
     return list(section.model_fields)
 
 

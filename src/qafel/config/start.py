@@ -14,7 +14,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from pydantic import Field
 
-from qafel.config.tasks import Section
+from qafel.config.parts import Section
 from qafel.errors import DataError
 from qafel.params import Layout, Vector
 

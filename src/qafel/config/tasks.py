@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import Annotated, Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias, final, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Discriminator, Field, Tag
 
+from qafel import parts
+from qafel.config.parts import TASK, Arguments, Section
 from qafel.errors import ConfigError, DataError
+from qafel.parts import is_path
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.cifar10 import find_cifar10
@@ -18,12 +21,6 @@ from qafel.tasks.datasets.shakespeare import find_shakespeare
 
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Random streams are named by 64-bit numbers."""
-
-
-class Section(BaseModel):
-    """A table of settings: frozen, strict, and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class _TaskSection(Section):
@@ -127,13 +124,41 @@ class ShakespeareConfig(_NeuralSection):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
-_AnyTask: TypeAlias = (
+@final
+class OwnTask(Section):
+    """a user's own, by its import path"""
+
+    name: str
+    arguments: Arguments = Field(default_factory=dict)
+
+    def make(self) -> Task:
+        """Import and make the task."""
+        task: Task = parts.make(self.name, TASK, self.arguments, known=TASKS)
+        return task
+
+    def missing(self, fetch: bool = False) -> str | None:
+        """Why the task cannot be made here, as far as that shows without importing it. Its data is its own affair."""
+        return parts.missing(self.name)
+
+
+_ShippedTask: TypeAlias = (
     MushroomsConfig | QuadraticConfig | LogisticConfig | Cifar10Config | CelebaConfig | ShakespeareConfig
 )
-TaskConfig: TypeAlias = Annotated[_AnyTask, Field(discriminator="name")]
 TASKS: dict[str, type[Section]] = {
-    get_args(section.model_fields["name"].annotation)[0]: section for section in get_args(_AnyTask)
+    get_args(section.model_fields["name"].annotation)[0]: section for section in get_args(_ShippedTask)
 }
 """Each task's settings by its name; the docstring is its summary."""
+
+
+def _who_made(task: Any) -> str:
+    name = task.get("name") if isinstance(task, Mapping) else getattr(task, "name", None)
+    return OWN if isinstance(name, str) and name not in TASKS and is_path(name) else SHIPPED
+
+
+SHIPPED, OWN = "shipped", "own"
+TaskConfig: TypeAlias = Annotated[
+    Annotated[_ShippedTask, Field(discriminator="name"), Tag(SHIPPED)] | Annotated[OwnTask, Tag(OWN)],
+    Discriminator(_who_made),
+]
 _CONVEX: dict[str, Callable[..., Task]] = {task.name: task for task in (Mushrooms, Quadratic, SyntheticLogistic)}
 _FIND = {"cifar10": find_cifar10, "celeba": find_celeba, "shakespeare": find_shakespeare}

@@ -128,7 +128,7 @@ def parse(spec: str, layout: Layout | None = None) -> Quantizer:
     if name == "scaled":
         return Scaled(_scalable(parse(rest, layout)))
     if name not in _BY_NAME:
-        raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, sorted([*_BY_NAME, 'scaled']))}")
+        raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, FAMILIES)}")
     arguments = SpecArguments.read(name, rest)
     quantizer = _BY_NAME[name](arguments, layout)
     arguments.end()
@@ -232,6 +232,9 @@ _BY_NAME: Final[dict[str, Callable[[SpecArguments, Layout | None], Quantizer]]] 
     "dithered": lambda given, layout: Dithered(given.needed("bits"), given.bucket()),
     "rotated": lambda given, layout: Rotated(given.needed("bits")),
 }
+
+FAMILIES: Final = (*sorted(_BY_NAME), "scaled")
+"""What a spec begins with."""
 
 _BY_ID: Final[dict[int, Callable[[bytes, bytes, Layout | None], Quantizer]]] = {
     protocol.NONE: lambda fields, inner, layout: Identity(),

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, final
 
+from qafel.errors import ConfigError
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,16 @@ class ClientSettings:
     """How long to wait at the end for the last receipts."""
     patience_s: float | None = None
     """How long to wait for the broker and the run at the start; None: forever."""
+    parts: tuple[str, ...] = ()
+    """Import paths of own parts that the run's configuration may name; of no other one is anything imported."""
+
+    def require_named(self, what: str, path: str) -> None:
+        """Refuse an own part that the run's server names and this client's user does not: to import is to run code."""
+        if path not in self.parts:
+            raise ConfigError(
+                f"the run's {what} is {path}, and a client imports only what its own command line names: if you trust "
+                f"that module on this machine, add --part {path}"
+            )
 
 
 @final

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 from qafel.algorithm import Client, HiddenState, LocalTraining, Message, local_update
 from qafel.algorithm.client import Train
 from qafel.config import Config
+from qafel.config.tasks import OwnTask
 from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.outbox import ClientState, Outbox
@@ -44,8 +45,8 @@ log = logging.getLogger(__name__)
 
 ClientEvent: TypeAlias = dict[str, Any]
 """Something that happened at a client: an update made, a version held, a receipt; now and then how it goes."""
-MakeTrain: TypeAlias = Callable[[Agreement, int], tuple[Train, float]]
-"""From the run's agreement and the client's number to its training function and its weight."""
+MakeTrain: TypeAlias = Callable[[Agreement, int, ClientSettings], tuple[Train, float]]
+"""From the run's agreement, the client's number and its settings to its training function and its weight."""
 
 
 class CopiedState(NamedTuple):
@@ -283,7 +284,7 @@ def run_client(
     """
     if train is not None:
         given = (train, weight)
-        make_train = lambda agreement, number: given  # noqa: E731
+        make_train = lambda agreement, number, settings: given  # noqa: E731
     elif make_train is None:
         raise DataError("give a training function: train, or make_train")
 
@@ -329,11 +330,13 @@ async def open_client(
                 raise BrokerUnreachable(f"cannot take part in run {names.run!r}: {error}") from None
             waiting(f"run {names.run!r}: {error}")
             await asyncio.sleep(0.3)
+    for role, path in agreement.config.algorithm.own_quantizers().items():
+        settings.require_named(role, path)
     algorithm, dimension = agreement.algorithm(), agreement.layout.size
     hidden_state = state.load(agreement.run_id, dimension, algorithm)
     if hidden_state is None:
         hidden_state = HiddenState.from_snapshot(Message.from_bytes(snapshot), dimension, algorithm)
-    train, weight = await asyncio.to_thread(make_train, agreement, number)
+    train, weight = await asyncio.to_thread(make_train, agreement, number, settings)
     core = Client(number, hidden_state, algorithm, agreement.config.seed, weight=weight)
     return DeploymentClient(core, train, state, agreement.run_id, names, access, settings, on_event)
 
@@ -350,11 +353,14 @@ async def _first_contact(broker: Broker, names: Names, verifier: Verifier) -> tu
     return Agreement.from_bytes(stored.data), found[0]
 
 
-def train_task(agreement: Agreement, client: int, expected: str | None = None) -> tuple[Train, float]:
+def train_task(
+    agreement: Agreement, client: int, settings: ClientSettings, expected: str | None = None
+) -> tuple[Train, float]:
     """The training function of the run's own task, and how much the client's updates count.
 
     agreement  what the run's server says: its configuration
     client     the client whose data are trained on
+    settings   how the client works; they name a task that is not of this package, or it is refused
     expected   the task that the user named, if any; another is refused
     """
     config = agreement.config
@@ -362,6 +368,8 @@ def train_task(agreement: Agreement, client: int, expected: str | None = None) -
         raise ConfigError(
             f"the run learns {config.task.name}, not {expected}: leave out --task, or choose another --run"
         )
+    if isinstance(config.task, OwnTask):
+        settings.require_named("task", config.task.name)
     toml, local = config.to_toml(), agreement.algorithm().local
     task = _made_task(toml)
     if not 0 <= client < task.clients:

@@ -10,7 +10,8 @@ bytes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
@@ -148,13 +149,14 @@ class Processes:
         slots = JOBS_PER_WORKER * workers
         upload_bytes = HEADER_BYTES + algorithm.client_quantizer.max_payload_bytes(dimension)
         self._shared = SharedSlots(slots, dimension, upload_bytes)
-        self._pool: Workers[TrainingWork | EvaluationWork, Any] = Workers(
-            workers,
-            _WorkerSide,
-            (make_task, algorithm, seed, self._shared),
-            tries=MAX_DEATHS,
-            environment=thread_limits(1),
-        )
+        with self._given_back_on_error():
+            self._pool: Workers[TrainingWork | EvaluationWork, Any] = Workers(
+                workers,
+                _WorkerSide,
+                (make_task, algorithm, seed, self._shared),
+                tries=MAX_DEATHS,
+                environment=thread_limits(1),
+            )
         self._most_ready = max(slots, min(_READY_PER_WORKER * workers, _READY_BYTES // upload_bytes))
         self._free_uploads = list(range(slots))
         self._free_vectors = list(range(slots))
@@ -259,10 +261,22 @@ class Processes:
             self._ready[work.number] = bytes(self._shared.upload(work.upload_slot)[:length])
         self._release(work)
 
+    @contextmanager
+    def _given_back_on_error(self) -> Iterator[None]:
+        """A context whose failure gives the shared memory back: nobody else will."""
+        try:
+            yield
+        except BaseException:
+            self._shared.remove()
+            raise
+
     def __enter__(self) -> Self:
-        self._pool.__enter__()
+        with self._given_back_on_error():
+            self._pool.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.__exit__()
-        self._shared.remove()
+        try:
+            self._pool.__exit__()
+        finally:
+            self._shared.remove()

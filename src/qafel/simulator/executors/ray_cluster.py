@@ -17,12 +17,14 @@ from qafel.params import Vector
 from qafel.simulator.executors.jobs import Job, Trainer, spans
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
 from qafel.tasks.protocol import Divisible, Task
+from qafel.workers import pack, unpack
 
 
 class _Actor:
     """A worker: makes the task once, then trains what comes."""
 
-    def __init__(self, make_task: Callable[[], Task], algorithm: Algorithm, seed: int) -> None:
+    def __init__(self, opening: bytes) -> None:
+        make_task, algorithm, seed = unpack(opening)
         self._trainer = Trainer(make_task(), algorithm, seed)
 
     def perform(
@@ -64,6 +66,7 @@ class RayCluster:
             raise ConfigError("the ray executor needs Ray: pip install 'qafel[ray]'") from None
         if workers < 1:
             raise ConfigError(f"there is at least one worker, got {workers}")
+        opening = pack((make_task, algorithm, seed), ray.cloudpickle.dumps)
         self._ray = ray
         self.workers = workers
         self.training_s = 0.0
@@ -73,7 +76,7 @@ class RayCluster:
             local = {} if address else {"num_cpus": workers, "include_dashboard": False}
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Actor)
-        self._actors = [actor.remote(make_task, algorithm, seed) for _ in range(workers)]
+        self._actors = [actor.remote(opening) for _ in range(workers)]
         self._load = [0] * workers
         self._vectors: dict[int, tuple[Any, int]] = {}  # version: (reference, how many jobs use it)
         self._pending: dict[int, tuple[Any, int, int]] = {}  # job: (reference, worker, version)

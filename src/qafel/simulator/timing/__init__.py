@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import final
 
 from qafel.config import TimingConfig
+from qafel.config.parts import ARRIVALS, DURATIONS, make
 from qafel.errors import ConfigError
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate, Poisson, Rounds, Trace
 from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform, client_factors
@@ -84,11 +85,14 @@ class Timing:
 
 
 def make_timing(config: TimingConfig, seed: int, clients: int) -> Timing:
-    """Arrivals, durations and network as the configuration has them."""
+    """Arrivals, durations and network as the configuration has them.
+
+    A user's own law may have the parameters `seed` and `clients`: it gets the run's.
+    """
     network = config.network
     silent = network.upload_rate is None and network.download_rate is None and not network.latency
     return Timing(
-        durations=_durations(config, seed),
+        durations=_durations(config, seed, clients),
         arrivals=_arrivals(config, seed, clients),
         per_example=config.per_example,
         speeds=client_factors(seed, "speed", clients, config.speed_spread),
@@ -98,7 +102,7 @@ def make_timing(config: TimingConfig, seed: int, clients: int) -> Timing:
     )
 
 
-def _durations(config: TimingConfig, seed: int) -> Durations:
+def _durations(config: TimingConfig, seed: int, clients: int) -> Durations:
     match config.duration:
         case "half-normal":
             return HalfNormal(seed, config.scale)
@@ -108,6 +112,8 @@ def _durations(config: TimingConfig, seed: int) -> Durations:
             return Uniform(seed, config.scale, config.spread)
         case "constant":
             return Constant(config.scale)
+    own: Durations = make(config.duration, DURATIONS, seed=seed, clients=clients)
+    return own
 
 
 def _arrivals(config: TimingConfig, seed: int, clients: int) -> Arrivals:
@@ -123,3 +129,5 @@ def _arrivals(config: TimingConfig, seed: int, clients: int) -> Arrivals:
             return Trace(Path(config.trace), clients)
         case "rounds":
             return Rounds(config.over_selection, config.round_timeout)
+    own: Arrivals = make(config.arrivals, ARRIVALS, seed=seed, clients=clients)
+    return own

@@ -1,0 +1,101 @@
+"""From an import path to a part: what is found, what is called, and one sentence for what goes wrong."""
+
+import sys
+
+import pytest
+
+from qafel import parts
+from qafel.errors import ConfigError
+from qafel.parts import Kind, find, is_path, make
+from tests.own_parts import write_folder
+
+TASK = Kind("task", ("train", "evaluate"))
+LAW = Kind("staleness law", ("__call__",))
+DURATIONS = Kind("duration law", ("draw",))
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The name of a module that is in the current folder and nowhere else."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return write_folder(tmp_path)
+
+
+def test_the_current_folder_is_first_for_the_import_and_last_afterwards(tmp_path, own, monkeypatch):
+    (tmp_path / "colorsys.py").write_text("shadow = True")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    before = [*sys.path]
+    assert find("colorsys:shadow") is True
+    assert sys.path == [*before, str(tmp_path)]
+    monkeypatch.delitem(sys.modules, "colorsys")
+    import colorsys  # found where it always was: nothing of this package's own is shadowed
+
+    assert hasattr(colorsys, "rgb_to_hsv")
+    del sys.modules["colorsys"]
+
+
+def test_a_class_a_function_that_makes_it_and_an_object_are_parts(own):
+    assert make(f"{own}:Rooms", TASK).clients == 20
+    assert make(f"{own}:Rooms", TASK, {"clients": 7}).clients == 7
+    assert make(f"{own}:small_rooms", TASK).clients == 5
+    assert make(f"{own}:ROOMS", TASK) is make(f"{own}:ROOMS", TASK)
+
+
+def test_a_law_may_be_the_function_itself_and_gets_its_arguments_with_every_call(own):
+    assert [make(f"{own}:only_fresh", LAW)(late) for late in (3, 4)] == [1.0, 0.1]
+    assert [make(f"{own}:only_fresh", LAW, {"cut": 4})(late) for late in (4, 5)] == [1.0, 0.1]
+    assert make(f"{own}:Halving", LAW, {"every": 2})(5) == 0.25
+
+
+def test_what_is_offered_goes_to_those_who_have_a_parameter_for_it(own):
+    law = make(f"{own}:Thirds", DURATIONS, {"scale": 2.0}, offered={"seed": 4, "clients": 9})
+    assert (law.seed, law.scale) == (4, 2.0)
+    assert make(f"{own}:Thirds", DURATIONS, {"seed": 5}, offered={"seed": 4}).seed == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "sentence"),
+    [
+        ("nowhere_at_all:Rooms", {}, "there is no module 'nowhere_at_all' in"),
+        ("nowhere_at_all.tasks:Rooms", {}, "there is no module 'nowhere_at_all' in"),
+        ("MODULE.tasks:Rooms", {}, "there is no module 'MODULE.tasks' in"),
+        ("mushroms:Rooms", {}, "did you mean 'mushrooms'?"),
+        ("MODULE:Room", {}, "MODULE.py) has no 'Room'; did you mean 'Rooms'?"),
+        ("MODULE:Rooms.make", {}, "has no 'make'"),
+        ("MODULE:Rooms", {"cliens": 3}, "task MODULE:Rooms has no argument 'cliens'; did you mean 'clients'?"),
+        ("MODULE:small_rooms", {"clients": 3}, "task MODULE:small_rooms has no argument 'clients'"),
+        ("MODULE:Halving", {}, "task MODULE:Halving needs the argument 'every'"),
+        ("MODULE:Rooms", {"size": -1}, "task MODULE:Rooms(size=-1) raised "),
+        ("MODULE:ROOMS", {"clients": 3}, "is an object already, which takes no arguments"),
+        ("MODULE:Half", {}, "task MODULE:Half has no train, evaluate, as every task has"),
+        ("MODULE:__doc__", {}, "has no train, evaluate, as every task has"),
+        ("MODULE", {}, "an import path is package.module:Name"),
+        ("broken:Rooms", {}, "importing broken raised ZeroDivisionError: division by zero (FOLDER/broken.py, line 2)"),
+        ("torn:Rooms", {}, "importing torn raised SyntaxError"),
+        ("lacking:Rooms", {}, "importing lacking raised ModuleNotFoundError: No module named 'not_installed'"),
+        ("leaving:Rooms", {}, "importing leaving raised SystemExit: 3"),
+    ],
+)
+def test_whatever_is_wrong_is_one_sentence(tmp_path, own, path, arguments, sentence):
+    (tmp_path / "broken.py").write_text("x = 1\n1 / 0\n")
+    (tmp_path / "torn.py").write_text("def f(:\n")
+    (tmp_path / "lacking.py").write_text("import not_installed\n")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ConfigError) as error:
+        make(path.replace("MODULE", own), TASK, arguments, known=["mushrooms", "quadratic"])
+    assert sentence.replace("MODULE", own).replace("FOLDER", str(tmp_path)) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_form_of_a_path():
+    assert all(map(is_path, ("a:B", "a.b.c:D", "a.b:C.d", "_a:_b")))
+    assert not any(
+        map(is_path, ("qsgd:4", "a", "a:", ":b", "a.:b", "a:b:c", "a b:c", "top_k:0.1", "a:b=c", "a/b:c", ""))
+    )
+
+
+def test_what_is_missing_is_noticed_without_an_import(own):
+    assert parts.missing(f"{own}:Anything") is None
+    assert "there is no module 'nowhere_at_all'" in parts.missing("nowhere_at_all.tasks:Rooms")
+    assert own not in sys.modules
