@@ -1,5 +1,6 @@
 """From an import path to a part: what is found, what is called, and one sentence for what goes wrong."""
 
+import importlib
 import sys
 
 import pytest
@@ -22,17 +23,19 @@ def own(tmp_path, monkeypatch):
     return write_folder(tmp_path)
 
 
-def test_the_current_folder_is_first_for_the_import_and_last_afterwards(tmp_path, own, monkeypatch):
+def test_the_current_folder_is_first_for_the_import_and_last_afterwards(tmp_path, own):
     (tmp_path / "colorsys.py").write_text("shadow = True")
-    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    before = [*sys.path]
-    assert find("colorsys:shadow") is True
-    assert sys.path == [*before, str(tmp_path)]
-    monkeypatch.delitem(sys.modules, "colorsys")
-    import colorsys  # found where it always was: nothing of this package's own is shadowed
-
-    assert hasattr(colorsys, "rgb_to_hsv")
-    del sys.modules["colorsys"]
+    known = sys.modules.pop("colorsys", None)
+    try:
+        before = [*sys.path]
+        assert find("colorsys:shadow") is True
+        assert sys.path == [*before, str(tmp_path)]
+        del sys.modules["colorsys"]
+        # Found where it always was: nothing that others import is shadowed.
+        assert hasattr(importlib.import_module("colorsys"), "rgb_to_hsv")
+    finally:
+        if known is not None:
+            sys.modules["colorsys"] = known
 
 
 def test_a_class_a_function_that_makes_it_and_an_object_are_parts(own):
