@@ -25,7 +25,7 @@ from qafel.algorithm import Message
 from qafel.config import load_recipe
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
-from qafel.deployment.server.ledger import read_journal
+from qafel.deployment.server.journal import read_journal
 from qafel.simulator import run
 
 HERE = Path(__file__).parent

@@ -5,6 +5,7 @@
     │   ├── ConfigError         a setting is unknown, of the wrong type, or impossible
     │   │   └── SpecError         a quantizer's text spec does not parse
     │   ├── DataError           a dataset or run file is missing or damaged
+    │   │   ├── DamagedJournal    a deployed run's journal lacks updates that counted; nothing was changed
     │   │   ├── NothingToShow     there is no run, or none of its evaluations yet
     │   │   └── NotComparable     runs that a published claim needs are missing, or differ from the published ones
     │   ├── OutputError         a result cannot be written
@@ -66,6 +67,10 @@ class SpecError(ConfigError):
 
 class DataError(UserError):
     reason = "data"
+
+
+class DamagedJournal(DataError):
+    reason = "damaged-journal"
 
 
 class NothingToShow(DataError):

@@ -21,7 +21,8 @@ import numpy as np
 from qafel.algorithm import Message
 from qafel.config import load_recipe
 from qafel.deployment.broker.local import LocalBroker
-from qafel.deployment.server.ledger import Ledger, read_journal
+from qafel.deployment.server.journal import read_journal
+from qafel.deployment.server.ledger import Ledger
 from qafel.rng import Stream
 from tests.deployment.live import replay
 from tests.deployment.processes import Command, Line, wait_for

@@ -19,7 +19,7 @@ from qafel.deployment.connection import cancel_and_wait
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.ledger import read_journal
+from qafel.deployment.server.journal import read_journal
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.params import Vector
 from qafel.runs.directory import RunDirectory

@@ -20,7 +20,7 @@ from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.ledger import Journal, read_journal
+from qafel.deployment.server.journal import JournalReader, read_journal
 from qafel.deployment.server.server import open_server
 from qafel.errors import DataError
 from qafel.files import read_checked, write_checked
@@ -61,10 +61,12 @@ def test_a_run_of_an_old_journal_goes_on(old_run: Path) -> None:
     assert _held(old_run) == (3, DIGEST, 10)
     rows = (old_run / "metrics.jsonl").read_bytes()
     assert rows == (OLD / "run" / "metrics.jsonl").read_bytes()
-    journal = Journal(old_run / "state", 10)
+    reader = JournalReader(old_run / "state")
+    assert len(list(reader)) == 10
+    journal = reader.go_on()
     journal.append(b"next")
     journal.close()
-    assert (old_run / "state" / "journal-000000000010.log").read_bytes().startswith(b"qafel journal 1\n")
+    assert (old_run / "state" / "journal-000000000010.log").read_bytes().startswith(b"qafel journal 2 ")
     assert list(read_journal(old_run / "state")) == [*before, b"next"]
 
 
@@ -79,9 +81,9 @@ def test_a_journal_of_another_version_is_refused(old_run: Path) -> None:
     for path in (old_run / "state").glob("checkpoint-*"):
         path.unlink()
     first = old_run / "state" / "journal-000000000000.log"
-    whole = b"qafel journal 2\n" + first.read_bytes()
+    whole = b"qafel journal 3\n" + first.read_bytes()
     first.write_bytes(whole)
-    with pytest.raises(DataError, match="version 2 of its format, and this qafel reads version 1: use the qafel that"):
+    with pytest.raises(DataError, match="version 3 of its format, and this qafel reads up to version 2: use"):
         _held(old_run)
     assert first.read_bytes() == whole
 
@@ -90,10 +92,13 @@ def test_checkpoints_of_another_version_do_not_let_a_run_start_from_nothing(old_
     for old in _checkpoints(old_run):
         old.unlink()
         write_checked(old.with_suffix(".qafel"), "checkpoint", 99, b"from the future")
-    assert _held(old_run) == (3, DIGEST, 10)  # the whole journal is there, and says as much
-    (old_run / "state" / "journal-000000000000.log").unlink()
+    first = old_run / "state" / "journal-000000000000.log"
+    whole = first.read_bytes()
+    first.unlink()
     with pytest.raises(DataError, match="version 99 of its format"):
         _held(old_run)
+    first.write_bytes(whole)
+    assert _held(old_run) == (3, DIGEST, 10)  # the whole journal is there, and says as much
 
 
 def test_an_old_agreement_is_read_and_a_newer_one_refused() -> None:

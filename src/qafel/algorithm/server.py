@@ -134,9 +134,10 @@ class Server:
         buffer, algorithm = self.buffer, self.algorithm
         mixed = buffer.weight_sum if algorithm.upload == "model" else 0.0
         divisor = buffer.divisor(algorithm.aggregation)
-        self.model = self.step.apply(self.model, buffer.total, divisor, mixed, self.uplink_memory)
-        if not is_finite(self.model):
-            require_finite(self.model, f"server model {self.version + 1}")
+        following = self.step.apply(self.model, buffer.total, divisor, mixed, self.uplink_memory)
+        if not is_finite(following):
+            require_finite(following, f"server model {self.version + 1}")
+        self.model = following
         if self.uplink_memory is not None:
             # Who is in the buffer moves its memory by α times what it sent, the others do not: h̄ moves by the mean.
             rate = algorithm.uplink_rate(self.model.size) / self.clients

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import errno
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
-from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
+from qafel.algorithm import Algorithm, Checkpoint, Client, HiddenState, LocalTraining, Message, wire
 from qafel.deployment.server import ledger as ledger_module
-from qafel.deployment.server.ledger import Journal, Ledger, read_journal
-from qafel.errors import ConfigError, DataError, DuplicateUpload, OutputError
+from qafel.deployment.server.ledger import Ledger
+from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
 from qafel.params import Vector
 from qafel.rng import Stream
+from qafel.runs.directory import read_checkpoint, write_checkpoint
 from tests.deployment.live import replay
 
 SIZE = 64
@@ -85,20 +83,109 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
     assert len(list(tmp_path.glob("checkpoint-*"))) <= 2
 
 
-def test_the_newest_checkpoint_may_be_damaged(tmp_path: Path) -> None:
-    uploads = _uploads(12)
-    with _open(tmp_path) as ledger:
-        for upload in uploads:
+def _run_with_checkpoints(folder: Path) -> int:
+    """Twelve uploads with checkpoints at 4, 8 and 12, of which two are kept, and a step more; the digest of x̂."""
+    with _open(folder) as ledger:
+        for upload in _uploads(15):
             ledger.take(upload, Message.from_bytes(upload))
             if (write := ledger.begin_checkpoint(4, {})) is not None:
+                ledger.journal.sync()
                 write()
                 ledger.drop_old_journal()
-        digest = ledger.server.hidden_state.digest
-    newest = sorted(tmp_path.glob("checkpoint-*"))[-1]
-    newest.write_bytes(newest.read_bytes()[:-8])
+        return ledger.server.hidden_state.digest
+
+
+def _flip(path: Path, byte: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 4
+    path.write_bytes(data)
+
+
+def _newest(folder: Path) -> Path:
+    return sorted(folder.glob("checkpoint-*.qafel"))[-1]
+
+
+def test_a_flipped_bit_in_the_newest_checkpoint_costs_nothing_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = _run_with_checkpoints(tmp_path)
+    whole, newest = _newest(tmp_path).read_bytes(), _newest(tmp_path)
+    for byte in (0, 17, 19, 30, len(whole) // 4, len(whole) // 2, len(whole) - 300, len(whole) - 1):
+        _flip(newest, byte)
+        damaged = newest.read_bytes()
+        with _open(tmp_path) as ledger:
+            assert (ledger.server.hidden_state.digest, ledger.traffic.uploads) == (digest, 15)
+        assert f"{newest} cannot be used, trying the one before" in caplog.text
+        assert newest.with_suffix(".unused").read_bytes() == damaged
+        newest.write_bytes(whole)
+        caplog.clear()
+
+
+def _model(saved: Checkpoint) -> None:
+    saved.arrays["model"][3] += 1
+
+
+def _nan(saved: Checkpoint) -> None:
+    saved.arrays["model"][3] = np.nan
+
+
+def _windows(saved: Checkpoint) -> None:
+    saved.arrays["seen_highest"][0] += 1
+
+
+def _buffer(saved: Checkpoint) -> None:
+    saved.arrays["buffer"][0] += 1
+
+
+def _count(saved: Checkpoint) -> None:
+    saved.values["traffic"]["uploads"] -= 1
+
+
+@pytest.mark.parametrize("damage", [_model, _nan, _windows, _buffer, _count])
+def test_a_checkpoint_after_which_the_journal_fails_is_passed_over(
+    tmp_path: Path, damage: Callable[[Checkpoint], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flipped in memory, before the checksum was made: only the replay can tell."""
+    digest = _run_with_checkpoints(tmp_path)
+    newest = _newest(tmp_path)
+    saved = read_checkpoint(newest)
+    damage(saved)
+    write_checkpoint(newest, saved)
     with _open(tmp_path) as ledger:
-        assert ledger.server.hidden_state.digest == digest
-        assert ledger.traffic.uploads == 12
+        assert (ledger.server.hidden_state.digest, ledger.traffic.uploads) == (digest, 15)
+    assert f"{newest} cannot be used, trying the one before" in caplog.text
+
+
+def test_a_run_without_a_sound_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    _run_with_checkpoints(tmp_path)
+    for path in tmp_path.glob("checkpoint-*.qafel"):
+        _flip(path, 100)
+    with (
+        pytest.raises(DataError, match=r"no checkpoint in .* can be used; .*000012.qafel: .* is damaged"),
+        _open(tmp_path),
+    ):
+        pass
+    assert len(list(tmp_path.glob("checkpoint-*.qafel"))) == 2, "nothing is changed"
+
+
+def test_a_run_that_diverged_goes_on_from_the_last_good_state(tmp_path: Path) -> None:
+    uploads = _uploads(14)
+    with _open(tmp_path) as ledger:
+        for upload in uploads[:11]:
+            ledger.take(upload, Message.from_bytes(upload))
+        model = ledger.server.model.copy()
+        ledger.server.step.lr = np.float32(np.inf)
+        with pytest.raises(NonFiniteVector):
+            ledger.take(uploads[11], Message.from_bytes(uploads[11]))
+        assert np.array_equal(ledger.server.model, model), "the last good model stays"
+        assert ledger.begin_checkpoint(1, {}) is None, "nothing of it is saved"
+    assert not list(tmp_path.glob("checkpoint-*"))
+    with _open(tmp_path) as ledger:
+        assert ledger.traffic.uploads == 11
+        assert np.array_equal(ledger.server.model, model)
+        for upload in uploads[11:]:
+            ledger.take(upload, Message.from_bytes(upload))
+        assert ledger.server.version == 4
 
 
 def test_large_uploads_bring_a_checkpoint_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,129 +224,3 @@ def test_the_last_broadcasts_are_made_again_for_a_broker_that_lost_them(tmp_path
 def test_two_servers_cannot_use_one_folder(tmp_path: Path) -> None:
     with _open(tmp_path), pytest.raises(ConfigError, match="another server"), _open(tmp_path):
         pass
-
-
-def _fill(folder: Path, records: list[bytes], rotate_at: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-    journal = Journal(folder, 0)
-    for number, record in enumerate(records):
-        if number in rotate_at:
-            journal.rotate()
-        journal.append(record)
-    journal.close()
-
-
-def test_records_come_back_in_order_from_any_number_and_over_files(tmp_path: Path) -> None:
-    records = [bytes([number]) * number for number in range(10)]
-    _fill(tmp_path, records, {3, 7})
-    assert list(read_journal(tmp_path)) == records
-    assert list(read_journal(tmp_path, 5)) == records[5:]
-    assert list(read_journal(tmp_path, 10)) == []
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cut=st.integers(0, 210), noise=st.binary(max_size=30))
-@example(cut=193, noise=b"")  # a header without its newline
-def test_a_torn_tail_costs_only_itself_and_appending_goes_on(tmp_path: Path, cut: int, noise: bytes) -> None:
-    folder = tmp_path / f"{cut}-{noise.hex()}"
-    folder.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        path.unlink()
-    records = [bytes([number]) * 20 for number in range(6)]
-    _fill(folder, records)
-    (path,) = folder.iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(whole[: max(0, len(whole) - cut)] + noise)
-    survivors = list(read_journal(folder))
-    assert survivors == records[: len(survivors)]
-    assert len(survivors) >= 6 - cut // 32 - 1
-    journal = Journal(folder, len(survivors))
-    journal.append(b"next")
-    journal.close()
-    assert list(read_journal(folder)) == [*survivors, b"next"]
-
-
-def test_damage_that_others_follow_is_an_error(tmp_path: Path) -> None:
-    _fill(tmp_path, [b"first", b"second", b"third"], {2})
-    path = tmp_path / "journal-000000000000.log"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="damaged"):
-        list(read_journal(tmp_path))
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    _fill(tmp_path, [b"first", b"second", b"third"], {2})
-    (tmp_path / "journal-000000000000.log").unlink()
-    with pytest.raises(DataError, match="lacks records 0 to 1"):
-        list(read_journal(tmp_path))
-
-
-def test_files_before_a_checkpoint_can_be_dropped(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0)
-    for number in range(9):
-        if number in (3, 6):
-            journal.rotate()
-        journal.append(bytes([number]))
-    journal.sync()
-    journal.drop_before(5)
-    journal.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-000000000003.log", "journal-000000000006.log"]
-    assert list(read_journal(tmp_path, 5)) == [bytes([number]) for number in range(5, 9)]
-
-
-def test_a_crash_between_a_rotation_and_its_sync_costs_only_what_was_not_synced(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0)
-    journal.append(b"safe")
-    journal.sync()
-    journal.append(b"lost")
-    journal.rotate()
-    journal.append(b"lost too")
-    journal._file.close()  # as a killed process does
-    assert list(read_journal(tmp_path)) == [b"safe"]
-    journal = Journal(tmp_path, 1)
-    journal.append(b"next")
-    journal.close()
-    assert list(read_journal(tmp_path)) == [b"safe", b"next"]
-
-
-class _Disk:
-    """A file on a disk that takes little at once, and in the end nothing."""
-
-    def __init__(self, file: FileIO, room: int) -> None:
-        self.file, self.room = file, room
-        self.fileno, self.close = file.fileno, file.close
-
-    def write(self, data: memoryview) -> int:
-        if not self.room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written = self.file.write(data[: min(7, self.room)])
-        self.room -= written
-        return written
-
-
-def test_a_short_write_goes_on(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0)
-    journal._file = _Disk(journal._file, 1000)  # type: ignore[assignment]
-    journal.append(b"a record that takes several writes")
-    journal.close()
-    assert list(read_journal(tmp_path)) == [b"a record that takes several writes"]
-
-
-def test_after_a_failed_write_nothing_counts_as_safe(tmp_path: Path) -> None:
-    """Whoever asks next must not believe that the records went with somebody else's sync."""
-    journal = Journal(tmp_path, 0)
-    journal._file = _Disk(journal._file, 20)  # type: ignore[assignment]
-    journal.append(b"a record of more than twenty bytes")
-    for _ in range(2):
-        with pytest.raises(OutputError, match="No space left on device; free some space"):
-            journal.sync()
-    with pytest.raises(OutputError):
-        journal.close()
-    assert list(read_journal(tmp_path)) == []
-
-
-def test_a_record_that_claims_more_than_there_is_allocates_nothing(tmp_path: Path) -> None:
-    (tmp_path / "journal-000000000000.log").write_bytes(b"\xff" * 40)
-    assert list(read_journal(tmp_path)) == []
-    assert (tmp_path / "journal-000000000000.log").stat().st_size == 0

@@ -1,0 +1,331 @@
+"""The journal: every accepted upload in append-only files, synced many at a time, and what a start makes of them.
+
+A file is named for the number of its first record, journal-000000005000.log, and begins with a line: the format's name
+and version, a salt, and a checksum of the three. A record is
+
+    mark | length | checksum of the record before | digest of x̂ after it | checksum of all of it under the salt | bytes
+
+so that a lost or exchanged record breaks the chain, a replay can be held to the x̂ of the first time, and a sound record
+is found behind an unsound one. Each start begins a file. The file `synced` says how many bytes of the newest one
+are safe; it is written after each sync and not synced itself, so it may say too little, never too much.
+
+A process killed in the middle of a write leaves a torn tail, which nobody was told of: it is cut off, and logged.
+Anything else that cannot be read is damage: it is refused and left as it is.
+docs/decisions/deployment-formats.md
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import secrets
+import struct
+import threading
+from collections.abc import Iterator
+from io import FileIO
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple, final
+
+import xxhash
+
+from qafel.errors import DamagedJournal, DataError, OutputError
+from qafel.files import sync_folder, writing
+
+_VERSION: Final = 2
+_KIND: Final = b"qafel journal "
+_HEADER: Final = re.compile(rb"qafel journal (\d+)(?: ([0-9a-f]{16}) ([0-9a-f]{16}))?\n")
+_HEADER_BYTES: Final = len(b"qafel journal 2 0123456789abcdef 0123456789abcdef\n")
+_MARK: Final = b"\x89QJ\n"
+_RECORD: Final = struct.Struct("<4sIQQQ")
+_OLD_RECORD: Final = struct.Struct("<IQ")  # length and checksum, before version 2
+_OLD_START: Final = b"QF"  # every record was a frame; docs/wire-format.md
+_SYNCED: Final = re.compile(rb"(\d{12}) (\d{15}) ([0-9a-f]{16})\n")
+
+log = logging.getLogger(__name__)
+
+
+@final
+class Record(NamedTuple):
+    """An upload that counted."""
+
+    data: bytes
+    digest: int | None
+    """Of the hidden state after it; None in a journal from before version 2, as the next."""
+    before: int | None
+    """The checksum of the record before."""
+    checksum: int
+
+
+@final
+class Journal:
+    """Appends records. Append in the event loop, `sync` in a thread: what was appended before it began is safe when it
+    returns.
+    """
+
+    def __init__(self, folder: Path, count: int = 0, checksum: int = 0) -> None:
+        """Go on behind the first `count` records, the last of which has this checksum, in a new file."""
+        self.folder = folder
+        self.count = count
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self.checksum = checksum
+        """Of the last record, be it written or not."""
+        with writing(f"the journal in {folder}"):
+            self._synced = _open_synced(folder)
+            self._begin_file(count, salt := secrets.randbits(64))
+        self._waiting: list[tuple[int, int, list[bytes]]] = [(count, salt, [])]
+        """What is not written yet, with first record and salt of its file: first what goes into the open one, then a
+        part for every file to begin.
+        """
+        self._failure: OutputError | None = None
+
+    def append(self, data: bytes, digest: int = 0) -> None:
+        """Add a record, which is not safe before the next `sync`; `digest` is that of x̂ after it."""
+        with self._lock:
+            _, salt, pieces = self._waiting[-1]
+            pieces += (head := _head(salt, data, self.checksum, digest)), data
+        self.checksum = int.from_bytes(head[-8:], "little")
+        self.count += 1
+
+    def rotate(self) -> None:
+        """Go on in a new file: what a checkpoint holds and what follows it lie apart.
+
+        `sync` makes it, when the file before it is whole on disk: a file with a successor is never torn.
+        """
+        with self._lock:
+            if self._waiting[-1][0] < self.count:
+                self._waiting.append((self.count, secrets.randbits(64), []))
+
+    def sync(self) -> None:
+        """Write and sync, for all that wait at once. After a failure nothing counts as safe any more."""
+        with self._syncing:
+            if self._failure is not None:
+                raise self._failure
+            with self._lock:
+                waiting = self._waiting
+                self._waiting = [(*waiting[-1][:2], [])]
+            try:
+                self._write(waiting[0][2])
+                for first, salt, pieces in waiting[1:]:
+                    self._file.close()
+                    self._begin_file(first, salt)
+                    self._write(pieces)
+            except OSError as error:
+                self._failure = OutputError(
+                    f"cannot write the journal in {self.folder}: {error.strerror}; free some space"
+                )
+                raise self._failure from None
+
+    def _write(self, pieces: list[bytes]) -> None:
+        """All of it: a disk that fills up takes a part first, and complains at the next write."""
+        whole = b"".join(pieces)
+        rest = memoryview(whole)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        os.fsync(self._file.fileno())
+        self._length += len(whole)
+        if whole:
+            self._synced.seek(0)
+            self._synced.write(_synced_line(self._first, self._length))
+
+    def close(self) -> None:
+        try:
+            self.sync()
+            os.fsync(self._synced.fileno())
+        finally:
+            self._file.close()
+            self._synced.close()
+
+    def drop_before(self, count: int) -> None:
+        """Delete the files all of whose records come before that one."""
+        for (_, path), (following, _) in pairwise(_files(self.folder)):
+            if following <= count:
+                path.unlink(missing_ok=True)
+
+    def _begin_file(self, first: int, salt: int) -> None:
+        self._first, self._length = first, _HEADER_BYTES
+        self._file = (self.folder / f"journal-{first:012}.log").open("xb", buffering=0)
+        self._file.write(_header(salt))
+        sync_folder(self.folder)
+
+
+@final
+class JournalReader:
+    """Reads records in order, and changes nothing before `go_on`.
+
+    Synced records that are missing or cannot be read raise `DamagedJournal`, which says what to do.
+    """
+
+    def __init__(self, folder: Path, start: int = 0, checksum: int | None = None) -> None:
+        """Begin with record number `start`; `checksum` is that of the record before it, if it is known."""
+        self.folder = folder
+        self._start = self.count = start
+        """The number of the next record."""
+        self.checksum = checksum
+        self._torn: tuple[Path, int, int] | None = None
+
+    def __iter__(self) -> Iterator[Record]:
+        files, synced = _files(self.folder), _read_synced(self.folder)
+        for (first, path), following in zip_longest(files, files[1:]):
+            if following is not None and following[0] <= self.count:
+                continue
+            if first > self.count:
+                raise DamagedJournal(
+                    f"{self.folder} lacks records {self.count} to {first - 1} of the journal, because a file was "
+                    "deleted: restore it from a copy"
+                )
+            with path.open("rb") as file:
+                yield from self._read(file, path, first, following is not None, synced.get(first, 0))
+        if synced and files and next(iter(synced)) > files[-1][0]:
+            (first,) = synced
+            raise DamagedJournal(
+                f"{self.folder} lacks the journal from record {first} on: restore journal-{first:012}.log from a copy, "
+                f"or give up its records and delete {self.folder / 'synced'}"
+            )
+
+    def _read(self, file: BinaryIO, path: Path, first: int, followed: bool, synced: int) -> Iterator[Record]:
+        size = os.fstat(file.fileno()).st_size
+        old, salt = _read_header(file, path)
+        sound, number, last = file.tell(), first, None
+        while (record := _read_record(file, size, old, salt)) is not None:
+            expected = self.checksum if number >= self.count else last
+            if record.before is not None and expected is not None and record.before != expected:
+                if self.count == self._start:
+                    raise DataError(f"record {number} in {path} is not the one that followed")
+                break
+            sound, last, number = file.tell(), record.checksum, number + 1
+            if number > self.count:
+                self.count, self.checksum = number, last
+                yield record
+        if sound == size and sound >= synced:
+            return
+        file.seek(sound)
+        if followed or sound < synced or _sound_follows(file.read(), salt):
+            why = f"{synced} bytes of it were synced" if sound < synced else "sound records follow"
+            raise DamagedJournal(
+                f"{path} is damaged at byte {sound}, in record {number}, and {why}; nothing was changed: restore it "
+                f"from a copy, or give up this record and all after it (truncate -s {sound} {path}; delete "
+                f"{self.folder / 'synced'}{' and the journal files after it' if followed else ''})"
+            )
+        self._torn = path, sound, size
+
+    def go_on(self) -> Journal:
+        """After the last record: the journal to append to. A torn tail is cut off."""
+        if self._torn is not None:
+            path, sound, size = self._torn
+            log.warning(
+                "%s: %d bytes from byte %d on are cut off; a write was interrupted there, and nobody was told of it",
+                path, size - sound, sound,
+            )  # fmt: skip
+            os.truncate(path, sound)
+        if (empty := self.folder / f"journal-{self.count:012}.log").exists():
+            empty.unlink()  # it has a header at most: the next one takes its name
+        return Journal(self.folder, self.count, self.checksum or 0)
+
+
+def read_journal(folder: Path, start: int = 0) -> Iterator[bytes]:
+    """The uploads from number `start` on, as they were received. Changes nothing, and leaves out a torn tail."""
+    return (record.data for record in JournalReader(folder, start))
+
+
+def _header(salt: int) -> bytes:
+    start = _KIND + b"%d %016x" % (_VERSION, salt)
+    return start + b" %016x\n" % xxhash.xxh3_64_intdigest(start)
+
+
+def _head(salt: int, data: bytes, before: int, digest: int) -> bytes:
+    start = _RECORD.pack(_MARK, len(data), before, digest, 0)[:-8]
+    hasher = xxhash.xxh3_64(start, seed=salt)
+    hasher.update(data)
+    return start + hasher.intdigest().to_bytes(8, "little")
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[bool, int | None]:
+    """Go to the first record; tell whether it is of an old format, and else the salt, None if it cannot be read.
+
+    Journals from before 0.2 have no header: their first record is at the start.
+    """
+    line = file.readline(_HEADER_BYTES)
+    found = _HEADER.fullmatch(line)
+    if found is not None and int(found[1]) not in (1, _VERSION):
+        raise DataError(
+            f"{path} has version {int(found[1])} of its format, and this qafel reads up to version {_VERSION}: use the "
+            "qafel that wrote it, or begin anew in another folder"
+        )
+    if found is not None and found[2] is not None and line == _header(int(found[2], 16)):
+        return False, int(found[2], 16)
+    if line == _KIND + b"1\n":
+        return True, None
+    # A line that breaks off at the end of the file is a torn tail as well: it is cut off, and written again.
+    file.seek(0)
+    return not line.startswith(b"qafel"), None
+
+
+def _read_record(file: BinaryIO, size: int, old: bool, salt: int | None) -> Record | None:
+    """The next record, or None if there is no sound one. Memory is taken for what is there, not for what it claims."""
+    layout = _OLD_RECORD if old else _RECORD
+    head = file.read(layout.size)
+    if len(head) < layout.size or (salt is None and not old):
+        return None
+    if old:
+        length, checksum = layout.unpack(head)
+        if length > size - file.tell():
+            return None
+        data = file.read(length)
+        return Record(data, None, None, checksum) if xxhash.xxh3_64_intdigest(data) == checksum else None
+    assert salt is not None
+    mark, length, before, digest, checksum = layout.unpack(head)
+    if mark != _MARK or length > size - file.tell():
+        return None
+    data = file.read(length)
+    return Record(data, digest, before, checksum) if _head(salt, data, before, digest) == head else None
+
+
+def _sound_follows(rest: bytes, salt: int | None) -> bool:
+    """Whether a sound record lies anywhere in what could not be read. Where the salt is lost, a mark is enough."""
+    if salt is None and _MARK in rest:
+        return True
+    old = salt is None
+    mark, place = (_OLD_START, _OLD_RECORD.size) if old else (_MARK, 0)
+    file, found = io.BytesIO(rest), rest.find(mark, place)
+    while found >= 0:
+        file.seek(found - place)
+        if _read_record(file, len(rest), old, salt) is not None:
+            return True
+        found = rest.find(mark, found + 1)
+    return False
+
+
+def _read_synced(folder: Path) -> dict[int, int]:
+    """Which file is safe up to which byte, if that is known."""
+    try:
+        line = (folder / "synced").read_bytes()
+    except FileNotFoundError:
+        return {}
+    found = _SYNCED.fullmatch(line)
+    if line and (found is None or line != _synced_line(int(found[1]), int(found[2]))):
+        log.warning("%s is damaged: the journal is judged without it", folder / "synced")
+        return {}
+    return {} if found is None else {int(found[1]): int(found[2])}
+
+
+def _open_synced(folder: Path) -> FileIO:
+    """For a line to be replaced in place."""
+    return FileIO(os.open(folder / "synced", os.O_RDWR | os.O_CREAT, 0o666), "r+")
+
+
+def _synced_line(first: int, length: int) -> bytes:
+    start = b"%012d %015d" % (first, length)
+    return start + b" %016x\n" % xxhash.xxh3_64_intdigest(start)
+
+
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    return sorted((int(path.stem.removeprefix("journal-")), path) for path in folder.glob("journal-*.log"))
+
+
+def begins_at_start(folder: Path) -> bool:
+    """Whether the journal is whole: its first file is there."""
+    return any(first == 0 for first, _ in _files(folder))
