@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def test_one_run_is_shown_in_full_and_repeats_apart_from_rejections() -> None:
     assert "rejected 3 norm, 12 signature; 7 repeats, counted once" in text
     assert "clients 40 heard of last, up to 12 versions behind, half of them at most 6" in text
     assert "f(x) − f* 1.23e-4" in text
+
+
+def test_a_checkpoint_that_could_not_be_written_is_shown() -> None:
+    problem = "no checkpoint since 5,000 updates: cannot write c.qafel: No space left on device"
+    failed = RunStatus("x", replace(LARGE, failed_checkpoints=2, problem=problem), 0, 1.0)
+    text = " ".join(" ".join(shown([failed])).split())
+    assert f"problem 2 checkpoints could not be written; {problem}" in text
+    assert "running (!)" in " ".join(shown([failed, failed]))
 
 
 @pytest.fixture

@@ -197,7 +197,8 @@ class _ServerScreen:
         traffic = human_bytes(state.upload_bytes + state.broadcast_bytes)
         typer.echo(
             f"{state.state} · version {state.version:,}{steps} · buffer {state.buffer} · {state.uploads:,} updates, "
-            f"{state.updates_per_s:,.0f}/s · {traffic} · {len(state.clients)} clients · {_refused(state)}{metric}",
+            f"{state.updates_per_s:,.0f}/s · {traffic} · {len(state.clients)} clients · {_refused(state)}{metric}"
+            + (f" · {state.failed_checkpoints} checkpoints failed" if state.failed_checkpoints else ""),
             err=True,
         )
 

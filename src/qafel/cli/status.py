@@ -94,7 +94,7 @@ def _table(found: list[RunStatus]) -> Table:
         state = one.state
         table.add_row(
             one.run,
-            one.word.replace("silent for ", "silent "),
+            one.word.replace("silent for ", "silent ") + (" (!)" if state.problem else ""),
             _steps(state, human_count),
             human_count(state.uploads),
             f"{state.updates_per_s:,.0f}",
@@ -112,6 +112,9 @@ def _in_full(one: RunStatus) -> Table:
     table.add_column(overflow="fold")
     table.add_row("run", one.run)
     table.add_row("state", one.word)
+    if state.failed_checkpoints:
+        failed = f"{state.failed_checkpoints:,} checkpoints could not be written"
+        table.add_row("problem", f"{failed}; {state.problem or 'the last one was'}")
     table.add_row("version", f"{_steps(state, '{:,}'.format)}, buffer {state.buffer}")
     table.add_row(
         "updates", f"{state.uploads:,}, {state.updates_per_s:,.1f} a second; {one.waiting:,} messages waiting"

@@ -86,6 +86,9 @@ class RunState:
     buffer: str = ""
     metric: float | None = None
     metric_name: str = ""
+    failed_checkpoints: int = 0
+    problem: str = ""
+    """What an operator should see to, such as a full disk; empty if all is well."""
     renewed_at: float = 0.0
     session: str = ""
     """Changes when the server had to connect again: what was on its way then may be lost."""

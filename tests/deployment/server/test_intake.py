@@ -75,6 +75,29 @@ async def _send(broker: Broker, told: Told, subject: str, data: bytes, headers: 
     await until(lambda: len(told) > before)
 
 
+@pytest.mark.parametrize(("step", "weight"), [(1e37, 1e30), (3e38, 1.0), (1.0, 3e38)])
+def test_an_update_that_would_make_the_sum_infinite_is_rejected_even_from_a_lonely_client(
+    tmp_path: Path, access: Access, step: float, weight: float
+) -> None:
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            settings = _settings(max_norm_ratio=None)
+            server = await stack.enter_async_context(serving(tmp_path, access, settings=settings))
+            client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
+            broker = await stack.enter_async_context(session(access, "test"))
+            told = Told()
+            await broker.subscribe(client.names.receipt(0), told.hear)
+            for sequence in range(3):
+                await _send(broker, told, client.names.upload(0), _upload(client, sequence, step, weight))
+            assert told.rejected == ["norm"] * 3
+            assert "would not be finite" in told.texts[0]
+            await _send(broker, told, client.names.upload(0), _upload(client, 3))
+            assert told.accepted == [3]
+            assert np.isfinite(server.ledger.server.buffer.total).all()
+
+    asyncio.run(check())
+
+
 def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:

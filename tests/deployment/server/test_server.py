@@ -9,16 +9,19 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from qafel.algorithm import Checkpoint
 from qafel.config import Config
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import RunState
 from qafel.deployment.names import Names
-from qafel.deployment.server import ServerSettings
+from qafel.deployment.server import ServerSettings, ledger
 from qafel.deployment.server.announcements import Publisher
+from qafel.errors import OutputError
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
 
@@ -77,3 +80,65 @@ def test_a_run_says_that_it_has_ended_only_once_its_last_broadcast_is_out(
     asyncio.run(check())
     assert {version for state, version in told if state == "finished"} == {1}
     assert ("running", 0) in told
+
+
+def test_a_full_disk_at_a_checkpoint_is_counted_logged_and_shown(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on, because its journal holds everything; the next checkpoint that succeeds ends the alarm."""
+    full = True
+    write_bytes = ledger.write_checkpoint
+
+    def write(path: Path, checkpoint: Checkpoint) -> None:
+        if full:
+            raise OutputError(f"cannot write {path}: No space left on device")
+        write_bytes(path, checkpoint)
+
+    monkeypatch.setattr(ledger, "write_checkpoint", write)
+    told: list[RunState] = []
+
+    async def hear(stored: Stored) -> None:
+        told.append(RunState.from_bytes(stored.data))
+
+    async def check() -> None:
+        nonlocal full
+        settings = ServerSettings(heartbeat_s=0.05, checkpoint_every=2)
+        async with session(access, "test") as broker, serving(tmp_path, access, settings=settings) as server:
+            await broker.subscribe(Names("live").state, hear)
+            async with taking_part(tmp_path, access, 0) as client:
+                for _ in range(4):
+                    await update(client)
+                await until(lambda: told and told[-1].failed_checkpoints == 2)
+                assert told[-1].problem.startswith("no checkpoint since 0 updates: cannot write ")
+                assert told[-1].problem.endswith("No space left on device")
+                count = server.metrics.registry.get_sample_value("qafel_failed_checkpoints_total", {"run": "live"})
+                assert count == 2
+                full = False
+                for _ in range(2):
+                    await update(client)
+                await until(lambda: told[-1].failed_checkpoints == 2 and not told[-1].problem)
+
+    asyncio.run(check())
+    assert "No space left on device" in caplog.text
+    assert [path.name for path in (tmp_path / "state").glob("checkpoint-*")] == ["checkpoint-000000000006.qafel"]
+
+
+def test_a_run_that_diverged_saves_no_model_that_is_not_finite_and_starts_again(tmp_path: Path, access: Access) -> None:
+    async def check() -> None:
+        settings = ServerSettings(heartbeat_s=0.05, checkpoint_every=1)
+        async with serving(tmp_path, access, settings=settings) as server, taking_part(tmp_path, access, 0) as client:
+            for _ in range(5):
+                await update(client)
+            server.ledger.server.step.lr = np.float32(np.inf)
+            start = client.begin()
+            client.outbox.add(start.sequence, client.finish(start, client._train))
+            await until(lambda: client.follower.ended)
+            assert client.follower.state is not None
+            assert client.follower.state.state == "diverged"
+        async with serving(tmp_path, access, settings=settings) as server, taking_part(tmp_path, access, 1) as client:
+            assert server.ledger.traffic.uploads == 5
+            assert np.isfinite(server.ledger.server.model).all()
+            await update(client)
+            assert server.ledger.server.version == 2
+
+    asyncio.run(check())

@@ -44,6 +44,8 @@ class ServerMetrics:
         self.version = Gauge("version", "Server steps done", **options).labels(run)
         self.buffer = Gauge("buffer_updates", "Updates in the buffer", **options).labels(run)
         self.metric = Gauge("metric", "The task's metric at the last evaluation", **options).labels(run)
+        failed = Counter("failed_checkpoints", "Checkpoints that could not be written", **options)
+        self.failed_checkpoints = failed.labels(run)
         self.sessions = Counter("broker_sessions", "Connections to the broker", **options).labels(run)
         buckets = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
         staleness = Histogram("staleness", "Versions between copy and upload", buckets=buckets, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -38,6 +39,7 @@ from qafel.errors import (
     UnknownClient,
     WrongSender,
 )
+from qafel.params import Vector
 
 _ASSEMBLY_BYTES: Final = 1 << 30
 _REMEMBERED: Final = 1000  # clients, of whom the lag is known
@@ -45,6 +47,7 @@ _LEAST_VOTES: Final = 3  # clients, before the median says anything
 _MOST_VOTES: Final = 256
 _FIRST_VOTE_S: Final = 600.0
 _LEAST_VOTE_S: Final = 60.0
+_LARGEST: Final = float(np.finfo(np.float32).max) / 2  # of a coordinate of the sum, with room for rounding
 _verifier: Final = lru_cache(maxsize=10_000)(Verifier)
 
 log = logging.getLogger(__name__)
@@ -141,19 +144,26 @@ class UploadChecker:
         self._allowance[client] = (left - 1, now)
 
     def _check_norm(self, server: Server, upload: Message, now: float) -> None:
+        """Raise if the sum of K such updates may not be finite, or if it is far larger than those of other clients."""
+        update = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
+        norm = upload.weight * _norm(update)
+        if not norm <= _LARGEST / self._algorithm.buffer_size:
+            raise NormTooLarge(f"the update's weighted norm is {norm:.3g}: a sum of such updates would not be finite")
         ratio = self._settings.max_norm_ratio
         if ratio is None:
             return
-        update = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
         if self._algorithm.upload == "model":
-            update = update - server.model
-        norm = upload.weight * float(np.sqrt(np.dot(update, update)))
-        if not np.isfinite(norm):
-            raise NormTooLarge("the update's norm is beyond what a number can hold")
+            norm = upload.weight * _norm(update - server.model)
         self.median.vote(upload.sender, norm, now)
         median = self.median.value(now)
         if median and norm > ratio * median:
             raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {ratio:g} times the median, {median:.3g}")
+
+
+def _norm(vector: Vector) -> float:
+    with np.errstate(over="ignore"):
+        squares = float(np.dot(vector, vector))
+    return math.sqrt(squares) if math.isfinite(squares) else float(np.linalg.norm(vector.astype(np.float64)))
 
 
 @final

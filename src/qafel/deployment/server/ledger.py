@@ -137,6 +137,12 @@ class Ledger:
 
         return write
 
+    @property
+    def saved_uploads(self) -> int:
+        """How many uploads the newest checkpoint on disk counts."""
+        kept = _checkpoints(self.folder)
+        return kept[-1][0] if kept else 0
+
     def drop_old_journal(self) -> None:
         """Delete what no kept checkpoint needs."""
         kept = _checkpoints(self.folder)

@@ -24,10 +24,10 @@ from qafel.deployment.connection import Broker, cancel_and_wait, wait_for_event
 from qafel.deployment.names import CONSUMER, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher
-from qafel.deployment.server.evaluation import Evaluator
+from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
-from qafel.errors import BrokerError, BrokerLost
+from qafel.errors import BrokerError, BrokerLost, OutputError
 
 _AHEAD: Final = 256  # messages asked for before they are needed
 _AHEAD_BYTES: Final = 16 << 20  # and at most so much at a time: a broker drops a connection that lets 64 MB wait
@@ -109,6 +109,10 @@ class BackgroundWriter:
     _ledger: Ledger
     _publisher: Publisher
     _settings: ServerSettings
+    _metrics: ServerMetrics
+    failed_checkpoints: int = 0
+    problem: str = ""
+    """Why the last checkpoint could not be written; empty if it was."""
     _works: set[asyncio.Task[None]] = field(default_factory=set)
     _checkpointing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _snapshotting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -131,10 +135,19 @@ class BackgroundWriter:
             self._start(self._snapshot(broker))
 
     async def checkpoint(self, write: Callable[[], None]) -> None:
+        """Write one. If that fails, the journal is kept: nothing is lost, and a restart takes longer."""
         async with self._checkpointing:
-            await asyncio.to_thread(write)
-            if not self._settings.keep_journal:
-                await asyncio.to_thread(self._ledger.drop_old_journal)
+            try:
+                await asyncio.to_thread(write)
+                if not self._settings.keep_journal:
+                    await asyncio.to_thread(self._ledger.drop_old_journal)
+            except (OutputError, OSError) as error:
+                self.failed_checkpoints += 1
+                self.problem = f"no checkpoint since {self._ledger.saved_uploads:,} updates: {error}"
+                self._metrics.failed_checkpoints.inc()
+                log.error("%s", self.problem)
+            else:
+                self.problem = ""
 
     async def _snapshot(self, broker: Broker) -> None:
         if self._snapshotting.locked():

@@ -76,7 +76,7 @@ class DeploymentServer:
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics)
         self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
-        self._background = BackgroundWriter(ledger, self._publisher, settings)
+        self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
         self._queue: UploadQueue | None = None
         self._abandoned = asyncio.Event()
         self._updates_per_s()
@@ -197,6 +197,8 @@ class DeploymentServer:
             buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
             metric=evaluator.progress.final,
             metric_name=self._task.metric_name,
+            failed_checkpoints=self._background.failed_checkpoints,
+            problem=self._background.problem,
             renewed_at=time.time(),
             session=self._session_id,
         )
