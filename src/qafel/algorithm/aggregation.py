@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DuplicateUpload
@@ -129,26 +128,16 @@ class PolynomialStaleness:
         return float((1 + max(0, staleness - self.cutoff)) ** -self.exponent)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _step(following, model, total, mixed, divisor, memory, velocity, momentum, lr):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One pass, because NumPy's many small operations would cost a step more than ten small updates' decoding."""
-    for j in range(model.size):
-        update = (mixed * model[j] - total[j] if mixed else total[j]) / divisor
-        if memory.size:
-            update += memory[j]
-        if velocity.size:
-            update += velocity[j] * momentum
-            velocity[j] = update
-        following[j] = model[j] - lr * update
-
-
 @final
 class ServerStep:
     """The server's step with momentum: v ← βv + Δ̄, x ← x − η_g v. Equation (2)."""
 
-    __slots__ = ("lr", "momentum", "velocity")
+    __slots__ = ("_kernel", "lr", "momentum", "velocity")
 
     def __init__(self, lr: float, momentum: float, dimension: int) -> None:
+        from qafel.algorithm.step import step  # noqa: PLC0415  (Numba loads when there is a server)
+
+        self._kernel = step
         self.lr = np.float32(lr)
         self.momentum = np.float32(momentum)
         self.velocity: Vector | None = np.zeros(dimension, np.float32) if momentum else None
@@ -163,5 +152,5 @@ class ServerStep:
         velocity = NOTHING if self.velocity is None else self.velocity
         following = np.empty(model.size, np.float32)
         weights = np.float32(mixed), np.float32(divisor)
-        _step(following, model, total, *weights, memory, velocity, self.momentum, self.lr)
+        self._kernel(following, model, total, *weights, memory, velocity, self.momentum, self.lr)
         return following

@@ -26,7 +26,7 @@ from qafel.errors import (
     StaleUpload,
 )
 from qafel.params import Vector, require_finite
-from qafel.quantizers.kernels import is_finite
+from qafel.quantizers import kernels
 from qafel.rng import Stream
 
 
@@ -135,7 +135,7 @@ class Server:
         mixed = buffer.weight_sum if algorithm.upload == "model" else 0.0
         divisor = buffer.divisor(algorithm.aggregation)
         following = self.step.apply(self.model, buffer.total, divisor, mixed, self.uplink_memory)
-        if not is_finite(following):
+        if not kernels.shared.is_finite(following):
             require_finite(following, f"server model {self.version + 1}")
         self.model = following
         if self.uplink_memory is not None:

@@ -12,8 +12,8 @@ import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
-from qafel.quantizers.kernels import ASSIGN, is_finite, packed_bytes
-from qafel.quantizers.kernels.levels import apply_tensor, encode_tensor
+from qafel.quantizers import kernels
+from qafel.quantizers.kernels import ASSIGN, packed_bytes
 from qafel.quantizers.payloads import Bytes, FixedRate, as_bytes, as_finite_vector, as_payload, check_size
 from qafel.quantizers.protocol import AFFINE, Payload, pack_codec
 from qafel.rng import Stream
@@ -74,7 +74,7 @@ class Affine(FixedRate):
                     vector[start : start + count].astype("<f4").tobytes(), np.uint8
                 )
                 continue
-            encode_tensor(vector, start, count, self.bits, out, at + _HEAD.size, head)
+            kernels.levels.encode_tensor(vector, start, count, self.bits, out, at + _HEAD.size, head)
             out[at : at + _HEAD.size] = np.frombuffer(_HEAD.pack(head[0], head[1], count), np.uint8)
         return as_payload(out)
 
@@ -101,7 +101,8 @@ class Affine(FixedRate):
         pieces = [(*piece, self._checked(data, *piece)) for piece in where]
         for start, count, at, plain, (low, step) in pieces:
             if not plain:
-                apply_tensor(target, start, count, data, at + _HEAD.size, self.bits, low, step, mode, weight)
+                where = (target, start, count, data, at + _HEAD.size)
+                kernels.levels.apply_tensor(*where, self.bits, low, step, mode, weight)
                 continue
             values = np.frombuffer(data[at : at + 4 * count], "<f4")
             view = target[start : start + count]
@@ -111,7 +112,7 @@ class Affine(FixedRate):
         """Minimum and step of a tensor, after making sure that all it decodes to is finite."""
         if plain:
             values = np.frombuffer(data[at : at + 4 * count], "<f4").astype(np.float32)
-            if not is_finite(values):
+            if not kernels.shared.is_finite(values):
                 raise MalformedPayload("expected finite parameters, found NaN or infinity: the sender's model diverged")
             return 0.0, 0.0
         low, step, stated = _HEAD.unpack(data[at : at + _HEAD.size].tobytes())

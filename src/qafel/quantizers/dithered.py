@@ -7,9 +7,8 @@ from typing import final
 
 from qafel.errors import SpecError
 from qafel.params import Vector
-from qafel.quantizers import payloads
-from qafel.quantizers.kernels import OK
-from qafel.quantizers.kernels.levels import MAX_ABS, apply_dithered, encode_spans
+from qafel.quantizers import kernels, payloads
+from qafel.quantizers.kernels import MAX_ABS, OK
 from qafel.quantizers.payloads import DEFAULT_BUCKET, SEED_BYTES, Unbiased
 from qafel.quantizers.protocol import DITHERED, Payload, pack_codec
 from qafel.rng import Stream
@@ -51,8 +50,8 @@ class Dithered(Unbiased):
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
         seed = payloads.seed_of(stream)
-        words = int.from_bytes(seed, "little"), 0
-        return payloads.encode(encode_spans, vector, words, self.bucket, self.levels, self.bits, MAX_ABS, gain, seed)
+        words, encode = (int.from_bytes(seed, "little"), 0), kernels.levels.encode_spans
+        return payloads.encode(encode, vector, words, self.bucket, self.levels, self.bits, MAX_ABS, gain, seed)
 
     def payload_bytes(self, size: int) -> int:
         return SEED_BYTES + payloads.spans_of(size, self.bucket, self.bits)[3]
@@ -70,5 +69,5 @@ class Dithered(Unbiased):
         data = payloads.as_bytes(payload, SEED_BYTES + total)
         word = payloads.seed_word(data[:SEED_BYTES].tobytes())
         common = (target, data, mode, weight, word, length, span, self.bits)
-        if payloads.apply_spanwise(apply_dithered, target.size, common, spans) != OK:
+        if payloads.apply_spanwise(kernels.levels.apply_dithered, target.size, common, spans) != OK:
             raise payloads.bad_scale("steps")

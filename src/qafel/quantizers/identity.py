@@ -9,7 +9,7 @@ import numpy as np
 
 from qafel.errors import MalformedPayload
 from qafel.params import Vector
-from qafel.quantizers.kernels import is_finite
+from qafel.quantizers import kernels
 from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_target, as_vector, check_size
 from qafel.quantizers.protocol import NONE, Payload, pack_codec
 from qafel.rng import Stream
@@ -35,7 +35,7 @@ class Identity:
 
     def decode(self, payload: Payload, size: int) -> Vector:
         values = as_bytes(payload, self.payload_bytes(size)).view("<f4").astype(np.float32)
-        if not is_finite(values):
+        if not kernels.shared.is_finite(values):
             raise MalformedPayload("expected finite coordinates, found NaN or infinity: the sender's model diverged")
         return values
 

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from qafel.errors import MalformedPayload, NonFiniteVector, SpecError
 from qafel.params import Vector
-from qafel.quantizers.kernels import ADD, ASSIGN, BAD_STEP, GROUP, OK, is_finite, packed_bytes
-from qafel.quantizers.kernels.levels import apply_levels
+from qafel.quantizers import kernels
+from qafel.quantizers.kernels import ADD, ASSIGN, BAD_STEP, GROUP, OK, packed_bytes
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
@@ -64,7 +64,7 @@ def as_vector(vector: Vector) -> Vector:
 def as_finite_vector(vector: Vector) -> Vector:
     """`as_vector`, after making sure that no coordinate is NaN or infinite."""
     vector = as_vector(vector)
-    if not is_finite(vector):
+    if not kernels.shared.is_finite(vector):
         raise non_finite(vector)
     return vector
 
@@ -262,9 +262,10 @@ def apply(
     length, span, spans, total = spans_of(size, bucket, bits)
     data = as_bytes(payload, total)
     if size < _SERIAL_BELOW:  # the common case, without a tuple of arguments
-        status = apply_levels(target, data, mode, weight, length, span, levels, bits, True, 0, spans)
+        status = kernels.levels.apply_levels(target, data, mode, weight, length, span, levels, bits, True, 0, spans)
     else:
-        status = apply_spanwise(apply_levels, size, (target, data, mode, weight, length, span, levels, bits), spans)
+        common = (target, data, mode, weight, length, span, levels, bits)
+        status = apply_spanwise(kernels.levels.apply_levels, size, common, spans)
     if status == BAD_STEP:
         raise bad_scale("steps")
     if status:

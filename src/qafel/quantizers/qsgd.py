@@ -8,8 +8,8 @@ from typing import Final, Literal, final
 
 from qafel.errors import SpecError
 from qafel.params import Vector
-from qafel.quantizers import payloads
-from qafel.quantizers.kernels.levels import L2, MAX_ABS, encode_spans
+from qafel.quantizers import kernels, payloads
+from qafel.quantizers.kernels import L2, MAX_ABS
 from qafel.quantizers.payloads import DEFAULT_BUCKET, Unbiased
 from qafel.quantizers.protocol import QSGD, Payload, pack_codec
 from qafel.rng import Stream
@@ -77,8 +77,8 @@ class Qsgd(Unbiased):
         return Qsgd(fields[0], fields[1], norm, int.from_bytes(fields[3:6], "little") or None)
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        norm = _NORMS[self.norm]
-        return payloads.encode(encode_spans, vector, stream.words, self.bucket, self.levels, self.bits, norm, gain)
+        norm, encode = _NORMS[self.norm], kernels.levels.encode_spans
+        return payloads.encode(encode, vector, stream.words, self.bucket, self.levels, self.bits, norm, gain)
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
         payloads.apply(target, payload, mode, weight, self.bucket, self.levels, self.bits)

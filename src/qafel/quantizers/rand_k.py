@@ -8,7 +8,7 @@ from typing import Final, final
 import numpy as np
 
 from qafel.params import Vector
-from qafel.quantizers.kernels.sparse import select_random
+from qafel.quantizers import kernels
 from qafel.quantizers.payloads import SEED_BYTES, as_bytes, as_finite_vector, check_size, seed_of, seed_word
 from qafel.quantizers.protocol import RAND_K, Payload
 from qafel.quantizers.top_k import Indices, Sparse
@@ -66,7 +66,7 @@ class RandK(Sparse):
 
     def _indices(self, seed: bytes, size: int) -> Indices:
         chosen = np.empty(self.count(size), np.uint32)
-        select_random(seed_word(seed), size, chosen)
+        kernels.sparse.select_random(seed_word(seed), size, chosen)
         return chosen
 
     def _read(self, payload: Payload, size: int) -> tuple[Indices, Vector]:

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from qafel.errors import SpecError
 from qafel.params import Vector
-from qafel.quantizers import payloads
-from qafel.quantizers.kernels import OK, packed_bytes
-from qafel.quantizers.kernels.blocks import apply_blocks, encode_blocks
-from qafel.quantizers.kernels.rotation import BLOCK, COLUMNS, SHORTEST
+from qafel.quantizers import kernels, payloads
+from qafel.quantizers.kernels import BLOCK, COLUMNS, OK, SHORTEST, packed_bytes
 from qafel.quantizers.payloads import SEED_BYTES, Unbiased
 from qafel.quantizers.protocol import ROTATED, Payload, pack_codec
 from qafel.rng import Stream
@@ -117,7 +115,7 @@ class Rotated(Unbiased):
         seed = payloads.seed_of(stream)
         out[:SEED_BYTES] = np.frombuffer(seed, np.uint8)
         common = (vector, out, payloads.seed_word(seed), table, LEVELS[self.bits], self.bits, gain)
-        payloads.encode_spanwise(encode_blocks, vector, common, count)
+        payloads.encode_spanwise(kernels.blocks.encode_blocks, vector, common, count)
         return payloads.as_payload(out)
 
     def payload_bytes(self, size: int) -> int:
@@ -135,5 +133,5 @@ class Rotated(Unbiased):
         data = payloads.as_bytes(payload, self.payload_bytes(target.size))
         word = payloads.seed_word(data[:SEED_BYTES].tobytes())
         common = (target, data, mode, weight, word, table, LEVELS[self.bits], self.bits)
-        if payloads.apply_spanwise(apply_blocks, target.size, common, count) != OK:
+        if payloads.apply_spanwise(kernels.blocks.apply_blocks, target.size, common, count) != OK:
             raise payloads.bad_scale("scales")

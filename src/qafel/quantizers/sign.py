@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from qafel.params import Vector
-from qafel.quantizers import payloads
-from qafel.quantizers.kernels.levels import encode_signs
+from qafel.quantizers import kernels, payloads
 from qafel.quantizers.payloads import DEFAULT_BUCKET, FixedRate
 from qafel.quantizers.protocol import SIGN, Payload, pack_codec
 from qafel.rng import Stream
@@ -42,7 +41,7 @@ class Sign(FixedRate):
         return self.omega(size) == 0
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
-        return payloads.encode(encode_signs, vector, stream.words, self.bucket, 1, 1, 0, 1.0)
+        return payloads.encode(kernels.levels.encode_signs, vector, stream.words, self.bucket, 1, 1, 0, 1.0)
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
         payloads.apply(target, payload, mode, weight, self.bucket, 1, 1)

@@ -12,16 +12,9 @@ from numpy.typing import NDArray
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Vector
+from qafel.quantizers import kernels
 from qafel.quantizers.identity import Identity
-from qafel.quantizers.kernels.sparse import (
-    BITMAP,
-    MAX_RICE,
-    read_indices,
-    rice_bits,
-    scatter_add,
-    select_largest,
-    write_indices,
-)
+from qafel.quantizers.kernels import BITMAP, MAX_RICE
 from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_target, check_size
 from qafel.quantizers.protocol import TOP_K, FixedLength, Payload, pack_codec
 from qafel.rng import Stream
@@ -41,12 +34,12 @@ def encode_indices(indices: Indices, size: int) -> bytes:
     count = indices.size
     if count == size:
         return b""
-    lengths = {rice: int(rice_bits(indices, rice)) for rice in _rice_parameters(count, size)}
+    lengths = {rice: int(kernels.sparse.rice_bits(indices, rice)) for rice in _rice_parameters(count, size)}
     lengths[BITMAP] = size
     rice = min(lengths, key=lambda choice: lengths[choice])
     out = np.zeros(1 + -(-lengths[rice] // 8), np.uint8)
     out[0] = rice
-    write_indices(indices, rice, out[1:])
+    kernels.sparse.write_indices(indices, rice, out[1:])
     return out.tobytes()
 
 
@@ -65,7 +58,7 @@ def decode_indices(payload: Payload, count: int, size: int) -> Indices:
     data = as_bytes(payload, len(payload))
     indices = np.empty(count, np.uint32)
     known = data.size > 0 and (data[0] < MAX_RICE or (data[0] == BITMAP and data.size == 1 + -(-size // 8)))
-    if not known or not read_indices(data[1:], int(data[0]), size, indices):
+    if not known or not kernels.sparse.read_indices(data[1:], int(data[0]), size, indices):
         raise MalformedPayload(f"expected the coded indices of {count} out of {size} coordinates, found other bytes")
     return indices
 
@@ -153,7 +146,7 @@ class Sparse(ABC):
     def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
         """Add at the sent coordinates only; the others are not touched, so a −0.0 there stays −0.0."""
         indices, values = self._read(payload, as_target(target).size)
-        scatter_add(target, indices, values, float(weight))
+        kernels.sparse.scatter_add(target, indices, values, float(weight))
 
     @abstractmethod
     def max_payload_bytes(self, size: int) -> int:
@@ -186,7 +179,7 @@ class TopK(Sparse):
         vector = as_finite_vector(vector)
         chosen = np.empty(self.count(vector.size), np.uint32)
         if chosen.size:
-            select_largest(vector.view(np.int32), chosen.size, chosen)
+            kernels.sparse.select_largest(vector.view(np.int32), chosen.size, chosen)
         return b"".join((self.values.encode(vector[chosen], stream), encode_indices(chosen, vector.size)))
 
     def max_payload_bytes(self, size: int) -> int:

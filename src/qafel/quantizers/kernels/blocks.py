@@ -10,14 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int32, njit, uint8, uint32, uint64
 
-from qafel.quantizers.kernels import (
-    BAD_STEP,
-    GROUP,
-    INFINITY_BITS,
-    INNER,
-    KERNEL,
-    LARGEST,
-    OK,
+from qafel.quantizers.kernels import BAD_STEP, BLOCK, COLUMNS, GROUP, INFINITY_BITS, INNER, KERNEL, LARGEST, OK
+from qafel.quantizers.kernels.rotation import draw_signs, rotate, rotate_back, turns_of
+from qafel.quantizers.kernels.shared import (
     apply_values,
     magnitude_bits,
     pack_group,
@@ -26,7 +21,6 @@ from qafel.quantizers.kernels import (
     steps_are_sound,
     unpack_group,
 )
-from qafel.quantizers.kernels.rotation import BLOCK, COLUMNS, draw_signs, rotate, rotate_back, turns_of
 
 _SMALLEST_POWER, _LARGEST_POWER = -126, 127
 

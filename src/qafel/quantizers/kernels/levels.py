@@ -22,9 +22,12 @@ from qafel.quantizers.kernels import (
     INFINITY_BITS,
     INNER,
     KERNEL,
+    L2,
     LARGEST,
     OK,
     WEYL,
+)
+from qafel.quantizers.kernels.shared import (
     apply_values,
     hash_pair,
     magnitude_bits,
@@ -35,8 +38,6 @@ from qafel.quantizers.kernels import (
     unpack_group,
     weyl,
 )
-
-MAX_ABS, L2 = 0, 1  # the norm that is a bucket's scale
 
 _MAGIC = np.float32(2.0**23)  # adding it rounds to an integer, kept in the low 23 bits
 _SHRINK = np.float32(1.0 - 2.0**-22)  # keeps the largest coordinate inside the top level whatever rounding did

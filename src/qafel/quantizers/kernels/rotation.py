@@ -14,10 +14,9 @@ import numpy as np
 from numba import njit, uint32, uint64
 
 from qafel.params import Vector
-from qafel.quantizers.kernels import INNER, WEYL, hash_pair, weyl
+from qafel.quantizers.kernels import BLOCK, COLUMNS, INNER, WEYL
+from qafel.quantizers.kernels.shared import hash_pair, weyl
 
-BLOCK, COLUMNS = 4096, 16
-SHORTEST = 32  # rows of the shortest column
 ANGLES = 16
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, int64, njit, uint8, uint64
 
-from qafel.quantizers.kernels import KERNEL, MAGNITUDE_BITS, mix64
-
-BITMAP = 255  # in the place of the Rice parameter
-MAX_RICE = 31
+from qafel.quantizers.kernels import BITMAP, KERNEL, MAGNITUDE_BITS
+from qafel.quantizers.kernels.shared import mix64
 
 
 @njit(**KERNEL)

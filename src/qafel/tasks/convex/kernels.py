@@ -7,16 +7,9 @@ arithmetic: the result does not depend on the width of the machine's vectors.
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
-
-from qafel.algorithm import LocalTraining
-from qafel.errors import ConfigError
-from qafel.params import Vector
-
-Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -126,36 +119,3 @@ def mean_loss_of_ones(ones, targets, model, l2):  # type: ignore[no-untyped-def]
             z += weights[ones[i, k]]
         total += max(z, 0.0) + math.log1p(math.exp(-abs(z))) - targets[i] * z
     return total / n + 0.5 * l2 * (weights * weights).sum()
-
-
-Data: TypeAlias = tuple[Matrix, Matrix, Vector]
-"""A client's rows, the same transposed, and a target for each row; all contiguous."""
-NOTHING = np.empty(0, np.float32)
-NO_NOISE = np.empty((0, 0), np.float32)
-
-
-def logistic_steps(
-    data: Data,
-    start: Vector,
-    local: LocalTraining,
-    steps: int,
-    l2: float,
-    linear: Vector = NOTHING,
-    noise: Matrix = NO_NOISE,
-) -> Vector:
-    """The model after `steps` of `train_logistic` from `start` on `data`, with the step size and terms of `local`."""
-    trained: Vector = train_logistic(*data, start, linear, noise, *terms_of(local, steps, l2))
-    return trained
-
-
-def terms_of(local: LocalTraining, steps: int, l2: float = 0.0) -> tuple[Any, ...]:
-    """The last arguments of the compiled loops: η, P, λ + weight decay, μ and the clipping norm (0: none)."""
-    decay, proximal = np.float32(l2 + local.weight_decay), np.float32(local.proximal)
-    return np.float32(local.lr), steps, decay, proximal, local.clip_norm or 0.0
-
-
-def steps_of(local: LocalTraining, task: str) -> int:
-    """How many full-batch steps `local` asks for: an epoch is one. `task` is its name, for the error."""
-    if local.batch_size is not None:
-        raise ConfigError(f"{task} trains on all of a client's data at once: leave algorithm.batch_size out")
-    return local.steps_for(1)

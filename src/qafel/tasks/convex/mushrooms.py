@@ -21,7 +21,8 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError, DataError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
-from qafel.tasks.convex.kernels import logistic_steps, mean_loss_of_ones, steps_of
+from qafel.tasks import convex
+from qafel.tasks.convex.steps import logistic_steps, steps_of
 from qafel.tasks.protocol import Goal
 
 ROWS, FEATURES = 8124, 112
@@ -126,7 +127,7 @@ class Mushrooms:
 
     def loss(self, model: Vector) -> float:
         """f(x)."""
-        return float(mean_loss_of_ones(self._ones, self._targets, model, self._l2))
+        return float(convex.kernels.mean_loss_of_ones(self._ones, self._targets, model, self._l2))
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         return {"metric": self.loss(model) - OPTIMUM}

@@ -17,8 +17,8 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
-from qafel.tasks.convex import kernels
-from qafel.tasks.convex.kernels import NO_NOISE, Data, Matrix, logistic_steps, steps_of, terms_of
+from qafel.tasks import convex
+from qafel.tasks.convex.steps import NO_NOISE, Data, Matrix, logistic_steps, steps_of, terms_of
 from qafel.tasks.protocol import Goal
 
 EVALUATED_CLIENTS = 256
@@ -115,7 +115,9 @@ class Quadratic(_Synthetic):
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
         steps = steps_of(local, self.name)
         shift, noise = self._deviation_of(client), self._gradient_noise(steps, stream)
-        trained: Vector = kernels.train_quadratic(self._eigenvalues, shift, start, noise, *terms_of(local, steps))
+        trained: Vector = convex.kernels.train_quadratic(
+            self._eigenvalues, shift, start, noise, *terms_of(local, steps)
+        )
         return trained
 
     def evaluate(self, model: Vector) -> dict[str, float]:
@@ -176,7 +178,7 @@ class SyntheticLogistic(_Synthetic):
         return {"metric": self._loss(model) - self._lowest}
 
     def _loss(self, model: Vector) -> float:
-        loss = kernels.mean_loss(self._columns, self._targets, model, self._l2)
+        loss = convex.kernels.mean_loss(self._columns, self._targets, model, self._l2)
         return float(loss + self._linear @ model.astype(np.float64))
 
     def _data(self, client: int) -> Data:

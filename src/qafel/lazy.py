@@ -1,0 +1,30 @@
+"""Names that a package offers before it has loaded them (PEP 562).
+
+What takes long to load is loaded by those who use it: Numba by kernels, PyTorch by neural tasks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package whose names in `homes` are loaded at their first use.
+
+    `homes` says where each is: "package.module:Name", or "package.module" for a module. What was loaded becomes a plain
+    attribute of the package, so that a second use costs what any attribute costs.
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, _, within = homes[name].partition(":")
+        found = importlib.import_module(module)
+        value = getattr(found, within) if within else found
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load, lambda: sorted({*vars(sys.modules[package]), *homes})

@@ -1,0 +1,45 @@
+"""A client's local steps on a convex problem: what its settings ask for, and the call of a compiled loop."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from qafel.algorithm import LocalTraining
+from qafel.errors import ConfigError
+from qafel.params import Vector
+from qafel.tasks import convex
+
+Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+Data: TypeAlias = tuple[Matrix, Matrix, Vector]
+"""A client's rows, the same transposed, and a target for each row; all contiguous."""
+NOTHING = np.empty(0, np.float32)
+NO_NOISE = np.empty((0, 0), np.float32)
+
+
+def logistic_steps(
+    data: Data,
+    start: Vector,
+    local: LocalTraining,
+    steps: int,
+    l2: float,
+    linear: Vector = NOTHING,
+    noise: Matrix = NO_NOISE,
+) -> Vector:
+    """The model after `steps` of `train_logistic` from `start` on `data`, with the step size and terms of `local`."""
+    trained: Vector = convex.kernels.train_logistic(*data, start, linear, noise, *terms_of(local, steps, l2))
+    return trained
+
+
+def terms_of(local: LocalTraining, steps: int, l2: float = 0.0) -> tuple[Any, ...]:
+    """The last arguments of the compiled loops: η, P, λ + weight decay, μ and the clipping norm (0: none)."""
+    decay, proximal = np.float32(l2 + local.weight_decay), np.float32(local.proximal)
+    return np.float32(local.lr), steps, decay, proximal, local.clip_norm or 0.0
+
+
+def steps_of(local: LocalTraining, task: str) -> int:
+    """How many full-batch steps `local` asks for: an epoch is one. `task` is its name, for the error."""
+    if local.batch_size is not None:
+        raise ConfigError(f"{task} trains on all of a client's data at once: leave algorithm.batch_size out")
+    return local.steps_for(1)
