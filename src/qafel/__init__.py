@@ -1,6 +1,6 @@
 """Quantized asynchronous federated learning with a shared hidden state.
 
-What is exported is the public surface: the pure core, the simulator, and the tasks that need nothing beyond the core.
+What is exported is the public surface: the pure core, the simulator, sweeps and tasks. PyTorch loads with `TorchTask`.
 The rooms, each of which imports only from those above it (docs/architecture.md):
 
 version       the package's version
@@ -20,15 +20,17 @@ theory        the paper's bounds as functions
 config        every setting of a run; recipes
 planning      what a budget affords
 runs          what a run is, whoever drives it
+report        any runs compared on one page
 simulator     a run in virtual time
 deployment    a run over NATS JetStream
-report        any runs compared on one page
 sweeps        many runs
 tuning        a search of a recipe's settings
 paper         the paper's figures and tables
 bench         every benchmark
 cli           the command line
 """
+
+from typing import TYPE_CHECKING
 
 from qafel.algorithm import (
     PRESETS,
@@ -41,6 +43,7 @@ from qafel.algorithm import (
     Server,
     wire,
 )
+from qafel.lazy import lazily
 from qafel.params import Layout, Vector
 from qafel.quantizers import Quantizer
 from qafel.quantizers import parse as quantizer
@@ -66,10 +69,26 @@ from qafel.sweeps import Sweep, sweep
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.version import __version__
 
+if TYPE_CHECKING:
+    from qafel.tasks.datasets.partition import Partition, split
+    from qafel.tasks.datasets.samples import ArraySamples
+    from qafel.tasks.neural import TorchTask
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "ArraySamples": "qafel.tasks.datasets.samples:ArraySamples",
+        "Partition": "qafel.tasks.datasets.partition:Partition",
+        "TorchTask": "qafel.tasks.neural:TorchTask",
+        "split": "qafel.tasks.datasets.partition:split",
+    },
+)
+
 __all__ = [
     "PRESETS",
     "Algorithm",
     "AlwaysTraining",
+    "ArraySamples",
     "Client",
     "Constant",
     "ConstantRate",
@@ -83,6 +102,7 @@ __all__ = [
     "Message",
     "Mushrooms",
     "Network",
+    "Partition",
     "Poisson",
     "PolynomialStaleness",
     "Quadratic",
@@ -95,12 +115,14 @@ __all__ = [
     "SyntheticLogistic",
     "Task",
     "Timing",
+    "TorchTask",
     "Trace",
     "Uniform",
     "Vector",
     "__version__",
     "quantizer",
     "simulate",
+    "split",
     "sweep",
     "wire",
 ]

@@ -11,27 +11,17 @@ from typing import Annotated, Self, final
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from qafel.config import StopConfig
+from qafel.runs import bars
+from qafel.runs.bars import share_done
 from qafel.runs.progress import Row
-from qafel.runs.summary import Summary
 from qafel.sweeps.making import Planned
-from qafel.text import human_bytes, human_seconds
+from qafel.text import human_seconds
 
 console = Console()
-errors = Console(stderr=True)
-_WIDE = 110  # columns of a terminal, from which on there is room for more than the least
+errors = bars.errors
 
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")]
 RecipeNames = Annotated[
@@ -74,55 +64,6 @@ class LiveBars:
 
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
-
-
-def run_bars(quiet: bool = False) -> Progress:
-    """Room for the bars of runs, each filled by a `RunBar`: steps, metric, bytes, rate so far; `quiet` shows none.
-
-    On 80 columns the bar is short and there is no rate; nothing is cut but a long name.
-    """
-    amount, note = TextColumn("{task.fields[amount]}"), TextColumn("{task.fields[note]}")
-    left = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True))
-    bar = BarColumn(bar_width=24 if errors.width >= _WIDE else 8, table_column=Column(no_wrap=True))
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, amount, note, left)
-    return Progress(*columns, console=errors, disable=quiet)
-
-
-@final
-class RunBar:
-    """A listener that shows a run; the screen is touched at most some twenty times a second."""
-
-    def __init__(self, bars: Progress, description: str, stop: StopConfig, metric_name: str) -> None:
-        """Add a bar to `bars`; `description` and `metric_name` are shown, `stop` says how far the run is."""
-        self._bars, self._stop, self._metric_name = bars, stop, metric_name
-        name = description if bars.console.width >= _WIDE or len(description) <= 20 else f"{description[:19]}…"
-        self._bar = bars.add_task(name, total=1000, note="", amount="")
-        self._shown = -1.0
-
-    def on_row(self, row: Row) -> None:
-        if row.wall_s - self._shown < 0.05 and row.version:
-            return
-        self._shown = row.wall_s
-        sent = human_bytes(row.upload_bytes_total + row.broadcast_bytes_total)
-        note = f"{self._metric_name} {row.metric:.3g} · {sent}"
-        if row.wall_s and self._bars.console.width >= _WIDE:
-            note += f" · {row.uploads / row.wall_s:,.0f} updates/s"
-        share = share_done(row, self._stop)
-        self._bars.update(self._bar, completed=1000 * share, note=note, amount=f"{row.version:,} steps")
-
-    def on_end(self, summary: Summary | None) -> None:
-        if summary is not None:
-            final = "–" if summary["metric_final"] is None else f"{summary['metric_final']:.3g}"
-            note = f"{self._metric_name} {final} · {summary['status']}"
-            self._bars.update(self._bar, completed=1000, note=note, amount=f"{summary['server_steps']:,} steps")
-
-
-def share_done(row: Row, stop: StopConfig) -> float:
-    """How far a run at `row` is towards the nearest limit of `stop`, from 0 to 1."""
-    traffic = row.upload_bytes_total + row.broadcast_bytes_total
-    reached = (row.version, row.uploads, row.virtual_time, traffic)
-    limits = (stop.server_steps, stop.uploads, stop.virtual_time, stop.traffic_bytes)
-    return max(now / limit for now, limit in zip(reached, limits, strict=True) if limit is not None)
 
 
 @final

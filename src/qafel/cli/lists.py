@@ -13,12 +13,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from qafel import config
+from qafel import config, drawing
 from qafel.algorithm import PRESETS
 from qafel.cli.console import JsonOption, console, figures_table
 from qafel.config import Config
 from qafel.config.tasks import TASKS
-from qafel.drawing.printed import save_figure
 from qafel.errors import ConfigError, UserError
 from qafel.quantizers import measured, parse
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
@@ -155,7 +154,8 @@ def show(
     task: Any = Config.from_dict({"task": settings}, "qafel tasks show").task.make()
     title = f"{name}, {partition or 'default partition'}: {task.clients:,} clients"
     path = out or Path(f"{name}-partition.png")
-    save_figure(partition_figure(task.partition, task.train_samples.labels, title=title), path)
+    figure = partition_figure(task.partition, task.train_samples.labels, title=title)
+    drawing.printed.save_figure(figure, path)
     sizes = task.partition.sizes
     console.print(
         f"{task.clients:,} clients, {int(sizes.sum()):,} samples; {int(sizes.min())} to {int(sizes.max()):,} each, "

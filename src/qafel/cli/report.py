@@ -13,9 +13,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from qafel import drawing
 from qafel.cli.console import JsonOption, SweepProgress, console, figures_table
 from qafel.config import load_recipe
-from qafel.drawing.printed import save_figure
 from qafel.errors import DataError, NothingToShow, OutputError, QafelError
 from qafel.files import writing
 from qafel.report import comparison_figure, write_report
@@ -60,7 +60,7 @@ def report(
     # A page may be passed on: it names folders, not the way to them.
     named = [f"{path.resolve().name} ({why})" for path, why in left_out]
     write_report(loaded, page, title=title, left_out=named)
-    figure = save_figure(comparison_figure(loaded), page.with_suffix(".png"))
+    figure = drawing.printed.save_figure(comparison_figure(loaded), page.with_suffix(".png"))
     if json_output:
         written = {"report": str(page), "figure": str(figure), "runs": run_labels(loaded)}
         print(json.dumps(written | {"left_out": [str(path) for path, _ in left_out]}, ensure_ascii=False))
@@ -130,7 +130,7 @@ def demo(
         raise QafelError("; ".join(f"{folder} failed: {reason}" for folder, reason in failed.items()))
     runs = [Run.load(out / run.folder) for run in planned]
     summaries = [run.summary for run in runs]
-    save_figure(comparison_figure(runs), out / "comparison.png")
+    drawing.printed.save_figure(comparison_figure(runs), out / "comparison.png")
     write_report(runs, out / "report.html", title="QAFeL on mushrooms")
     if json_output:
         print(json.dumps(summaries, indent=2))

@@ -14,23 +14,21 @@ from qafel.cli.console import (
     JsonOption,
     QuietOption,
     RecipeNames,
-    RunBar,
     SetOption,
     StartOption,
     console,
     errors,
-    run_bars,
     with_start,
 )
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
 from qafel.params import Layout
+from qafel.runs.bars import shown
 from qafel.runs.directory import CHECKPOINT
-from qafel.runs.summary import Summary
+from qafel.runs.summary import Summary, figures_of
 from qafel.simulator.api import quantizer_warnings, refuse_to_lose_a_run
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import run as simulate
-from qafel.text import human_bytes
 
 
 def run(
@@ -62,11 +60,11 @@ def run(
     task = config.task.make()
     warn_of_unfit_quantizers(config, task.layout, strict)
     try:
-        with run_bars(quiet) as progress:
+        with shown(config.name, config.stop, "metric", quiet) as bar:
             summary = simulate(
                 config,
                 out,
-                [RunBar(progress, config.name, config.stop, "metric")],
+                [bar],
                 task=task,
                 executor=executor,
                 workers=workers,
@@ -107,24 +105,9 @@ def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = Fals
 
 
 def _show(summary: Summary, out: Path) -> None:
-    final = summary["metric_final"]
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
-    table.add_row("status", summary["status"])
-    table.add_row(summary["metric_name"], "–" if final is None else f"{final:.6g}  (best {summary['metric_best']:.6g})")
-    table.add_row("server steps", f"{summary['server_steps']:,}")
-    table.add_row("uploads", f"{summary['uploads']:,}, {summary['upload_bytes_mean']:,.0f} bytes each")
-    table.add_row("sent up", human_bytes(summary["upload_bytes_total"]))
-    table.add_row("broadcast", human_bytes(summary["broadcast_bytes_total"]))
-    table.add_row("staleness", f"mean {summary['staleness_mean']:.2f}, max {summary['staleness_max']}")
-    if summary["target"] is not None:
-        reached = summary["uploads_to_target"]
-        table.add_row("target", "not reached" if reached is None else f"reached after {reached:,} uploads")
-    table.add_row(
-        "time",
-        f"{summary['wall_s']:.2f} s, {summary['updates_per_s']:,.0f} updates/s, "
-        f"{100 * summary['overhead_share']:.0f} % of it neither training nor evaluation",
-    )
-    table.add_row("model sha256", summary["model_sha256"])
+    for name, figure in figures_of(summary):
+        table.add_row(name, figure)
     console.print(table)
     console.print(f"results in {out}", highlight=False)

@@ -6,9 +6,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -24,11 +23,9 @@ from qafel.cli.console import (
     with_start,
 )
 from qafel.cli.run import warn_of_unfit_quantizers
-from qafel.runs.seeds import Spread
 from qafel.sweeps.grid import grid, parse_seeds, parse_settings, require_sound
-from qafel.sweeps.making import Planned, unfinished
+from qafel.sweeps.making import unfinished
 from qafel.sweeps.table import Sweep, make_sweep
-from qafel.text import human_bytes, human_count, human_metric
 
 
 def sweep(
@@ -74,13 +71,13 @@ def sweep(
         listed = {"runs": found.rows, "report": str(found.report), "table": str(out / "table.csv")}
         print(json.dumps(listed, indent=2, ensure_ascii=False))
     else:
-        _show(found, runs)
+        _show(found)
     if found.failed:
         raise typer.Exit(1)
 
 
-def _show(found: Sweep, runs: Sequence[Planned]) -> None:
-    console.print(_table(found, runs))
+def _show(found: Sweep) -> None:
+    console.print(_table(found))
     for folder, reason in found.failed.items():
         errors.print(f"failed: {folder}: {reason}", highlight=False, markup=False, soft_wrap=True)
     lines = [f"report  {found.report}"] if found.report is not None else []
@@ -88,30 +85,10 @@ def _show(found: Sweep, runs: Sequence[Planned]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(found: Sweep, runs: Sequence[Planned]) -> Table:
-    """A row for all seeds of a recipe and its settings: mean ± standard deviation of those that came to an end."""
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    for run, row in zip(runs, found.rows, strict=True):
-        # With spaces, so that a long one is broken between settings, not in the middle of a number.
-        values = (f"{path.rpartition('.')[2]}={value}" for path, value in run.at.items())
-        kinds.setdefault(" ".join((run.method, *values)), []).append(row)
-    metrics = {row["metric_name"] for row in found.rows if row.get("metric_name")}
-    final = f"final {metrics.pop()}" if len(metrics) == 1 else "final metric"
-    table = figures_table("", "run", "seeds", final, "uploads", "traffic", "")
+def _table(found: Sweep) -> Table:
+    head, rows = found.over_seeds()
+    table = figures_table("", *head)
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
-    for name, rows in kinds.items():
-        ended = [row for row in rows if row["status"] == "finished"]
-        others = [row["status"] for row in rows if row["status"] != "finished"]
-
-        def spread(*keys: str, ended: list[dict[str, Any]] = ended) -> Spread:
-            return Spread.of(float(sum(row[key] for key in keys)) for row in ended)
-
-        table.add_row(
-            name,
-            str(len(ended)),
-            spread("metric_final").text(human_metric),
-            human_count(spread("uploads").mean),
-            human_bytes(spread("upload_bytes_total", "broadcast_bytes_total").mean),
-            ", ".join(f"{others.count(status)} {status}" for status in dict.fromkeys(others)),
-        )
+    for row in rows:
+        table.add_row(*row)
     return table

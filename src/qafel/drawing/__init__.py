@@ -1,6 +1,15 @@
 """Charts, in data-flow order. Nothing here knows what a run is: `report`, `paper` and `tuning` turn runs into panels.
 
 chart      a chart as values: panels, curves, bars, bands; their colours and dashes
-printed    draws it with matplotlib, for print
+printed    draws it with matplotlib, for print and for a notebook; loads when `drawing.printed` is first used
 page       draws it with Plotly in a self-contained HTML page; its look and script are page.html, page.css and page.js
 """
+
+from typing import TYPE_CHECKING
+
+from qafel.lazy import lazily
+
+if TYPE_CHECKING:
+    from qafel.drawing import printed as printed
+
+__getattr__, __dir__ = lazily(__name__, {"printed": f"{__name__}.printed"})

@@ -18,7 +18,6 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
-from plotly.offline import get_plotlyjs
 
 from qafel.drawing.chart import DASHES, Axis, Bars, Panel, Series, Style, Values, limits_of, panel_styles, thin
 from qafel.version import __version__
@@ -48,6 +47,8 @@ def page(title: str, sections: Iterable[str], panels: Sequence[Panel], styles: S
     `title` is plain text, `sections` are HTML, among them the `cards` of all `panels`; `styles` are those of the
     legend, by default one for each label.
     """
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (Plotly loads when a page is written)
+
     plotly, script = get_plotlyjs(), _file("page.js")
     allowed = f"{_digest(plotly)} {_digest(script)}"
     return Template(_file("page.html")).substitute(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import textwrap
 import warnings
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from matplotlib import colormaps, ticker
@@ -93,6 +95,27 @@ def save_figure(figure: Figure, path: Path) -> Path:
         raise OutputError(f"{path} should end in one of {', '.join(_SUFFIXES)}: the suffix chooses the format")
     write_atomically(path, rendered(figure, path.suffix.lower()), make_folder=True)
     return path
+
+
+@final
+class Plot:
+    """A figure that a notebook shows and a script saves."""
+
+    def __init__(self, figure: Figure) -> None:
+        """Wrap the matplotlib `figure`, which stays open to changes."""
+        self.figure = figure
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the picture to `path`, in the format of its suffix: .png, .pdf or .svg."""
+        return save_figure(self.figure, Path(path))
+
+    def __repr__(self) -> str:
+        return 'Plot: a notebook shows it, .save("plot.png") writes it, .figure is matplotlib\'s'
+
+    def _repr_html_(self) -> str:
+        """SVG in an image of its own: several on one page would share styles and names."""
+        content = base64.b64encode(rendered(self.figure, ".svg")).decode()
+        return f'<img alt="plot" style="max-width:100%" src="data:image/svg+xml;base64,{content}">'
 
 
 def _wrapped(text: str, inches: float, points: float) -> str:

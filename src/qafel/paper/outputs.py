@@ -13,9 +13,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+from qafel import drawing
 from qafel.drawing.chart import Panel, panel_styles
 from qafel.drawing.page import cards, legend, note, page, table
-from qafel.drawing.printed import draw, rendered
 from qafel.errors import DataError, OutputError
 from qafel.files import write_atomically
 from qafel.paper.display import Table
@@ -262,9 +262,9 @@ class EntryResult:
         """The figure for print, by file name."""
         source = self.source
         footer = f"{source.command} · {source.seeds_each()} · qafel {source.qafel()}"
-        figure = draw(self.panels, self.entry.title, footer)
+        figure = drawing.printed.draw(self.panels, self.entry.title, footer)
         description = f"{self.entry.paper}. {source.command}. {source.sentence()}"
-        return {f"figure{suffix}": rendered(figure, suffix, description) for suffix in (".png", ".pdf")}
+        return {f"figure{suffix}": drawing.printed.rendered(figure, suffix, description) for suffix in (".png", ".pdf")}
 
 
 def _differences(source: Provenance) -> str:

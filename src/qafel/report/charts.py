@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
+from qafel import drawing
 from qafel.drawing.chart import Axis, Bars, Panel, Series, short_labels
-from qafel.drawing.printed import draw
 from qafel.errors import DataError
 from qafel.report.groups import Group, MetricView, all_styles, groups_of, is_wide, log_start, metric_view
 from qafel.runs.reading import Column, Run
 from qafel.runs.seeds import Across, Curve
 from qafel.text import human_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BINS = 24
 _BYTES = "bytes uploaded and broadcast"
@@ -53,7 +56,7 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
         task = f"{group.task}, " if len(groups) > 1 else ""
         panels.append(replace(left, title=f"{task}by {left.x.label}"))
         panels.append(replace(_bytes_panel(group, view), title=f"{task}by bytes"))
-    return draw(panels, styles=all_styles(groups), columns=2)
+    return drawing.printed.draw(panels, styles=all_styles(groups), columns=2)
 
 
 def _metric_panel(group: Group, view: MetricView, by: str, label: str, across: Across, log: bool = False) -> Panel:

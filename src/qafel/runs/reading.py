@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import DataError, NothingToShow
+from qafel.errors import ConfigError, DataError, NothingToShow
 from qafel.runs.directory import require_known_format
 from qafel.runs.progress import meets
 from qafel.tasks.protocol import Goal
@@ -110,7 +110,7 @@ def summary_so_far(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
     return summary | {key: config[key] for key in ("task", "algorithm", "seed") if key in config}
 
 
-def columns_of(rows: list[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
     """The numeric columns of `rows`; a value that is missing, or not a number, is NaN."""
     keys = dict.fromkeys(key for row in rows for key in row)
     table = {key: np.array([number_of(row.get(key)) for row in rows], dtype=np.float64) for key in keys}
@@ -264,7 +264,9 @@ class History(Mapping[str, NDArray[Any]]):
         return f"History({len(self.rows)} rows × {len(self.columns)} columns: {', '.join(self.columns)})"
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame; pandas must be installed."""
-        import pandas as pd  # noqa: PLC0415  (an optional extra of the user's own)
-
+        """A pandas DataFrame with these columns, which needs the extra `pandas`."""
+        try:
+            import pandas as pd  # noqa: PLC0415  (an extra)
+        except ImportError:
+            raise ConfigError("to_pandas needs pandas: pip install 'qafel[pandas]'") from None
         return pd.DataFrame(self.rows)

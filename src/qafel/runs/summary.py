@@ -16,6 +16,7 @@ from qafel.errors import DuplicateUpload
 from qafel.params import Vector
 from qafel.runs.progress import Progress, Status, Traffic, finite_or_none, histogram_mean
 from qafel.tasks.protocol import Task
+from qafel.text import human_bytes
 from qafel.version import __version__
 
 Summary: TypeAlias = dict[str, Any]
@@ -117,3 +118,26 @@ def _processor() -> str:
 def sha256(vector: Vector) -> str:
     """The SHA-256 of a vector's bytes, in hexadecimal."""
     return hashlib.sha256(vector.tobytes()).hexdigest()
+
+
+def figures_of(summary: Summary) -> list[tuple[str, str]]:
+    """What a person asks of a simulated run, in words: the name of each figure and the figure, what counts first."""
+    final = summary["metric_final"]
+    reached = summary["uploads_to_target"]
+    target = "not reached" if reached is None else f"reached after {reached:,} uploads"
+    return [
+        ("status", summary["status"]),
+        (summary["metric_name"], "–" if final is None else f"{final:.6g}  (best {summary['metric_best']:.6g})"),
+        ("server steps", f"{summary['server_steps']:,}"),
+        ("uploads", f"{summary['uploads']:,}, {summary['upload_bytes_mean']:,.0f} bytes each"),
+        ("sent up", human_bytes(summary["upload_bytes_total"])),
+        ("broadcast", human_bytes(summary["broadcast_bytes_total"])),
+        ("staleness", f"mean {summary['staleness_mean']:.2f}, max {summary['staleness_max']}"),
+        *([] if summary["target"] is None else [("target", target)]),
+        (
+            "time",
+            f"{summary['wall_s']:.2f} s, {summary['updates_per_s']:,.0f} updates/s, "
+            f"{100 * summary['overhead_share']:.0f} % of it neither training nor evaluation",
+        ),
+        ("model sha256", summary["model_sha256"]),
+    ]

@@ -5,42 +5,87 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
+from qafel import drawing
 from qafel.algorithm import Algorithm, LocalTraining
 from qafel.config import Config
 from qafel.config.start import StartFrom, start_of
+from qafel.drawing.page import table
 from qafel.errors import OutputError
 from qafel.params import Vector
 from qafel.quantizers import fitness
 from qafel.runs.directory import state_of
 from qafel.runs.listeners import Calling, Listener
 from qafel.runs.progress import Evaluation, Limits, Progress, Row
-from qafel.runs.reading import History
-from qafel.runs.summary import Summary
+from qafel.runs.reading import History, Run, columns_of
+from qafel.runs.summary import Summary, figures_of
 from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.run import RunPlan, run_to_end, write_run
 from qafel.simulator.timing import Timing
 from qafel.tasks.protocol import Task
 from qafel.text import path_of
 
+if TYPE_CHECKING:
+    from qafel.drawing.printed import Plot
+    from qafel.simulator.simulation import Simulation
+
 _Value = TypeVar("_Value")
 _TABLES = (Algorithm, LocalTraining, Timing, Evaluation, Limits)
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What came of a run."""
+    """What came of a run; a notebook shows its figures and a plot.
+
+    summary        the figures, as summary.json has them
+    history        the evaluations, as columns by name
+    model          the server's model x, a flat vector
+    hidden_state   x̂, what clients would start from
+    settings       what was run, as config.toml says it
+    """
 
     summary: Summary
     history: History
     model: Vector
     hidden_state: Vector
+    settings: Mapping[str, Any]
+
+    def plot(self, *others: Result) -> Plot:
+        """The metric by server steps and by bytes, of this run and of `others` beside it.
+
+        A notebook shows what is returned; `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
+        """
+        from qafel.report import comparison_figure  # noqa: PLC0415  (what draws loads when it is used)
+
+        return drawing.printed.Plot(comparison_figure([result._as_run() for result in (self, *others)]))
+
+    def to_pandas(self) -> Any:
+        """The history as a pandas DataFrame, a row for each evaluation; it needs the extra `pandas`."""
+        return self.history.to_pandas()
+
+    def __repr__(self) -> str:
+        lines = (f"    {name:12}  {figure}" for name, figure in figures_of(self.summary)[:6])
+        return "\n".join((f"Result of {self._title}", *lines))
+
+    def _repr_html_(self) -> str:
+        figures = table((), figures_of(self.summary))
+        return f"<b>{escape(self._title)}</b>{figures}{self.plot()._repr_html_()}"
+
+    @property
+    def _title(self) -> str:
+        return "{task}, {algorithm}, seed {seed}".format_map(self.summary)
+
+    def _as_run(self) -> Run:
+        name = str(self.settings["name"])
+        return Run(Path(name), name, self.settings, self.summary, columns_of(self.history.rows))
 
 
 def simulate(
@@ -57,35 +102,43 @@ def simulate(
     overwrite: bool = False,
     executor: ExecutorName = "inline",
     workers: int | None = None,
+    progress: bool = False,
     on_row: Callable[[Row], None] | None = None,
     listeners: Sequence[Listener] = (),
 ) -> Result:
-    """Run a method on a task in virtual time.
+    """Run a method on a task in virtual time, and return what came of it.
 
-    Any object that fulfils the protocols will do: a task, a quantizer, a staleness law (τ to a weight), durations, or
-    arrivals as an iterable of (time, client). What theory holds against the quantizers is a Python warning.
+    The same arguments and seed give the same bits, wherever clients train. Any object that fulfils the protocols will
+    do: a task, a quantizer, a staleness law (τ to a weight), durations, or arrivals as an iterable of (time, client).
+    What theory holds against the quantizers is a Python warning.
 
-    task        what is learnt
-    algorithm   the method, as `wire` makes it
-    timing      when clients start and how long they train
-    limits      when the run ends; by default after 1,000 server steps
-    evaluation  how often the model is measured; by default after every server step
-    seed        names all random streams
+    task        what is learnt: a shipped task (`Mushrooms`, `Quadratic`, `SyntheticLogistic`), a `TorchTask` of your
+                own model and data, or any object with the methods of `Task`
+    algorithm   the method, as `wire` makes it: `wire("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4")`
+    timing      when clients start and how long they train: `Timing(HalfNormal())` has every client start again at
+                once; `Timing(HalfNormal(), ConstantRate(125))` has 125 start in a unit of time
+    limits      when the run ends, at whichever comes first: `Limits(uploads=10_000, traffic_bytes=5_000_000)`; by
+                default after 1,000 server steps
+    evaluation  how often the model is measured, and the target: `Evaluation(every=10, target=0.01)`; by default after
+                every server step
+    seed        names all random streams of the run
     start_from  the model to begin from: a safetensors file, a vector, or arrays by name; by default the task's own
-    out         the run directory to write, the same as the command line's; nothing is written by default
+    out         the run directory to write, the same as the command line's, so that `qafel report` and TensorBoard show
+                it; nothing is written by default
     resume      go on from the checkpoint in `out`, to the same result as a run that was never interrupted; a finished
                 run goes on if its limits are larger now
     overwrite   replace another run, or half a run, in `out`
-    executor    where clients train: "inline", "processes" or "ray"; the result is the same
+    executor    where clients train: "inline" (here), "processes" (on this machine's cores) or "ray" (on a cluster)
     workers     how many processes train; one per core by default
-    on_row      called with each row as it is measured
-    listeners   hear of every row and of the end
+    progress    show a bar on the terminal, or below the notebook's cell
+    on_row      called with each `Row` as it is measured; an error raised there breaks the run off
+    listeners   objects that hear of every row and of the end, as `qafel.runs.listeners.Listener` says
     """
     evaluation, limits = evaluation or Evaluation(), limits or Limits(server_steps=1000)
     for warning in quantizer_warnings(algorithm, task.layout.size):
         warnings.warn(warning, stacklevel=2)
     settings = {
-        "name": task.name if out is None else Path(out).name,
+        "name": f"{task.name}-{algorithm.name}" if out is None else Path(out).name,
         "made_in": "python",
         "seed": seed,
         "task": {"name": task.name, "clients": task.clients, "parameters": task.layout.size, "class": path_of(task)},
@@ -108,14 +161,19 @@ def simulate(
         seed=seed,
         start=None if start is None else partial(_itself, start),
     )
-    heard = [*listeners, *([] if on_row is None else [Calling(on_row)])]
-    if out is None:
-        return _run_in_memory(plan, heard, executor, workers)
-    path = Path(out)
-    if not resume and not overwrite:
+    path = None if out is None else Path(out)
+    if path is not None and not resume and not overwrite:
         refuse_to_lose_a_run(settings, path)
-    summary, simulation = write_run(plan, path, heard, executor=executor, workers=workers, resume=resume)
-    return Result(summary, History.load(path), simulation.server.model, simulation.server.hidden_state.vector)
+    heard = [*listeners, *([] if on_row is None else [Calling(on_row)])]
+    with ExitStack() as stack:
+        if progress:
+            from qafel.runs.bars import shown  # noqa: PLC0415  (bars load when they are shown)
+
+            heard.append(stack.enter_context(shown(settings["name"], limits, task.metric_name)))
+        if path is None:
+            return _run_in_memory(plan, heard, executor, workers)
+        summary, simulation = write_run(plan, path, heard, executor=executor, workers=workers, resume=resume)
+        return _result(plan, summary, History.load(path), simulation)
 
 
 def _run_in_memory(plan: RunPlan, listeners: Sequence[Listener], executor: ExecutorName, workers: int | None) -> Result:
@@ -125,7 +183,12 @@ def _run_in_memory(plan: RunPlan, listeners: Sequence[Listener], executor: Execu
     with make_executor(executor, workers, plan.task, plan.make_task, plan.algorithm, plan.seed) as pool:
         simulation = plan.begin(pool)
         summary = run_to_end(simulation, progress, plan.limits, [keeps, *listeners])
-    return Result(summary, History(rows), simulation.server.model, simulation.server.hidden_state.vector)
+    return _result(plan, summary, History(rows), simulation)
+
+
+def _result(plan: RunPlan, summary: Summary, history: History, simulation: Simulation) -> Result:
+    server = simulation.server
+    return Result(summary, history, server.model, server.hidden_state.vector, plan.settings)
 
 
 def quantizer_warnings(algorithm: Algorithm, size: int) -> list[str]:

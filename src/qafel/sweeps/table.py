@@ -8,18 +8,25 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from numpy.typing import NDArray
 
+from qafel import drawing
+from qafel.drawing.page import table
 from qafel.errors import DataError, OutputError
 from qafel.files import write_atomically, writing
 from qafel.runs.progress import Row
 from qafel.runs.reading import History, Run
+from qafel.runs.seeds import Spread
 from qafel.simulator.api import quantizer_warnings
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.grid import Recipe, as_settings, grid, parse_seeds, require_sound
 from qafel.sweeps.making import Planned, Watcher, make_runs, unfinished
+from qafel.text import human_bytes, human_count, human_metric
+
+if TYPE_CHECKING:
+    from qafel.drawing.printed import Plot
 
 _SCALAR = str | int | float | bool
 
@@ -36,6 +43,8 @@ class Sweep:
     """The page that compares the runs; None if no run has an evaluation."""
     failed: Mapping[str, str]
     """Why runs failed, by their folders."""
+    varied: Sequence[str] = ()
+    """The paths of the settings that were varied."""
 
     @property
     def columns(self) -> list[str]:
@@ -52,9 +61,39 @@ class Sweep:
         failed = f", {len(self.failed)} failed" if self.failed else ""
         return f"Sweep({len(self.rows)} runs × {len(self.columns)} columns in {self.folder}{failed})"
 
+    def _repr_html_(self) -> str:
+        head, rows = self.over_seeds()
+        drawn = "" if self.report is None else self.plot()._repr_html_()
+        return table(head, rows, numbers=True) + drawn
+
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with a row for each run; pandas must be installed."""
+        """A pandas DataFrame with a row for each run; it needs the extra `pandas`."""
         return self._table.to_pandas()
+
+    def plot(self) -> Plot:
+        """The metric by server steps and by bytes; runs that differ only by seed are one curve, with their range.
+
+        A notebook shows what is returned; `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
+        """
+        from qafel.report import comparison_figure  # noqa: PLC0415  (what draws loads when it is used)
+
+        paths = ((self.folder / row["run"], row["run"] in self.failed) for row in self.rows)
+        return drawing.printed.Plot(comparison_figure([run for where in paths if (run := _load(*where))]))
+
+    def over_seeds(self) -> tuple[list[str], list[list[str]]]:
+        """A table's head and rows as text: a row for all seeds of a recipe and its settings.
+
+        Figures are the mean ± standard deviation of those seeds that came to an end; of the others it says what became.
+        """
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            # With spaces, so that a long one is broken between settings, not in the middle of a number.
+            values = (f"{path.rpartition('.')[2]}={row[path]}" for path in self.varied if path in row)
+            kinds.setdefault(" ".join((row["recipe"], *values)), []).append(row)
+        metrics = {row["metric_name"] for row in self.rows if row.get("metric_name")}
+        final = f"final {metrics.pop()}" if len(metrics) == 1 else "final metric"
+        rows = [[name, *_over_seeds(own)] for name, own in kinds.items()]
+        return ["run", "seeds", final, "uploads", "traffic", ""], rows
 
     @property
     def _table(self) -> History:
@@ -102,7 +141,8 @@ def make_sweep(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers:
         run = _load(folder / planned.folder, planned.folder in failed)
         loaded += [run] if run else []
         rows.append(_row(planned, folder, run, failed.get(planned.folder)))
-    found = Sweep(rows, folder, _write_report(loaded, folder, failed), failed)
+    varied = list(dict.fromkeys(path for planned in runs for path in planned.at))
+    found = Sweep(rows, folder, _write_report(loaded, folder, failed), failed, varied)
     write_atomically(folder / "table.csv", _csv(found).encode())
     return found
 
@@ -127,6 +167,22 @@ def _row(planned: Planned, folder: Path, run: Run | None, failure: str | None) -
     return {**own, **status, **{key: value for key, value in figures.items() if key not in own and key != "status"}}
 
 
+def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    ended = [row for row in rows if row["status"] == "finished"]
+    others = [row["status"] for row in rows if row["status"] != "finished"]
+
+    def spread(*keys: str) -> Spread:
+        return Spread.of(float(sum(row[key] for key in keys)) for row in ended)
+
+    return [
+        str(len(ended)),
+        spread("metric_final").text(human_metric),
+        human_count(spread("uploads").mean),
+        human_bytes(spread("upload_bytes_total", "broadcast_bytes_total").mean),
+        ", ".join(f"{others.count(status)} {status}" for status in dict.fromkeys(others)),
+    ]
+
+
 def _csv(found: Sweep) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, found.columns, lineterminator="\n")
@@ -136,15 +192,14 @@ def _csv(found: Sweep) -> str:
 
 
 def _write_report(runs: Sequence[Run], folder: Path, failed: Mapping[str, str]) -> Path | None:
-    from qafel.drawing.printed import save_figure  # noqa: PLC0415  (plotting loads when it is used)
-    from qafel.report import comparison_figure, write_report  # noqa: PLC0415  (likewise)
+    from qafel.report import comparison_figure, write_report  # noqa: PLC0415  (what draws loads when it is used)
 
     if not runs:
         return None
     shown = {run.path.name for run in runs}
     left_out = [f"{name} (failed)" for name in failed if name not in shown]
     page = write_report(runs, folder / "report.html", title=f"{len(runs)} runs of a sweep", left_out=left_out)
-    save_figure(comparison_figure(runs), page.with_suffix(".png"))
+    drawing.printed.save_figure(comparison_figure(runs), page.with_suffix(".png"))
     return page
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -41,10 +43,27 @@ class Task(Protocol):
     def initial_model(self, stream: Stream) -> Vector: ...
 
     def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
-        """The client's model after its local steps; `start` is not changed."""
+        """The client's model after its local steps; `start` is not changed.
+
+        A `train` that has a parameter `version` as well (`version: int = 0`) is told by it which version of the hidden
+        state `start` is: the number of server steps before it.
+        """
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         """Figures for a model; "metric" is the one that counts."""
+
+
+def takes_version(train: Callable[..., Vector]) -> bool:
+    """Whether a training function has a parameter `version`, and so is told the version that it starts from."""
+    try:
+        return "version" in inspect.signature(train).parameters
+    except (TypeError, ValueError):  # some compiled functions state no signature
+        return False
+
+
+def told_version(train: Callable[..., Vector], version: int) -> Callable[..., Vector]:
+    """`train` from the hidden state of this version: told so, if it wants to know."""
+    return partial(train, version=version) if takes_version(train) else train
 
 
 @runtime_checkable

@@ -37,7 +37,7 @@ from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, ConfigEr
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks import Task
-from qafel.tasks.protocol import sample_weights
+from qafel.tasks.protocol import sample_weights, told_version
 from qafel.text import human_seconds
 
 _TELL_MOST_S: Final = 60.0
@@ -141,8 +141,9 @@ class DeploymentClient:
     def finish(self, start: CopiedState, train: Train) -> bytes:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
         core, (copied, sequence) = self.core, start
+        told = told_version(train, copied.version)
         return local_update(
-            copied, train, core.algorithm, core.seed, client=core.number, sequence=sequence, weight=core.weight
+            copied, told, core.algorithm, core.seed, client=core.number, sequence=sequence, weight=core.weight
         )
 
     async def _work(self) -> None:
@@ -270,7 +271,8 @@ def run_client(
 ) -> ClientReport:
     """Take part in a run with your own training function, until it ends or `max_updates` are done.
 
-    train       from the hidden state (not to be changed) and a random stream to the trained model, a flat vector
+    train       from the hidden state (not to be changed) and a random stream to the trained model, a flat vector; if it
+                has a parameter `version`, it is told which version of the hidden state it starts from
     run         the run's name on the broker
     client      this client's number
     state       the folder in which the client keeps x̂ and the numbers of its uploads
@@ -384,9 +386,9 @@ def _made_task(toml: str) -> Task:
     return task
 
 
-def _train_task(toml: str, local: LocalTraining, client: int, start: Vector, stream: Stream) -> Vector:
+def _train_task(toml: str, local: LocalTraining, client: int, start: Vector, stream: Stream, version: int) -> Vector:
     """Can be sent to another process, and makes its task again there."""
-    return _made_task(toml).train(client, start, local, stream)
+    return told_version(_made_task(toml).train, version)(client, start, local, stream)
 
 
 @contextmanager
@@ -396,8 +398,12 @@ def training_in(worker: str, train: Train) -> Iterator[Train]:
         yield train
         return
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(train,))
+
+    def elsewhere(start: Vector, stream: Stream, version: int = 0) -> Vector:
+        return pool.submit(_train, start, stream, version).result()
+
     try:
-        yield lambda start, stream: pool.submit(_train, start, stream).result()
+        yield elsewhere
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -409,5 +415,5 @@ def _keep(train: Train) -> None:
     _kept[:] = [train]
 
 
-def _train(start: Vector, stream: Stream) -> Vector:
-    return _kept[0](start, stream)
+def _train(start: Vector, stream: Stream, version: int) -> Vector:
+    return told_version(_kept[0], version)(start, stream)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, Self, final
 from qafel.algorithm import Algorithm, HiddenState, local_update
 from qafel.params import Vector
 from qafel.rng import Stream
-from qafel.tasks.protocol import Task
+from qafel.tasks.protocol import Task, takes_version
 
 
 @final
@@ -42,15 +42,17 @@ class Trainer:
         self.algorithm = algorithm
         self.seed = seed
         self.training_s = 0.0
+        self._tells_version = takes_version(task.train)
 
     def perform(self, job: Job) -> bytes:
         """The upload that the job's client will send. Algorithm 2."""
         _, client, sequence, start, weight, steps, memory = job
         local = self.algorithm.local if steps is None else replace(self.algorithm.local, steps=steps, epochs=None)
+        told = {"version": start.version} if self._tells_version else {}
 
         def train(vector: Vector, stream: Stream) -> Vector:
             began = perf_counter()
-            trained = self.task.train(client, vector, local, stream)
+            trained = self.task.train(client, vector, local, stream, **told)
             self.training_s += perf_counter() - began
             return trained
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from qafel import drawing
 from qafel.drawing.chart import BLUE, PALETTE, Axis, Bars, Panel, Series, Style, panel_styles
 from qafel.errors import ConfigError, SpecError
 from qafel.rng import Stream
@@ -45,6 +46,18 @@ class Partition:
         """Consecutive parts of these sizes."""
         return Partition(order, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
+    @staticmethod
+    def of_parts(parts: Sequence[Any]) -> Partition:
+        """Client k holds the samples whose row numbers `parts[k]` lists, an array or a list."""
+        arrays = [np.asarray(part) for part in parts]
+        for client, part in enumerate(arrays):
+            if part.ndim != 1 or not part.size or not np.issubdtype(part.dtype, np.integer) or part.min() < 0:
+                found = f"{parts[client]!r:.60}"
+                raise ConfigError(f"client {client} needs a flat list of row numbers, at least one; got {found}")
+        if not arrays:
+            raise ConfigError("a partition has at least one client, with a list of row numbers each")
+        return Partition.of_sizes(np.concatenate(arrays).astype(np.int64), np.array([part.size for part in arrays]))
+
     @property
     def clients(self) -> int:
         return len(self.offsets) - 1
@@ -67,12 +80,16 @@ class Partition:
         return Partition.of_sizes(np.concatenate(parts), np.array([len(part) for part in parts]))
 
 
-def split(spec: str, labels: Labels, clients: int, stream: Stream) -> Partition:
-    """Divide the samples with these `labels` among `clients` as `spec` says; an equal `stream` gives equal parts.
+def split(spec: str, labels: Labels, clients: int, stream: Stream | int = 0) -> Partition:
+    """Divide the samples with these `labels` among `clients` as `spec` says: iid, dirichlet:0.1, shards:2, …
 
-    >>> split("shards:1", np.array([1, 0, 1, 0]), 2, Stream.named(0, "partition")).sizes.tolist()
+    An equal `stream` gives equal parts; a number stands for the one that `data_seed` of a shipped task names.
+
+    >>> split("shards:1", np.array([1, 0, 1, 0]), 2).sizes.tolist()
     [2, 2]
     """
+    stream = Stream.named(stream, "partition") if isinstance(stream, int) else stream
+    labels = np.asarray(labels)
     if not 1 <= clients <= len(labels):
         raise ConfigError(f"{len(labels)} samples can be divided among 1 to {len(labels)} clients; got {clients}")
     if spec == "iid":
@@ -185,15 +202,15 @@ def partition_figure(
 
     `labels` are those of all samples, `classes` their names, if they have any; at most `shown` clients are drawn.
     """
-    from qafel.drawing.printed import draw  # noqa: PLC0415 — only a picture needs matplotlib
-
     if shown < 1:
         raise ConfigError(f"a picture shows at least one client; got {shown}")
     order = np.argsort(-partition.sizes, kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, min(shown, len(order))).astype(np.int64))]
     panels = (_labels_panel(partition, labels, chosen, classes), _sizes_panel(partition.sizes))
     styles = (*panel_styles(panels[:1]), Style("", BLUE))
-    return draw(panels, title or f"{partition.clients:,} clients, {len(partition.order):,} samples", styles=styles)
+    return drawing.printed.draw(
+        panels, title or f"{partition.clients:,} clients, {len(partition.order):,} samples", styles=styles
+    )
 
 
 def _labels_panel(partition: Partition, labels: Labels, chosen: Indices, classes: Sequence[str]) -> Panel:

@@ -56,6 +56,15 @@ class ArraySamples:
         return self.inputs[rows], self.labels[rows]
 
 
+def as_samples(given: Samples | tuple[Any, Any]) -> Samples:
+    """Samples as they are, or from a pair of arrays, inputs and targets; float64 becomes float32, a model's type."""
+    if not isinstance(given, tuple):
+        return given
+    inputs, labels = (np.asarray(part) for part in given)
+    narrow = [part.astype(np.float32) if part.dtype == np.float64 else part for part in (inputs, labels)]
+    return ArraySamples(*narrow)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class TextWindows:

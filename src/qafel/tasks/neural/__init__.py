@@ -11,6 +11,13 @@ task         `TorchTask`: local training of any module, any samples, any partiti
 published    the paper's networks, and its three tasks: cifar10, celeba, shakespeare
 """
 
+import importlib.util
+
+from qafel.errors import ConfigError
+
+if importlib.util.find_spec("torch") is None:
+    raise ConfigError("a neural task needs PyTorch: pip install 'qafel[torch]'")
+
 from qafel.tasks.neural.published import celeba, cifar10, shakespeare
 from qafel.tasks.neural.task import TorchTask
 

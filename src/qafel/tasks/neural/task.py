@@ -17,7 +17,7 @@ from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices, Partition
-from qafel.tasks.datasets.samples import Samples
+from qafel.tasks.datasets.samples import Samples, as_samples
 from qafel.tasks.neural import trainer
 from qafel.tasks.neural.trainer import FillsGradient, FlatModel, Loss, Precision, Prepare
 from qafel.tasks.protocol import Goal
@@ -41,7 +41,9 @@ class TorchTask:
     machine. One task serves one thread at a time: it has one module.
 
     `model` makes the module; its initial values come from the stream of `initial_model`. Clients hold the samples
-    `train` as `partition` says; every `evaluation_batch` of the samples `test` are one part of an evaluation. `prepare`
+    `train` as `partition` says: `split(…)`, or a list with an array of row numbers for each client. `train` and `test`
+    are a pair of arrays each, inputs and targets, or objects that read them (`Samples`); every `evaluation_batch` of
+    the samples `test` are one part of an evaluation. `prepare`
     turns a batch of inputs into a tensor on a device, `loss` is the mean over a batch, and `score` the figure of each
     test sample whose mean is the metric, which `metric_name` and `metric_goal` describe. `device` and `precision` say
     where and in which type matrices are multiplied. `rebuild` is a call without arguments that returns an equal task,
@@ -52,9 +54,9 @@ class TorchTask:
         self,
         name: str,
         model: Callable[[], nn.Module],
-        train: Samples,
-        test: Samples,
-        partition: Partition,
+        train: Samples | tuple[Any, Any],
+        test: Samples | tuple[Any, Any],
+        partition: Partition | Sequence[Any],
         *,
         prepare: Prepare = as_they_are,
         loss: Loss = cross_entropy,
@@ -66,7 +68,11 @@ class TorchTask:
         evaluation_batch: int = 128,
         rebuild: Callable[[], TorchTask] | None = None,
     ) -> None:
+        train, test = as_samples(train), as_samples(test)
+        partition = partition if isinstance(partition, Partition) else Partition.of_parts(partition)
         given = {key: value for key, value in locals().items() if key not in ("self", "rebuild")}
+        if (last := int(partition.order.max())) >= len(train):
+            raise ConfigError(f"task {name!r} has {len(train)} training samples, and a client holds row {last}")
         if len(test) == 0:
             raise ConfigError(f"task {name!r} has no test samples to be evaluated on")
         self.name, self.metric_name, self.metric_goal = name, metric_name, metric_goal

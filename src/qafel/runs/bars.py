@@ -1,0 +1,122 @@
+"""A run's bar while it goes on, on a terminal or in a notebook: a listener, whoever drives the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any, TypeAlias, final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from qafel.config import StopConfig
+from qafel.runs.listeners import Listener
+from qafel.runs.progress import Limits, Row
+from qafel.runs.summary import Summary
+from qafel.text import human_bytes
+
+Ends: TypeAlias = Limits | StopConfig
+
+errors = Console(stderr=True)
+"""The terminal beside results: bars, and what is said while they are shown."""
+_WIDE = 110  # columns of a terminal, from which on there is room for more than the least
+
+
+@contextmanager
+def shown(name: str, limits: Ends, metric_name: str, quiet: bool = False) -> Iterator[Listener]:
+    """A listener that shows the run `name`, on the terminal or in the notebook; `quiet` shows nothing."""
+    if errors.is_jupyter and not quiet:
+        yield NotebookBar(name, limits, metric_name)
+        return
+    with run_bars(quiet) as bars:
+        yield RunBar(bars, name, limits, metric_name)
+
+
+def run_bars(quiet: bool = False) -> Progress:
+    """Room for the bars of runs, each filled by a `RunBar`: steps, metric, bytes, rate so far; `quiet` shows none.
+
+    On 80 columns the bar is short and there is no rate; nothing is cut but a long name.
+    """
+    amount, note = TextColumn("{task.fields[amount]}"), TextColumn("{task.fields[note]}")
+    left = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True))
+    bar = BarColumn(bar_width=24 if errors.width >= _WIDE else 8, table_column=Column(no_wrap=True))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, amount, note, left)
+    return Progress(*columns, console=errors, disable=quiet)
+
+
+@final
+class RunBar:
+    """A listener that shows a run; the screen is touched at most some twenty times a second."""
+
+    def __init__(self, bars: Progress, description: str, limits: Ends, metric_name: str) -> None:
+        """Add a bar to `bars`; `description` and `metric_name` are shown, `limits` say how far the run is."""
+        self._bars, self._limits, self._metric_name = bars, limits, metric_name
+        name = description if bars.console.width >= _WIDE or len(description) <= 20 else f"{description[:19]}…"
+        self._bar = bars.add_task(name, total=1000, note="", amount="")
+        self._shown = -1.0
+
+    def on_row(self, row: Row) -> None:
+        if row.wall_s - self._shown < 0.05 and row.version:
+            return
+        self._shown = row.wall_s
+        note = note_of(row, self._metric_name)
+        if row.wall_s and self._bars.console.width >= _WIDE:
+            note += f" · {row.uploads / row.wall_s:,.0f} updates/s"
+        share = share_done(row, self._limits)
+        self._bars.update(self._bar, completed=1000 * share, note=note, amount=f"{row.version:,} steps")
+
+    def on_end(self, summary: Summary | None) -> None:
+        if summary is not None:
+            note = last_note(summary, self._metric_name)
+            self._bars.update(self._bar, completed=1000, note=note, amount=f"{summary['server_steps']:,} steps")
+
+
+def share_done(row: Row, limits: Ends) -> float:
+    """How far a run at `row` is towards the nearest of its `limits`, from 0 to 1."""
+    traffic = row.upload_bytes_total + row.broadcast_bytes_total
+    reached = (row.version, row.uploads, row.virtual_time, traffic)
+    ends = (limits.server_steps, limits.uploads, limits.virtual_time, limits.traffic_bytes)
+    return max(now / end for now, end in zip(reached, ends, strict=True) if end is not None)
+
+
+def note_of(row: Row, metric_name: str) -> str:
+    """The metric and the traffic so far."""
+    return f"{metric_name} {row.metric:.3g} · {human_bytes(row.upload_bytes_total + row.broadcast_bytes_total)}"
+
+
+def last_note(summary: Summary, metric_name: str) -> str:
+    """The last metric, and how the run ended."""
+    final = "–" if summary["metric_final"] is None else f"{summary['metric_final']:.3g}"
+    return f"{metric_name} {final} · {summary['status']}"
+
+
+@final
+class NotebookBar:
+    """A listener that shows a run below a notebook's cell, in one place, some five times a second.
+
+    It needs IPython alone. Rich's bars would need ipywidgets there, and show nothing without them.
+    """
+
+    def __init__(self, name: str, limits: Ends, metric_name: str) -> None:
+        from IPython.display import HTML, display  # noqa: PLC0415  (there is one where there is a notebook)
+
+        self._name, self._limits, self._metric_name = name, limits, metric_name
+        self._html, self._shown = HTML, -1.0
+        self._place: Any = display(HTML(self._bar(0.0, "")), display_id=True)
+
+    def on_row(self, row: Row) -> None:
+        if row.wall_s - self._shown >= 0.2 or not row.version:
+            self._shown = row.wall_s
+            words = f"{row.version:,} steps · {note_of(row, self._metric_name)}"
+            self._place.update(self._html(self._bar(share_done(row, self._limits), words)))
+
+    def on_end(self, summary: Summary | None) -> None:
+        if summary is not None:
+            words = f"{summary['server_steps']:,} steps · {last_note(summary, self._metric_name)}"
+            self._place.update(self._html(self._bar(1.0, words)))
+
+    def _bar(self, share: float, words: str) -> str:
+        bar = f'<progress max="1" value="{min(share, 1.0):.3f}"></progress>'
+        return f"{bar} <b>{escape(self._name)}</b> {escape(words)}"
