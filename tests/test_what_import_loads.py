@@ -45,3 +45,25 @@ def test_what_touches_no_coordinate_needs_no_numba(use):
 )
 def test_numba_loads_when_a_kernel_is_used(use):
     assert "numba" in loaded_by(f"import numpy, qafel\n{use}")
+
+
+def test_partitions_and_samples_are_public_without_torch_and_torch_loads_with_its_task():
+    assert "torch" not in loaded_by("from qafel import ArraySamples, Partition, split\nsplit('iid', [0, 1, 0, 1], 2)")
+    assert "torch" in loaded_by("from qafel import TorchTask")
+
+
+WITHOUT_TORCH = """
+import sys, qafel
+sys.modules["torch"] = None
+try:
+    qafel.TorchTask
+except qafel.errors.ConfigError as error:
+    print(error)
+"""
+
+
+def test_without_torch_its_task_is_refused_in_a_sentence():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "a neural task needs PyTorch: pip install 'qafel[torch]'\n"

@@ -22,6 +22,12 @@ def test_a_sweep_is_a_table_of_runs_with_their_settings_and_figures(tmp_path):
     assert found.rows[3]["model_sha256"] == summary["model_sha256"]
     assert found.report == tmp_path / "report.html"
     assert "Sweep(4 runs ×" in repr(found)
+    html = found._repr_html_()
+    assert html.count("<tr>") == 3, "a head, and a row for all seeds of a client_lr"
+    assert "mushrooms-fedbuff client_lr=2" in html
+    assert "±" in html
+    assert html.count("data:image/svg+xml;base64,") == 1
+    assert found.plot().save(tmp_path / "plot.svg").read_text().startswith("<?xml")
     with (tmp_path / "table.csv").open(newline="") as file:
         assert [row["run"] for row in csv.DictReader(file)] == [row["run"] for row in found.rows]
     page = found.report.read_text()

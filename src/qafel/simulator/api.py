@@ -115,8 +115,8 @@ def simulate(
     task        what is learnt: a shipped task (`Mushrooms`, `Quadratic`, `SyntheticLogistic`), a `TorchTask` of your
                 own model and data, or any object with the methods of `Task`
     algorithm   the method, as `wire` makes it: `wire("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4")`
-    timing      when clients start and how long they train: `Timing(HalfNormal())` has every client start again at
-                once; `Timing(HalfNormal(), ConstantRate(125))` has 125 start in a unit of time
+    timing      when clients start and how long they train: `Timing(HalfNormal(seed=0))` has every client start again at
+                once; a second argument says otherwise, such as `ConstantRate(…)`, `Poisson(…)` or `Rounds(…)`
     limits      when the run ends, at whichever comes first: `Limits(uploads=10_000, traffic_bytes=5_000_000)`; by
                 default after 1,000 server steps
     evaluation  how often the model is measured, and the target: `Evaluation(every=10, target=0.01)`; by default after

@@ -321,3 +321,50 @@ def test_a_device_or_precision_that_is_not_there_is_refused_in_a_sentence(settin
     with pytest.raises(ConfigError, match=words) as refused:
         feature_task(layers, **settings)
     assert len(str(refused.value)) < 160
+
+
+def test_what_the_page_of_tasks_shows_learns_and_is_plotted(tmp_path, monkeypatch):
+    """The code of docs/tasks.md, as it stands there: a model and arrays of one's own, in about fifteen lines."""
+    page = (ROOT / "docs/tasks.md").read_text().partition("## Your own")[2]
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "mine"}
+    exec(compile(code, "docs/tasks.md", "exec"), names)
+    assert (tmp_path / "mine.png").stat().st_size > 10_000
+    metric = names["result"].history["metric"]
+    assert metric[0] < 0.6
+    assert metric[-1] > 0.75
+
+
+def test_a_list_of_index_arrays_is_a_partition_and_a_pair_of_arrays_are_samples():
+    inputs, labels = np.arange(12.0).reshape(6, 2), [0, 1, 0, 1, 0, 1]
+    task = TorchTask("own", Linear, (inputs, labels), (inputs, labels), [[5, 0], np.array([1, 2, 3])])
+    assert (task.clients, task.samples(0), task.samples(1)) == (2, 2, 3)
+    assert task.partition.rows(0).tolist() == [5, 0]
+    given, targets = task.train_samples.batch(task.partition.rows(0))
+    assert (given.dtype, given.tolist(), targets.tolist()) == (np.float32, [[10.0, 11.0], [0.0, 1.0]], [1, 0])
+    model = task.initial_model(INIT)
+    trained = task.train(0, model, LocalTraining(lr=0.1, steps=2), STREAM)
+    assert not np.array_equal(model, trained)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(task)).partition.order, task.partition.order)
+
+
+def Linear():  # noqa: N802  (as a module's class is called)
+    return nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ([[0, 1], []], "client 1 needs a flat list of row numbers"),
+        ([[0.5]], "client 0 needs a flat list of row numbers"),
+        ([[-1]], "client 0 needs a flat list of row numbers"),
+        ([], "at least one client"),
+        ([[0, 6]], "has 6 training samples, and a client holds row 6"),
+    ],
+)
+def test_a_partition_that_cannot_be_is_refused_in_a_sentence(parts, sentence):
+    data = np.zeros((6, 2), np.float32), np.zeros(6, np.int64)
+    with pytest.raises(ConfigError, match=sentence):
+        TorchTask("own", Linear, data, data, parts)
