@@ -99,10 +99,10 @@ class Affine(FixedRate):
         where, length = pieces_of(self.layout, self.bits, target.size)
         data = as_bytes(payload, length)
         pieces = [(*piece, self._checked(data, *piece)) for piece in where]
+        apply_tensor = kernels.levels.apply_tensor
         for start, count, at, plain, (low, step) in pieces:
             if not plain:
-                where = (target, start, count, data, at + _HEAD.size)
-                kernels.levels.apply_tensor(*where, self.bits, low, step, mode, weight)
+                apply_tensor(target, start, count, data, at + _HEAD.size, self.bits, low, step, mode, weight)
                 continue
             values = np.frombuffer(data[at : at + 4 * count], "<f4")
             view = target[start : start + count]
