@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Jso
 from qafel import parts
 from qafel.params import Layout
 from qafel.parts import Kind, is_path
-from qafel.quantizers import parse
+from qafel.quantizers import as_quantizer, parse
 from qafel.quantizers.protocol import Quantizer
 from qafel.quantizers.spec import FAMILIES
 from qafel.text import did_you_mean
@@ -32,6 +32,7 @@ TASK = Kind(
 ARRIVALS = Kind("arrival law", ("__iter__",))
 DURATIONS = Kind("duration law", ("draw",))
 QUANTIZER = Kind("quantizer", ("encode", "decode"))
+STALENESS = Kind("staleness law", ("__call__",))
 
 
 class Section(BaseModel):
@@ -106,7 +107,6 @@ def make(part: str | OwnPart, kind: Kind, known: Iterable[str] = (), **offered: 
 
 def make_quantizer(part: str | OwnPart, layout: Layout | None = None) -> Quantizer:
     """The quantizer of a spec such as "qsgd:4", or a user's own; `layout` is the model's, as for `parse`."""
-    if own_path(part, FAMILIES) is None:
+    if (path := own_path(part, FAMILIES)) is None:
         return parse(str(part), layout)
-    quantizer: Quantizer = make(part, QUANTIZER, FAMILIES)
-    return quantizer
+    return as_quantizer(make(part, QUANTIZER, FAMILIES), name=path)

@@ -20,7 +20,7 @@ from qafel.algorithm import PRESETS, Algorithm
 from qafel.algorithm.aggregation import Aggregation
 from qafel.algorithm.methods import DEFAULT_CLIENT_LR, DEFAULT_LOCAL_STEPS, DEFAULT_SERVER_LR, assemble
 from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
-from qafel.config.parts import PartName, Section, make_quantizer, one_of, own_path
+from qafel.config.parts import STALENESS, PartName, Section, make, make_quantizer, one_of, own_path
 from qafel.config.start import StartConfig
 from qafel.config.tasks import OWN, SHIPPED, TASKS, MushroomsConfig, OwnTask, Seed, TaskConfig
 from qafel.errors import ConfigError
@@ -121,6 +121,8 @@ class AlgorithmConfig(Section):
     memory_rate: Annotated[float, Field(gt=0, le=1)] | FromOmega = 1.0
     uplink_memory_rate: Annotated[float, Field(ge=0, le=1)] | FromOmega = 0.0
     upload: Upload = "update"
+    staleness: Annotated[PartName, one_of((), "staleness law")] | None = None
+    """A user's own law, in place of the one that follows from exponent and cutoff."""
     staleness_exponent: float = Field(0.0, ge=0)
     staleness_cutoff: int = Field(0, ge=0)
     max_staleness: int | None = Field(None, ge=0)
@@ -148,12 +150,23 @@ class AlgorithmConfig(Section):
         found = {role: own_path(getattr(self, role), FAMILIES) for role in ("client_quantizer", "server_quantizer")}
         return {role: path for role, path in found.items() if path is not None}
 
-    def wire(self, layout: Layout | None = None) -> Algorithm:
-        """The pure core's algorithm; `layout` is the model's, which some quantizers need."""
+    def wire(self, layout: Layout | None = None, *, at_client: bool = False) -> Algorithm:
+        """The pure core's algorithm; `layout` is the model's, which some quantizers need.
+
+        `at_client` leaves out own parts that only the server works with, so that a client imports none of them.
+        """
         settings = {name: getattr(self, name) for name in type(self).model_fields if name != "preset"}
         for role in ("client_quantizer", "server_quantizer"):
             settings[role] = make_quantizer(settings[role], layout)
+        for role, kind in _SERVER_PARTS.items():
+            if own_path(part := settings.pop(role)) is None:
+                settings.update({} if part is None else {role: part})
+            elif not at_client:
+                settings[role] = make(part, kind)
         return assemble(self.preset, settings, layout)
+
+
+_SERVER_PARTS = {"staleness": STALENESS}
 
 
 class NetworkConfig(Section):

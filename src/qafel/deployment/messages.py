@@ -37,7 +37,8 @@ class Agreement:
     layout: Layout
 
     def algorithm(self) -> Algorithm:
-        return self.config.algorithm.wire(self.layout)
+        """What a client works with."""
+        return self.config.algorithm.wire(self.layout, at_client=True)
 
     def to_bytes(self) -> bytes:
         return json.dumps(
