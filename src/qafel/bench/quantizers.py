@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from qafel.quantizers import parse, threads
+from qafel.config.parts import make_quantizer
+from qafel.quantizers import threads
 from qafel.quantizers.measure import gaussian
 from qafel.rng import Stream
 
@@ -22,7 +23,7 @@ def time_quantizer(spec: str, size: int, thread_count: int) -> dict[str, Any]:
 
     `spec` names the quantizer, `size` is the number of Gaussian coordinates, `thread_count` that of threads it may use.
     """
-    quantizer, stream = parse(spec), Stream.named(0, "benchmark")
+    quantizer, stream = make_quantizer(spec), Stream.named(0, "benchmark")
     vector = gaussian(size)
     target, copy = np.zeros_like(vector), np.empty_like(vector)
     with threads(thread_count):

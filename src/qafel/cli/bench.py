@@ -17,9 +17,9 @@ from qafel.bench.quantizers import SIZES, time_quantizer
 from qafel.bench.simulator import all_cases, measure_simulator
 from qafel.cli.console import console, errors, figures_table
 from qafel.cli.deploy import require_extra
+from qafel.config.parts import make_quantizer
 from qafel.errors import ConfigError
 from qafel.files import write_atomically
-from qafel.quantizers import parse
 from qafel.quantizers.measure import SHOWN
 from qafel.text import human_bytes
 
@@ -38,7 +38,7 @@ def bench_quantizers(
     """
     cases = [(s, d, t) for d in sizes or SIZES for s in specs or SHOWN for t in thread_counts or [1, 2]]
     for spec in specs or SHOWN:
-        parse(spec)  # a typing mistake shows before minutes of measuring
+        make_quantizer(spec)  # a typing mistake shows before minutes of measuring
     rows = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(cases))

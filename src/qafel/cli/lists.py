@@ -17,9 +17,10 @@ from qafel import config, drawing
 from qafel.algorithm import PRESETS
 from qafel.cli.console import JsonOption, console, figures_table
 from qafel.config import Config
+from qafel.config.parts import make_quantizer
 from qafel.config.tasks import TASKS
 from qafel.errors import ConfigError, UserError
-from qafel.quantizers import measured, parse
+from qafel.quantizers import measured
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import partition_figure
@@ -191,7 +192,7 @@ def quantizers(
 
 def quantizer_row(spec: str, size: int) -> dict[str, Any]:
     """One row of the table: theory, bytes, and the error on `size` coordinates of two kinds of data."""
-    quantizer = parse(spec)
+    quantizer = make_quantizer(spec)
     stream = Stream.named(0, "quantizer table")
     normal = measured(quantizer, [gaussian(size)], 3, stream)
     heavy = measured(quantizer, [heavy_tailed(size)], 3, stream)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 from rich.table import Column, Table
 
@@ -13,6 +15,7 @@ from qafel.cli.console import JsonOption, console, errors
 from qafel.config import Config
 from qafel.config.tasks import TASKS
 from qafel.errors import ConfigError
+from qafel.parts import is_path
 from qafel.planning import BudgetPlan, Choice, DurationLaw, Fleet, PlanRequest, make_plan, plan_json, reasons
 from qafel.planning.plan import CLIENT_SPECS, SERVER_SPECS
 from qafel.tasks.protocol import Task
@@ -51,6 +54,9 @@ def plan(
     max_staleness: Annotated[int | None, typer.Option(min=0, help="τ_max,1 in updates; else from durations.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size of the measured gradients.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of the measured constants; 0 by default.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="TASK.KEY=VALUE", help="Change a setting of the --task.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Recommend quantizers, K and step sizes for a budget of bytes or time, by the paper's theorem.
@@ -65,6 +71,9 @@ def plan(
         raise ConfigError("--every-copy needs a --byte-budget: give one, or leave out --every-copy")
     if task_name is None and batch_size is not None:
         raise ConfigError("--batch-size needs a --task: name one, or leave out --batch-size")
+    for setting in settings or ():
+        if task_name is None or not setting.strip().startswith("task."):
+            raise ConfigError(f"--set changes settings of the --task, such as task.clients=10; got {setting!r}")
     if seed is not None and (task_name is None or not missing):
         raise ConfigError("--seed is used only to measure constants on a --task, and none are measured: leave it out")
     fleet_of: dict[str, Any] = {
@@ -78,7 +87,7 @@ def plan(
         "budget_bytes": None if byte_budget is None else read_bytes(byte_budget, "--byte-budget"),
         "budget_s": None if time_budget is None else read_seconds(time_budget, "--time-budget"),
     }
-    task = None if task_name is None else _task(task_name, clients, size)
+    task = None if task_name is None else _task(task_name, clients, size, settings or ())
     size, clients = (task.layout.size, task.clients) if task else (size, clients)
     if size is None or clients is None:
         raise ConfigError("give --size and --clients, or a --task that has them")
@@ -106,12 +115,14 @@ def plan(
         _show(made)
 
 
-def _task(name: str, clients: int | None, size: int | None) -> Task:
+def _task(name: str, clients: int | None, size: int | None, overrides: Iterable[str]) -> Task:
+    if is_path(name) and (clients or size) is not None:
+        raise ConfigError(f"--clients and --size: {name} sets its own; say --set task.arguments.NAME=VALUE instead")
     if size is not None and name in TASKS and "dimension" not in TASKS[name].model_fields:
         raise ConfigError(f"--size: the task {name} sets the size of its model; leave it out")
     settings = {"name": name, "clients": clients, "dimension": size}
     given = {key: value for key, value in settings.items() if value is not None}
-    return Config.from_dict({"task": given}, "qafel plan").task.make()
+    return Config.from_toml(tomli_w.dumps({"task": given}), "qafel plan", overrides).task.make()
 
 
 def _constants(

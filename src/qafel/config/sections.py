@@ -288,6 +288,13 @@ class Config(Section):
             return self.start.read(task.layout)
         return task.initial_model(Stream.named(self.seed, "initial-model"))
 
+    def value(self, path: str) -> Any:
+        """What it says of the setting `path`, such as "stop.uploads"; None if it says nothing."""
+        value: Any = self
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+        return value
+
     def to_toml(self) -> str:
         """All settings, those by default included, as TOML that `from_toml` reads back."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import final
 
+from qafel.config.parts import make_quantizer
 from qafel.errors import ConfigError
 from qafel.params import Layout
 from qafel.planning.forecast import Fleet, Forecast, MessageSizes, affordable_steps, forecast
@@ -185,7 +186,7 @@ def _suitable(specs: Sequence[str], request: PlanRequest, role: Role) -> list[Qu
     """
     found, size = [], request.size
     for spec in specs:
-        quantizer = parse(spec, request.layout)
+        quantizer = make_quantizer(spec, request.layout)
         unfit = fitness(quantizer, size, role)
         if not unfit and math.isinf(quantizer.omega(size)):
             unfit = [f"{role} quantizer {spec!r} has no bound on its error: the theorem does not hold for it"]

@@ -93,7 +93,7 @@ def grid(recipes: Sequence[Recipe], seeds: Sequence[int], settings: Settings) ->
             name = _short("-".join((base, *(f"{_key(path, varied)}={value}" for path, value in varied.items()))))
             if any(run.config.name == name for run in runs):
                 name = f"{name}-{_digest(repr((base, varied)))}"
-            at = {path: _value(config, path) for path in varied}
+            at = {path: _shown(config.value(path)) for path in varied}
             runs += [Planned(base, config.model_copy(update={"name": name, "seed": seed}), at) for seed in seeds]
     return runs
 
@@ -142,12 +142,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _value(config: Config, path: str) -> Any:
-    """What the configuration says of a setting."""
-    value: Any = config.model_dump()
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+def _shown(value: Any) -> Any:
+    """A setting's value in a table: an own part with arguments as it would be called."""
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def require_sound(runs: Iterable[Planned]) -> list[tuple[Config, Layout]]:

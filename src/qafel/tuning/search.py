@@ -4,6 +4,7 @@ algorithm.client_lr=1e-3:10:log                     from 1e-3 to 10, on a logari
 algorithm.buffer_size=4:32                          whole numbers, as the setting is one
 algorithm.client_quantizer=qsgd:2,qsgd:4,none       one of these
 algorithm.server_quantizer=top_k:0.1,values=qsgd:4,qsgd:4    two: `key=…` belongs to the spec before it
+algorithm.client_quantizer.arguments.bits=2:8       an argument of a user's own part
 """
 
 from __future__ import annotations
@@ -148,16 +149,21 @@ def with_settings(config: Config, settings: Settings, source: str = "the search"
     data = config.model_dump(exclude_none=True)
     for path, value in settings.items():
         own_value(config, path)
-        data["algorithm"][path.removeprefix(SECTION)] = value
+        *sections, key = path.split(".")
+        table = data
+        for section in sections:
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{source}: {section} is a value, not a table")
+        table[key] = value
     return Config.from_dict(data, source)
 
 
 def own_value(config: Config, path: str) -> Any:
     """What the recipe itself says of a setting; None if it says nothing."""
-    key = path.removeprefix(SECTION)
-    if key == path or "." in key:
+    if not path.startswith(SECTION):
         raise ConfigError(f"only the algorithm's settings can be searched, such as {LEARNING_RATES[0]}; got {path!r}")
-    return getattr(config.algorithm, key, None)
+    return config.value(path)
 
 
 def own_settings(config: Config, search: Search) -> dict[str, Value] | None:
