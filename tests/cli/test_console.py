@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+from contextlib import suppress
 from dataclasses import fields
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from qafel.cli.console import SweepProgress
 from qafel.config import StopConfig
+from qafel.errors import ConfigError
 from qafel.paper.entry import Change, configuration
 from qafel.runs import bars
 from qafel.simulator import Row
@@ -92,3 +94,27 @@ def test_without_a_terminal_each_end_is_a_line(terminal, quiet, lines):
         progress.started(run)
         progress.ended(run, "finished")
     assert written.getvalue().count(f"{run.folder}: finished (1 of 1)\n") == lines
+
+
+def test_a_sweeps_lines_fit_in_80_columns_whatever_the_runs_are_called():
+    written, run = io.StringIO(), planned_run(100_000, seed=17)
+    terminal = Console(file=written, width=80, force_terminal=True)
+    name = "cifar10-fedasync-direct-c1000-qsgd-client_lr=0.0125"
+    run = dataclasses.replace(run, config=run.config.model_copy(update={"name": name}))
+    with SweepProgress([run] * 15, [run], console=terminal) as progress:
+        progress.started(run)
+        progress.progressed(run, row(12_345))
+        progress.bars.refresh()
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue()).replace("\r", "\n").splitlines()
+    last = [line for line in lines if "seed17" in line][-1]
+    assert last.split()[1].startswith("cifar10-f")
+    assert "━" * 7 in last
+    assert "0 after 123,450 uploads" in last
+
+
+def test_a_refused_command_leaves_no_bar():
+    written = io.StringIO()
+    with suppress(ConfigError), bars.LiveProgress(console=Console(file=written)) as live:
+        live.add_task("x")
+        raise ConfigError("no")
+    assert written.getvalue() == ""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from qafel.cli.deploy import _server_line
 from qafel.cli.status import _screen
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.messages import RunState, RunStatus
@@ -71,6 +72,14 @@ def test_a_checkpoint_that_could_not_be_written_is_shown() -> None:
     text = " ".join(" ".join(shown([failed])).split())
     assert f"problem 2 checkpoints could not be written; {problem}" in text
     assert "running (!)" in " ".join(shown([failed, failed]))
+
+
+def test_a_servers_own_line_fits_in_80_columns() -> None:
+    line = _server_line(LARGE)
+    assert len(line) <= 80, line
+    assert line == "step 123 k/1 M · 1.23 M updates, 1,603/s · 15 rejected · f(x) − f* 1.23e-4"
+    small = RunState("stopped", 12, 0, uploads=120, upload_bytes=4200, clients={"1": 0}, repeated=2)
+    assert _server_line(small) == "stopped · step 12 · 120 updates, 0/s · 4.20 kB · 1 client · 2 repeats"
 
 
 @pytest.fixture

@@ -97,3 +97,12 @@ def test_a_logarithmic_axis_has_at_least_two_labels(limits, unit):
     ]
     assert len(labels) >= 2
     assert len(set(labels)) == len(labels), "different places, different words"
+
+
+def test_what_lies_at_zero_is_not_drawn_on_a_logarithmic_x_axis():
+    """It would be a flat line from the left edge to the first point."""
+    x, y = np.array([0.0, 10.0, 100.0]), np.array([1.0, 0.5, 0.1])
+    for log, drawn in ((True, [10.0, 100.0]), (False, [0.0, 10.0, 100.0])):
+        panel = Panel("p", "one", Axis("bytes", log), Axis("y"), (Series("a", x, y, y / 2, 2 * y),))
+        (axes,) = draw([panel]).axes
+        assert axes.lines[0].get_xdata().tolist() == drawn

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -21,6 +21,9 @@ from qafel.errors import QafelError, UserError
 from qafel.version import __version__
 
 __all__ = ["main"]
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""Typer's UsageError, of which it exports only this kind."""
 
 app = typer.Typer(
     help="Quantized asynchronous federated learning with a shared hidden state.",
@@ -63,10 +66,25 @@ def main() -> None:
     """Run the command line; errors that are raised on purpose become one sentence on stderr."""
     gc.freeze()  # what is loaded stays: the collector need not look at it again and again
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except QafelError as error:
-        print(f"qafel: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+        _refuse(str(error), 2 if isinstance(error, UserError) else 1)
+    except _USAGE_ERROR as error:
+        _refuse(_usage(error), 2)
+    except MemoryError as error:
+        _refuse(f"this needs more memory than there is: {error}", 2)
     except KeyboardInterrupt:
-        print("qafel: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _refuse("interrupted", 130)
+
+
+def _refuse(sentence: str, code: int) -> NoReturn:
+    if sentence:
+        print(f"qafel: {sentence}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the words of a command, in a sentence; nothing if its help was shown for want of any."""
+    message = " ".join(str(error.format_message()).replace("Value error, ", "").split())
+    asked = "" if error.ctx is None else f" See `{error.ctx.command_path} --help`."
+    return message and f"{message[0].lower()}{message[1:]}{'' if message[-1] in '.?' else '.'}{asked}"

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Self, final
+from typing import Annotated, Any, Self, final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from qafel.runs import bars
-from qafel.runs.bars import share_done
+from qafel.runs.bars import LiveProgress, bar_column, share_done, short_name
 from qafel.runs.progress import Row
 from qafel.sweeps.making import Planned
 from qafel.text import human_seconds
@@ -56,14 +56,14 @@ class LiveBars:
 
     def __init__(self, *columns: ProgressColumn, quiet: bool, console: Console = errors) -> None:
         """Bars that begin with a spinner and have these `columns`; `quiet` shows none."""
-        self.bars = Progress(SpinnerColumn(), *columns, console=console, disable=quiet)
+        self.bars = LiveProgress(SpinnerColumn(), *columns, console=console, disable=quiet)
 
     def __enter__(self) -> Self:
         self.bars.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
+    def __exit__(self, *error: Any) -> None:
+        self.bars.__exit__(*error)
 
 
 @final
@@ -104,7 +104,7 @@ class SweepProgress(LiveBars):
         `then` is called with each run that has come to its end.
         """
         self._then = then
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
+        columns = (TextColumn("{task.description}"), bar_column(console), TextColumn("{task.fields[note]}"))
         super().__init__(*columns, TimeElapsedColumn(), quiet=quiet, console=console)
         self._total, self._finished = len(runs), len(runs) - len(todo)
         self._work, self._done = sum(run.work for run in todo), 0.0
@@ -116,7 +116,9 @@ class SweepProgress(LiveBars):
         self._advance()
 
     def started(self, run: Planned) -> None:
-        self._lines[run.folder] = _Line(run, self.bars.add_task(run.folder, total=1.0, note=""))
+        self._lines[run.folder] = _Line(
+            run, self.bars.add_task(short_name(run.folder, self.bars.console), total=1.0, note="")
+        )
 
     def progressed(self, run: Planned, row: Row) -> None:
         line = self._lines[run.folder]

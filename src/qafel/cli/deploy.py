@@ -6,7 +6,9 @@ import importlib.util
 import json
 import logging
 import os
-from contextlib import ExitStack
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +18,9 @@ import typer
 
 from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption, StartOption, with_start
 from qafel.config import load_recipe
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, UserError
 from qafel.parts import find, is_path
-from qafel.text import human_bytes
+from qafel.text import human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
     from qafel.algorithm.client import Train
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from qafel.deployment.messages import RunState
 
 broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
+_COLUMNS = 80
 Folder = Annotated[Path, typer.Argument(help="The broker's folder.")]
 BrokerUrl = Annotated[str | None, typer.Option("--broker", help="The broker's URL; nats://127.0.0.1:4222 by default.")]
 
@@ -152,12 +155,13 @@ def server(
     out = out or Path("runs") / f"{name}-server"
     if local_broker and (broker or credentials):
         raise ConfigError("--local-broker is a broker without keys: leave out --broker and --credentials")
+    screen = _ServerScreen(quiet)
     with ExitStack() as stack:
-        banner = ""
         if local_broker:
+            stack.enter_context(_not_left_behind(out / "broker", screen))
             broker = stack.enter_context(LocalBroker((out / "broker").absolute(), port=port)).url
             where = "" if broker == DEFAULT_URL else f" --broker {broker}"
-            banner = f"broker at {broker}; clients: qafel client --run {name} --client-id N{where}"
+            screen.banner = f"broker at {broker}; clients: qafel client --run {name} --client-id N{where}"
         summary = run_server(
             config,
             out,
@@ -173,7 +177,7 @@ def server(
                 defence=DefenceSettings(max_norm_ratio or None, max_rate or None),
                 patience_s=patience,
             ),
-            progress=None if quiet else _ServerScreen(banner),
+            progress=screen,
         )
     if json_output:
         typer.echo(json.dumps(summary, indent=2))
@@ -186,27 +190,53 @@ def server(
 class _ServerScreen:
     """Prints the run's state every time that it is renewed; before the first, when nothing was refused, the banner."""
 
-    banner: str
+    quiet: bool
+    banner: str = ""
+    serves: bool = False
+    """Whether the run's state was ever told, so that nothing was refused."""
 
     def __call__(self, state: RunState) -> None:
-        if self.banner:
-            typer.echo(self.banner, err=True)
-            self.banner = ""
-        steps = f"/{state.server_steps:,}" if state.server_steps else ""
-        metric = "" if state.metric is None else f" · {state.metric_name} {state.metric:.4g}"
-        traffic = human_bytes(state.upload_bytes + state.broadcast_bytes)
-        typer.echo(
-            f"{state.state} · version {state.version:,}{steps} · buffer {state.buffer} · {state.uploads:,} updates, "
-            f"{state.updates_per_s:,.0f}/s · {traffic} · {len(state.clients)} clients · {_refused(state)}{metric}"
-            + (f" · {state.failed_checkpoints} checkpoints failed" if state.failed_checkpoints else ""),
-            err=True,
-        )
+        if not self.quiet:
+            if self.banner and not self.serves:
+                typer.echo(self.banner, err=True)
+            typer.echo(_server_line(state), err=True)
+        self.serves = True
 
 
-def _refused(state: RunState) -> str:
-    """Rejections, and apart from them what came again after it had counted."""
-    repeats = f", {state.repeated:,} repeats" if state.repeated else ""
-    return f"{sum(state.rejected.values()):,} rejected{repeats}"
+def _server_line(state: RunState) -> str:
+    """How the run stands, in 80 columns: what there is no room for, `qafel status` tells."""
+    rejected = sum(state.rejected.values())
+    parts = {
+        "state": "" if state.state == "running" else state.state,
+        "step": f"step {human_count(state.version)}"
+        + (f"/{human_count(state.server_steps)}" if state.server_steps else ""),
+        "updates": f"{human_count(state.uploads)} updates, {human_count(round(state.updates_per_s))}/s",
+        "bytes": human_bytes(state.upload_bytes + state.broadcast_bytes),
+        "clients": f"{len(state.clients)} client{'s' if len(state.clients) != 1 else ''}",
+        "rejected": f"{human_count(rejected)} rejected" if rejected else "",
+        "repeats": f"{human_count(state.repeated)} repeats" if state.repeated else "",
+        "failed": f"{state.failed_checkpoints} checkpoints failed" if state.failed_checkpoints else "",
+        "metric": "" if state.metric is None else f"{state.metric_name} {human_metric(state.metric)}",
+    }
+    for least in ("", "repeats", "bytes", "clients"):
+        parts.pop(least, None)
+        if len(line := " · ".join(part for part in parts.values() if part)) <= _COLUMNS:
+            break
+    return line
+
+
+@contextmanager
+def _not_left_behind(folder: Path, screen: _ServerScreen) -> Iterator[None]:
+    """A context after which a new `folder` is gone again, if what was asked for was refused before it began."""
+    new = not folder.exists()
+    try:
+        yield
+    except UserError:
+        if new and not screen.serves:
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # it holds something else
+                folder.parent.rmdir()
+        raise
 
 
 def client(

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +17,6 @@ from rich.table import Table
 
 from qafel.cli.console import JsonOption, console, errors, figures_table
 from qafel.cli.deploy import BrokerUrl, require_extra
-from qafel.errors import BrokerUnreachable
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
@@ -44,37 +43,35 @@ def status(
 
     access = Access.of(broker, credentials)
 
-    def look() -> list[RunStatus]:
-        return asyncio.run(messages.read_status(access, run))
-
-    found = look()
     if watch:
-        _watch(look, found, json_output)
-    elif json_output:
+        with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+            asyncio.run(
+                messages.watch_status(access, run, _WATCH_S, partial(_show_again, live, json_output), _complain)
+            )
+        return
+    found = asyncio.run(messages.read_status(access, run))
+    if json_output:
         typer.echo(json.dumps(_plain(found), indent=2))
     elif found:
         console.print(_screen(found))
     else:
         typer.echo("no runs here" if run is None else f"no run {run!r} here", err=True)
-    if run is not None and not found and not watch:
+    if run is not None and not found:
         raise typer.Exit(1)
 
 
-def _watch(look: Callable[[], list[RunStatus]], found: list[RunStatus], json_output: bool) -> None:
-    """Show the runs again and again: in place on a terminal, else one after another. A broker may go and come."""
-    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
-        while True:
-            if json_output:
-                print(json.dumps(_plain(found)), flush=True)
-            elif console.is_terminal:
-                live.update(_screen(found) if found else "no runs here", refresh=True)
-            else:
-                console.print(_screen(found) if found else "no runs here")
-            sleep(_WATCH_S)
-            try:
-                found = look()
-            except BrokerUnreachable as error:
-                errors.print(str(error), highlight=False, markup=False)
+def _show_again(live: Live, json_output: bool, found: list[RunStatus]) -> None:
+    """Show the runs in place on a terminal, else below what was shown before."""
+    if json_output:
+        print(json.dumps(_plain(found)), flush=True)
+    elif console.is_terminal:
+        live.update(_screen(found) if found else "no runs here", refresh=True)
+    else:
+        console.print(_screen(found) if found else "no runs here")
+
+
+def _complain(text: str) -> None:
+    errors.print(text, highlight=False, markup=False)
 
 
 def _plain(found: list[RunStatus]) -> list[dict[str, Any]]:

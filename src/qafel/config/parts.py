@@ -36,9 +36,9 @@ STALENESS = Kind("staleness law", ("__call__",))
 
 
 class Section(BaseModel):
-    """A table of settings: frozen, strict, and closed to unknown keys."""
+    """A table of settings: frozen, strict, closed to unknown keys, and all its numbers finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 Arguments: TypeAlias = dict[str, JsonValue]

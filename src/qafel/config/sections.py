@@ -332,6 +332,8 @@ def _explain(error: ValidationError) -> str:
         return f"unknown key {where!r}{did_you_mean(path[-1], _keys_beside(first['loc']))}"
     if first["type"] == "union_tag_invalid":
         return f"unknown task {first['ctx']['tag']!r}{did_you_mean(str(first['ctx']['tag']), TASKS)}"
+    if first["type"] == "model_type":
+        return f"{where} is a section with settings of its own, found {first['input']!r}"
     message = first["msg"].removeprefix("Value error, ")
     found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
     return f"{where + ': ' if where else ''}{message[0].lower()}{message[1:]}{found}"

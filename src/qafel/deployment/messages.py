@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Final, NamedTuple, final
 
@@ -14,10 +16,10 @@ from pydantic import TypeAdapter
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
-from qafel.deployment.connection import session
-from qafel.deployment.keys import Access
+from qafel.deployment.connection import Broker, session
+from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import DataError, MalformedPayload, MessageError, OversizedMessage
+from qafel.errors import BrokerError, BrokerUnreachable, DataError, MalformedPayload, MessageError, OversizedMessage
 from qafel.params import Layout
 from qafel.text import human_seconds
 
@@ -133,20 +135,50 @@ class RunStatus:
 
 async def read_status(access: Access, run: str | None = None, patience_s: float = 5.0) -> list[RunStatus]:
     """Read the state of all runs of a broker, or of one `run`, in the order of their names."""
-    found, verifier = [], access.verifier()
     async with session(access, access.name, patience_s=patience_s) as broker:
-        subjects = [] if run else await broker.subjects(KEY_VALUE_STREAM, f"$KV.{BUCKET}.*.state")
-        for names in map(Names, [run] if run else [subject.split(".")[-2] for subject in sorted(subjects)]):
-            stored = await broker.stored(KEY_VALUE_STREAM, names.state)
-            if stored is None:
-                continue
-            try:
-                verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
-                state = RunState.from_bytes(stored.data)
-            except (DataError, MessageError):
-                state = RunState("not genuine", 0, 0)
-            waiting = await broker.waiting(names.upload_stream) or 0
-            found.append(RunStatus(names.run, state, waiting, max(0.0, time.time() - state.renewed_at)))
+        return await _status(broker, access.verifier(), run)
+
+
+async def watch_status(
+    access: Access,
+    run: str | None,
+    every_s: float,
+    show: Callable[[list[RunStatus]], None],
+    complain: Callable[[str], None],
+) -> None:
+    """`show` what `read_status` would find every so many seconds, forever, over one connection.
+
+    A broker that was there once may go and come: `complain` hears of it.
+    """
+    shown = False
+    while True:
+        try:
+            async with session(access, access.name, patience_s=5.0) as broker:
+                while True:
+                    show(await _status(broker, access.verifier(), run))
+                    shown = True
+                    await asyncio.sleep(every_s)
+        except (BrokerError, BrokerUnreachable) as error:
+            if not shown:
+                raise
+            complain(str(error))
+            await asyncio.sleep(every_s)
+
+
+async def _status(broker: Broker, verifier: Verifier, run: str | None) -> list[RunStatus]:
+    found = []
+    subjects = [] if run else await broker.subjects(KEY_VALUE_STREAM, f"$KV.{BUCKET}.*.state")
+    for names in map(Names, [run] if run else [subject.split(".")[-2] for subject in sorted(subjects)]):
+        stored = await broker.stored(KEY_VALUE_STREAM, names.state)
+        if stored is None:
+            continue
+        try:
+            verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
+            state = RunState.from_bytes(stored.data)
+        except (DataError, MessageError):
+            state = RunState("not genuine", 0, 0)
+        waiting = await broker.waiting(names.upload_stream) or 0
+        found.append(RunStatus(names.run, state, waiting, max(0.0, time.time() - state.renewed_at)))
     return found
 
 

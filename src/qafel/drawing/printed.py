@@ -129,7 +129,7 @@ def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style], room: tuple[
     _scale(axes, "x", panel.x, x)
     _scale(axes, "y", panel.y, y)
     for series in panel.series:
-        _draw_series(axes, series, styles[series.label], y or (-math.inf, math.inf), panel.y.log)
+        _draw_series(axes, series, styles[series.label], y or (-math.inf, math.inf), panel)
     if panel.bars:
         _draw_bars(axes, panel, styles)
     for target in panel.targets:
@@ -147,9 +147,12 @@ def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style], room: tuple[
     axes.set_ylabel(_wrapped(panel.y.label, room[1], 9.5), color=_INK, size=9.5, parse_math=False)
 
 
-def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, log: bool) -> None:
+def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, panel: Panel) -> None:
+    log = panel.y.log
     y = _within(series.y, limits, log)
     rows = thin(y, _POINTS)
+    if panel.x.log:
+        rows = rows[series.x[rows] > 0]  # what lies at zero would be drawn as a line from the left edge
     x = series.x[rows]
     if series.kind == "marks":
         _draw_marks(axes, series, rows, style)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from rich.table import Column
 
 from qafel.config import StopConfig
+from qafel.errors import UserError
 from qafel.runs.listeners import Listener
 from qafel.runs.progress import Limits, Row
 from qafel.runs.summary import Summary
@@ -22,6 +23,29 @@ Ends: TypeAlias = Limits | StopConfig
 errors = Console(stderr=True)
 """The terminal beside results: bars, and what is said while they are shown."""
 _WIDE = 110  # columns of a terminal, from which on there is room for more than the least
+
+
+@final
+class LiveProgress(Progress):
+    """Bars on a terminal. What is refused leaves its sentence alone, and no bar that has not moved."""
+
+    def __exit__(self, *error: Any) -> None:
+        if any(isinstance(part, UserError) for part in error):
+            self.live.transient = True
+            self.live.stop()
+        else:
+            self.stop()
+
+
+def bar_column(console: Console) -> BarColumn:
+    """The bar itself, short on a narrow terminal."""
+    return BarColumn(bar_width=24 if console.width >= _WIDE else 8, table_column=Column(no_wrap=True))
+
+
+def short_name(name: str, console: Console) -> str:
+    """A run's name as there is room for it: its beginning, and its end, where settings and seed stand."""
+    most = 60 if console.width >= _WIDE else 20
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
 @contextmanager
@@ -41,9 +65,8 @@ def run_bars(quiet: bool = False) -> Progress:
     """
     amount, note = TextColumn("{task.fields[amount]}"), TextColumn("{task.fields[note]}")
     left = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True))
-    bar = BarColumn(bar_width=24 if errors.width >= _WIDE else 8, table_column=Column(no_wrap=True))
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, amount, note, left)
-    return Progress(*columns, console=errors, disable=quiet)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), bar_column(errors), amount, note, left)
+    return LiveProgress(*columns, console=errors, disable=quiet)
 
 
 @final
@@ -53,8 +76,7 @@ class RunBar:
     def __init__(self, bars: Progress, description: str, limits: Ends, metric_name: str) -> None:
         """Add a bar to `bars`; `description` and `metric_name` are shown, `limits` say how far the run is."""
         self._bars, self._limits, self._metric_name = bars, limits, metric_name
-        name = description if bars.console.width >= _WIDE or len(description) <= 20 else f"{description[:19]}…"
-        self._bar = bars.add_task(name, total=1000, note="", amount="")
+        self._bar = bars.add_task(short_name(description, bars.console), total=1000, note="", amount="")
         self._shown = -1.0
 
     def on_row(self, row: Row) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from qafel.algorithm import Checkpoint
 from qafel.config import Config
+from qafel.config.start import StartConfig
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
@@ -21,8 +22,9 @@ from qafel.deployment.messages import RunState
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings, ledger
 from qafel.deployment.server.announcements import Publisher
-from qafel.errors import OutputError
-from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
+from qafel.errors import ConfigError, OutputError
+from qafel.runs.directory import model_file
+from tests.deployment.live import CONFIG, replay, same, serving, taking_part, until, update
 
 
 def test_a_wiped_broker_is_refilled_while_all_else_runs(tmp_path: Path, local_broker: LocalBroker) -> None:
@@ -140,5 +142,54 @@ def test_a_run_that_diverged_saves_no_model_that_is_not_finite_and_starts_again(
             assert np.isfinite(server.ledger.server.model).all()
             await update(client)
             assert server.ledger.server.version == 2
+
+    asyncio.run(check())
+
+
+def test_a_run_that_reached_its_limit_goes_on_with_a_larger_one_and_no_update_is_lost(
+    tmp_path: Path, access: Access
+) -> None:
+    """Client and all: it holds its x̂ and its count, and every accepted update is in the journal."""
+    settings = ServerSettings(heartbeat_s=0.2, keep_journal=True)
+
+    async def take_part(steps: int, updates: int) -> None:
+        config = Config.from_dict({**CONFIG, "stop": {"server_steps": steps}})
+        async with serving(tmp_path, access, config, settings) as server, taking_part(tmp_path, access, 0) as client:
+            for _ in range(updates):
+                await update(client)
+            await until(lambda: client.follower.ended)
+            await until(lambda: same(server, client.core.hidden_state))
+            assert server.evaluator.status == "finished"
+            assert (server.ledger.server.version, server.ledger.traffic.uploads) == (steps, 3 * steps)
+            task = config.task.make()
+            initial = config.initial_model(task)
+            whole = replay(tmp_path / "state", initial, config.algorithm.wire(task.layout), config.seed)
+            assert np.array_equal(whole.model, server.ledger.server.model)
+
+    async def check() -> None:
+        await take_part(2, 6)
+        await take_part(4, 6)
+
+    asyncio.run(check())
+
+
+def test_a_server_starts_from_a_model_and_refuses_to_go_on_from_another(tmp_path: Path, access: Access) -> None:
+    config = Config.from_dict(CONFIG)
+    layout = config.task.make().layout
+    start = np.linspace(-1, 1, layout.size, dtype=np.float32)
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for path, model in zip(paths, (start, 2 * start), strict=True):
+        path.write_bytes(model_file(model, layout))
+    begun, other = (config.model_copy(update={"start": StartConfig(model=str(path))}) for path in paths)
+
+    async def check() -> None:
+        async with serving(tmp_path / "run", access, begun) as server, taking_part(tmp_path, access, 0) as client:
+            assert np.array_equal(server.ledger.server.model, start)
+            await until(lambda: same(server, client.core.hidden_state))
+            await update(client)
+        for changed in (config, other):
+            with pytest.raises(ConfigError, match="a run of another configuration"):
+                async with serving(tmp_path / "run", access, changed):
+                    pass
 
     asyncio.run(check())

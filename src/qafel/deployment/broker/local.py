@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from qafel.errors import BrokerUnreachable
-from qafel.files import Lock
+from qafel.files import Lock, writing
 
 _START_S: Final = 10.0
 _TAKE_OVER_S: Final = 15.0
@@ -77,7 +77,8 @@ class LocalBroker:
         self.stop()
 
     def start(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(f"the local broker's store to {self.folder}", "; choose another folder with --out"):
+            self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats-server.conf"
         if not self.secured:
             sync = f"  sync_interval: {self.sync}\n" if self.sync else ""
@@ -107,7 +108,9 @@ class LocalBroker:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                raise BrokerUnreachable(f"nats-server did not start: see {self.folder / 'nats-server.log'}")
+                said = (self.folder / "nats-server.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                reason = said[-1] if said else "it says nothing"
+                raise BrokerUnreachable(f"nats-server did not start at port {self.port}: {reason}; try another --port")
             time.sleep(0.02)
 
     def stop(self, number: int = signal.SIGTERM) -> None:

@@ -130,8 +130,9 @@ class Evaluator:
             self.status = status
 
     def end_at_limit(self) -> None:
-        """End a run that has reached one of its limits."""
-        if self.limits.reached(self._ledger.server.version, self._ledger.traffic):
+        """End a run that has reached one of its limits, or the target that ends it."""
+        at_target = self.limits.at_target and self.progress.target_reached
+        if at_target or self.limits.reached(self._ledger.server.version, self._ledger.traffic):
             self.end("finished")
 
     def after_message(self, diverged: str | None) -> None:
@@ -145,8 +146,6 @@ class Evaluator:
         if diverged is not None:
             log.error("%s", diverged)
             self.end("diverged")
-        if self.limits.at_target and self.progress.target_reached:
-            self.end("finished")
         self.end_at_limit()
 
     async def run(self) -> None:
