@@ -5,32 +5,41 @@ import multiprocessing
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch.nn.functional import cross_entropy
 
-from qafel.bench.training import PlainLstm
-from qafel.tasks.neural.lstm import last_state
+from qafel.bench.training import PlainLstm, random_lstm_task
 from qafel.tasks.neural.published import CharacterLstm
-
-
-def plain(characters, embedding, lstm):
-    return lstm(embedding(characters))[0][:, -1]
+from qafel.tasks.neural.trainer import FlatModel
 
 
 def make(batch=3, steps=5, units=32, layers=2, vocabulary=11, width=4, scale=1.0):
+    """Characters, labels and a network."""
     generator = torch.Generator().manual_seed(batch + 7 * steps)
-    embedding, lstm = nn.Embedding(vocabulary, width), nn.LSTM(width, units, layers, batch_first=True)
+    network = CharacterLstm(vocabulary, width, units, layers)
     with torch.no_grad():
-        for parameter in (*embedding.parameters(), *lstm.parameters()):
+        for parameter in network.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * (scale / units**0.5))
-    return torch.randint(0, vocabulary, (batch, steps), generator=generator), embedding, lstm
+    characters = torch.randint(0, vocabulary, (batch, steps), generator=generator)
+    return characters, torch.randint(0, vocabulary, (batch,), generator=generator), network
 
 
-def run(operation, characters, embedding, lstm):
-    """The result and all gradients, as float64."""
-    parameters = [embedding.weight, *lstm.parameters()]
-    state = operation(characters, embedding, lstm)
-    grad = torch.linspace(-1, 2, state.numel()).view(state.shape).to(state.dtype)
-    return [x.detach().double() for x in (state, *torch.autograd.grad(state, parameters, grad))]
+def compiled(characters, labels, network):
+    """The scores and all gradients without autograd, as float64."""
+    flat = FlatModel(network, torch.device("cpu"))
+    assert network.fill_gradient(flat.values.numpy(), characters, labels, flat.gradient.fill_(7).numpy())
+    return [scores(characters, network).double(), *(p.grad.double() for p in network.parameters())]
+
+
+def scores(characters, network):
+    with torch.inference_mode():
+        return network(characters)
+
+
+def plain(characters, labels, network):
+    """The same by torch's operations: with autograd the network has no others."""
+    found = network(characters)
+    gradients = torch.autograd.grad(cross_entropy(found, labels), list(network.parameters()))
+    return [x.detach().double() for x in (found, *gradients)]
 
 
 def error(found, exact):
@@ -45,58 +54,56 @@ def error(found, exact):
         (3, 5, 32, 2),
         (9, 40, 64, 3),
         (32, 20, 96, 2),
-        (300, 3, 32, 2),
+        (150, 3, 32, 2),
         pytest.param(32, 80, 256, 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_state_and_all_gradients_equal_torchs_to_the_precision_of_float32(batch, steps, units, layers):
+def test_scores_and_all_gradients_equal_torchs_to_the_precision_of_float32(batch, steps, units, layers):
     given = make(batch, steps, units, layers)
-    ours, theirs = run(last_state, *given), run(plain, *given)
-    exact = run(plain, *given[:1], *(module.double() for module in given[1:]))
+    theirs, ours = plain(*given), compiled(*given)
+    exact = plain(*given[:2], given[2].double())
     for found, torchs, reference in zip(ours, theirs, exact, strict=True):
         assert error(found, reference) < max(5 * error(torchs, reference), 1e-6)
 
 
 def test_saturated_gates_are_as_in_torch():
     given = make(scale=100.0)
-    for found, expected in zip(run(last_state, *given), run(plain, *given), strict=True):
+    for found, expected in zip(compiled(*given), plain(*given), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item())
 
 
 def test_a_nan_stays_with_its_sample():
-    characters, embedding, lstm = make(vocabulary=2)
+    characters, _, network = make(vocabulary=2)
     with torch.no_grad():
-        embedding.weight[1] = float("nan")
-        characters[:] = 0
-        characters[1, 2] = 1
-        state = last_state(characters, embedding, lstm)
-    assert state[1].isnan().all()
-    assert not state[[0, 2]].isnan().any()
+        network.embedding.weight[1] = float("nan")
+    characters[:] = 0
+    characters[1, 2] = 1
+    found = scores(characters, network)
+    assert found[1].isnan().all()
+    assert not found[[0, 2]].isnan().any()
 
 
-def test_a_sample_has_the_same_bits_in_every_batch_and_without_a_gradient():
-    characters, embedding, lstm = make(batch=21, units=64)
-    together = last_state(characters, embedding, lstm)
+def test_a_sample_has_the_same_state_in_every_batch():
+    characters, _, network = make(batch=70, units=64)
     with torch.inference_mode():
-        assert torch.equal(last_state(characters, embedding, lstm), together)
-        alone = torch.cat([last_state(row[None], embedding, lstm) for row in characters])
+        together = network._states(characters)
+        alone = torch.cat([network._states(row[None]) for row in characters])
     assert torch.equal(alone, together)
 
 
 def test_equal_bits_wherever_parameters_lie_in_memory():
-    given = make(batch=5, units=64)
-    expected = run(last_state, *given)
+    characters, labels, network = make(batch=5, units=64)
+    expected = compiled(characters, labels, network)[1:]
+    values = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
     for shift in (1, 3, 5):
-        for parameter in (p for module in given[1:] for p in module.parameters()):
-            flat = torch.empty(parameter.numel() + shift)
-            flat[shift:] = parameter.detach().flatten()
-            parameter.data = flat[shift:].view(parameter.shape)
-        for found, same in zip(run(last_state, *given), expected, strict=True):
-            assert torch.equal(found, same)
+        moved, gradient = torch.empty(values.numel() + shift)[shift:], torch.empty(values.numel() + shift)[shift:]
+        moved.copy_(values)
+        network.fill_gradient(moved.numpy(), characters, labels, gradient.numpy())
+        assert torch.equal(gradient.double(), torch.cat([x.flatten() for x in expected]))
 
 
 def _bits(_):
-    return [x.numpy().tobytes() for x in run(last_state, *make(batch=33, steps=9, units=64))]
+    return [x.numpy().tobytes() for x in compiled(*make(batch=33, steps=9, units=64))]
 
 
 @pytest.mark.slow
@@ -107,37 +114,35 @@ def test_equal_bits_in_every_process():
 
 
 def test_characters_need_not_be_contiguous():
-    characters, embedding, lstm = make(batch=6, steps=6)
-    for found, expected in zip(
-        run(last_state, characters.T, embedding, lstm),
-        run(last_state, characters.T.contiguous(), embedding, lstm),
-        strict=True,
-    ):
-        assert torch.equal(found, expected)
+    characters, labels, network = make(batch=6, steps=6)
+    expected = compiled(characters.T.contiguous(), labels, network)
+    for found, same in zip(compiled(characters.T, labels, network), expected, strict=True):
+        assert torch.equal(found, same)
 
 
 @pytest.mark.parametrize("number", [-1, 11])
-def test_a_number_outside_the_vocabulary_is_refused(number):
-    characters, embedding, lstm = make()
+def test_a_number_outside_the_vocabulary_is_left_to_torch_which_refuses_it(number):
+    characters, labels, network = make()
+    for numbers in (characters, labels):
+        before, numbers.view(-1)[0] = numbers.view(-1)[0].item(), number
+        assert not network.fill_gradient(np.empty(0), characters, labels, np.empty(0))
+        numbers.view(-1)[0] = before
     characters[0, 0] = number
     with pytest.raises(IndexError):
-        last_state(characters, embedding, lstm)
+        scores(characters, network)
 
 
-@pytest.mark.parametrize(
-    ("settings", "dtype"),
-    [({"hidden_size": 20}, torch.float32), ({"hidden_size": 32}, torch.float64), ({"bias": False}, torch.float32)],
-)
-def test_other_layers_and_types_are_left_to_torch(settings, dtype):
-    lstm = nn.LSTM(**{"input_size": 4, "hidden_size": 32, "batch_first": True, **settings}).to(dtype)
-    embedding, characters = nn.Embedding(11, 4).to(dtype), torch.arange(10).view(2, 5)
-    assert torch.equal(last_state(characters, embedding, lstm), plain(characters, embedding, lstm))
-
-
-def test_bfloat16_is_left_to_torch():
-    given = make()
+def test_other_widths_and_bfloat16_are_left_to_torch():
+    characters, labels, network = make(units=20)
+    assert not network.fill_gradient(np.empty(0), characters, labels, np.empty(0))
+    np.testing.assert_allclose(scores(characters, network), plain(characters, labels, network)[0], atol=1e-6)
+    characters, labels, network = make()
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(last_state(*given), plain(*given))
+        assert not network.fill_gradient(np.empty(0), characters, labels, np.empty(0))
+
+
+def test_a_task_in_float32_trains_it_without_autograd():
+    assert random_lstm_task("float32")._compiled is not None
 
 
 def test_the_network_has_the_names_and_shapes_of_torchs_layers():

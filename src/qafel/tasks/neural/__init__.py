@@ -1,11 +1,11 @@
 """Neural networks as tasks, in PyTorch (the extra `torch`). In the order in which data flows:
 
 trainer      a module as one flat vector, a client's batches, a step, and how PyTorch runs here
-simd         a few floats as one value in compiled loops
+simd         a few floats as one value in compiled loops, and a tile of a matrix product
 winograd     convolutions of 32 channels on it
 blocks       the paper's first convolution, norm, ReLU and pooling on it
 cnn          the gradient of the paper's network from these
-products     products of matrices as one compiled tile
+products     products of matrices from such tiles
 lstm         the LSTM's layers, forward and back through time, from these
 task         `TorchTask`: local training of any module, any samples, any partition
 published    the paper's networks, and its three tasks: cifar10, celeba, shakespeare

@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, njit
 
-from qafel.tasks.neural.simd import LANES, choose, fma, load, spread, store
-from qafel.tasks.neural.winograd import CHANNELS, KERNEL
+from qafel.tasks.neural.simd import KERNEL, LANES, choose, fma, load, spread, store
+from qafel.tasks.neural.winograd import CHANNELS
 
 IMAGE = 32
 FIRST = IMAGE + 2  # the side of the first convolution's outputs

@@ -22,9 +22,9 @@ from qafel.tasks.neural.blocks import (
     pad,
     transpose,
 )
+from qafel.tasks.neural.simd import KERNEL
 from qafel.tasks.neural.winograd import (
     CHANNELS,
-    KERNEL,
     TABLE,
     convolve,
     convolve_back,

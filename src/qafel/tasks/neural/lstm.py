@@ -1,117 +1,153 @@
-"""An LSTM over embedded characters, forward and backward through time, as one compiled operation.
+"""An LSTM over embedded characters in compiled loops: its last state, and the gradient of its loss without autograd.
 
     z = W_in·x + W_rec·h + b,  (i, f, o) = σ(z),  g = tanh(z),  c' = f·c + i·g,  h' = o·tanh(c')
 
 Three things make it faster than a call of a library for each step. Nothing but the kernel runs between two products.
 The first layer's input is one of a few vectors, so W_in·x + b is a row of a table, and its gradient is the sum of those
-of the rows. The gradients of the weights are products over many steps at a time, while those steps are in the cache.
+of the rows. Products that need not wait, of the other layers' inputs and of the weights' gradients, are over many steps
+at a time, while those steps are in the cache.
 
 Any layer has such a table and such a product: the first has a product with no columns, and the table of the others has
-one row, their bias. No sum is reordered and no library is called: equal bits in every process.
+one row, their bias. No sum is reordered and no library is called: equal bits in every process. See
+docs/decisions/neural-lstm.md.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
-import torch
 from numba import float32, int32, njit, uintp
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from qafel.tasks.neural.products import KERNEL, PANEL, add_outer_, add_product_, multiply, pack
+from qafel.tasks.neural.products import PANEL, multiply, pack, set_outer_, set_product_
+from qafel.tasks.neural.simd import KERNEL
 
+Floats: TypeAlias = NDArray[np.float32]
+_LOOPS: dict[str, Any] = {**KERNEL, "fastmath": {"contract"}}
 _ROWS_AT_ONCE = 512
-"""How many rows the products of the weights' gradients sum over: enough to be deep, and still near when used."""
+"""How many rows a product over many steps has: enough to be deep, and still near when used."""
+_SAMPLES_AT_ONCE = 64
+"""How many samples go through all layers, forth and back, together: more need more memory and are not faster."""
+_NO_PANELS = np.empty((0, 1, PANEL), np.float32)
+"""A matrix without columns, packed."""
 _APART = 16
 """Rows whose length is a power of two share a few places of the cache; so much more keeps them apart."""
 
 
-def last_state(characters: Tensor, embedding: nn.Embedding, lstm: nn.LSTM) -> Tensor:
-    """The last layer's h at the last position: `lstm(embedding(characters))[0][:, -1]`, equal up to rounding.
-
-    `characters` is (batch, positions). Compiled for float32 on a CPU and layers whose width is a multiple of 32; torch
-    does the rest, and bfloat16, for which it has kernels of its own.
-    """
-    weights = [weight for layer in lstm.all_weights for weight in layer]
-    if not _is_compiled(characters, embedding, lstm):
-        states, _ = lstm(embedding(characters))
-        return states[:, -1]  # type: ignore[no-any-return]
-    keep = torch.is_grad_enabled() and any(weight.requires_grad for weight in (embedding.weight, *weights))
-    return _LastState.apply(keep, characters, embedding.weight, *weights)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _is_compiled(characters: Tensor, embedding: nn.Embedding, lstm: nn.LSTM) -> bool:
-    plain = lstm.bias and lstm.batch_first and not lstm.bidirectional and lstm.proj_size == 0 and lstm.dropout == 0
-    where = embedding.weight.device.type == "cpu" and embedding.weight.dtype == torch.float32
-    if not (plain and where and lstm.hidden_size % 32 == 0 and characters.numel()) or torch.is_autocast_enabled("cpu"):
-        return False
-    # A number outside the vocabulary is left to torch, which says so.
-    return bool(characters.min() >= 0) and bool(characters.max() < embedding.num_embeddings)
-
-
 @final
-class _LastState(torch.autograd.Function):
-    """The compiled operation; `weights` are those of `nn.LSTM`, layer by layer: W_in, W_rec and two biases."""
+class _Kept(NamedTuple):
+    """What a layer computed: its gates, (steps, batch, 4·units and a gap), and c and h before and after each step."""
 
-    @staticmethod
-    def forward(ctx: Any, keep: bool, characters: Tensor, embedding: Tensor, *weights: Tensor) -> Tensor:
-        kept: list[Tensor] = []
-        numbers, below = characters.contiguous(), torch.empty(0, 0, 0)
-        (batch, steps), units = numbers.shape, weights[1].shape[1]
-        for w_in, w_rec, bias, other_bias in zip(*[iter(weights)] * 4, strict=True):
-            if not below.numel():
-                table, panels = bias + other_bias + multiply(embedding, w_in.T), _no_panels()
-            else:
-                table, panels, numbers = (bias + other_bias)[None], pack(w_in.T), torch.zeros_like(numbers)
-            gates = torch.empty(steps if keep else 1, batch, 4 * units)
-            cells, states = torch.empty(steps + 1 if keep else 1, batch, units), torch.empty(steps + 1, batch, units)
-            cells[0], states[0] = 0, 0
-            _forward(*_arrays(numbers, table, below, panels, pack(w_rec.T), gates, cells, states))
-            kept += [gates, cells, states]
-            below = states
-        if keep:
-            ctx.save_for_backward(characters, embedding, *weights, *kept)
-        return below[-1].clone()
+    gates: Floats
+    cells: Floats
+    states: Floats
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        characters, embedding, *others = ctx.saved_tensors
-        layers = len(others) // 7
-        grad_states = torch.zeros_like(others[-1][1:])
-        grad_states[-1] = grads[0]
-        found: list[Tensor] = []
-        for layer in reversed(range(layers)):
-            w_in, w_rec = others[4 * layer : 4 * layer + 2]
-            gates, cells, states = others[4 * layers + 3 * layer :][:3]
-            if layer:
-                # A row of the table for each step, not one for all: shorter sums are more exact.
-                numbers = torch.arange(characters.shape[1]).expand(characters.shape).contiguous()
-                table, panels = torch.zeros(characters.shape[1], len(w_in)), pack(w_in)
-                below = others[4 * layers + 3 * layer - 1]
-            else:
-                numbers, table = characters.contiguous(), torch.zeros(len(embedding), len(w_in))
-                panels, below = _no_panels(), states[:0]
-            grad_in, grad_rec = torch.zeros(len(w_in), PANEL * len(panels)), torch.zeros(w_rec.shape)
-            grad_below = torch.zeros_like(below[1:])
-            given = (numbers, gates, cells, states, below, panels, pack(w_rec), grad_states)
-            _backward(*_arrays(*given, grad_below, table, grad_in, grad_rec))
-            bias = table.sum(0)
-            found = [grad_in if layer else multiply(table.T, embedding), grad_rec, bias, bias.clone(), *found]
+
+def compute_states(parameters: Sequence[Floats], characters: NDArray[np.int64]) -> Floats:
+    """The last layer's h at the last position, as torch's operations give it up to rounding.
+
+    `parameters` are the embedding and the layers' W_in, W_rec and two biases; `characters` is (batch, positions).
+    """
+    layers = _prepare(parameters)
+    return np.concatenate([_run(layers, group, False)[-1].states[-1] for (group,) in _groups(characters)])
+
+
+def fill_gradient(
+    parameters: Sequence[Floats], characters: NDArray[np.int64], labels: NDArray[np.int64], gradients: Sequence[Floats]
+) -> None:
+    """Fill `gradients` with those of the mean cross entropy over a batch.
+
+    `parameters` are the embedding, the layers' W_in, W_rec and two biases, and the weights and biases of the scores.
+    """
+    embedding, (_, positions), layers = parameters[0], characters.shape, _prepare(parameters)
+    panels = [(_NO_PANELS, pack(parameters[2]))] + [
+        (pack(w_in), pack(w_rec)) for w_in, w_rec in _weights(parameters)[1:]
+    ]
+    to_weights = [(gradients[1][:, :0], gradients[2]), *_weights(gradients)[1:]]
+    # Above the first layer, a row of the table for each step, not one for all: shorter sums are more exact.
+    heights = [len(embedding)] + [positions] * (len(layers) - 1)
+    tables = [
+        np.zeros((height, len(to_rec)), np.float32) for height, (_, to_rec) in zip(heights, to_weights, strict=True)
+    ]
+    for gradient in gradients[-2:]:
+        gradient[:] = 0
+    for number, (group, some_labels) in enumerate(_groups(characters, labels)):
+        kept = _run(layers, group, True)
+        grad_states = np.zeros_like(kept[-1].states[1:])
+        last = kept[-1].states[-1]
+        grad_states[-1] = _classify(parameters[-2:], last, some_labels, len(labels), gradients[-2:])
+        steps = np.tile(np.arange(positions), (len(group), 1))
+        for layer in reversed(range(len(kept))):
+            below = kept[layer - 1].states if layer else kept[0].states[:0]
+            grad_below = np.empty_like(below[1:])
+            given = (steps if layer else group, *kept[layer], below, *panels[layer], grad_states)
+            _backward(*given, grad_below, tables[layer], *to_weights[layer], number > 0)
             grad_states = grad_below
-        return None, None, multiply(table, w_in), *found
+    gradients[1][:], gradients[0][:] = multiply(tables[0].T, embedding), multiply(tables[0], parameters[1])
+    for layer, table in enumerate(tables):
+        gradients[4 * layer + 3][:] = gradients[4 * layer + 4][:] = table.sum(0)
 
 
-def _no_panels() -> Tensor:
-    """A matrix without columns, packed."""
-    return torch.empty(0, 1, PANEL)
+def _groups(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+    """The arrays' rows, a few at a time."""
+    for start in range(0, len(arrays[0]), _SAMPLES_AT_ONCE):
+        yield tuple(np.ascontiguousarray(array[start : start + _SAMPLES_AT_ONCE]) for array in arrays)
 
 
-def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
-    """The tensors' memory as arrays."""
-    return [tensor.detach().numpy() for tensor in tensors]
+def _weights(parameters: Sequence[Floats]) -> list[tuple[Floats, Floats]]:
+    """W_in and W_rec of each layer."""
+    return [(parameters[at], parameters[at + 1]) for at in range(1, len(parameters) - 3, 4)]
+
+
+def _prepare(parameters: Sequence[Floats]) -> list[tuple[Floats, Floats, Floats]]:
+    """Each layer's table, and its W_in and W_rec packed."""
+    layers = []
+    for layer, (w_in, w_rec) in enumerate(_weights(parameters)):
+        bias = parameters[4 * layer + 3] + parameters[4 * layer + 4]
+        if layer:
+            layers.append((bias[None], pack(w_in.T), pack(w_rec.T)))
+        else:
+            layers.append((bias + multiply(parameters[0], w_in.T), _NO_PANELS, pack(w_rec.T)))
+    return layers
+
+
+def _classify(
+    parameters: Sequence[Floats], states: Floats, labels: NDArray[np.int64], count: int, gradients: Sequence[Floats]
+) -> Floats:
+    """The linear layer and the cross entropy, and their way back: return the gradient of the states."""
+    (weights, biases), (to_weights, to_biases) = parameters, gradients
+    scores = multiply(states, weights.T) + biases
+    slopes = np.exp(scores - scores.max(1, keepdims=True))
+    slopes /= slopes.sum(1, keepdims=True)
+    slopes[np.arange(len(labels)), labels] -= 1
+    slopes /= np.float32(count)
+    to_weights += multiply(slopes.T, states)
+    to_biases += slopes.sum(0)
+    return multiply(slopes, weights)  # type: ignore[no-any-return]
+
+
+def _run(layers: Sequence[tuple[Floats, Floats, Floats]], characters: NDArray[np.int64], keep: bool) -> list[_Kept]:
+    """What each layer computed, of all steps if we `keep` it; all of the states anyway."""
+    (batch, steps), found = characters.shape, []
+    numbers, below = characters, np.empty((0, 0, 0), np.float32)
+    for table, w_in, w_rec in layers:
+        units = w_rec.shape[1]
+        gates = np.empty((steps if keep else min(steps, _steps_at_once(batch)), batch, 4 * units + _APART), np.float32)
+        cells = np.empty((steps + 1 if keep else 1, batch, units), np.float32)
+        states = np.empty((steps + 1, batch, units), np.float32)
+        cells[0] = states[0] = 0
+        _forward(numbers, table, below, w_in, w_rec, gates, cells, states)
+        found.append(_Kept(gates, cells, states))
+        numbers, below = np.zeros_like(characters), states
+    return found
+
+
+@njit(**_LOOPS)
+def _steps_at_once(batch):  # type: ignore[no-untyped-def]
+    return max(1, _ROWS_AT_ONCE // batch)
 
 
 _LOG2_E, _MAGIC = np.float32(1 / math.log(2)), np.float32(1.5 * 2**23)
@@ -121,7 +157,7 @@ _ONE, _TWO = np.float32(1), np.float32(2)
 _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(1 / math.factorial(n)) for n in range(2, 8))
 
 
-@njit(**KERNEL)
+@njit(**_LOOPS)
 def _expm1(x):  # type: ignore[no-untyped-def]  # pragma: no cover
     """e^x − 1 for |x| ≤ 87, to three units in the last place, without a call, so that loops vectorise.
 
@@ -135,36 +171,36 @@ def _expm1(x):  # type: ignore[no-untyped-def]  # pragma: no cover
     return power * series + (power - _ONE)
 
 
-@njit(**KERNEL)
+@njit(**_LOOPS)
 def _within(x, most):  # type: ignore[no-untyped-def]  # pragma: no cover
     """x, but within ±`most`; a NaN stays one."""
     x = most if x > most else x
     return -most if x < -most else x
 
 
-@njit(**KERNEL)
+@njit(**_LOOPS)
 def _sigmoid(x):  # type: ignore[no-untyped-def]  # pragma: no cover
     return _ONE / (_TWO + _expm1(-_within(x, float32(87))))
 
 
-@njit(**KERNEL)
+@njit(**_LOOPS)
 def _tanh(x):  # type: ignore[no-untyped-def]  # pragma: no cover
     power = _expm1(_TWO * _within(x, float32(10)))
     return power / (power + _TWO)
 
 
-@njit(**KERNEL)
-def _advance(z, cell, next_cell, state):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One sample's step: z becomes (i, f, g, o); then the new c and h. Loops with few arrays, which vectorise."""
+@njit(**_LOOPS)
+def _advance(z, row, cell, next_cell, state):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """One sample's step: z + row becomes (i, f, g, o); then the new c and h. Loops with few arrays, which vectorise."""
     units = cell.size
     f, g, o = uintp(units), uintp(2 * units), uintp(3 * units)
     for signed in range(2 * units):
         j = uintp(signed)
-        z[j] = _sigmoid(z[j])
+        z[j] = _sigmoid(z[j] + row[j])
     for signed in range(units):
         j = uintp(signed)
-        z[g + j] = _tanh(z[g + j])
-        z[o + j] = _sigmoid(z[o + j])
+        z[g + j] = _tanh(z[g + j] + row[g + j])
+        z[o + j] = _sigmoid(z[o + j] + row[o + j])
     for signed in range(units):
         j = uintp(signed)
         next_cell[j] = z[f + j] * cell[j] + z[j] * z[g + j]
@@ -173,29 +209,29 @@ def _advance(z, cell, next_cell, state):  # type: ignore[no-untyped-def]  # prag
         state[j] = z[o + j] * _tanh(next_cell[j])
 
 
-@njit(**KERNEL)
+@njit(**_LOOPS)
 def _forward(numbers, table, below, w_in, w_rec, gates, cells, states):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Run a layer over all steps. Fill `states`, (steps + 1, batch, units), from its second row on.
 
     `numbers`, (batch, steps), say which row of the table a step begins with; `below` are the states of the layer below.
-    `gates` and `cells` have room for all steps (and one more), or for one only if no backward pass follows.
+    `gates` and `cells` have room for all steps (and one more), or for a few and one if no backward pass follows.
     """
     batch, steps = numbers.shape
-    units, width = states.shape[2], gates.shape[2]
-    for t in range(steps):
-        now, at = t % len(gates), (t % len(gates)) * batch * width
-        for b in range(batch):
-            z, row = gates[now, b], table[numbers[b, t]]
-            for j in range(width):
-                z[j] = row[j]
-        add_product_(below, (t + 1) * batch * units, units, 1, batch, w_in, gates, at, width)
-        if t > 0:
-            add_product_(states, t * batch * units, units, 1, batch, w_rec, gates, at, width)
-        for b in range(batch):
-            _advance(gates[now, b], cells[t % len(cells), b], cells[(t + 1) % len(cells), b], states[t + 1, b])
+    units, (room, _, far), size = states.shape[2], gates.shape, _steps_at_once(batch)
+    for start in range(0, steps, size):
+        rows = (min(steps, start + size) - start) * batch
+        at = start % room * batch * far
+        set_product_(below, (start + 1) * batch * units, units, 1, rows, w_in, gates, at, far, False)
+        for t in range(start, min(steps, start + size)):
+            now = t % room
+            add = len(w_in) > 0
+            set_product_(states, t * batch * units, units, 1, batch, w_rec, gates, now * batch * far, far, add)
+            for b in range(batch):
+                before, after = cells[t % len(cells), b], cells[(t + 1) % len(cells), b]
+                _advance(gates[now, b], table[numbers[b, t]], before, after, states[t + 1, b])
 
 
-@njit(**KERNEL)
+@njit(**_LOOPS)
 def _retreat(gates, cell, next_cell, grad_state, grad_cell, slope):  # type: ignore[no-untyped-def]  # pragma: no cover
     """One sample's step back: fill `slope`, the gradient of z; `grad_cell`, that of c', becomes that of c."""
     units = cell.size
@@ -215,31 +251,32 @@ def _retreat(gates, cell, next_cell, grad_state, grad_cell, slope):  # type: ign
         grad_cell[j] *= gates[f + j]
 
 
-@njit(**KERNEL)
+@njit(**_LOOPS)
 def _backward(  # type: ignore[no-untyped-def]  # pragma: no cover
-    numbers, gates, cells, states, below, w_in, w_rec, grad_states, grad_below, grad_table, grad_in, grad_rec
+    numbers, gates, cells, states, below, w_in, w_rec, grad_states, grad_below, grad_table, grad_in, grad_rec, add
 ):
-    """Run a layer back through all steps; add to the last four. `grad_states` comes with what the layer above gives.
+    """Run a layer back through all steps. Add to the table's gradient, set that of `below`, set or `add` the weights'.
 
-    The slopes of some steps, enough for one product that is deep, are kept in the order of time.
+    `grad_states` comes with what the layer above gives. The slopes of some steps are kept in the order of time.
     """
     batch, steps = numbers.shape
-    units, width = states.shape[2], gates.shape[2]
-    far, size = width + _APART, max(1, _ROWS_AT_ONCE // batch)
+    units, size = states.shape[2], _steps_at_once(batch)
+    width, far = 4 * units, gates.shape[2]
     slopes, grad_cell = np.empty((size * batch, far), np.float32), np.zeros((batch, units), np.float32)
-    panels = np.empty(size * batch * units, np.float32)
     before, inputs = states.reshape(len(states) * batch, units), below.reshape(len(below) * batch, units)
     for stop in range(steps, 0, -size):
-        start = max(0, stop - size)
+        start, more = max(0, stop - size), add or stop < steps
         for t in range(stop - 1, start - 1, -1):
             first = (t - start) * batch
             for b in range(batch):
-                _retreat(gates[t, b], cells[t, b], cells[t + 1, b], grad_states[t, b], grad_cell[b], slopes[first + b])
                 row, slope = grad_table[numbers[b, t]], slopes[first + b]
+                _retreat(gates[t, b], cells[t, b], cells[t + 1, b], grad_states[t, b], grad_cell[b], slope)
                 for j in range(width):
                     row[j] += slope[j]
-            add_product_(slopes, first * far, far, 1, batch, w_in, grad_below, t * batch * units, units)
             if t > 0:
-                add_product_(slopes, first * far, far, 1, batch, w_rec, grad_states, (t - 1) * batch * units, units)
-        add_outer_(slopes, far, before[start * batch : stop * batch], panels, grad_rec)
-        add_outer_(slopes, far, inputs[(start + 1) * batch : (stop + 1) * batch], panels, grad_in)
+                to = (t - 1) * batch * units
+                set_product_(slopes, first * far, far, 1, batch, w_rec, grad_states, to, units, True)
+        rows = (stop - start) * batch
+        set_product_(slopes, 0, far, 1, rows, w_in, grad_below, start * batch * units, units, False)
+        set_outer_(slopes, far, before[start * batch : stop * batch], grad_rec, more)
+        set_outer_(slopes, far, inputs[(start + 1) * batch : (stop + 1) * batch], grad_in, more)

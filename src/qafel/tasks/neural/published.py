@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from qafel.errors import ConfigError
+from qafel.params import Layout
 from qafel.rng import Stream
 from qafel.tasks.datasets import celeba as celeba_data
 from qafel.tasks.datasets import cifar10 as cifar10_data
@@ -32,8 +33,7 @@ from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.partition import Partition, by_user, split
 from qafel.tasks.datasets.samples import FederatedData, Samples, Source, Subset
 from qafel.tasks.datasets.shakespeare import VOCABULARY, load_shakespeare
-from qafel.tasks.neural.cnn import FEATURES, compute_features, fill_gradient
-from qafel.tasks.neural.lstm import last_state
+from qafel.tasks.neural import cnn, lstm
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Dropout, Precision, Prepare
 
@@ -63,7 +63,7 @@ class Cnn(nn.Module):
     def _features(self, images: Tensor) -> Tensor:
         if not torch.is_grad_enabled() and _are_compiled(images):
             values = torch.cat([parameter.detach().flatten() for parameter in self.parameters()])
-            return torch.from_numpy(compute_features(values.numpy(), images.contiguous().numpy()))
+            return torch.from_numpy(cnn.compute_features(values.numpy(), images.contiguous().numpy()))
         for convolution in (self.conv1, self.conv2, self.conv3, self.conv4):
             images = relu(max_pool2d(self.norm(convolution(images)), 2))
         return images.flatten(1)
@@ -75,19 +75,22 @@ class Cnn(nn.Module):
 
         False for images or labels that compiled loops, which check no bounds, must not see.
         """
-        whole = not labels.is_floating_point() and labels.shape == (len(images),) and len(images) > 0
-        if not whole or not _are_compiled(images):
+        if not _are_compiled(images) or not _are_classes(labels, len(images), self.linear.out_features):
             return False
-        if labels.min() < 0 or labels.max() >= self.linear.out_features:
-            return False
-        dropout = self.dropout.factors((len(images), FEATURES))
-        fill_gradient(values, images.contiguous().numpy(), labels.numpy(), dropout.numpy(), gradient)
+        dropout = self.dropout.factors((len(images), cnn.FEATURES))
+        cnn.fill_gradient(values, images.contiguous().numpy(), labels.numpy(), dropout.numpy(), gradient)
         return True
 
 
 def _are_compiled(images: Tensor) -> bool:
     """Whether compiled loops take these images."""
     return images.device.type == "cpu" and images.dtype == torch.float32 and images.shape[1:] == (3, 32, 32)
+
+
+def _are_classes(labels: Tensor, count: int, classes: int) -> bool:
+    """Whether these are the classes of so many samples, at least one."""
+    whole = not labels.is_floating_point() and labels.shape == (count,) and count > 0
+    return whole and bool(labels.min() >= 0) and bool(labels.max() < classes)
 
 
 @final
@@ -104,8 +107,38 @@ class CharacterLstm(nn.Module):
         self.linear = nn.Linear(hidden, vocabulary)
 
     def forward(self, characters: Tensor) -> Tensor:
-        scores: Tensor = self.linear(last_state(characters, self.embedding, self.lstm))
+        scores: Tensor = self.linear(self._states(characters))
         return scores
+
+    def _states(self, characters: Tensor) -> Tensor:
+        if not torch.is_grad_enabled() and self._is_compiled(characters):
+            parameters = [parameter.detach().numpy() for parameter in self._recurrent()]
+            return torch.from_numpy(lstm.compute_states(parameters, characters.numpy()))
+        states, _ = self.lstm(self.embedding(characters))
+        return states[:, -1]  # type: ignore[no-any-return]
+
+    def _recurrent(self) -> list[Tensor]:
+        return [self.embedding.weight, *self.lstm.parameters()]
+
+    def _is_compiled(self, characters: Tensor) -> bool:
+        """Whether compiled loops, which check no bounds, take these characters; torch says what is wrong."""
+        where = {parameter.device.type for parameter in self.parameters()} == {"cpu"}
+        plain = characters.dtype == torch.long and characters.dim() == 2 and characters.numel() > 0
+        if not where or not plain or self.lstm.hidden_size % 32 or torch.is_autocast_enabled("cpu"):
+            return False
+        return bool(characters.min() >= 0) and bool(characters.max() < self.embedding.num_embeddings)
+
+    def fill_gradient(
+        self, values: NDArray[np.float32], characters: Tensor, labels: Tensor, gradient: NDArray[np.float32]
+    ) -> bool:
+        """Fill `gradient` with that of the mean cross entropy of the model `values`, without autograd."""
+        classes = _are_classes(labels, len(characters), self.linear.out_features)
+        if not classes or not self._is_compiled(characters):
+            return False
+        layout = Layout.of({name: tuple(parameter.shape) for name, parameter in self.named_parameters()})
+        parameters, gradients = (list(layout.split(flat).values()) for flat in (values, gradient))
+        lstm.fill_gradient(parameters, characters.numpy(), labels.numpy(), gradients)
+        return True
 
 
 @final

@@ -11,19 +11,16 @@ See docs/decisions/neural-compiled-cnn.md.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import float32, njit
 
-from qafel.tasks.neural.simd import LANES, fma, load, spread, store
+from qafel.tasks.neural.simd import KERNEL, LANES, fma, load, spread, store
 
 CHANNELS = 32
 PLACES = 36
 TILE = PLACES * CHANNELS
 MATRIX = CHANNELS * CHANNELS + CHANNELS  # not a power of two, or the 36 matrices would share a few lines of the cache
 TABLE = PLACES * MATRIX
-KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 
 @njit(**KERNEL)
