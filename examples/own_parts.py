@@ -1,4 +1,4 @@
-"""Your own task, quantizer, staleness law and arrival law: plain objects, nothing to register."""
+"""Your own task, quantizer, staleness law, aggregation, server step and arrival law: plain objects."""
 
 from collections.abc import Iterator
 
@@ -32,33 +32,37 @@ class TemperatureOfEachRoom:
 
 
 class HalfPrecision:
-    """Sixteen bits a coordinate: NumPy's float16."""
-
-    spec, codec = "half", b"half precision!!"
-
-    def unbiased(self, size: int) -> bool:
-        return False
+    """A quantizer: sixteen bits a coordinate, NumPy's float16."""
 
     def encode(self, vector: Vector, stream: Stream) -> bytes:
         return vector.astype(np.float16).tobytes()
 
-    def decode(self, payload: bytes | memoryview, size: int) -> Vector:
+    def decode(self, payload: bytes, size: int) -> Vector:
         return np.frombuffer(payload, np.float16, size).astype(np.float32)
 
-    def add_decoded_(self, target: Vector, payload: bytes | memoryview, weight: float = 1.0) -> None:
-        target += np.float32(weight) * self.decode(payload, target.size)
 
-    def max_payload_bytes(self, size: int) -> int:
-        return 2 * size
+class Median:
+    """An aggregation: the median of the buffer, coordinate by coordinate, whatever the updates weigh."""
 
-    def omega(self, size: int) -> float:
-        return 2.0**-22
+    def aggregate(self, updates: Vector, weights: Vector) -> Vector:
+        return np.median(updates, axis=0)
 
-    def delta(self, size: int) -> float:
-        return 1 - self.omega(size)
 
-    def bits_per_coordinate(self, size: int) -> float:
-        return 16.0
+class Momentum:
+    """A server step with state, which it saves and restores, so that runs can be resumed."""
+
+    def __init__(self) -> None:
+        self.velocity = np.zeros(8, np.float32)
+
+    def step(self, model: Vector, update: Vector) -> Vector:
+        self.velocity = 0.5 * self.velocity + update
+        return model - 0.1 * self.velocity
+
+    def state(self) -> dict[str, Vector]:
+        return {"velocity": self.velocity}
+
+    def restore(self, state: dict[str, Vector]) -> None:
+        self.velocity = state["velocity"]
 
 
 def only_fresh(staleness: int) -> float:
@@ -78,8 +82,9 @@ algorithm = wire(
     buffer_size=5,
     client_lr=0.3,
     local_steps=4,
-    server_lr=0.5,
     staleness=only_fresh,
+    aggregation=Median(),
+    server_step=Momentum(),
     client_quantizer=HalfPrecision(),
     server_quantizer=HalfPrecision(),
 )

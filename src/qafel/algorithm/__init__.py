@@ -8,21 +8,24 @@ In the order in which data flows:
     server         receive(upload) → its staleness, and a broadcast if it filled the buffer   (Algorithm 1)
       aggregation    which uploads were counted before; how much a late one weighs; the sum of up to K; x ← x − η_g v
       step           x ← x − η_g v itself, compiled; loaded when there is a server
+      own            a user's staleness law, aggregation and step
     wiring         all that server and clients must agree on, as one value
     methods        QAFeL and its relatives, as wiring of the above
 """
 
-from qafel.algorithm.aggregation import PolynomialStaleness, StalenessLaw
+from qafel.algorithm.aggregation import PolynomialStaleness
 from qafel.algorithm.client import Client, local_update, make_upload
 from qafel.algorithm.hidden_state import BroadcastLog, HiddenState
 from qafel.algorithm.messages import Kind, Message
 from qafel.algorithm.methods import PRESETS, wire
-from qafel.algorithm.server import Accepted, Checkpoint, Server, restore_server, save_server
+from qafel.algorithm.own import Aggregator, StalenessLaw, Step
+from qafel.algorithm.server import Accepted, Checkpoint, Server, require_checkpoints, restore_server, save_server
 from qafel.algorithm.wiring import Algorithm, LocalTraining
 
 __all__ = [
     "PRESETS",
     "Accepted",
+    "Aggregator",
     "Algorithm",
     "BroadcastLog",
     "Checkpoint",
@@ -34,8 +37,10 @@ __all__ = [
     "PolynomialStaleness",
     "Server",
     "StalenessLaw",
+    "Step",
     "local_update",
     "make_upload",
+    "require_checkpoints",
     "restore_server",
     "save_server",
     "wire",

@@ -5,7 +5,6 @@ All of it is O(d), however many clients there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
@@ -68,16 +67,22 @@ class ReplayWindows:
 
 @final
 class Buffer:
-    """Σ wₖΔₖ and what is needed to turn it into Δ̄. Algorithm 1, lines 6 to 8."""
+    """Σ wₖΔₖ and what is needed to turn it into Δ̄. Algorithm 1, lines 6 to 8.
 
-    __slots__ = ("client_weight_sum", "count", "total", "weight_sum")
+    For an own aggregation it keeps the updates themselves, O(Kd), instead of their sum.
+    """
 
-    def __init__(self, dimension: int) -> None:
+    __slots__ = ("client_weight_sum", "count", "kept", "total", "weight_sum")
+
+    def __init__(self, dimension: int, *, keeps: bool = False) -> None:
         self.total: Vector = np.zeros(dimension, np.float32)
+        self.kept: list[tuple[Vector, float]] | None = [] if keeps else None
         self.empty_()
 
     def empty_(self) -> None:
         self.total[:] = 0
+        if self.kept:
+            self.kept.clear()
         self.count = 0
         self.weight_sum = 0.0
         self.client_weight_sum = 0.0
@@ -85,24 +90,29 @@ class Buffer:
     def add_(self, payload: Payload, quantizer: Quantizer, client_weight: float, staleness_weight: float) -> None:
         """Add one decoded update, times both weights. A payload that does not decode changes nothing."""
         weight = client_weight * staleness_weight
-        quantizer.add_decoded_(self.total, payload, weight)
+        if self.kept is None:
+            quantizer.add_decoded_(self.total, payload, weight)
+        else:
+            self.kept.append((quantizer.decode(payload, self.total.size), weight))
         self.count += 1
         self.weight_sum += weight
         self.client_weight_sum += client_weight
 
-    def divisor(self, aggregation: Aggregation) -> float:
+    def rows(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """The kept updates as a matrix, and their weights."""
+        kept = self.kept or []
+        matrix = np.array([update for update, _ in kept], np.float32).reshape(len(kept), self.total.size)
+        return matrix, np.array([weight for _, weight in kept], np.float64)
+
+    def divisor(self, aggregation: object) -> float:
         """What the sum is divided by: K for the mean, 1 for the sum, Σ of client weights for the weighted mean."""
         match aggregation:
             case "mean":
                 return float(self.count)
             case "weighted-mean":
                 return self.client_weight_sum
-            case "sum":
+            case _:
                 return 1.0
-
-
-StalenessLaw: TypeAlias = Callable[[int], float]
-"""How much a late update weighs: from staleness τ = t − v to a factor."""
 
 
 @final

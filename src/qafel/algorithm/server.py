@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.algorithm.aggregation import Buffer, ReplayWindows, ServerStep
+from qafel.algorithm.aggregation import Buffer, PolynomialStaleness, ReplayWindows, ServerStep
 from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance
 from qafel.algorithm.messages import Kind, Message, expectations
+from qafel.algorithm.own import OwnPart, StalenessLaw, checked, own_parts
 from qafel.algorithm.wiring import Algorithm
 from qafel.errors import (
     ConfigError,
@@ -51,11 +52,14 @@ class Server:
         "hidden_state",
         "log",
         "model",
+        "own_aggregation",
+        "own_step",
         "rejected",
         "seed",
         "seen",
         "step",
         "uplink_memory",
+        "weigh",
     )
 
     def __init__(
@@ -74,7 +78,10 @@ class Server:
         self.seed = seed
         self.model: Vector = np.array(model, np.float32)
         self.hidden_state = HiddenState.of(self.model.copy())
-        self.buffer = Buffer(model.size)
+        law = algorithm.staleness
+        self.weigh: StalenessLaw = law if isinstance(law, PolynomialStaleness) else checked(law)
+        self.own_aggregation, self.own_step = own_parts(algorithm.aggregation, algorithm.server_step)
+        self.buffer = Buffer(model.size, keeps=self.own_aggregation is not None)
         self.step = ServerStep(algorithm.server_lr, algorithm.server_momentum, model.size)
         self.uplink_memory: Vector | None = np.zeros(model.size, np.float32) if algorithm.uplink_memory_rate else None
         """h̄, the mean of all clients' memories. They are apart from each other, and only with the clients."""
@@ -125,16 +132,19 @@ class Server:
         if most is not None and staleness > most:
             raise StaleUpload(f"staleness {staleness} is above the maximum, {most}")
         window = self.seen.check(message.sender, message.sequence)
-        self.buffer.add_(message.payload, quantizer, message.weight, self.algorithm.staleness(staleness))
+        self.buffer.add_(message.payload, quantizer, message.weight, self.weigh(staleness))
         self.seen.windows[message.sender] = window
         return staleness
 
     def _step(self) -> bytes:
         """Step: x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
         buffer, algorithm = self.buffer, self.algorithm
-        mixed = buffer.weight_sum if algorithm.upload == "model" else 0.0
-        divisor = buffer.divisor(algorithm.aggregation)
-        following = self.step.apply(self.model, buffer.total, divisor, mixed, self.uplink_memory)
+        if self.own_aggregation is None and self.own_step is None:
+            mixed = buffer.weight_sum if algorithm.upload == "model" else 0.0
+            divisor = buffer.divisor(algorithm.aggregation)
+            following = self.step.apply(self.model, buffer.total, divisor, mixed, self.uplink_memory)
+        else:
+            following = self._own_model()
         if not kernels.shared.is_finite(following):
             require_finite(following, f"server model {self.version + 1}")
         self.model = following
@@ -144,6 +154,20 @@ class Server:
             self.uplink_memory = self.uplink_memory + np.float32(rate) * buffer.total
         buffer.empty_()
         return self._broadcast()
+
+    def _own_model(self) -> Vector:
+        """The next server model where a user's own aggregation makes Δ̄, a user's own step makes x, or both."""
+        model, buffer, mixes = self.model, self.buffer, self.algorithm.upload == "model"
+        if self.own_aggregation is not None:
+            updates, weights = buffer.rows()
+            update = self.own_aggregation(model.size, model - updates if mixes else updates, weights)
+        else:
+            total = np.float32(buffer.weight_sum) * model - buffer.total if mixes else buffer.total
+            update = total / np.float32(buffer.divisor(self.algorithm.aggregation))
+            update = update if self.uplink_memory is None else update + self.uplink_memory
+        if self.own_step is None:
+            return self.step.apply(model, update, 1.0, 0.0, None)
+        return self.own_step(model.size, model.copy(), update)
 
     def _broadcast(self) -> bytes:
         before, quantizer, kind = self.hidden_state, self.algorithm.server_quantizer, self.algorithm.broadcast_kind
@@ -186,6 +210,10 @@ def save_server(server: Server) -> Checkpoint:
         arrays["velocity"] = server.step.velocity.copy()
     if server.uplink_memory is not None:
         arrays["uplink_memory"] = server.uplink_memory
+    if server.buffer.kept is not None:
+        arrays["buffer_rows"], arrays["buffer_weights"] = server.buffer.rows()
+    for prefix, part in _own(server):
+        arrays.update({f"{prefix}{name}": array for name, array in part.state().items()})
     return Checkpoint(
         arrays,
         {
@@ -197,6 +225,24 @@ def save_server(server: Server) -> Checkpoint:
             "rejected": dict(server.rejected),
         },
     )
+
+
+def _own(server: Server) -> list[tuple[str, OwnPart]]:
+    """The user's own parts of a server, and what the names of their arrays begin with."""
+    parts = (("own_aggregation.", server.own_aggregation), ("own_step.", server.own_step))
+    return [(prefix, part) for prefix, part in parts if part is not None]
+
+
+def require_checkpoints(algorithm: Algorithm, size: int) -> None:
+    """Raise `ConfigError` if a user's part changes in a trial and cannot be saved: before a run, not in its middle."""
+    aggregation, step = own_parts(algorithm.aggregation, algorithm.server_step)
+    ones = np.ones(size, np.float32)
+    with np.errstate(all="ignore"):
+        if aggregation is not None:
+            rows = np.ones((algorithm.buffer_size, size), np.float32)
+            aggregation.try_out(size, rows, np.ones(algorithm.buffer_size))
+        if step is not None:
+            step.try_out(size, ones.copy(), ones)
 
 
 def restore_server(
@@ -218,6 +264,12 @@ def restore_server(
             server.step.velocity[:] = arrays["velocity"]
         if server.uplink_memory is not None:
             server.uplink_memory = arrays["uplink_memory"].copy()
+        if server.buffer.kept is not None:
+            weights: list[float] = arrays["buffer_weights"].tolist()
+            server.buffer.kept = list(zip(arrays["buffer_rows"].copy(), weights, strict=True))
+        for prefix, part in _own(server):
+            names = [name for name in arrays if name.startswith(prefix)]
+            part.restore({name.removeprefix(prefix): arrays[name].copy() for name in names})
         server.seen.from_arrays(arrays)
         server.rejected = Counter(values["rejected"])
     except (KeyError, ValueError) as error:

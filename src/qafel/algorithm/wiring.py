@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, final, get_args
 
-from qafel.algorithm.aggregation import Aggregation, PolynomialStaleness, StalenessLaw
+from qafel.algorithm.aggregation import Aggregation, PolynomialStaleness
 from qafel.algorithm.messages import Kind
+from qafel.algorithm.own import Aggregator, StalenessLaw, Step, checked, own_parts
 from qafel.errors import ConfigError
 from qafel.quantizers import Identity, as_quantizer
 from qafel.quantizers.protocol import Quantizer
@@ -72,7 +73,9 @@ class Algorithm:
     server_lr: float
     buffer_size: int = 10
     server_momentum: float = 0.0
-    aggregation: Aggregation = "mean"
+    aggregation: Aggregation | Aggregator = "mean"
+    server_step: Step | None = None
+    """An own step instead of x ← x − η_g v: it has its own learning rate and momentum."""
     staleness: StalenessLaw = field(default_factory=PolynomialStaleness)
     max_staleness: int | None = None
     client_weights: ClientWeights = "equal"
@@ -99,10 +102,16 @@ class Algorithm:
         _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
         _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
         _require((self.max_staleness or 0) >= 0, "maximum staleness is zero or more", self.max_staleness)
+        _require(callable(self.staleness), "a staleness law is a function of τ", self.staleness)
+        checked(self.staleness)(0)
+        own_parts(self.aggregation, self.server_step)
+        own_momentum = "an own server step has its own momentum: leave server_momentum out"
+        _require(self.server_step is None or not self.server_momentum, own_momentum, self.server_momentum)
         self._require_fit_memories()
         for name, kind in _CHOICES.items():
             known, found = get_args(kind), getattr(self, name)
-            _require(found in known, f"{name} is one of {', '.join(known)}", found)
+            own = name == "aggregation" and not isinstance(found, str)
+            _require(own or found in known, f"{name} is one of {', '.join(known)}", found)
         direct = self.broadcast == "model"
         _require(
             direct or self.direct_draw == "step", 'direct_draw = "start" needs broadcast = "model"', self.broadcast

@@ -30,7 +30,7 @@ from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.run import RunPlan, run_to_end, write_run
 from qafel.simulator.timing import Timing
 from qafel.tasks.protocol import Task
-from qafel.text import path_of
+from qafel.text import described, path_of
 
 if TYPE_CHECKING:
     from qafel.drawing.printed import Plot
@@ -226,7 +226,7 @@ def _describe(value: Any) -> Any:
         return parts if isinstance(value, _TABLES) else {"class": path_of(value), **parts}
     if isinstance(value, Sequence) and all(isinstance(number, int | float) for number in value):
         return f"{len(value)} numbers, sha256 {hashlib.sha256(repr(list(value)).encode()).hexdigest()[:16]}"
-    return path_of(value)
+    return described(value)
 
 
 def _itself(value: _Value) -> _Value:

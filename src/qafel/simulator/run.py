@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self, final
 
 import tomli_w
 
-from qafel.algorithm import Algorithm, Checkpoint
+from qafel.algorithm import Algorithm, Checkpoint, require_checkpoints
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError, NonFiniteVector
 from qafel.params import Vector
@@ -135,6 +135,7 @@ def write_run(
     path = out.path if isinstance(out, RunDirectory) else out
     if resume and not os.path.exists(path / CHECKPOINT):
         raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without --resume")
+    require_checkpoints(plan.algorithm, plan.task.layout.size)
     progress, toml = Progress(plan.evaluation, plan.task.metric_goal), tomli_w.dumps(plan.settings)
     with (
         nullcontext(out) if isinstance(out, RunDirectory) else RunDirectory(out) as directory,

@@ -56,8 +56,9 @@ _STALENESS = {"staleness_exponent": "exponent", "staleness_cutoff": "cutoff"}
 def wire(preset: str, *, layout: Layout | None = None, **settings: Any) -> Algorithm:
     """The algorithm of the name `preset` with these settings, flat as in a recipe's [algorithm], with its defaults.
 
-    `layout` is the model's, which some quantizers need. Quantizers are text specs or objects; local training and the
-    staleness law may be given as objects, too: `local=LocalTraining(…)`, `staleness=lambda tau: …`.
+    `layout` is the model's, which some quantizers need. Quantizers are text specs or objects; local training may be an
+    object too, and so may own parts of the server: `local=LocalTraining(…)`, `staleness=lambda tau: …`,
+    `aggregation=` an object with `aggregate(updates, weights)`, `server_step=` one with `step(model, update)`.
 
     >>> wire("qafel", server_lr=0.1, client_lr=2.0, local_steps=10, server_quantizer="qsgd:4").buffer_size
     10
@@ -67,6 +68,8 @@ def wire(preset: str, *, layout: Layout | None = None, **settings: Any) -> Algor
     known = {entry.name for entry in fields(Algorithm)} - {"name"} | set(_LOCAL) | set(_STALENESS)
     if unknown := sorted(set(settings) - known):
         raise ConfigError(f"unknown setting {unknown[0]!r} of an algorithm{did_you_mean(unknown[0], known)}")
+    if settings.get("server_step") is not None and "server_lr" in settings:
+        raise ConfigError("an own server step has its own learning rate: leave server_lr out")
     return assemble(preset, PRESETS[preset].resolve(preset, settings), layout)
 
 

@@ -16,7 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from qafel.algorithm import Accepted, Algorithm, Checkpoint, Message, Server, restore_server, save_server
+from qafel.algorithm import (
+    Accepted,
+    Algorithm,
+    Checkpoint,
+    Message,
+    Server,
+    require_checkpoints,
+    restore_server,
+    save_server,
+)
 from qafel.deployment.server.journal import JournalReader, Record, begins_at_start
 from qafel.errors import ConfigError, DamagedJournal, DataError, NonFiniteVector, OutputError
 from qafel.files import Lock, sync_folder, write_atomically
@@ -80,6 +89,7 @@ class Ledger:
         with Lock(folder / "lock", busy):
             ledger = _newest_sound(folder, initial_model, algorithm, seed, history)
             with closing(ledger.journal):
+                require_checkpoints(algorithm, ledger.server.model.size)
                 yield ledger
 
     def take(self, frame: bytes, upload: Message) -> Accepted:
