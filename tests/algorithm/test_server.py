@@ -246,12 +246,18 @@ def test_the_rates_of_mcms_memories_follow_from_its_quantizers():
         Server(np.ones(100, np.float32), algorithm, 0)
 
     class Mine:
-        spec = "mine"
+        def encode(self, vector, stream):
+            return b""
+
+        decode = encode
+
+        def unbiased(self, size):
+            return True
 
         def omega(self, size):
             return np.inf
 
-    with pytest.raises(ConfigError, match="mine has no bound ω"):
+    with pytest.raises(ConfigError, match="Mine has no bound ω"):
         wire("mcm", **settings(server_quantizer=Mine())).downlink_rate(100)
 
 
