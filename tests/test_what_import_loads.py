@@ -49,6 +49,7 @@ def test_numba_loads_when_a_kernel_is_used(use):
 
 def test_partitions_and_samples_are_public_without_torch_and_torch_loads_with_its_task():
     assert "torch" not in loaded_by("from qafel import ArraySamples, Partition, split\nsplit('iid', [0, 1, 0, 1], 2)")
+    assert "torch" not in loaded_by("from qafel import *")
     assert "torch" in loaded_by("from qafel import TorchTask")
 
 

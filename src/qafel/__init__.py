@@ -72,7 +72,7 @@ from qafel.version import __version__
 if TYPE_CHECKING:
     from qafel.tasks.datasets.partition import Partition, split
     from qafel.tasks.datasets.samples import ArraySamples
-    from qafel.tasks.neural import TorchTask
+    from qafel.tasks.neural import TorchTask as TorchTask  # not in __all__: `import *` needs no PyTorch
 
 __getattr__, __dir__ = lazily(
     __name__,
@@ -115,7 +115,6 @@ __all__ = [
     "SyntheticLogistic",
     "Task",
     "Timing",
-    "TorchTask",
     "Trace",
     "Uniform",
     "Vector",
