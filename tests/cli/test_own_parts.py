@@ -43,6 +43,8 @@ def all_own(module):
         "algorithm.client_quantizer": f"{module}:Half",
         "algorithm.server_quantizer": f"{module}:Half",
         "algorithm.staleness": f'{{name="{module}:Halving",arguments={{every=2}}}}',
+        "algorithm.aggregation": f"{module}:Median",
+        "algorithm.server_step": f'{{name="{module}:Step",arguments={{lr=0.3}}}}',
     }
     return [word for path, value in named.items() for word in ("--set", f"{path}={value}")]
 
@@ -134,6 +136,9 @@ def test_own_quantizers_in_the_table_and_own_recipes_shown(tmp_path, module):
         ("algorithm.client_quantizer=MODULE:Rooms", "quantizer MODULE:Rooms has no encode, decode"),
         ("algorithm.staleness=MODULE:ROOMS", "staleness law MODULE:ROOMS has no __call__"),
         ("algorithm.staleness=halving", "unknown staleness law 'halving'; your own is package.module:Name"),
+        ("algorithm.aggregation=MODULE:Step", "aggregation MODULE:Step has no aggregate"),
+        ("algorithm.aggregation=man", "unknown aggregation 'man'; did you mean 'mean'?"),
+        ("algorithm.server_step=MODULE:Median", "server step MODULE:Median has no step"),
         ("timing.arrivals=MODULE:Thirds", "arrival law MODULE:Thirds has no __iter__"),
         ("timing.duration=MODULE:every", "duration law MODULE:every has no draw"),
     ],

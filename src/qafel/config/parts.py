@@ -33,6 +33,8 @@ ARRIVALS = Kind("arrival law", ("__iter__",))
 DURATIONS = Kind("duration law", ("draw",))
 QUANTIZER = Kind("quantizer", ("encode", "decode"))
 STALENESS = Kind("staleness law", ("__call__",))
+AGGREGATION = Kind("aggregation", ("aggregate",))
+SERVER_STEP = Kind("server step", ("step",))
 
 
 class Section(BaseModel):

@@ -20,7 +20,17 @@ from qafel.algorithm import PRESETS, Algorithm
 from qafel.algorithm.aggregation import Aggregation
 from qafel.algorithm.methods import DEFAULT_CLIENT_LR, DEFAULT_LOCAL_STEPS, DEFAULT_SERVER_LR, assemble
 from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
-from qafel.config.parts import STALENESS, PartName, Section, make, make_quantizer, one_of, own_path
+from qafel.config.parts import (
+    AGGREGATION,
+    SERVER_STEP,
+    STALENESS,
+    PartName,
+    Section,
+    make,
+    make_quantizer,
+    one_of,
+    own_path,
+)
 from qafel.config.start import StartConfig
 from qafel.config.tasks import OWN, SHIPPED, TASKS, MushroomsConfig, OwnTask, Seed, TaskConfig
 from qafel.errors import ConfigError
@@ -114,7 +124,9 @@ class AlgorithmConfig(Section):
     clip_norm: float | None = Field(None, gt=0)
     proximal: float = Field(0.0, ge=0)
     partial_work: bool = False
-    aggregation: Aggregation = "mean"
+    aggregation: Annotated[PartName, one_of(get_args(Aggregation), "aggregation")] = "mean"
+    server_step: Annotated[PartName, one_of((), "server step")] | None = None
+    """A user's own step, which has its own learning rate and momentum, in place of those here."""
     client_weights: ClientWeights = "equal"
     broadcast: Broadcast = "difference"
     direct_draw: DirectDraw = "step"
@@ -166,7 +178,7 @@ class AlgorithmConfig(Section):
         return assemble(self.preset, settings, layout)
 
 
-_SERVER_PARTS = {"staleness": STALENESS}
+_SERVER_PARTS = {"staleness": STALENESS, "aggregation": AGGREGATION, "server_step": SERVER_STEP}
 
 
 class NetworkConfig(Section):

@@ -77,7 +77,7 @@ def test_a_path_that_only_the_server_names_is_refused_and_not_imported(
     assert not (folder / "trace").exists()
 
 
-@pytest.mark.parametrize("role", ["task", "staleness"])
+@pytest.mark.parametrize("role", ["task", "staleness", "aggregation", "server_step"])
 def test_what_a_client_does_not_need_it_does_not_import(folder: Path, access: Access, role: str) -> None:
     """The server's laws are the server's business, and who has a training function needs no task."""
     own_train: MakeTrain = lambda *_: (lambda start, stream: start + 1, 1.0)  # noqa: E731
@@ -91,6 +91,7 @@ def test_what_the_client_names_it_imports_and_uses(folder: Path, access: Access)
     module = write_folder(folder)
     own = named("server_quantizer", f"{module}:Half")
     own["algorithm"] |= {"client_quantizer": f"{module}:Half", "staleness": f"{module}:only_fresh"}
+    own["algorithm"] |= {"aggregation": f"{module}:Median", "server_step": f"{module}:Step"}
     own["task"] = {"name": f"{module}:Rooms", "arguments": {"clients": 3}}
     parts = (f"{module}:Rooms", f"{module}:Half")
     asyncio.run(take_part(folder, access, own, served=own, parts=parts))

@@ -42,8 +42,8 @@ def make_executor(
     if name == "inline":
         return Inline(Trainer(task, algorithm, seed))
     count = workers or os.cpu_count() or 1
-    # The staleness law is the server's business; a user's own may not travel to another process.
-    travelling = replace(algorithm, staleness=PolynomialStaleness())
+    # These parts are the server's business; a user's own may not travel to another process.
+    travelling = replace(algorithm, staleness=PolynomialStaleness(), aggregation="mean", server_step=None)
     match name:
         case "processes":
             return Processes(count, make_task, travelling, seed, task.layout.size)
