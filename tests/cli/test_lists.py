@@ -96,3 +96,12 @@ def test_a_recipe_is_shown_with_all_its_settings_as_a_recipe(tmp_path):
 
 def test_a_task_without_a_partition_has_none_to_show():
     assert "mushrooms is divided evenly" in qafel_here("tasks", "show", "mushrooms", expect=2)[1]
+
+
+def test_the_theory_of_an_own_quantizer_is_marked_as_measured():
+    path = "tests.quantizers.test_own:Half"
+    shown = CliRunner().invoke(app, ["quantizers", path, "--size", "50"])
+    assert shown.exit_code == 0, shown.output
+    assert "≈: measured" in shown.output
+    rows = json.loads(CliRunner().invoke(app, ["quantizers", path, "qsgd:4", "--size", "50", "--json"]).stdout)
+    assert [row["measured"] for row in rows] == [True, False]

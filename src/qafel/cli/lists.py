@@ -20,7 +20,7 @@ from qafel.config import Config
 from qafel.config.parts import make_quantizer
 from qafel.config.tasks import TASKS
 from qafel.errors import ConfigError, UserError
-from qafel.quantizers import measured
+from qafel.quantizers import is_measured, measured
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import partition_figure
@@ -185,6 +185,7 @@ def quantizers(
     console.print(_quantizer_table(rows, size))
     console.print(
         "mean = x: unbiased, fit for clients. ω, δ: worst case over all vectors; no δ > 0: unfit for the server. "
+        f"{'≈: measured, not for all vectors. ' if any(row['measured'] for row in rows) else ''}"
         "NMSE, t(3): error measured on Gaussian and on Student-t(3) data. bound: 2^(−2R), the least at R bits.",
         style="dim",
     )
@@ -202,6 +203,7 @@ def quantizer_row(spec: str, size: int) -> dict[str, Any]:
         "unbiased": quantizer.unbiased(size),
         "omega": quantizer.omega(size),
         "delta": quantizer.delta(size),
+        "measured": is_measured(quantizer),
         "bits_per_coordinate": normal.bits_per_coordinate,
         "bytes": round(normal.payload_bytes),
         "nmse_gaussian": normal.nmse,
@@ -215,11 +217,12 @@ def _quantizer_table(rows: list[dict[str, Any]], size: int) -> Table:
     table = figures_table(f"{size:,} coordinates", *headings, words=2)
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # a long one goes on in the next line
     for row in rows:
+        near = "≈" if row["measured"] else ""
         table.add_row(
             row["quantizer"],
             "= x" if row["unbiased"] else "",
-            _two_digits(row["omega"]),
-            _two_digits(row["delta"]) if row["delta"] > 0 else "[red]–[/red]",
+            near + _two_digits(row["omega"]),
+            near + _two_digits(row["delta"]) if row["delta"] > 0 else "[red]–[/red]",
             f"{row['bits_per_coordinate']:.2f}",
             f"{row['bytes']:,}" if row["bytes"] < 1_000_000 else human_bytes(row["bytes"]),
             _two_digits(row["nmse_gaussian"]),

@@ -18,6 +18,7 @@ from qafel.errors import ConfigError
 from qafel.parts import is_path
 from qafel.planning import BudgetPlan, Choice, DurationLaw, Fleet, PlanRequest, make_plan, plan_json, reasons
 from qafel.planning.plan import CLIENT_SPECS, SERVER_SPECS
+from qafel.quantizers import Quantizer, is_measured
 from qafel.tasks.protocol import Task
 from qafel.text import human_bytes, human_seconds, read_bytes, read_seconds
 from qafel.theory import Constants, estimate_constants, sampled_clients
@@ -185,8 +186,8 @@ def _asked(request: PlanRequest) -> list[str]:
 def _column(choice: Choice) -> dict[str, str]:
     setting, cost, sizes, bound = choice.setting, choice.forecast, choice.step_sizes, choice.bound
     return {
-        "client quantizer": f"{choice.client.spec}, δ_c = {setting.client_delta:.3g}",
-        "server quantizer": f"{choice.server.spec}, δ_s = {setting.server_delta:.3g}",
+        "client quantizer": f"{choice.client.spec}, δ_c {_equals(choice.client)} {setting.client_delta:.3g}",
+        "server quantizer": f"{choice.server.spec}, δ_s {_equals(choice.server)} {setting.server_delta:.3g}",
         "buffer size K": f"{setting.buffer_size:,}",
         "local steps P": f"{setting.local_steps}",
         "client rate η_ℓ": f"{sizes.client_lr:.4g}",
@@ -203,3 +204,7 @@ def _column(choice: Choice) -> dict[str, str]:
         "bound on ‖∇f‖²": f"{bound.total:.4g}",
         **{f"  {term}": f"{value:.3g}" for term, value in asdict(bound).items()},
     }
+
+
+def _equals(quantizer: Quantizer) -> str:
+    return "≈ (measured)" if is_measured(quantizer) else "="
