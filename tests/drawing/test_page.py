@@ -84,3 +84,12 @@ def test_a_logarithmic_axis_has_at_least_two_labels(tmp_path):
             ticks = re.findall(rf'<g class="{name}tick"><text.*?>(.*?)</text>', plot)
             assert len(ticks) >= 2, (key, name, ticks)
             assert name == "y" or all(tick.endswith("B") for tick in ticks), (key, ticks)
+
+
+def test_what_lies_at_zero_is_not_drawn_on_a_logarithmic_x_axis():
+    x, y = np.array([0.0, 10.0, 100.0]), np.array([1.0, 0.5, 0.1])
+    for log, drawn in ((True, [10.0, 100.0]), (False, [0.0, 10.0, 100.0])):
+        panel = Panel("p", "one", Axis("bytes", log), Axis("y"), (Series("a", x, y, y / 2, 2 * y),))
+        band, curve = traces_of(panel, {"a": panel_styles([panel])[0]})
+        assert curve["x"] == drawn
+        assert sorted(set(band["x"])) == drawn

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, final
 
 import typer
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from qafel.cli.console import (
@@ -23,6 +23,7 @@ from qafel.cli.console import (
 )
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
+from qafel.runs.bars import bar_column, is_wide
 from qafel.simulator import Row
 from qafel.simulator.executors import ExecutorName
 from qafel.tuning import ObjectiveName, Tuning, parse_search
@@ -101,7 +102,7 @@ class _TuneProgress(LiveBars):
     def __init__(self, name: str, trials: int, quiet: bool) -> None:
         super().__init__(
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=16),
+            bar_column(errors),
             TextColumn("{task.fields[best]}"),
             TextColumn("{task.description}"),
             TextColumn("{task.fields[row]}"),
@@ -112,12 +113,13 @@ class _TuneProgress(LiveBars):
         self._shown_s = 0.0
 
     def update(self, now: SearchProgress) -> None:
-        settings = ", ".join(f"{short(path)} {value}" for path, value in now.trial.settings.items())
+        wide = is_wide(self.bars.console)
+        settings = ", ".join(f"{short(path)} {value}" for path, value in now.trial.settings.items()) if wide else ""
         best = "" if now.best is None else f"best {now.objective.text(now.best.score)} (trial {now.best.number}) ·"
         what = f"trial {now.trial.number}"
         if now.checked is not None:
             what = f"checking {what} ({now.checked} unseen seeds done)"
-        self.bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}")
+        self.bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}" if wide else what)
 
     def __exit__(self, *error: object) -> None:
         if not any(error):  # a search may be at its end before all trials: out of time, or out of settings

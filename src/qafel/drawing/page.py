@@ -145,6 +145,8 @@ def traces_of(panel: Panel, styles: dict[str, Style]) -> list[Trace]:
     found = []
     for series in panel.series:
         style, rows = styles[series.label], thin(series.y, limit)
+        if panel.x.log:
+            rows = rows[series.x[rows] > 0]  # Plotly would draw what lies at zero as a flat line from the left edge
         if series.kind == "curve" and series.low is not None and series.high is not None:
             # A logarithmic axis has no place for a band's end at zero or below.
             low = np.maximum(series.low, 1e-300) if panel.y.log else series.low

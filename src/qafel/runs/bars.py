@@ -37,14 +37,19 @@ class LiveProgress(Progress):
             self.stop()
 
 
+def is_wide(console: Console) -> bool:
+    """Whether there is room for more than the least."""
+    return console.width >= _WIDE
+
+
 def bar_column(console: Console) -> BarColumn:
     """The bar itself, short on a narrow terminal."""
-    return BarColumn(bar_width=24 if console.width >= _WIDE else 8, table_column=Column(no_wrap=True))
+    return BarColumn(bar_width=24 if is_wide(console) else 8, table_column=Column(no_wrap=True))
 
 
 def short_name(name: str, console: Console) -> str:
     """A run's name as there is room for it: its beginning, and its end, where settings and seed stand."""
-    most = 60 if console.width >= _WIDE else 20
+    most = 60 if is_wide(console) else 20
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
@@ -84,7 +89,7 @@ class RunBar:
             return
         self._shown = row.wall_s
         note = note_of(row, self._metric_name)
-        if row.wall_s and self._bars.console.width >= _WIDE:
+        if row.wall_s and is_wide(self._bars.console):
             note += f" · {row.uploads / row.wall_s:,.0f} updates/s"
         share = share_done(row, self._limits)
         self._bars.update(self._bar, completed=1000 * share, note=note, amount=f"{row.version:,} steps")
