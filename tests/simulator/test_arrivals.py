@@ -5,8 +5,22 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from qafel.algorithm import wire
 from qafel.errors import ConfigError, DataError
-from qafel.simulator import Constant, ConstantRate, HalfNormal, LogNormal, Poisson, Rounds, Timing, Trace, Uniform
+from qafel.simulator import (
+    Constant,
+    ConstantRate,
+    HalfNormal,
+    Limits,
+    LogNormal,
+    Poisson,
+    Rounds,
+    Timing,
+    Trace,
+    Uniform,
+    simulate,
+)
+from qafel.tasks import Quadratic
 
 
 def test_constant_arrivals_are_even():
@@ -103,3 +117,39 @@ def test_cohorts_are_drawn_without_replacement_and_differ_between_rounds():
     first, second = (rounds.cohort(0, number, 30, 10) for number in (1, 2))
     assert len(set(first)) == len(first) == 15
     assert set(first) != set(second)
+
+
+class _Draws:
+    def __init__(self, value):
+        self.value = value
+
+    def draw(self, number):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "durations", "sentence"),
+    [
+        ([(0.0, 0), (1.0, 9)], Constant(), r"arrival 1 is \(1\.0, 9\): .* clients are 0 to 4"),
+        ([(0.0, 0), (1.0, -1)], Constant(), r"arrival 1 is \(1\.0, -1\)"),
+        ([(1.0, 0), (0.5, 1)], Constant(), r"arrival 1 is \(0\.5, 1\): .* times ascend from 0 \(now 1\)"),
+        ([(float("nan"), 0)], Constant(), "arrival 0 is"),
+        ([(0.0, 0, -1.0)], Constant(), "arrival 0 is"),
+        ([(0.0, 0, 1.0, 2.0)], Constant(), "arrival 0 is"),
+        ([3], Constant(), "arrival 0 is 3"),
+        ([(0.0, 0)], _Draws(-1.0), r"draw\(0\) of the duration law is -1.0"),
+        ([(0.0, 0)], _Draws(float("nan")), r"draw\(0\) of the duration law is nan"),
+        ([(0.0, 0)], _Draws(None), r"draw\(0\) of the duration law is None"),
+    ],
+)
+def test_a_users_law_that_gives_no_time_or_client_is_one_sentence(arrivals, durations, sentence):
+    algorithm = wire("fedbuff", server_lr=0.1, client_lr=0.1, local_steps=1)
+    with pytest.raises(ConfigError, match=sentence):
+        simulate(Quadratic(5, 3), algorithm, Timing(durations, arrivals), limits=Limits(server_steps=3))
+
+
+def test_clients_may_come_at_the_same_time():
+    algorithm = wire("fedbuff", server_lr=0.1, client_lr=0.1, local_steps=1, buffer_size=2)
+    arrivals = [(0.1 * (number // 3), number % 5) for number in range(3000)]
+    found = simulate(Quadratic(5, 3), algorithm, Timing(Constant(0.3), arrivals), limits=Limits(server_steps=500))
+    assert found.summary["server_steps"] == 500

@@ -268,3 +268,19 @@ def test_ray_says_it_in_the_same_sentence():
     pytest.importorskip("ray", reason="the extra ray is not installed")
     with pytest.raises(ConfigError, match="cannot be sent to another process"):
         simulate(unpicklable("lock"), ALGORITHM, TIMING, executor="ray", workers=1)
+
+
+def test_the_servers_own_parts_stay_where_the_server_is():
+    """Neither a law nor an aggregation that cannot be pickled keeps clients from training in other processes."""
+
+    class Mean:
+        def aggregate(self, updates, weights):
+            return updates.mean(axis=0)
+
+    own = {"staleness": lambda staleness: 0.5**staleness, "aggregation": Mean()}
+    method = wire("qafel", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", **own)
+    found = [
+        simulate(TASK, method, TIMING, limits=Limits(server_steps=10), executor=executor, workers=1).summary
+        for executor in ("inline", "processes")
+    ]
+    assert found[0]["model_sha256"] == found[1]["model_sha256"]

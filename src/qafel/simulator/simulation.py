@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import inf
 from typing import Generic, NamedTuple, TypeVar, final
 
 from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
@@ -203,9 +204,23 @@ class Simulation:
 
     def _schedule_arrival(self) -> None:
         if (arrival := next(self._arrivals, None)) is not None:
+            try:
+                time, client, *rest = arrival
+                sound = self._is_sound(time, client, *rest)
+            except (TypeError, ValueError):
+                sound = False
+            if not sound:
+                raise ConfigError(
+                    f"arrival {self.arrivals} is {arrival!r}: a law gives (time, client) or (time, client, duration), "
+                    f"its times ascend from 0 (now {self.clock.now:g}), and clients are 0 to {self.task.clients - 1}"
+                )
             self.arrivals += 1
-            duration = arrival[2] if len(arrival) == 3 else None
-            self.clock.schedule(arrival[0] - self.clock.now, Arrive(arrival[1], duration))
+            self.clock.schedule(time - self.clock.now, Arrive(client, rest[0] if rest else None))
+
+    def _is_sound(self, time: float, client: int, duration: float = 0.0) -> bool:
+        """Whether an arrival is one, but for the rounding of times."""
+        now = self.clock.now
+        return now - 1e-9 * (1 + now) <= time < inf and 0 <= client < self.task.clients and _is_time(duration)
 
     def _start(self, client: int, duration: float | None = None, deadline: float | None = None) -> None:
         """A client copies the hidden state and begins to train."""
@@ -263,6 +278,8 @@ class Simulation:
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing
         duration = timing.durations.draw(number)
+        if not _is_time(duration):
+            raise ConfigError(f"draw({number}) of the duration law is {duration!r}: expected a time of zero or more")
         if timing.speeds is not None:
             duration *= timing.speeds[client]
         if timing.per_example:
@@ -326,6 +343,13 @@ class Simulation:
         if self.rounds >= _MANY_ROUNDS and not self.server.version:
             raise ConfigError(f"{self.rounds} rounds ended without an update: set a longer timing.round_timeout")
         self._start_round()
+        return False
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return bool(0 <= value < inf)  # type: ignore[operator]
+    except (TypeError, ValueError):
         return False
 
 
