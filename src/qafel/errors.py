@@ -10,6 +10,7 @@
     │   │   └── NotComparable     runs that a published claim needs are missing, or differ from the published ones
     │   ├── OutputError         a result cannot be written
     │   ├── FloatingPointMode   this thread's arithmetic is not the default one, so that x̂ would differ
+    │   ├── AnotherServer       another server serves the run, or the broker's history is not this folder's
     │   └── BrokerUnreachable   no broker there, or it does not let us in
     ├── NonFiniteVector       your own vector holds a NaN or an infinity
     ├── MessageError          a peer sent bytes that are not a valid message for this receiver
@@ -96,6 +97,10 @@ class OutputError(UserError):
 
 class FloatingPointMode(UserError):
     reason = "floating-point-mode"
+
+
+class AnotherServer(UserError):
+    reason = "another-server"
 
 
 class BrokerUnreachable(UserError):

@@ -133,6 +133,10 @@ def server(
         float, typer.Option(help="Reject updates whose norm exceeds this multiple of the clients' median; 0: none.")
     ] = 100.0,
     max_rate: Annotated[float, typer.Option(help="Uploads a second that one client may send; 0: any.")] = 0.0,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Take the run from another server, with all that only it has."),
+    ] = False,
     replicas: Annotated[int, typer.Option(help="Copies that a clustered broker keeps.", min=1, max=5)] = 1,
     patience: Annotated[float | None, typer.Option(help="Seconds to wait for the broker at the start.")] = 10.0,
     json_output: JsonOption = False,
@@ -175,6 +179,7 @@ def server(
                 metrics_address=metrics_address,
                 limits=StreamLimits(replicas=replicas),
                 defence=DefenceSettings(max_norm_ratio or None, max_rate or None),
+                take_over=take_over,
                 patience_s=patience,
             ),
             progress=screen,

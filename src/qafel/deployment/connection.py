@@ -25,10 +25,10 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, ObjectMeta, ObjectMetaOptions, StorageType
+from nats.js.api import AckPolicy, ConsumerConfig, Header, ObjectMeta, ObjectMetaOptions, StorageType
 
 from qafel.deployment.keys import Access
-from qafel.deployment.names import BUCKET, CONSUMER, KEY_VALUE_STREAM, OBJECT_STREAM, Names, StreamLimits, streams
+from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names, StreamLimits, streams
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
 
 ANSWER_S: Final = 5.0
@@ -261,16 +261,25 @@ class Broker:
         with _broker_errors():
             await self.connection.flush(int(ANSWER_S))
 
-    async def store(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
-        """Publish and wait until the broker says that it has it."""
+    async def store(
+        self, subject: str, data: bytes, headers: dict[str, str] | None = None, *, after: int | None = None
+    ) -> int:
+        """Publish and wait until the broker says that it has it; return the message's number in its stream.
+
+        With `after` it is stored only if the last message of the subject has this number, 0 if there must be none.
+        """
+        if after is not None:
+            headers = {**(headers or {}), Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
         with _broker_errors():
             answer = await self.connection.request(subject, data, timeout=ANSWER_S, headers=headers or None)
         try:
-            error = json.loads(answer.data).get("error")
+            found = json.loads(answer.data)
+            error = found.get("error")
         except ValueError:
             error = {"description": "an answer that is not JSON"}
         if error:
             raise BrokerRefused(f"the broker did not store {subject}: {error.get('description')}")
+        return int(found.get("seq", 0))
 
     async def stored(self, stream: str, subject: str) -> Stored | None:
         """The last message of a subject, or None."""
@@ -310,29 +319,36 @@ class Broker:
             await bucket.delete(name)
 
     async def ensure(self, names: Names, limits: StreamLimits) -> None:
-        """Make the run's streams and the shared buckets, as far as they are missing."""
+        """Make the run's streams, as far as they are missing, with these limits."""
         with _broker_errors():
             for config in streams(names, limits):
                 try:
                     await self._js.add_stream(config)
                 except nats.js.errors.BadRequestError:
                     await self._js.update_stream(config)
+
+    async def ensure_buckets(self, replicas: int) -> None:
+        """Make the buckets that all runs share, as far as they are missing."""
+        with _broker_errors():
             if await self.waiting(KEY_VALUE_STREAM) is None:
                 await self._js.create_key_value(
-                    bucket=BUCKET, history=1, direct=True, storage=StorageType.FILE, replicas=limits.replicas
+                    bucket=BUCKET, history=1, direct=True, storage=StorageType.FILE, replicas=replicas
                 )
             if await self.waiting(OBJECT_STREAM) is None:
-                await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=limits.replicas)
+                await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=replicas)
 
-    async def new_consumer(self, names: Names, parts: int = 1) -> None:
-        """A fresh consumer: what a dead server was given and did not acknowledge is delivered at once."""
+    async def new_consumer(self, names: Names, epoch: int, parts: int = 1) -> None:
+        """A fresh consumer: what a server before was given and did not acknowledge is delivered at once, and what that
+        one acknowledges from now on has no effect.
+        """
         with _broker_errors():
-            with contextlib.suppress(nats.js.errors.NotFoundError):
-                await self._js.delete_consumer(names.upload_stream, CONSUMER)
+            for before in await self._js.consumers_info(names.upload_stream):
+                with contextlib.suppress(nats.js.errors.NotFoundError):
+                    await self._js.delete_consumer(names.upload_stream, before.name)
             await self._js.add_consumer(
                 names.upload_stream,
                 ConsumerConfig(
-                    durable_name=CONSUMER,
+                    durable_name=names.consumer(epoch),
                     ack_policy=AckPolicy.EXPLICIT,
                     ack_wait=ACK_WAIT_S,
                     max_ack_pending=MAX_ACK_PENDING * parts,  # parts stay unacknowledged until the whole is in

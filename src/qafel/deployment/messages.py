@@ -53,19 +53,33 @@ class Agreement:
         ).encode()
 
     @staticmethod
+    def run_id_of(data: bytes) -> str:
+        """Which run an agreement is of. One of a newer format is refused, as it may mean something else."""
+        try:
+            read = json.loads(data)
+            if read["format"] > _AGREEMENT_FORMAT:
+                raise _other_format(read["format"])
+            return str(read["run_id"])
+        except (ValueError, KeyError, TypeError):
+            return ""
+
+    @staticmethod
     def from_bytes(data: bytes) -> Agreement:
         try:
             read = json.loads(data)
             if read["format"] != _AGREEMENT_FORMAT:
-                raise DataError(
-                    f"the run's agreement has format {read['format']}, this qafel reads "
-                    f"{_AGREEMENT_FORMAT}: upgrade the older end"
-                )
+                raise _other_format(read["format"])
             layout = Layout(tuple((str(name), tuple(map(int, shape))) for name, shape in read["layout"]))
             config = Config.from_toml(read["config"], "the server's configuration")
             return Agreement(str(read["run_id"]), config, layout)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"the broker does not hold a run's configuration: {error}") from None
+
+
+def _other_format(found: object) -> DataError:
+    return DataError(
+        f"the run's agreement has format {found}, this qafel reads {_AGREEMENT_FORMAT}: upgrade the older end"
+    )
 
 
 @final
@@ -93,6 +107,17 @@ class RunState:
     problem: str = ""
     """What an operator should see to, such as a full disk; empty if all is well."""
     renewed_at: float = 0.0
+    run_id: str = ""
+    epoch: int = 0
+    """Which server of the run this is, counted; a lower one's words are void. Zero: a server from before epochs."""
+    since: int = 0
+    """The version that its epoch began with."""
+    holder: str = ""
+    """The folder that it serves from, and no copy of it."""
+    instance: str = ""
+    """The process."""
+    safe_uploads: int = 0
+    """Of the uploads, those in its journal, synced."""
     session: str = ""
     """Changes when the server had to connect again: what was on its way then may be lost."""
 

@@ -28,10 +28,10 @@ from qafel.errors import ConfigError
 BUCKET: Final = "qafel"
 KEY_VALUE_STREAM: Final = f"KV_{BUCKET}"
 OBJECT_STREAM: Final = f"OBJ_{BUCKET}"
-CONSUMER: Final = "server"
 SIGNATURE: Final = "Qafel-Signature"
 PART: Final = "Qafel-Part"
 OBJECT: Final = "Qafel-Object"
+EPOCH: Final = "Qafel-Epoch"
 MESSAGE_ID: Final = "Nats-Msg-Id"
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -58,6 +58,10 @@ class Names:
         self.state = f"$KV.{BUCKET}.{run}.state"
         self.snapshot = f"{run}/snapshot"
         self.model = f"{run}/model.safetensors"
+
+    def consumer(self, epoch: int) -> str:
+        """The consumer of one epoch's server: a later server deletes it, and then nothing is confirmed to this one."""
+        return f"server-{epoch}"
 
     def upload(self, client: int) -> str:
         return f"qafel.{self.run}.upload.{client}"

@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def _make_streams(folder: Path) -> None:
     async with session(Access.of(None, folder / "server"), "server", patience_s=5) as broker:
+        await broker.ensure_buckets(1)
         await broker.ensure(NAMES, StreamLimits())
         await broker.store(NAMES.broadcast(0), b"step 0")
         await broker.store(NAMES.state, b"state")

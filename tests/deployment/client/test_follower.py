@@ -17,7 +17,7 @@ from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
-from qafel.deployment.names import StreamLimits
+from qafel.deployment.names import EPOCH, StreamLimits
 from qafel.deployment.server import ServerSettings
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
@@ -109,10 +109,11 @@ def test_clients_believe_only_what_the_servers_key_signed(tmp_path: Path) -> Non
             broker = await stack.enter_async_context(session(owner, "server"))
             genuine = await broker.stored(client.names.broadcast_stream, client.names.broadcast(0))
             assert genuine is not None
-            signature = {"Qafel-Signature": genuine.headers["Qafel-Signature"]}
+            epoch = {EPOCH: genuine.headers[EPOCH]}
+            signature = {"Qafel-Signature": genuine.headers["Qafel-Signature"], **epoch}
             held = client.core.hidden_state
             forged = held.to_snapshot()
-            await broker.store(client.names.broadcast(1), forged)
+            await broker.store(client.names.broadcast(1), forged, epoch)
             await broker.store(client.names.broadcast(1), forged, signature)
             await broker.store(client.names.broadcast(1), genuine.data, signature)
             await broker.store(client.names.state, b'{"state": "finished", "version": 99, "digest": 0}')

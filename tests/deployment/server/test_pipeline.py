@@ -44,7 +44,7 @@ class StubBroker:
 
 def _group(*messages: Msg) -> list[Msg]:
     async def pulled() -> list[Msg]:
-        pull = UploadQueue(cast(Broker, StubBroker(*messages)), Names("live"))
+        pull = UploadQueue(cast(Broker, StubBroker(*messages)), Names("live"), 1)
         await pull.start()
         return await pull.group(10)
 
@@ -70,7 +70,7 @@ def test_a_stray_message_that_cannot_be_acknowledged_is_no_upload() -> None:
 
     async def check() -> None:
         broker = StubBroker(upload)
-        pull = UploadQueue(cast(Broker, broker), Names("live"))
+        pull = UploadQueue(cast(Broker, broker), Names("live"), 1)
         await pull.start()
         await broker._receive(stray)
         assert await pull.group(10) == [upload]

@@ -29,7 +29,7 @@ from qafel.config.tasks import OwnTask
 from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.outbox import ClientState, Outbox
-from qafel.deployment.connection import Broker, run_until_one_ends, session
+from qafel.deployment.connection import Broker, Stored, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import SILENT_S, Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
@@ -116,7 +116,7 @@ class DeploymentClient:
         while True:
             try:
                 async with session(self._access, str(self.core.number), wire=self._wire) as broker:
-                    await broker.subscribe(self.names.receipt(self.core.number), self.outbox.on_receipt)
+                    await broker.subscribe(self.names.receipt(self.core.number), self._on_receipt)
                     await self.follower.attach(broker)
                     self._lost = ""
                     await run_until_one_ends(
@@ -128,6 +128,11 @@ class DeploymentClient:
                     self._emit("waiting", text=str(error))
                 self._lost = str(error)
                 await asyncio.sleep(0.2)
+
+    async def _on_receipt(self, stored: Stored) -> None:
+        """A server that has lost the run to another one may have counted an update that the other one knows not of."""
+        if not self.follower.superseded(stored):
+            await self.outbox.on_receipt(stored)
 
     def begin(self) -> CopiedState:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""

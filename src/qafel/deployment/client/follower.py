@@ -18,7 +18,7 @@ from qafel.algorithm import Client
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Verifier
 from qafel.deployment.messages import RunState
-from qafel.deployment.names import KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names, number_in
+from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names, number_in
 from qafel.errors import DataError, HiddenStateError, MessageError
 
 _AT_ONCE: Final = 32
@@ -127,9 +127,21 @@ class Follower:
             if stored is not None and (frame := await self._frame(broker, stored)) is not None:
                 self._waiting[version] = frame
 
+    def superseded(self, stored: Stored) -> bool:
+        """Whether it comes from a server that has lost the run to a later one."""
+        epoch = stored.headers.get(EPOCH, "0")
+        if self.state is None or (int(epoch) if epoch.isdecimal() else 0) >= self.state.epoch:
+            return False
+        self.ignored["epoch"] += 1
+        return True
+
     async def _frame(self, broker: Broker, stored: Stored) -> bytes | None:
-        """A broadcast's bytes, from its object if it was too large for a message; None if it is not genuine."""
-        data = stored.data
+        """A broadcast's bytes, from its object if it was too large for a message; None if it is not genuine, or of a
+        server that has lost the run. What was broadcast before an epoch began stays, whoever did.
+        """
+        data, version = stored.data, number_in(stored.subject)
+        if self.state is not None and version is not None and version >= self.state.since and self.superseded(stored):
+            return None
         if (name := stored.headers.get(OBJECT)) is not None:
             found = await broker.object(name)
             if found is None:
@@ -157,7 +169,7 @@ class Follower:
 
     async def _on_broadcast(self, stored: Stored) -> None:
         version = number_in(stored.subject)
-        if version is None or version < self.version:
+        if version is None or version < self.version or self.superseded(stored):
             return
         if OBJECT not in stored.headers:
             if not self._genuine(stored.subject, stored.data, stored.headers.get(SIGNATURE)):
@@ -179,6 +191,9 @@ class Follower:
             state = RunState.from_bytes(stored.data)
         except DataError:
             self.ignored["state"] += 1
+            return
+        if self.state is not None and state.run_id == self.state.run_id and state.epoch < self.state.epoch:
+            self.ignored["epoch"] += 1
             return
         if self.state is not None and self.state.session != state.session:
             self._new_session()

@@ -4,7 +4,9 @@ server         from a configuration and a folder to a server; its sessions with 
 pipeline       takes uploads from the work queue, syncs, broadcasts, acknowledges; writes checkpoints and snapshots
 announcements  everything the server says: broadcasts, snapshots, receipts, its state
 intake         which uploads count, and what the clients of the others are told
+lease          one server a run: compare-and-set, epochs, and whose history the broker holds
 ledger         the server's state: checkpoint and journal, synced before anything is acknowledged
+journal        the accepted uploads on disk, chained; a torn tail told from damage
 evaluation     the model measured on the way; metrics for Prometheus
 
 `ServerSettings` says how it works, beside what the recipe says.
@@ -51,5 +53,7 @@ class ServerSettings:
     metrics_address: str = "127.0.0.1"
     limits: StreamLimits = field(default_factory=StreamLimits)
     defence: DefenceSettings = field(default_factory=DefenceSettings)
+    take_over: bool = False
+    """Take the run from another server, or from another history."""
     patience_s: float | None = None
     """How long to wait for the broker at the start; None: forever."""

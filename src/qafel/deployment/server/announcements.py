@@ -11,8 +11,8 @@ from typing import Final, final
 from qafel.algorithm import HiddenState
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Signer
-from qafel.deployment.messages import Receipt, RunState
-from qafel.deployment.names import KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names, number_in
+from qafel.deployment.messages import Agreement, Receipt, RunState
+from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names, number_in
 from qafel.deployment.server.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -30,10 +30,12 @@ class Publisher:
     _signer: Signer
     published: HiddenState
     """x̂ as the clients know it: the last one that went out."""
+    epoch: int = 0
+    """The server's, as clients are told with every step and receipt."""
 
-    async def value(self, broker: Broker, subject: str, data: bytes) -> None:
-        """A key's value: configuration or state."""
-        await broker.store(subject, data, self._signer.headers(subject, data))
+    async def value(self, broker: Broker, subject: str, data: bytes, after: int | None = None) -> int:
+        """A key's value: configuration or state; `after` as in `Broker.store`."""
+        return await broker.store(subject, data, self._signer.headers(subject, data), after=after)
 
     async def put(self, broker: Broker, name: str, data: bytes) -> None:
         """An object: a snapshot, a large broadcast, the final model."""
@@ -48,7 +50,8 @@ class Publisher:
     async def _broadcast(self, broker: Broker, version: int, frame: bytes) -> None:
         subject = self.names.broadcast(version)
         # The checksum in the name lets a version be made again by a server that lost its disk.
-        headers = {MESSAGE_ID: f"{version}-{frame[_CHECKSUM].hex()}", **self._signer.headers(subject, frame)}
+        headers = {MESSAGE_ID: f"{version}-{frame[_CHECKSUM].hex()}", EPOCH: str(self.epoch)}
+        headers |= self._signer.headers(subject, frame)
         if len(frame) > broker.part_bytes:
             name = self.names.broadcast_object(version)
             await self.put(broker, name, frame)
@@ -62,11 +65,13 @@ class Publisher:
             for client, receipt in group.items():
                 receipts.setdefault(client, Receipt()).extend(receipt)
         for client, receipt in receipts.items():
-            await broker.send(self.names.receipt(client), receipt.to_bytes())
+            await broker.send(self.names.receipt(client), receipt.to_bytes(), headers={EPOCH: str(self.epoch)})
 
-    async def state(self, broker: Broker, state: RunState) -> None:
-        """How the run goes: clients see by it that they are behind, operators how it goes."""
-        await self.value(broker, self.names.state, state.to_bytes())
+    async def state(self, broker: Broker, state: RunState, after: int) -> int:
+        """How the run goes: clients see by it that they are behind, operators how it goes. `after` as in
+        `Broker.store`.
+        """
+        return await self.value(broker, self.names.state, state.to_bytes(), after)
 
     async def snapshot(self, broker: Broker) -> None:
         await self.put(broker, self.names.snapshot, await asyncio.to_thread(self.published.to_snapshot))
@@ -75,12 +80,13 @@ class Publisher:
 async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement: bytes) -> None:
     """Put on the broker what it lacks at the start of a session, whether it is new, was restarted, or was wiped.
 
-    That is broadcasts, a snapshot and the agreement, as far as they are missing or belong to another history.
+    That is broadcasts, a snapshot and the agreement. What belongs to another history is replaced: the lease is ours, so
+    it is of a server that has lost the run, or the user agreed.
     """
     names, version = publisher.names, ledger.server.version
     config = await broker.stored(KEY_VALUE_STREAM, names.config)
     held = {number_in(subject) for subject in await broker.subjects(names.broadcast_stream, names.broadcasts)}
-    another_run = config is not None and config.data != agreement
+    another_run = config is not None and Agreement.run_id_of(config.data) != ledger.run_id
     if another_run:
         await broker.purge(names.upload_stream)
     if another_run or any(number is not None and number >= version for number in held):
@@ -93,5 +99,5 @@ async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement
         log.info("gave the broker %d broadcasts that it lacked", len(missing))
     publisher.published = ledger.server.hidden_state
     await publisher.snapshot(broker)
-    if config is None or another_run:  # last: a client that finds it finds all the rest
+    if config is None or config.data != agreement:  # last: a client that finds it finds all the rest
         await publisher.value(broker, names.config, agreement)

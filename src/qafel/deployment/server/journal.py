@@ -71,6 +71,8 @@ class Journal:
         self.count = count
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
+        self.safe = count
+        """How many records are synced, at least."""
         self.checksum = checksum
         """Of the last record, be it written or not."""
         with writing(f"the journal in {folder}"):
@@ -105,7 +107,7 @@ class Journal:
             if self._failure is not None:
                 raise self._failure
             with self._lock:
-                waiting = self._waiting
+                waiting, count = self._waiting, self.count
                 self._waiting = [(*waiting[-1][:2], [])]
             try:
                 self._write(waiting[0][2])
@@ -113,6 +115,7 @@ class Journal:
                     self._file.close()
                     self._begin_file(first, salt)
                     self._write(pieces)
+                self.safe = count
             except OSError as error:
                 self._failure = OutputError(
                     f"cannot write the journal in {self.folder}: {error.strerror}; free some space"

@@ -70,6 +70,8 @@ class Ledger:
         self._saved = self.traffic.copy()
         self._diverged = False
         self.run_id = _run_id(folder)
+        self.epoch = _epoch(folder)
+        """The last one in which a server of this folder served the run; zero if none did."""
         self.journal = reader.go_on()
 
     @staticmethod
@@ -91,6 +93,18 @@ class Ledger:
             with closing(ledger.journal):
                 require_checkpoints(algorithm, ledger.server.model.size)
                 yield ledger
+
+    @property
+    def place(self) -> str:
+        """Tells this folder from every copy of it: of the lock's file, neither number nor age can be copied."""
+        found = (self.folder / "lock").stat()
+        return f"{found.st_ino:x}-{found.st_ctime_ns:x}"
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Keep the number of the epoch in which this folder's server serves the run."""
+        self.epoch = epoch
+        write_atomically(self.folder / "epoch", b"%d\n" % epoch)
+        sync_folder(self.folder)
 
     def take(self, frame: bytes, upload: Message) -> Accepted:
         """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count.
@@ -167,6 +181,16 @@ def _run_id(folder: Path) -> str:
         write_atomically(path, uuid.uuid4().hex.encode())
         sync_folder(folder)
     return path.read_text(encoding="ascii")
+
+
+def _epoch(folder: Path) -> int:
+    try:
+        return int((folder / "epoch").read_bytes())
+    except FileNotFoundError:
+        return 0
+    except ValueError:
+        log.warning("%s is damaged: the broker's word counts", folder / "epoch")
+        return 0
 
 
 def _newest_sound(

@@ -21,7 +21,7 @@ from typing import Any, Final, final
 from nats.aio.msg import Msg
 
 from qafel.deployment.connection import Broker, cancel_and_wait, wait_for_event
-from qafel.deployment.names import CONSUMER, Names
+from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 class UploadQueue:
     """Reads the work queue of uploads: asks for batches ahead of need, and hands on in groups what has come."""
 
-    def __init__(self, broker: Broker, names: Names) -> None:
+    def __init__(self, broker: Broker, names: Names, epoch: int) -> None:
         self._broker = broker
-        self._request = f"$JS.API.CONSUMER.MSG.NEXT.{names.upload_stream}.{CONSUMER}"
+        self._request = f"$JS.API.CONSUMER.MSG.NEXT.{names.upload_stream}.{names.consumer(epoch)}"
         self._inbox = broker.connection.new_inbox()
         self._came: deque[Msg] = deque()
         self._wake = asyncio.Event()

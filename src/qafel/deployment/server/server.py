@@ -31,6 +31,7 @@ from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher, refill
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker
+from qafel.deployment.server.lease import Lease
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.errors import BrokerError, ConfigError
@@ -76,6 +77,7 @@ class DeploymentServer:
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics)
         self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
+        self._lease = Lease(self._publisher, ledger, access.verifier(), settings.take_over)
         self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
         self._queue: UploadQueue | None = None
         self._abandoned = asyncio.Event()
@@ -110,7 +112,7 @@ class DeploymentServer:
 
     async def _session(self, broker: Broker) -> None:
         await self._begin(broker)
-        queue = self._queue = UploadQueue(broker, self._publisher.names)
+        queue = self._queue = UploadQueue(broker, self._publisher.names, self._lease.epoch)
         await queue.start()
         self._session_id = uuid.uuid4().hex[:12]
         await self._beat(broker, "running")
@@ -129,14 +131,17 @@ class DeploymentServer:
         await self._conclude(broker)
 
     async def _begin(self, broker: Broker) -> None:
-        """Give the broker what it lacks, and ask for all that is not acknowledged."""
+        """See that the run is ours; give the broker what it lacks, and ask for all that is not acknowledged."""
         names, parts = self._publisher.names, self.intake.parts(broker.part_bytes)
         await asyncio.to_thread(self.ledger.journal.sync)
+        await broker.ensure_buckets(self._settings.limits.replicas)
+        await self._lease.claim(broker, self._run_state("running"))
+        self._publisher.epoch = self._lease.epoch
         limits = self._settings.limits  # room for a few uploads a client, however many messages each comes in
         await broker.ensure(names, replace(limits, queue_per_client=max(limits.queue_per_client, 4 * parts)))
         await refill(broker, self._publisher, self.ledger, self._agreement)
         self.intake.begin_session()
-        await broker.new_consumer(names, parts)
+        await broker.new_consumer(names, self._lease.epoch, parts)
 
     async def _conclude(self, broker: Broker) -> None:
         """The last state, and with a run that has ended its model."""
@@ -164,8 +169,7 @@ class DeploymentServer:
 
         A run says that it has ended once its last broadcast is out: clients leave on hearing it.
         """
-        state = self._run_state(word)
-        await self._publisher.state(broker, state)
+        state = await self._lease.renew(broker, self._run_state(word))
         if self._listener is not None:
             self._listener(state)
 
