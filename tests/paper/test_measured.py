@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from qafel.errors import NotComparable
 from qafel.paper.convex import HIDDEN_QSGD, UNQUANTIZED
-from qafel.paper.measured import ratios, to_target
+from qafel.paper.measured import diverges, end_ratio, has_settled, target_ratios
 from qafel.paper.neural import FEDBUFF, QAFEL
 from tests.paper.made_up import by_seed, falling, made_up, measured, rising
 
 
-def test_a_ratio_that_is_no_number_is_infinite():
+def test_an_end_that_is_no_number_is_infinitely_far():
     gap = falling(1e-3)
     gap[-3] = math.nan
     found = measured(*by_seed(**{UNQUANTIZED: (falling(1e-3),) * 2, HIDDEN_QSGD: (falling(1e-3), gap)}))
-    assert ratios(found, HIDDEN_QSGD, UNQUANTIZED) == [pytest.approx(1.0), math.inf]
+    assert end_ratio(found, HIDDEN_QSGD, UNQUANTIZED).low == math.inf
     with pytest.raises(NotComparable, match="diverged"):
-        ratios(found, UNQUANTIZED, HIDDEN_QSGD)
+        end_ratio(found, UNQUANTIZED, HIDDEN_QSGD)
 
 
-def test_a_reduction_is_over_the_seeds_that_both_have():
+def test_ratios_at_the_target_are_over_the_seeds_that_both_have():
     """FedBuff's second seed takes longer; QAFeL was not run with it yet."""
     options = {"target": 0.6, "metric_goal": "max"}
     ours, fast, slow = (
@@ -30,7 +31,35 @@ def test_a_reduction_is_over_the_seeds_that_both_have():
         made_up(FEDBUFF, rising(0.8), 0, upload_bytes=800, **options),
         made_up(FEDBUFF, rising(0.61), 1, upload_bytes=800, **options),
     )
-    sent_up = to_target("upload_bytes_total")
-    assert measured(ours).reduction(sent_up, measured(fast, slow)) == 8.0
+    (found,) = target_ratios("upload_bytes_total", (measured(ours), measured(fast, slow)))
+    assert (found.inverse.estimate, found.count) == (pytest.approx(8.0), 1)
     with pytest.raises(NotComparable, match="no seed in common"):
-        measured(ours).reduction(sent_up, measured(slow))
+        target_ratios("upload_bytes_total", (measured(ours), measured(slow)))
+
+
+def accuracy(values):
+    return made_up(QAFEL, values, metric_goal="max", target=0.6)[1]
+
+
+def test_a_run_diverges_if_it_ends_at_half_its_best_accuracy_or_twice_its_lowest_level():
+    up, down = np.linspace(0.1, 0.5, 50), np.linspace(0.5, 0.1, 51)
+    assert diverges(accuracy(np.concatenate((up, down))))
+    assert not diverges(accuracy(np.concatenate((up, np.linspace(0.5, 0.4, 51))))), "worse, but not by half"
+    assert not diverges(accuracy(np.full(101, 0.1))), "it never learned: that is stalling"
+    assert diverges(accuracy(np.append(up, math.nan)))
+    assert diverges(made_up(QAFEL, np.concatenate((falling(0.01)[:50], np.linspace(0.01, 0.1, 51))))[1])
+    assert not diverges(made_up(QAFEL, falling(0.01))[1])
+
+
+def test_noise_alone_diverges_less_than_once_in_a_hundred_times():
+    """A plateau with a relative noise of a third, evaluated a hundred times."""
+    rng = np.random.default_rng(2)
+    gone = sum(diverges(made_up(QAFEL, falling(0.01) * rng.lognormal(sigma=0.3, size=101))[1]) for _ in range(400))
+    assert gone < 4
+
+
+def test_a_run_has_settled_if_its_second_half_brought_less_than_a_tenth():
+    assert has_settled(accuracy(np.concatenate((np.linspace(0.1, 0.5, 50), np.full(51, 0.5)))))
+    assert not has_settled(accuracy(np.linspace(0.1, 0.5, 101)))
+    assert has_settled(made_up(QAFEL, falling(0.01))[1])
+    assert not has_settled(made_up(QAFEL, np.geomspace(0.68, 8e-3, 101))[1])

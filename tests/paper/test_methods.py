@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qafel.paper import ENTRIES
 from qafel.paper.entry import Extent
 from qafel.paper.kept import take_back
-from qafel.paper.methods import METHODS, PILOTS, made_target
+from qafel.paper.methods import CLAIMS, METHODS, PILOTS, made_target
+from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, QAFEL
 from qafel.runs.reading import Run
+from tests.paper.made_up import made_up, measured
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -23,3 +26,43 @@ def test_a_parts_target_is_what_fedbuff_reached_with_another_seed_less_a_point(f
     assert {run.config.evaluation.target for run in runs} == {made_target(Run.load(tmp_path / pilot.folder))}
     assert pilot.config.seed not in {run.config.seed for run in runs}
     assert {run.method for run in runs} == set(METHODS)
+
+
+def on_a_part(needs, seeds=(0, 1, 2), **ends):
+    """All methods to a target of 0.876, with these steps of a hundred; None: it stays at 0.2."""
+    sizes = {QAFEL: 1000, DIRECT: 1000, FEDASYNC_DIRECT: 1000}
+    pairs = []
+    for method in METHODS:
+        steps = needs.get(method, 50)
+        rise = ends.get(method) if steps is None else 0.1 + (0.876 - 0.1) * np.arange(101) / steps
+        size, each = sizes.get(method, 8000), 1 if method in (FEDASYNC, FEDASYNC_DIRECT) else 10
+        facts = {"target": 0.876, "metric_goal": "max", "clients": 805, "recipe": "celeba-part-fedbuff-c100"}
+        facts |= {"upload_bytes": size, "broadcast_bytes": size, "per_step": each}
+        pairs += [made_up(method, rise, seed, {"concurrency": 100.0}, **facts) for seed in seeds]
+    return measured(*pairs)
+
+
+SLOW, STUCK = np.linspace(0.1, 0.7, 101), np.full(101, 0.2)
+AWAY = np.concatenate((np.linspace(0.1, 0.7, 50), np.linspace(0.7, 0.1, 51)))
+
+
+@pytest.mark.parametrize(
+    ("end", "expected", "words"),
+    [(STUCK, "pass", "3 stalled"), (AWAY, "pass", "3 diverged"), (SLOW, "undecided", "3 were still rising")],
+    ids=["stuck", "away", "slow"],
+)
+def test_direct_quantization_stalls_diverges_or_is_only_slow(end, expected, words):
+    verdict = CLAIMS[2].verdict(on_a_part({DIRECT: None}, **{DIRECT: end}))
+    assert (verdict.result, words in verdict.because) == (expected, True)
+    assert CLAIMS[2].verdict(on_a_part({})).result == "fail"
+    assert CLAIMS[2].verdict(on_a_part({QAFEL: None}, **{QAFEL: SLOW})).result == "not comparable"
+
+
+def test_the_claims_on_a_part_are_decided_by_its_own_runs():
+    whole = on_a_part({FEDASYNC: 500, FEDASYNC_DIRECT: 500})
+    assert [claim.verdict(whole).result for claim in CLAIMS[:2]] == ["pass", "pass"]
+    assert CLAIMS[3].verdict(whole).result == "by construction"
+    assert CLAIMS[4].verdict(whole).result == "not comparable", "FedAsync did not meet the target"
+    quick = on_a_part({FEDASYNC: 60, FEDASYNC_DIRECT: 90})
+    assert [claim.verdict(quick).result for claim in CLAIMS[4:]] == ["fail", "fail"]
+    assert CLAIMS[0].verdict(on_a_part({QAFEL: 80})).result == "fail"

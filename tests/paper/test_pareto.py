@@ -55,6 +55,13 @@ def test_most_pairs_must_use_fewer_bytes_to_the_same_end(found, expected):
     assert ENTRY.claims[0].verdict(found).result == expected
 
 
+def test_pairs_whose_seeds_do_not_agree_are_undecided():
+    lists = [(REFERENCE, 1e-3, seed) for seed in (0, 1)]
+    lists += [(label, level, seed) for label in OTHERS for seed, level in enumerate((0.9e-3, 1.3e-3))]
+    found = measured(*(pair(label, level, 500 if label == REFERENCE else 100, seed) for label, level, seed in lists))
+    assert ENTRY.claims[0].verdict(found).result == "undecided"
+
+
 def test_the_verdict_counts_the_pairs():
     because = ENTRY.claims[0].verdict(pairs((10, FRUGAL), (7, POOR))).because
     assert because == (

@@ -51,7 +51,7 @@ def law(kind, horizon, rate=-0.5, server=2.0, server_rate=-1.0, stale=2.0, stale
 def runs(luck=1.0, leave=lambda planned: True, **powers):
     """All runs of the entry, as many times `law` as the seed's luck has it."""
     pairs = []
-    for planned in ENTRIES["rate"].plan(Extent((0,))):
+    for planned in ENTRIES["rate"].plan(Extent((0, 1))):
         kind, horizon = KINDS[planned.at["variant"]], planned.at["T"]
         mean = law(kind, horizon, **powers) * luck**planned.config.seed
         columns = {"gradient_norm_squared": np.full(3, mean)}
@@ -73,7 +73,7 @@ def test_the_corollarys_own_terms_pass_every_claim():
     found = results(runs())
     assert found.pop("The mean stays below the corollary's terms, for large enough T") == "not comparable"
     assert set(found.values()) == {"pass"}
-    assert by_horizon(runs(), CLIENT_EFFECT).slope == pytest.approx(-0.5)
+    assert by_horizon(runs(), CLIENT_EFFECT).slope.estimate == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_other_powers_fail_their_claim(powers, text):
 
 def test_the_servers_effect_is_a_difference_from_delta_1():
     """1/δ_s² − 1, and not 1/δ_s²: against it, the corollary's own term has slope 1 exactly."""
-    assert "against 1/δ_s² − 1: slope 1.00, at most 1 predicted" in verdicts(runs())[AS_SERVER].because
+    assert "against 1/δ_s² − 1: slope 1, at most 1 predicted" in verdicts(runs())[AS_SERVER].because
 
 
 def test_qafel_is_compared_with_fedbuff_seed_by_seed():
     """With later seeds three times as unlucky, QAFeL's alone would seem to win by those that were not run."""
-    first = runs(luck=3.0, leave=lambda planned: planned.at["variant"] != QAFEL.tag or planned.config.seed == 0)
+    first = runs(luck=3.0, leave=lambda planned: planned.at["variant"] != QAFEL.tag or planned.config.seed < 2)
     assert over_fedbuff(first).y == pytest.approx(over_fedbuff(runs()).y)
     assert results(first)[JOINS] == "pass"
 
@@ -110,7 +110,7 @@ def test_ratios_and_effects_have_a_spread():
     for row in table.rows:
         assert all(isinstance(cell, Spread) for cell in row[1 : 4 + len(EFFECTS)])
     first = dict(zip((heading.title for heading in table.headings), table.rows[0], strict=True))
-    assert first["QAFeL / FedBuff"].count == 4
+    assert first["QAFeL / FedBuff"].count == 8
     assert first["staleness"].std > 0
 
 
@@ -156,5 +156,11 @@ def test_outputs_are_written_for_all_runs_and_for_some(found, gaps, tmp_path):
 
 
 def test_a_slope_needs_positive_values():
-    assert Trend((1, 2, 4), tuple(Spread.of([y]) for y in (1, 0.5, 0.25))).slope == pytest.approx(-1)
-    assert math.isnan(Trend((1, 2), (Spread.of([1]), Spread.of([-1]))).slope)
+    assert Trend((1, 2, 4), tuple(Spread.of([y]) for y in (1, 0.5, 0.25))).slope.estimate == pytest.approx(-1)
+    assert math.isnan(Trend((1, 2), (Spread.of([1]), Spread.of([-1]))).slope.estimate)
+
+
+def test_a_slope_that_the_seeds_do_not_pin_down_is_undecided():
+    """Two seeds, one twice as unlucky as the other: the mean is still on the line, its error is wide."""
+    found = runs(luck=2.0, leave=lambda planned: planned.config.seed < 2)
+    assert results(found)[FALLS] == "undecided"

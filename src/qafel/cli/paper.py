@@ -22,7 +22,13 @@ from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.making import make_runs, unfinished, unique
 
 _FORM: dict[str, Any] = {"box": None, "header_style": "bold", "padding": (0, 2, 0, 0)}
-_COLOURS = {"pass": "green", "fail": "red", "not comparable": "yellow"}
+_COLOURS = {
+    "pass": "green",
+    "by construction": "green",
+    "fail": "red",
+    "undecided": "yellow",
+    "not comparable": "yellow",
+}
 
 
 def paper(

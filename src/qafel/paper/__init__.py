@@ -1,9 +1,11 @@
 """The paper, one entry per figure and table: real runs, real bytes, and each published claim beside what was measured.
 
 entry        what is run; an entry as data and small functions; a claim and its verdict
+statistics   intervals over paired seeds, and what they decide
 measured     the runs read back, with their spread over seeds; methods compared on equal seeds
 display      tables, and the panels that several figures share
 convex, rate, pareto, neural, bits, methods    the entries themselves
+kept         finished runs in a few kB each
 outputs      where results come from, and an entry's files
 """
 

@@ -7,24 +7,31 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from qafel.paper.display import END_COLUMNS, Across, Table, TableColumn, curve_panels
 from qafel.paper.entry import Change, Claim, Entry, Verdict, mushrooms
-from qafel.paper.measured import SETTLED, EntryRuns, at_level, ratios, settled
+from qafel.paper.measured import (
+    FAR,
+    EntryRuns,
+    at_level,
+    best_level,
+    diverges,
+    end_ratio,
+    has_settled,
+    late_progress,
+    settled,
+)
+from qafel.paper.statistics import Interval, every, power, ratios
 from qafel.runs.reading import Run
-from qafel.runs.seeds import Spread
+from qafel.runs.seeds import Figure, Spread
 from qafel.text import human_count, human_metric
 
 UNQUANTIZED = "FedBuff, unquantized"
 DIRECT_QSGD, HIDDEN_QSGD = "direct, server 3 bits", "QAFeL, server 3 bits"
 DIRECT_TOP, HIDDEN_TOP = "direct, server top 50 %", "QAFeL, server top 1 %"
 
-CLOSE, FAR = 1.25, 2.0
-"""Up to a quarter more suboptimality counts as close to another; twice as much and more is far from it."""
-
-STILL = 0.1
-"""A run has settled if it fell by less than a tenth over its second half."""
+CLOSE = 1.25
+"""Up to a quarter more suboptimality counts as close to another."""
 
 FEDBUFF, QAFEL = "FedBuff", "QAFeL, 4 bits"
 MCM, PLAIN_MCM = "MCM, 4 bits", "MCM, unquantized"
@@ -101,44 +108,28 @@ def _claim(where: str, text: str, check: Callable[..., Verdict], *of: str) -> Cl
 
 
 def _is_close(measured: EntryRuns, method: str) -> Verdict:
-    found = ratios(measured, method, UNQUANTIZED)
-    return Verdict.of(max(found) <= CLOSE, f"{_end(measured, method)}: {_times(found)} the unquantized run's")
+    found = end_ratio(measured, method, UNQUANTIZED)
+    return Verdict.of(found.at_most(CLOSE), f"{_end(measured, method)}: {found} times the unquantized run's")
 
 
 def _does_not_converge(measured: EntryRuns, method: str) -> Verdict:
-    """Far from the unquantized run with every seed, and no longer getting better."""
-    found = ratios(measured, method, UNQUANTIZED)
-    still = [_late_progress(run) for run in measured.runs(method)]
+    """Far from the unquantized run, and no longer getting better with any seed."""
+    found, runs = end_ratio(measured, method, UNQUANTIZED), measured.runs(method)
+    still = [late_progress(run) for run in runs]
     return Verdict.of(
-        min(found) >= FAR and max(still) < STILL,
-        f"{_end(measured, method)}: {_times(found)} the unquantized run's; over the second half it changed by "
+        every((found.at_least(FAR), all(map(has_settled, runs)))),
+        f"{_end(measured, method)}: {found} times the unquantized run's; over the second half it changed by "
         f"{-100 * max(still):+.0f} to {-100 * min(still):+.0f} %",
     )
 
 
 def _diverges(measured: EntryRuns, method: str) -> Verdict:
-    """Not finite in the end, or at twice its lowest level and more: it moves away."""
+    """With every seed, as `measured.diverges` defines it."""
     runs = measured.runs(method)
-    away = [run.diverged or settled(run) >= FAR * lowest_level(run) for run in runs]
-    lowest = human_metric(Spread.of(map(lowest_level, runs)).mean)
-    return Verdict.of(all(away), f"{_end(measured, method)}, after a lowest level of {lowest} on the way")
-
-
-def lowest_level(run: Run) -> float:
-    """The lowest mean over any tenth of the run: like against like with where it settled, however noisy it is."""
-    metric = run.column("metric")
-    rows = max(1, round(SETTLED * len(metric)))
-    metric = metric[np.isfinite(metric)]
-    return float(sliding_window_view(metric, min(rows, len(metric))).mean(axis=1).min())
-
-
-def _late_progress(run: Run) -> float:
-    """By what share the suboptimality fell from the middle of the run to its end."""
-    if run.diverged:
-        return 0.0
-    metric = run.column("metric")
-    middle = float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
-    return 1 - settled(run) / middle
+    lowest = human_metric(Spread.of(map(best_level, runs)).mean)
+    gone = sum(map(diverges, runs))
+    said = f"{gone} of {len(runs)} seeds moved away: {_end(measured, method)}, after a lowest level of {lowest}"
+    return Verdict.of(gone == len(runs), f"{said} on the way")
 
 
 def _end(measured: EntryRuns, method: str) -> str:
@@ -147,11 +138,6 @@ def _end(measured: EntryRuns, method: str) -> str:
         gone = sum(run.diverged for run in measured.runs(method))
         return f"f(x) − f* stopped being finite in {gone} of {ends.count} runs"
     return f"f(x) − f* ends at {human_metric(ends.mean)}"
-
-
-def _times(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
-    return f"{low} times" if low == high else f"{low} to {high} times"
 
 
 def _early(run: Run) -> float:
@@ -165,26 +151,36 @@ def _fair(measured: EntryRuns) -> dict[int, EntryRuns]:
 
 
 def _faster_at_first(measured: EntryRuns) -> Verdict:
-    needed = [runs.spread(_early).mean for runs in _fair(measured).values()]
-    falls = all(after < before for before, after in pairwise(needed))
+    fair = _fair(measured)
+    needed = [runs.spread(_early).mean for runs in fair.values()]
+    # A run that never came down so far counts with its whole length: it would take longer.
+    falls = _steps(list(fair.values()), lambda run: min(_early(run), float(run.column("version")[-1])))
     listed = ", ".join(f"{steps:.0f}" for steps in needed)
-    return Verdict.of(falls, f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {listed}")
+    said = f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {listed}"
+    return Verdict.of(every(one.below(1.0) for one in falls), f"{said}; each over the one before: {_all(falls)}")
 
 
 def _worse_in_the_end(measured: EntryRuns) -> Verdict:
-    """Among runs that have settled, more local steps end higher."""
-    levels = {
-        steps: runs.spread(settled).mean
-        for steps, runs in _fair(measured).items()
-        if max(map(_late_progress, runs.runs())) < STILL
-    }
-    if len(levels) < 2:
+    """Settles higher: among runs that have settled, with every seed, the next P's level over the one before."""
+    fair = {steps: runs for steps, runs in _fair(measured).items() if all(map(has_settled, runs.runs()))}
+    if len(fair) < 2:
         return Verdict.none("too few of the runs had settled by their end to compare where they settle")
-    listed = ", ".join(f"{human_metric(level)} (P = {steps})" for steps, level in levels.items())
-    rises = all(after > before for before, after in pairwise(levels.values()))
+    rises = _steps(list(fair.values()), settled)
+    levels = {steps: human_metric(runs.spread(settled).mean) for steps, runs in fair.items()}
+    listed = ", ".join(f"{level} (P = {steps})" for steps, level in levels.items())
     falling = ", ".join(str(steps) for steps in LOCAL_STEPS if steps not in levels)
     still = f"; still falling for P = {falling}" if falling else ""
-    return Verdict.of(rises, f"where f(x) − f* has settled, it is at {listed}{still}")
+    said = f"where f(x) − f* has settled, it is at {listed}; each over the one before: {_all(rises)}{still}"
+    return Verdict.of(every(one.above(1.0) for one in rises), said)
+
+
+def _steps(groups: Sequence[EntryRuns], figure: Figure) -> list[Interval]:
+    """A figure of each group over that of the one before."""
+    return ratios([after.paired(figure, before) for before, after in pairwise(groups)])
+
+
+def _all(found: Iterable[Interval]) -> str:
+    return ", ".join(map(str, found))
 
 
 DIRECT_VS_UNQUANTIZED = _entry(
@@ -244,18 +240,17 @@ def _as_in_table_1(measured: EntryRuns) -> Verdict:
 
 
 def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:
-    found = ratios(measured, method, reference)
-    said = f"{min(found):.3f} to {max(found):.3f} times {reference}'s f(x) − f* in the end"
-    return Verdict.of(max(found) <= CLOSE, said)
+    found = end_ratio(measured, method, reference)
+    said = f"{found} times {reference}'s f(x) − f* in the end; {power([found])}"
+    return Verdict.of(found.at_most(CLOSE), said)
 
 
 def _hidden_beats_direct(measured: EntryRuns) -> Verdict:
     # The claim is about the hidden state: a hidden state that diverges refutes it.
     if any(gone := [run.diverged for run in measured.runs(HIDDEN)]):
         return Verdict.of(False, f"with a hidden state {sum(gone)} of {len(gone)} runs diverged")
-    found = ratios(measured, DIRECT, HIDDEN)
-    said = f"direct ends at {min(found):.2f} to {max(found):.2f} times the hidden state's"
-    return Verdict.of(min(found) > CLOSE, said)
+    found = end_ratio(measured, DIRECT, HIDDEN)
+    return Verdict.of(found.at_least(CLOSE), f"direct ends at {found} times the hidden state's")
 
 
 RELATED_WORK = _entry(
@@ -263,7 +258,7 @@ RELATED_WORK = _entry(
     "Related work side by side",
     "Table I",
     _RELATED,
-    Claim("Table I", "Which methods are asynchronous, buffered and quantized", _as_in_table_1, quick_suffices=True),
+    Claim("Table I", "Which methods are asynchronous, buffered and quantized", _as_in_table_1, True, True),
     _claim("Table I", "QAFeL mitigates error propagation", _mitigates, QAFEL, FEDBUFF),
     Claim("Section I-A", "A hidden state mitigates what direct quantization propagates", _hidden_beats_direct),
     _claim("Table I", "MCM mitigates error propagation", _mitigates, MCM, PLAIN_MCM),

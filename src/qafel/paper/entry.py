@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, TypeAlias, final
 
 from qafel.config import Config, load_recipe
 from qafel.drawing.chart import Panel
@@ -96,18 +96,24 @@ def mushrooms(extent: Extent, methods: Mapping[str, tuple[str, Sequence[Change]]
     ]
 
 
+Result: TypeAlias = Literal["pass", "by construction", "fail", "undecided", "not comparable"]
+"""By construction: it holds because of how the runs are configured, so that no run could have refuted it. Undecided:
+the runs are those that the claim is about, but more seeds are needed. Not comparable: they are others, or are missing.
+"""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the measured runs say of a claim, and the figures that decide it."""
 
-    result: Literal["pass", "fail", "not comparable"]
+    result: Result
     because: str
 
     @staticmethod
-    def of(holds: bool, because: str) -> Verdict:
-        """Pass if the claim `holds`, else fail; `because` states the figures that decide."""
-        return Verdict("pass" if holds else "fail", because)
+    def of(holds: bool | None, because: str) -> Verdict:
+        """Pass if the claim `holds`, else fail; undecided if the seeds do not tell. `because` states the figures."""
+        return Verdict("undecided" if holds is None else "pass" if holds else "fail", because)
 
     @staticmethod
     def none(because: str) -> Verdict:
@@ -128,15 +134,18 @@ class Claim:
     check: Callable[[EntryRuns], Verdict]
     quick_suffices: bool = False
     """Whether a quick run can decide it."""
+    by_construction: bool = False
+    """Whether it follows from the configuration."""
 
     def verdict(self, measured: EntryRuns) -> Verdict:
         """Decide the claim by an entry's runs."""
         if measured.quick and not self.quick_suffices:
             return Verdict.none("this was a quick run")
         try:
-            return self.check(measured)
+            found = self.check(measured)
         except NotComparable as error:
             return Verdict.none(str(error))
+        return replace(found, result="by construction") if self.by_construction and found.result == "pass" else found
 
 
 @final

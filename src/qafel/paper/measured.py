@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar, final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from qafel.errors import NotComparable
+from qafel.paper.statistics import Interval, ratio, ratios
 from qafel.runs.reading import Column, Run
 from qafel.runs.seeds import Figure, Spread
 from qafel.sweeps.making import Planned
@@ -24,6 +26,12 @@ Paired: TypeAlias = list[tuple[float, float]]
 
 SETTLED = 0.1
 """The last tenth of a run is what it settled at."""
+
+STILL = 0.1
+"""A run has settled if it got better by less than a tenth over its second half."""
+
+FAR = 2.0
+"""Twice as much suboptimality, or half the accuracy, is far from another."""
 
 LEARNED = 0.5
 """A run that ends below half of a good run's accuracy has not learned what the other has."""
@@ -93,29 +101,49 @@ class EntryRuns:
         ours, theirs = ({planned.config.seed: figure(run) for planned, run in it.pairs} for it in (self, others))
         return [(ours[seed], theirs[seed]) for seed in seeds]
 
-    def reduction(self, figure: Figure, others: EntryRuns) -> float:
-        """How many times less these runs need than others: a ratio of means over the seeds that both have.
-
-        NaN if a run of these never met the target; NotComparable if no seed is common to both.
-        """
-        ours, theirs = (Spread.of(values).mean for values in zip(*self.paired(figure, others), strict=True))
-        return theirs / ours if math.isfinite(ours) and math.isfinite(theirs) else math.nan
-
 
 def _is_at(planned: Planned, method: str | None, at: dict[str, float | str]) -> bool:
     return method in (None, planned.method) and all(planned.at.get(key) == value for key, value in at.items())
 
 
-def ratios(measured: EntryRuns, method: str, reference: str) -> list[float]:
-    """Seed by seed, what a method settled at over what the reference did; infinite where only the method diverged.
+def end_ratio(measured: EntryRuns, method: str, reference: str) -> Interval:
+    """What a method settled at over what the reference did; infinite if the method diverged with any seed.
 
     Anything is small next to a reference that diverged, so with one there is nothing to compare.
     """
     found = measured.of(method).paired(settled, measured.of(reference))
     if not all(math.isfinite(theirs) for _, theirs in found):
         raise NotComparable(f"{reference}, which {method} is measured against, diverged")
-    # max() and min() may drop a NaN, and with it a seed.
-    return [math.inf if math.isnan(ours) else ours / theirs for ours, theirs in found]
+    return ratio([(math.inf if math.isnan(ours) else ours, theirs) for ours, theirs in found])
+
+
+def target_ratios(column: str, *groups: tuple[EntryRuns, EntryRuns]) -> list[Interval]:
+    """A figure at the target, ours over theirs in each group; NotComparable unless theirs met it with every seed.
+
+    A run of ours that ended before it met the target counts with what it had used by then, and leaves the interval
+    without a high end; one that diverged would never meet it.
+    """
+    found, beyond = [], []
+    for ours, theirs in groups:
+        if not all(met_target(run) for planned, run in ours.pairs if planned.config.seed not in theirs.seeds):
+            raise NotComparable(f"a seed that {theirs.methods[0]} was not run with did not meet the target")
+        paired = ours.paired(_used(column), theirs)
+        met = ours.paired(lambda run: float(met_target(run)), theirs)
+        if not all(reference for _, reference in met):
+            raise NotComparable(f"{theirs.methods[0]}, the reference, did not meet the target with every seed")
+        found.append(paired)
+        beyond.append([not ours_met for ours_met, _ in met])
+    return ratios(found, beyond)
+
+
+def _used(column: str) -> Figure:
+    """What a run needed to the target, or used without meeting it."""
+
+    def used(run: Run) -> float:
+        needed = to_target(column)(run)
+        return needed if math.isfinite(needed) or diverges(run) else float(run.column(column)[-1])
+
+    return used
 
 
 def if_comparable(value: Callable[[], T], otherwise: T) -> T:
@@ -132,6 +160,37 @@ def settled(run: Run) -> float:
         return 0.0 if run.goal == "max" else math.inf
     metric = run.column("metric")
     return float(metric[-max(1, round(SETTLED * len(metric))) :].mean())
+
+
+def best_level(run: Run) -> float:
+    """The best mean over any tenth of the run: like against like with where it settled, however noisy it is."""
+    metric = run.column("metric")
+    rows = max(1, round(SETTLED * len(metric)))
+    metric = metric[np.isfinite(metric)]
+    means = sliding_window_view(metric, min(rows, len(metric))).mean(axis=1)
+    return float(means.max() if run.goal == "max" else means.min())
+
+
+def diverges(run: Run) -> bool:
+    """Not finite in the end, or moved away: it ends at twice the best level it had, an accuracy at half of it."""
+    if run.diverged:
+        return True
+    end, best = settled(run), best_level(run)
+    return end <= best / FAR if run.goal == "max" else end >= FAR * best
+
+
+def late_progress(run: Run) -> float:
+    """By what share the metric got better from the middle of the run to its end."""
+    if run.diverged:
+        return 0.0
+    metric = run.column("metric")
+    middle = float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
+    return settled(run) / middle - 1 if run.goal == "max" else 1 - settled(run) / middle
+
+
+def has_settled(run: Run) -> bool:
+    """Whether it no longer gets better: by less than a tenth over its second half."""
+    return late_progress(run) < STILL
 
 
 def at_level(run: Run, level: float, values: Column) -> float:

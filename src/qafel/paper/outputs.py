@@ -34,7 +34,13 @@ SettingTexts: TypeAlias = dict[str, str]
 
 _LEFT_OUT = ("name", "description", "seed")
 _TORCH = "torch"
-_MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not comparable": "– not comparable"}
+_MARKS = {
+    "pass": "✓ pass",
+    "by construction": "✓ by construction",
+    "fail": "✗ fail",
+    "undecided": "? undecided",
+    "not comparable": "– not comparable",
+}
 
 
 @final

@@ -11,7 +11,8 @@ from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper.display import Table, TableColumn, curve, not_empty, points
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import EntryRuns, Paired, at_level, if_comparable, ratios, settled
+from qafel.paper.measured import EntryRuns, Paired, at_level, end_ratio, if_comparable, settled
+from qafel.paper.statistics import every, ratio
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
@@ -159,25 +160,31 @@ def _panels(measured: EntryRuns) -> list[Panel]:
 
 
 def _frugal(measured: EntryRuns) -> Verdict:
-    """Most pairs need fewer bytes than FedBuff to the same level with every seed, and end within a tenth of it."""
+    """Most pairs need fewer bytes than FedBuff to the same level, and end within a tenth of it."""
     if not measured.has(REFERENCE):
         raise NotComparable("the runs without quantizers are missing")
     pairs = [label for label in PAIRS if label != REFERENCE]
-    judged = {label: found for label in pairs if (found := _saves(measured, label)) is not None}
-    good, unknown, half = sum(judged.values()), len(pairs) - len(judged), len(pairs) / 2
-    if good <= half < good + unknown:
-        raise NotComparable(f"{unknown} of {len(pairs)} pairs have no seed in common with the runs without quantizers")
+    missing = [label for label in pairs if not _of_fedbuff(measured, label).count]
+    judged = {label: _saves(measured, label) for label in pairs if label not in missing}
+    good, half = sum(found is True for found in judged.values()), len(pairs) / 2
+    unknown = sum(found is None for found in judged.values())
+    if good <= half < good + unknown + len(missing) and missing:
+        raise NotComparable(
+            f"{len(missing)} of {len(pairs)} pairs have no seed in common with the runs without quantizers"
+        )
+    holds = True if good > half else None if good + unknown > half else False
     used = [_of_fedbuff(measured, label).mean for label in judged if judged[label]]
     times = f", with {min(used):.2f} to {max(used):.2f} times the bytes" if used else ""
     need = f"{good} of {len(pairs)} pairs need fewer bytes to {LEVELS[-1]:g}"
-    return Verdict.of(good > half, f"{need} and end within a tenth of FedBuff{times}")
+    return Verdict.of(holds, f"{need} and end within a tenth of FedBuff{times}")
 
 
 def _saves(measured: EntryRuns, label: str) -> bool | None:
-    """Whether a pair does with every seed; None if it has none in common with FedBuff."""
-    if not (share := _of_fedbuff(measured, label)).count:
+    """Whether a pair does, by the intervals of both figures; None if they do not say."""
+    found = measured.of(label).paired(partial(_bytes_to, LEVELS[-1]), measured.of(REFERENCE))
+    if not all(math.isfinite(theirs) for _, theirs in found):
         return None
-    return share.high < 1 and max(ratios(measured, label, REFERENCE)) <= WITHIN
+    return every((ratio(found).below(1.0), end_ratio(measured, label, REFERENCE).at_most(WITHIN)))
 
 
 ENTRY = Entry(

@@ -23,6 +23,7 @@ from qafel.errors import NotComparable
 from qafel.paper.display import Heading, Table, not_empty, points, three_digits
 from qafel.paper.entry import Claim, Entry, Extent, Verdict
 from qafel.paper.measured import EntryRuns, Paired, if_comparable
+from qafel.paper.statistics import LEVEL, Interval, every, slope, student
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
@@ -51,6 +52,8 @@ FACTOR = math.sqrt(2)
 STALE = 40
 """Clients in flight of the runs with staleness: about four steps of ten updates."""
 
+MARGIN = 0.3
+"""How far a slope may lie from the one that is predicted."""
 ROOM = 0.1
 """By how much a slope may exceed what is predicted at most: it is fitted to few points."""
 
@@ -204,12 +207,10 @@ class Trend:
         return tuple(spread.mean for spread in self.spreads)
 
     @property
-    def slope(self) -> float:
+    def slope(self) -> Interval:
         """Of the straight line through log y against log x; NaN where a value is not positive."""
-        values = np.array(self.y, dtype=np.float64)
-        if len(values) < 2 or not (np.isfinite(values) & (values > 0)).all():
-            return math.nan
-        return float(np.polyfit(np.log(np.array(self.x, dtype=np.float64)), np.log(values), 1)[0])
+        errors = [spread.std / math.sqrt(max(1, spread.count)) for spread in self.spreads]
+        return slope(self.x, self.y, errors, [spread.count for spread in self.spreads])
 
     def series(self, label: str) -> Series:
         return points(label, self.x, self.spreads)
@@ -282,30 +283,46 @@ def _falls(measured: EntryRuns) -> Verdict:
     buffered, quantized, neither = (_level(measured, variant).slope for variant in (FEDBUFF, QAFEL, REFERENCE))
     # The 1/T terms make the whole fall faster, while T is small; without them it is the rate itself.
     return Verdict.of(
-        buffered <= -0.45 and quantized <= -0.45 and abs(neither + 0.5) <= 0.05,
-        f"slopes in log T: {buffered:.3f} (FedBuff), {quantized:.3f} (QAFeL), "
-        f"{neither:.3f} without staleness and quantizers",
+        every((buffered.at_most(-0.45), quantized.at_most(-0.45), neither.within(-0.55, -0.45))),
+        f"slopes in log T: {buffered} (FedBuff), {quantized} (QAFeL), {neither} without staleness and quantizers",
     )
 
 
 def _joins(measured: EntryRuns) -> Verdict:
-    places, ratios = _horizons(measured), over_fedbuff(measured).y
-    said = f"{ratios[0]:.3f} at T = {places[0]:g}, {ratios[-1]:.3f} at T = {places[-1]:g}"
-    return Verdict.of(ratios[-1] <= 1.1 and ratios[-1] < ratios[0], f"QAFeL over FedBuff: {said}")
+    """Within a tenth at the largest T, and nearer than at the smallest."""
+    places, found = _horizons(measured), over_fedbuff(measured)
+    if not all(found.y):
+        raise NotComparable("a mean of zero has no ratio")
+    first, last = (_mean_interval(spread) for spread in (found.spreads[0], found.spreads[-1]))
+    nearer = True if last.high < first.low else False if last.low > first.high else None
+    said = f"{first} at T = {places[0]:g}, {last} at T = {places[-1]:g}"
+    return Verdict.of(every((last.at_most(1.1), nearer)), f"QAFeL over FedBuff: {said}")
+
+
+def _mean_interval(spread: Spread) -> Interval:
+    """Of a mean over seeds."""
+    if spread.count < 2 or not math.isfinite(spread.std):
+        return Interval(spread.mean, -math.inf, math.inf, spread.count)
+    reach = student(1 - LEVEL, spread.count - 1) * spread.std / math.sqrt(spread.count)
+    return Interval(spread.mean, spread.mean - reach, spread.mean + reach, spread.count)
 
 
 def _slope(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], expected: float, against: str) -> Verdict:
+    """The slope that is predicted, but for a margin of 0.3: an equivalence test."""
     found = trend(measured).slope
-    unknown = "not positive everywhere, so that there is no slope"
-    said = unknown if math.isnan(found) else f"slope {found:.2f}, {expected:g} predicted"
-    return Verdict.of(abs(found - expected) <= 0.3, f"its effect against {against}: {said}")
+    if math.isnan(found.estimate):
+        said = "not positive everywhere, so that there is no slope"
+        return Verdict.of(False, f"its effect against {against}: {said}")
+    said = f"slope {found}, {expected:g} predicted, margin {MARGIN:g}"
+    return Verdict.of(found.within(expected - MARGIN, expected + MARGIN), f"its effect against {against}: {said}")
 
 
 def _slope_at_most(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], most: float, against: str) -> Verdict:
     found = trend(measured)
     rises = all(after >= before for before, after in pairwise(found.y))
-    said = f"slope {found.slope:.2f}, at most {most:g} predicted" if rises else "it does not rise everywhere"
-    return Verdict.of(rises and found.slope <= most + ROOM, f"its effect against {against}: {said}")
+    said = f"slope {found.slope}, at most {most:g} predicted" if rises else "it does not rise everywhere"
+    holds = every((rises, found.slope.at_most(most + ROOM)))
+    return Verdict.of(holds, f"its effect against {against}: {said}")
 
 
 def _below_the_bound(measured: EntryRuns) -> Verdict:

@@ -1,0 +1,184 @@
+"""What a few seeds can tell: intervals of ratios over paired seeds, and decisions by them.
+
+Ratios are compared on the logarithm: the mean of log(ours/theirs) over seeds, with Student's t. Every interval is a
+90 % one, so that a claim which is decided by one of its ends is decided wrongly at most once in twenty times. Two
+figures are similar if the interval lies within a margin that was stated before (two one-sided tests), and never because
+too few seeds could not tell them apart. docs/decisions/verdicts-by-interval.md
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias, final
+
+import numpy as np
+
+LEVEL = 0.05
+"""How often each end of an interval is wrong."""
+POWER = 0.8
+"""How often a difference is seen that is said to be visible."""
+
+Pairs: TypeAlias = Sequence[tuple[float, float]]
+"""A figure of two methods, ours and theirs, seed by seed."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 90 % interval: of a ratio, or of a slope."""
+
+    estimate: float
+    low: float
+    high: float
+    count: int
+    """Seeds that it rests on."""
+    visible: float = math.inf
+    """How far from the truth the claimed bound must lie to be told from it with a probability of 80 %: a factor, or for
+    a slope a difference.
+    """
+
+    @property
+    def inverse(self) -> Interval:
+        """Of the ratio the other way round: how many times less."""
+        if self.low == self.high == math.inf:
+            return Interval(0.0, 0.0, 0.0, self.count)
+        low, high = 1 / self.high, 1 / self.low if self.low > 0 else math.inf
+        return Interval(1 / self.estimate, low, high, self.count, self.visible)
+
+    def at_least(self, bound: float) -> bool | None:
+        """Whether the truth is at or above the bound; None if the interval does not say."""
+        return True if self.low >= bound else False if self.high < bound else None
+
+    def at_most(self, bound: float) -> bool | None:
+        """Whether the truth is at or below the bound; None if the interval does not say."""
+        return True if self.high <= bound else False if self.low > bound else None
+
+    def above(self, bound: float) -> bool | None:
+        """Whether the truth is above the bound; None if the interval does not say."""
+        return True if self.low > bound else False if self.high <= bound else None
+
+    def below(self, bound: float) -> bool | None:
+        """Whether the truth is below the bound; None if the interval does not say."""
+        return True if self.high < bound else False if self.low >= bound else None
+
+    def within(self, low: float, high: float) -> bool | None:
+        """Whether the truth lies between two bounds: an equivalence test; None if the interval does not say."""
+        return every((self.at_least(low), self.at_most(high)))
+
+    def similar(self, margin: float) -> bool | None:
+        """Whether a ratio is 1 but for a factor of `margin` either way."""
+        return self.within(1 / margin, margin)
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.estimate:.3g}"
+        return f"{self.estimate:.3g} [{self.low:.3g}, {'∞' if math.isinf(self.high) else f'{self.high:.3g}'}]"
+
+
+def power(found: Iterable[Interval]) -> str:
+    """What difference could have been seen, in words."""
+    factors = [one.visible for one in found]
+    if not factors or not all(map(math.isfinite, factors)):
+        return "one seed shows no difference"
+    most = max(factors)
+    return "all seeds agree" if most == 1 else f"a factor of {most:.2f} would be seen"
+
+
+def every(parts: Iterable[bool | None]) -> bool | None:
+    """Whether all parts of a claim hold: False if one does not, else None if one is not known."""
+    found = list(parts)
+    return False if False in found else None if None in found else True
+
+
+def ratio(pairs: Pairs, beyond: Iterable[bool] = ()) -> Interval:
+    """Ours over theirs, as `ratios` has it for several groups."""
+    return ratios([pairs], [list(beyond)])[0]
+
+
+def ratios(groups: Sequence[Pairs], beyond: Sequence[Sequence[bool]] = ()) -> list[Interval]:
+    """Ours over theirs in each group, from one standard deviation of the logarithm that all groups share.
+
+    `beyond` says of which seeds ours is only known to be larger: the run ended first. They count with what is known,
+    so that the low end stands and there is no high end. What is infinite for ours is so for the group.
+    """
+    logs = [[_log(ours) - _log(theirs) for ours, theirs in pairs] for pairs in groups]
+    open_ended = [any(flags) for flags in beyond] + [False] * (len(groups) - len(beyond))
+    finite = [found for found in logs if found and np.isfinite(found).all()]
+    df = sum(len(found) - 1 for found in finite)
+    squares = sum(float(np.square(np.subtract(found, np.mean(found))).sum()) for found in finite)
+    spread = math.sqrt(squares / df) if df else math.inf
+    if spread < 1e-12:  # equal to the last digits, as sizes of messages are
+        spread = 0.0
+    return [_interval(found, spread, df, above) for found, above in zip(logs, open_ended, strict=True)]
+
+
+def _interval(logs: Sequence[float], spread: float, df: int, open_ended: bool) -> Interval:
+    count = len(logs)
+    if not count or any(map(math.isnan, logs)):
+        return Interval(math.nan, -math.inf, math.inf, count)
+    if math.inf in logs:
+        return Interval(math.inf, math.inf, math.inf, count)
+    mean = float(np.mean(logs))
+    if not df:
+        return Interval(math.exp(mean), 0.0, math.inf, count)
+    error = spread / math.sqrt(count)
+    reach = student(1 - LEVEL, df) * error
+    visible = math.exp(reach + student(POWER, df) * error)
+    high = math.inf if open_ended else math.exp(mean + reach)
+    return Interval(math.exp(mean), math.exp(mean - reach), high, count, visible)
+
+
+def slope(x: Sequence[float], means: Sequence[float], errors: Sequence[float], counts: Sequence[int]) -> Interval:
+    """Of the straight line through log(mean) against log(x).
+
+    `errors` are the means' standard errors over so many seeds each; they pass through the fit, with the degrees of
+    freedom that Welch and Satterthwaite give their sum. NaN where a mean is not positive.
+    """
+    values, log_x = np.array(means, dtype=np.float64), np.log(np.array(x, dtype=np.float64))
+    if len(values) < 2 or not (np.isfinite(values) & (values > 0)).all():
+        return Interval(math.nan, -math.inf, math.inf, min(counts, default=0))
+    weights = (log_x - log_x.mean()) / np.square(log_x - log_x.mean()).sum()
+    parts = np.square(weights * np.array(errors) / values)
+    found, variance, fewest = float(weights @ np.log(values)), float(parts.sum()), min(counts)
+    if fewest < 2 or not math.isfinite(variance):
+        return Interval(found, -math.inf, math.inf, fewest)
+    df = variance**2 / float((np.square(parts) / (np.array(counts) - 1)).sum()) if variance > 0 else 1.0
+    error, free = math.sqrt(variance), max(1, math.floor(df))
+    reach = student(1 - LEVEL, free) * error
+    return Interval(found, found - reach, found + reach, fewest, reach + student(POWER, free) * error)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf if value == 0 else math.nan
+
+
+@cache
+def student(probability: float, df: int) -> float:
+    """The quantile of Student's t with `df` degrees of freedom, for probabilities above a half."""
+    return _root(lambda t: student_below(t, df) - probability, 0.0, 1e4)
+
+
+def student_below(t: float, df: int) -> float:
+    """The probability that Student's t with `df` degrees of freedom is below `t`: a finite sum, as df is whole.
+
+    Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    angle = math.atan2(t, math.sqrt(df))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
+    for number in range(1 if df % 2 else 0, df - 1, 2):
+        total += term
+        term *= cosine**2 * (number + 1) / (number + 2)
+    between = 2 / math.pi * (angle + sine * total) if df % 2 else sine * total
+    return 0.5 + 0.5 * between
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function is zero, by halving."""
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < 0 else (low, middle)
+    return (low + high) / 2

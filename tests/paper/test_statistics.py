@@ -1,0 +1,149 @@
+"""Intervals err as often as they say, and see what they say that they see: by simulation, with fixed seeds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from qafel.paper.statistics import LEVEL, POWER, Interval, every, power, ratio, ratios, slope, student, student_below
+
+TRIALS = 4000
+WITHIN = 3 * math.sqrt(0.05 * 0.95 / TRIALS)
+"""Three standard deviations of a rate of 5 %: 1 %."""
+
+
+def drawn(rng, factor, spread, seeds):
+    """A figure that is `factor` times the reference's on the whole, seed by seed; what both share cancels."""
+    luck = rng.normal(0, 0.3, seeds)
+    return [(math.exp(ours), math.exp(theirs)) for ours, theirs in zip(
+        luck + math.log(factor) + rng.normal(0, spread, seeds), luck, strict=True
+    )]  # fmt: skip
+
+
+def rate(decide, factor, spread=0.15, seeds=3, trials=TRIALS):
+    """How often `decide` says yes of the interval of a true factor."""
+    rng = np.random.default_rng(7)
+    return sum(decide(ratio(drawn(rng, factor, spread, seeds))) is True for _ in range(trials)) / trials
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 8, 11, 30])
+def test_students_t_is_scipys(df):
+    for probability in (0.6, 0.8, 0.9, 0.95, 0.975):
+        assert student(probability, df) == pytest.approx(stats.t.ppf(probability, df), rel=1e-9)
+    for t in (-3.0, -0.4, 0.0, 1.3, 20.0):
+        assert student_below(t, df) == pytest.approx(stats.t.cdf(t, df), rel=1e-9)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_at_least_passes_wrongly_once_in_twenty_times(seeds):
+    assert rate(lambda found: found.at_least(6.0), 6.0, seeds=seeds) == pytest.approx(LEVEL, abs=WITHIN)
+    assert rate(lambda found: found.at_most(6.0), 6.0, seeds=seeds) == pytest.approx(LEVEL, abs=WITHIN)
+
+
+@pytest.mark.parametrize("factor", [1.25, 1 / 1.25, 1.5])
+def test_what_is_not_similar_passes_as_similar_once_in_twenty_times_at_most(factor):
+    assert rate(lambda found: found.similar(1.25), factor, spread=0.05) <= LEVEL + WITHIN
+
+
+def test_ranges_that_overlap_would_have_passed_most_of_the_time():
+    """What the equivalence test replaced: at a true ratio of 1.5, ranges of three seeds overlap more often than not."""
+    rng = np.random.default_rng(7)
+    overlaps = 0
+    for _ in range(1000):
+        ours, theirs = zip(*drawn(rng, 1.5, 0.15, 3), strict=True)
+        overlaps += min(ours) <= max(theirs) and min(theirs) <= max(ours)
+    assert overlaps > 500
+    assert rate(lambda found: found.similar(1.25), 1.5) <= 0.02
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 11])
+def test_power_is_what_is_stated(seeds):
+    """At the factor that is visible for the true spread, the difference is seen four times in five."""
+    spread = 0.15
+    df = seeds - 1
+    visible = math.exp((student(1 - LEVEL, df) + student(POWER, df)) * spread / math.sqrt(seeds))
+    assert rate(lambda found: found.at_least(1.0), visible, spread, seeds) == pytest.approx(POWER, abs=0.03)
+
+
+def test_an_interval_states_what_is_visible_with_its_own_spread():
+    found = ratio([(math.exp(value), 1.0) for value in (-0.15, 0.0, 0.15)])
+    error = 0.15 / math.sqrt(3)
+    assert math.log(found.visible) == pytest.approx((2.919986 + 1.060660) * error, rel=1e-5)
+    assert (found.low, found.high) == pytest.approx((math.exp(-2.919986 * error), math.exp(2.919986 * error)))
+    assert power([found]) == "a factor of 1.41 would be seen"
+
+
+def test_groups_share_their_spread_and_each_errs_as_often_as_it_says():
+    """Five seeds here, three there: eight degrees of freedom instead of two make the interval of three narrower."""
+    rng, wrong, widths = np.random.default_rng(3), 0, []
+    for _ in range(TRIALS):
+        groups = [drawn(rng, 6.0, 0.15, seeds) for seeds in (5, 3, 3)]
+        together, alone = ratios(groups)[1], ratio(groups[1])
+        wrong += together.at_least(6.0) is True
+        widths.append(math.log(together.high / together.low) / math.log(alone.high / alone.low))
+    assert wrong / TRIALS == pytest.approx(LEVEL, abs=WITHIN)
+    assert np.median(widths) < 0.8
+
+
+def censored(rng, factor, limit, seeds=3, spread=0.25):
+    """Ours over a reference of 1, known only up to a limit."""
+    values = np.exp(math.log(factor) + rng.normal(0, spread, seeds))
+    return ratio([(min(value, limit), 1.0) for value in values.tolist()], (values > limit).tolist())
+
+
+def test_runs_that_ended_before_the_target_never_pass_as_similar_and_seldom_fail_wrongly():
+    """Cut off at three times the reference, as the runs are, with the truth at the margin of 1.5 or at 1.25."""
+    rng = np.random.default_rng(11)
+    for factor, margin in ((1.5, 1.5), (1.25, 1.25), (1.0, 1.25)):
+        found = [censored(rng, factor, 3.0) for _ in range(TRIALS)]
+        assert sum(one.similar(margin) is False for one in found) / TRIALS <= LEVEL + 2 * WITHIN
+    cut = [one for one in (censored(rng, 2.0, 2.0) for _ in range(500)) if math.isinf(one.high)]
+    assert len(cut) > 300
+    assert not any(one.similar(1.25) or one.at_most(100.0) for one in cut)
+
+
+def test_three_runs_that_never_met_the_target_need_more_than_the_margin():
+    found = ratio([(120.0, 40.0), (120.0, 35.0), (120.0, 45.0)], (True, True, True))
+    assert (found.similar(1.25), found.at_most(1.5), found.at_least(2.0)) == (False, False, True)
+    assert "∞" in str(found)
+    partly = ratio([(120.0, 40.0), (50.0, 35.0), (45.0, 45.0)], (True, False, False))
+    assert (partly.similar(1.25), partly.inverse.at_least(1.0)) == (None, None)
+
+
+def test_a_run_that_diverged_is_infinitely_far():
+    found = ratio([(math.inf, 1.0), (1.0, 1.0), (1.0, 1.0)])
+    assert (found.similar(1.25), found.at_least(1e9), found.inverse.at_least(1.0)) == (False, True, False)
+
+
+def test_one_seed_decides_nothing_and_equal_ratios_everything():
+    alone = ratio([(10.0, 1.0)])
+    assert (alone.at_least(6.0), alone.similar(1.25), power([alone])) == (None, None, "one seed shows no difference")
+    equal = ratio([(7.5, 1.0), (75.0, 10.0), (750.0, 100.0)])
+    assert equal.low == equal.high == pytest.approx(7.5)
+    assert str(equal) == "7.5"
+
+
+def test_the_parts_of_a_claim_are_joined():
+    assert every((True, True)) is True
+    assert every((True, None)) is None
+    assert every((None, False)) is False
+
+
+def test_a_slopes_interval_holds_the_truth_nine_times_in_ten():
+    x, rng, held = [128.0, 256.0, 512.0, 1024.0], np.random.default_rng(5), 0
+    for _ in range(2000):
+        draws = [np.exp(-0.5 * math.log(place)) * rng.normal(1, 0.05, 6) for place in x]
+        errors = [draw.std(ddof=1) / math.sqrt(6) for draw in draws]
+        found = slope(x, [float(draw.mean()) for draw in draws], errors, [6] * 4)
+        held += found.low <= -0.5 <= found.high
+    assert held / 2000 == pytest.approx(0.9, abs=0.025)
+
+
+def test_a_slope_of_single_seeds_or_of_no_positive_values_decides_nothing():
+    alone = slope([1.0, 2.0], [1.0, 0.5], [math.nan] * 2, [1, 1])
+    assert (alone.estimate, alone.within(-1.3, -0.7)) == (pytest.approx(-1.0), None)
+    assert math.isnan(slope([1.0, 2.0], [1.0, -0.5], [0.1] * 2, [3, 3]).estimate)
+    assert Interval(1.0, 0.9, 1.1, 3).inverse.low == pytest.approx(1 / 1.1)
