@@ -6,7 +6,7 @@ An unknown key is an error that names the nearest known one. The section [task] 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -90,17 +90,22 @@ def _override(table: dict[str, Any], override: str) -> None:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"--set takes section.key=value, got {override!r}")
-    top = table
+    try:
+        read = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        read = value.strip()
+    put(table, keys, read, f"--set {override}")
+    if keys == ["task", "name"] and _names_own_task(table["task"]):
+        table["task"] = {key: kept for key, kept in table["task"].items() if key in OwnTask.model_fields}
+
+
+def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) -> None:
+    """Set the value at the end of the `keys`, with tables made on the way; `source` names the setting in errors."""
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {override}: {key} is a value, not a section")
-    try:
-        table[keys[-1]] = tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        table[keys[-1]] = value.strip()
-    if keys == ["task", "name"] and _names_own_task(table):
-        top["task"] = {key: kept for key, kept in table.items() if key in OwnTask.model_fields}
+            raise ConfigError(f"{source}: {key} is a value, not a section")
+    table[keys[-1]] = value
 
 
 _WIDEST = 50.0

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from qafel.config import Config
+from qafel.config.sections import put
 from qafel.errors import ConfigError
 from qafel.text import split_list
 
@@ -149,13 +150,7 @@ def with_settings(config: Config, settings: Settings, source: str = "the search"
     data = config.model_dump(exclude_none=True)
     for path, value in settings.items():
         own_value(config, path)
-        *sections, key = path.split(".")
-        table = data
-        for section in sections:
-            table = table.setdefault(section, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"{source}: {section} is a value, not a table")
-        table[key] = value
+        put(data, path.split("."), value, source)
     return Config.from_dict(data, source)
 
 
