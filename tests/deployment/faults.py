@@ -44,6 +44,23 @@ server_steps = 1_000_000
 """
 
 
+KINDS = {
+    "kill_server": 4,
+    "kill_client": 4,
+    "kill_broker": 4,
+    "wipe_broker": 1,
+    "cut_connections": 4,
+    "client_leaves": 2,
+    "client_joins": 2,
+    "pause_server": 1,
+    "split_brain": 1,
+    "second_server": 1,
+    "flip_journal": 1,
+    "flip_checkpoint": 1,
+}
+"""Every kind of fault, and how often it comes."""
+
+
 class Fleet:
     """Broker, server and clients; every fault leaves them running again."""
 
@@ -58,6 +75,7 @@ class Fleet:
         self.broker = LocalBroker(folder / "broker")
         self.broker.start()
         self.line = Line(self.broker.port)
+        self.run = folder / "run"
         self.server = self._start_server()
         for number in range(clients):
             self._start_client(number)
@@ -65,10 +83,10 @@ class Fleet:
     def _url(self) -> str:
         return f"nats://127.0.0.1:{self.line.port}"
 
-    def _start_server(self) -> Command:
+    def _start_server(self, *more: str) -> Command:
         return Command(
-            "server", self.folder / "server.out", str(self.recipe), "--out", str(self.folder / "run"), "--broker",
-            self._url(), "--keep-journal", "--checkpoint-every", "150", "--snapshot-every", "20", "--json",
+            "server", self.folder / "server.out", str(self.recipe), "--out", str(self.run), "--broker",
+            self._url(), "--keep-journal", "--checkpoint-every", "150", "--snapshot-every", "20", "--json", *more,
         )  # fmt: skip
 
     def _start_client(self, number: int) -> None:
@@ -91,6 +109,65 @@ class Fleet:
     def kill_server(self) -> None:
         self.server.kill()
         self.server = self._start_server()
+
+    def pause_server(self) -> None:
+        """For longer than the broker waits for an answer to its pings."""
+        self.server.process.send_signal(signal.SIGSTOP)
+        time.sleep(self.random.uniform(1, 20))
+        self.server.process.send_signal(signal.SIGCONT)
+
+    def split_brain(self) -> None:
+        """A server that stands still is replaced by one in a copy of its folder, and then wakes up."""
+        before = self.server
+        before.process.send_signal(signal.SIGSTOP)
+        self.run = Path(shutil.copytree(self.run, self.folder / f"run-{self.random.getrandbits(40):x}"))
+        self.server = self._start_server("--take-over")
+        self.goes_on()
+        before.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: not before.alive, "the loser to end", 60)
+        assert "another server has taken over run 'faults'" in self._errors()
+
+    def second_server(self) -> None:
+        """In a folder of its own, or in a copy."""
+        intruder, mine = self.folder / f"intruder-{self.random.getrandbits(40):x}", self.run
+        if self.random.random() < 0.5:
+            shutil.copytree(self.run, intruder)
+        self.run = intruder
+        second = self._start_server()
+        self.run = mine
+        wait_for(lambda: not second.alive, "the second server to end", 60)
+        assert second.process.returncode
+        shutil.rmtree(intruder)
+
+    def flip_journal(self) -> None:
+        """A bit of a file with synced records: the server refuses to start until it is mended, or does not need it."""
+        self.server.kill()
+        files = sorted((self.run / "state").glob("journal-*.log"))
+        path = next(path for path in reversed(files) if path.stat().st_size > 1000)
+        byte = self.random.randrange(50, path.stat().st_size - 500)  # behind the header, before the last records
+        _flip(path, byte)
+        damaged = path.read_bytes()
+        server, before = self._start_server(), self.version()
+        wait_for(lambda: not server.alive or self.version() > before, "the server to refuse or go on", 60)
+        if server.alive:
+            server.kill()
+        else:
+            assert server.process.returncode
+            assert "is damaged at byte" in self._errors()
+        assert path.read_bytes() == damaged
+        _flip(path, byte)
+        self.server = self._start_server()
+
+    def flip_checkpoint(self) -> None:
+        self.server.kill()
+        found = sorted((self.run / "state").glob("checkpoint-*.qafel"))
+        if len(found) > 1:
+            _flip(found[-1], self.random.randrange(found[-1].stat().st_size))
+        self.server = self._start_server()
+
+    def _errors(self) -> str:
+        """What servers said, whatever the width of its lines."""
+        return " ".join((self.folder / "server.err").read_text(encoding="utf-8").split())
 
     def kill_client(self) -> None:
         number = self.random.choice(sorted(self.clients))
@@ -125,17 +202,14 @@ class Fleet:
             self.client_leaves()
 
     def kinds(self) -> list[str]:
-        return [
-            "kill_server", "kill_client", "kill_broker", "wipe_broker", "cut_connections", "client_leaves",
-            "client_joins",
-        ]  # fmt: skip
+        return list(KINDS)
 
     def end(self) -> dict[str, object]:
         """Stop everything, and hold what is left to the claims."""
         wait_for(lambda: self.server.alive, "the server to live")
         self.goes_on()
-        assert self.server.end() == 0, (self.folder / "server.err").read_text(encoding="utf-8")
-        final = json.loads((self.folder / "run" / "summary.json").read_text(encoding="utf-8"))
+        assert self.server.end() == 0, self._errors()
+        final = json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
         version = final["server_steps"]
         for number, client in self.clients.items():
             wait_for(lambda c=client: self._versions(c) == version, f"client {number} to hold version {version}")  # type: ignore[misc]
@@ -153,7 +227,7 @@ class Fleet:
         task = config.task.make()
         algorithm = config.algorithm.wire(task.layout)
         initial = task.initial_model(Stream.named(config.seed, "initial-model"))
-        state = self.folder / "run" / "state"
+        state = self.run / "state"
         with Ledger.open(state, lambda: initial, algorithm, config.seed) as ledger:
             held = ledger.server
             again = replay(state, initial, algorithm, config.seed)
@@ -179,6 +253,12 @@ class Fleet:
                 command.kill()
         self.line.close()
         self.broker.stop()
+
+
+def _flip(path: Path, byte: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 16
+    path.write_bytes(data)
 
 
 def _events(path: Path) -> list[dict[str, object]]:
@@ -217,19 +297,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the fleet ends with us
     folder = options.folder or Path(tempfile.mkdtemp(prefix="qafel-faults-"))
-    kinds = random.Random(options.seed).choices(
-        [
-            "kill_server",
-            "kill_client",
-            "kill_broker",
-            "wipe_broker",
-            "cut_connections",
-            "client_leaves",
-            "client_joins",
-        ],
-        weights=[4, 4, 4, 1, 4, 2, 2],
-        k=options.faults,
-    )
+    kinds = random.Random(options.seed).choices(list(KINDS), list(KINDS.values()), k=options.faults)
     began = time.monotonic()
     outcome = run_faults(folder, kinds, seed=options.seed, most_s=options.seconds)
     print(json.dumps({**outcome, "seconds": round(time.monotonic() - began)}))
