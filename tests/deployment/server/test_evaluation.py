@@ -99,7 +99,7 @@ def test_a_row_tells_the_staleness_since_the_row_before_and_the_lag(tmp_path: Pa
                 run.upload(staleness)
             run.upload(1)  # another is due: the model before is skipped, its uploads are not
             task = asyncio.create_task(run.evaluator.run())
-            while run.evaluator.progress.final is None:
+            while run.evaluator._measured == (-1, -1):  # the row is written
                 await asyncio.sleep(0.01)
             task.cancel()
             run.upload(1)

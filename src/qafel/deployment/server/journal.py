@@ -180,8 +180,11 @@ class JournalReader:
                     f"{self.folder} lacks records {self.count} to {first - 1} of the journal, because a file was "
                     "deleted: restore it from a copy"
                 )
-            with path.open("rb") as file:
-                yield from self._read(file, path, first, following is not None, synced.get(first, 0))
+            try:
+                with path.open("rb") as file:
+                    yield from self._read(file, path, first, following is not None, synced.get(first, 0))
+            except OSError as error:
+                raise DamagedJournal(f"{path} cannot be read ({error.strerror}): restore it from a copy") from None
         if synced and files and next(iter(synced)) > files[-1][0]:
             (first,) = synced
             raise DamagedJournal(

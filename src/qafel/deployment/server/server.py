@@ -144,7 +144,8 @@ class DeploymentServer:
         await broker.new_consumer(names, self._lease.epoch, parts)
 
     async def _conclude(self, broker: Broker) -> None:
-        """The last state, and with a run that has ended its model."""
+        """The last state, and with a run that has ended its model; if the run is still ours."""
+        await self._beat(broker, "running")
         checkpoint = self.ledger.begin_checkpoint(1, self.intake.checker.median.norms())
         if checkpoint is not None:
             await self._background.checkpoint(checkpoint)
