@@ -126,6 +126,9 @@ def test_synced_records_that_are_gone_are_missed(tmp_path: Path) -> None:
     newest.unlink()
     with pytest.raises(DamagedJournal, match="lacks the journal from record 2 on: restore journal-000000000002"):
         list(read_journal(tmp_path))
+    (tmp_path / FIRST).unlink()
+    with pytest.raises(DamagedJournal, match="lacks the journal from record 2 on"):
+        list(read_journal(tmp_path, 3))
 
 
 def test_records_of_another_journal_do_not_fit_in(tmp_path: Path) -> None:

@@ -185,8 +185,8 @@ class JournalReader:
                     yield from self._read(file, path, first, following is not None, synced.get(first, 0))
             except OSError as error:
                 raise DamagedJournal(f"{path} cannot be read ({error.strerror}): restore it from a copy") from None
-        if synced and files and next(iter(synced)) > files[-1][0]:
-            (first,) = synced
+        first = next(iter(synced), -1)
+        if first > (files[-1][0] if files else -1):
             raise DamagedJournal(
                 f"{self.folder} lacks the journal from record {first} on: restore journal-{first:012}.log from a copy, "
                 f"or give up its records and delete {self.folder / 'synced'}"
@@ -199,7 +199,7 @@ class JournalReader:
         while (record := _read_record(file, size, old, salt)) is not None:
             expected = self.checksum if number >= self.count else last
             if record.before is not None and expected is not None and record.before != expected:
-                if self.count == self._start:
+                if number == self._start:
                     raise DataError(f"record {number} in {path} is not the one that followed")
                 break
             sound, last, number = file.tell(), record.checksum, number + 1
