@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, errors
 from qafel.errors import UserError
 from qafel.paper import ENTRIES, Extent, Request, entry_named
+from qafel.paper.document import all_runs, write_document
 from qafel.paper.entry import why_missing
 from qafel.paper.kept import keep, take_back
 from qafel.paper.outputs import EntryResult, write_entries
@@ -32,7 +33,7 @@ _COLOURS = {
 
 
 def paper(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of an entry, `all`, or `list`.")] = "list",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An entry, `all`, `list` or `document`.")] = "list",
     seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N − 1; by default three.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Make a tiny version of every run.")] = False,
     out: Annotated[Path, typer.Option(help="The folder of results; all entries share its runs.")] = Path("paper"),
@@ -52,6 +53,7 @@ def paper(
         Path | None, typer.Option(help="Keep finished runs in this folder, a few kB each, and take runs from there.")
     ] = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; write results of finished runs.")] = False,
+    to: Annotated[Path, typer.Option(help="Where `document` writes.")] = Path("docs/reproduction.md"),
     json_output: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -65,6 +67,9 @@ def paper(
     """
     if name == "list":
         _show_list(json_output)
+        return
+    if name == "document":
+        _write_document(out, results, to)
         return
     request = Request(seeds, quick, all_methods, family, only or [], finished, uploads)
     entries = ENTRIES if name == "all" else {name: entry_named(name)}
@@ -100,6 +105,14 @@ def paper(
     _complain("[red]not written[/]", unwritten)
     if failed or unwritten:
         raise typer.Exit(1)
+
+
+def _write_document(out: Path, results: Path | None, to: Path) -> None:
+    if results is not None:
+        take_back(all_runs(ENTRIES), out / "runs", results)
+    found = write_document(ENTRIES, out, to)
+    there = sum(one.result is not None for one in found)
+    console.print(f"{to}: {there} of {len(found)} experiments have finished runs", highlight=False)
 
 
 def _complain(what: str, of: dict[str, str]) -> None:

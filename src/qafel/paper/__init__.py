@@ -7,6 +7,7 @@ display      tables, and the panels that several figures share
 convex, rate, pareto, neural, bits, methods    the entries themselves
 kept         finished runs in a few kB each
 outputs      where results come from, and an entry's files
+document     docs/reproduction.md: every claim and its verdict, then every figure
 """
 
 from qafel.errors import ConfigError

@@ -91,6 +91,7 @@ def _entry(
     time: str = "1 min",
     columns: Sequence[TableColumn] = (),
     across: Sequence[Across] = ("steps", "bytes"),
+    notes: Sequence[str] = (),
 ) -> Entry:
     """Methods side by side; `columns` follow those of every such table, and curves are drawn `across` these figures."""
     planned = {method: (_RECIPES[method], [_CHANGES[method]] if method in _CHANGES else ()) for method in methods}
@@ -99,7 +100,9 @@ def _entry(
         return Table.of("method", measured.by_method(), *END_COLUMNS, *columns)
 
     panels = partial(curve_panels, keys=across)
-    return Entry(name, title, paper, time, lambda extent: mushrooms(extent, planned), table, panels, claims)
+    return Entry(
+        name, title, paper, time, lambda extent: mushrooms(extent, planned), table, panels, claims, lambda _: notes
+    )
 
 
 def _claim(where: str, text: str, check: Callable[..., Verdict], *of: str) -> Claim:
@@ -268,4 +271,9 @@ RELATED_WORK = _entry(
         *(TableColumn(name, partial(_trait, index)) for index, name in enumerate(TRAITS)),
     ],
     across=("uploads", "bytes", "time"),
+    notes=(
+        "Methods differ in their step sizes and in how often they step: the column of suboptimality ranks recipes, not "
+        "ideas. 4-bit QSGD in buckets is too good a quantizer to show what direct quantization does wrong on a model "
+        "of this size; with 3 bits for the whole vector, or with top-k, it stalls or diverges (Fig. 2).",
+    ),
 )

@@ -195,31 +195,36 @@ class EntryResult:
             self.source.command,
             self.source.sentence(),
             *self.notes,
-            *self._settings(),
+            *self.settings(),
             *(f"{claim.text}: {verdict}" for claim, verdict in self.verdicts),
         ]
         return self.table.csv(comments)
 
     def markdown(self) -> str:
         """A section to be pasted into a document as it is."""
+        settings = "\n".join(f"- {line}" for line in self.settings())
+        folded = f"<details><summary>Settings</summary>\n\n{settings}\n\n</details>"
+        return self.section(self.entry.title, f"{self.folder.name}/figure.png", folded)
+
+    def section(self, title: str, figure: str, settings: str) -> str:
+        """The same under a title, with the figure at another place, and `settings` as they are given, or linked."""
         claims = "\n".join(
             f"| {claim.text} ({claim.where}) | **{verdict.result}** | {verdict.because} |".replace("\n", " ")
             for claim, verdict in self.verdicts
         )
-        settings = "\n".join(f"- {line}" for line in self._settings())
         parts = [
-            f"## {self.entry.title}",
+            f"## {title}",
             f"{self.entry.paper}. `{self.source.command}`",
-            f"![{self.entry.title}]({self.folder.name}/figure.png)",
+            f"![{title}]({figure})",
             self.table.markdown(),
             *self.notes,
-            f"| published claim | here | measured |\n|---|---|---|\n{claims}",
+            f"| published claim | here | measured |\n|---|---|---|\n{claims}" if claims else "",
             self.source.sentence(),
-            f"<details><summary>Settings</summary>\n\n{settings}\n\n</details>",
+            settings,
         ]
-        return "\n\n".join(parts) + "\n"
+        return "\n\n".join(part for part in parts if part) + "\n"
 
-    def _settings(self) -> list[str]:
+    def settings(self) -> list[str]:
         """A line for what all runs share, and one for each method that differs."""
         of = {"all runs": self.source.common} | self.source.differing
         return [f"{whose}: {_by_section(values)}" for whose, values in of.items() if values]

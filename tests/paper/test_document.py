@@ -1,0 +1,55 @@
+"""The document is made of finished runs, and says first what is missing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from qafel.paper import ENTRIES, Request, document
+from qafel.paper.document import EXPERIMENTS, write_document
+from qafel.sweeps.making import perform
+
+QUICK = Request(seeds=1, quick=True, only=("*-p[48]-*",))
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A document of two experiments, of which one has a run of its two, and the other none."""
+    monkeypatch.setattr(document, "EXPERIMENTS", (("local-steps", QUICK), ("methods", Request(family="celeba-part"))))
+    run = QUICK.all_runs({"local-steps": ENTRIES["local-steps"]})[0]
+    perform(run.config, tmp_path / "out/runs" / run.folder)
+    found = write_document(ENTRIES, tmp_path / "out", tmp_path / "docs/reproduction.md")
+    return found, (tmp_path / "docs/reproduction.md").read_text(encoding="utf-8"), tmp_path / "docs"
+
+
+def test_what_is_missing_stands_above_all_verdicts(made):
+    _, text, _ = made
+    gaps = text.index("**What is missing.**")
+    assert gaps < text.index("## Claims") < text.index("## The number of local steps P")
+    assert "--only '*-p[48]-*'`: 1 of 2 runs" in text
+    assert "`qafel paper methods --family celeba-part`: 15 of 15 runs" in text
+    assert "Not run: none of its 15 runs is finished." in text
+
+
+def test_every_claim_is_in_the_first_table_with_its_verdict(made):
+    found, text, _ = made
+    rows = re.findall(r"^\| (.+) \| .+ \| \[.+\]\(#([\w-]+)\) \| \*\*(.+)\*\* \|$", text, re.MULTILINE)
+    claims = [(claim.text, one.name) for one in found for claim in one.entry.claims]
+    assert [(claim, place) for claim, place, _ in rows] == claims
+    assert [result for *_, result in rows] == ["not comparable"] * 2 + ["not run"] * 6
+    for one in found:
+        assert f'<a id="{one.name}"></a>' in text
+
+
+def test_links_lead_to_figures_and_settings(made):
+    _, text, folder = made
+    linked = re.findall(r"\]\(((?:images|reproduction)/[^)]+)\)", text)
+    assert linked == ["images/paper/local-steps-quick.png", "reproduction/local-steps-quick.md"]
+    assert all((folder / name).stat().st_size for name in linked)
+    assert "local_steps = 4" in (folder / linked[1]).read_text(encoding="utf-8")
+    assert "<details>" not in text
+
+
+def test_the_document_is_about_every_entry():
+    assert {name for name, _ in EXPERIMENTS} == set(ENTRIES)
