@@ -142,14 +142,15 @@ def curve_panels(measured: EntryRuns, keys: Sequence[Across]) -> tuple[Panel, ..
     return tuple(panels)
 
 
-def accuracy_panel(measured: EntryRuns, key: str, title: str, **at: float) -> Panel:
-    """Accuracy by uploads at the place `at` in the sweep, with the target; `key` and `title` are the panel's."""
-    shown = measured.of(None, **at)
-    series = [curve(method, shown.runs(method), "uploads") for method in measured.methods if shown.has(method)]
+def accuracy_panel(measured: EntryRuns, key: str, title: str, across: Across = "uploads", **at: float) -> Panel:
+    """Accuracy at the place `at` in the sweep, with the target; `key` and `title` are the panel's."""
+    shown, (_, x, _) = measured.of(None, **at), ACROSS[across]
+    series = [curve(method, shown.runs(method), across) for method in measured.methods if shown.has(method)]
     if math.isfinite(target := shown.runs()[0].number("target")):
-        ends = np.array([0.0, max(float(run.column("uploads")[-1]) for run in shown.runs())])
+        reached = np.concatenate([one.x for one in series])
+        ends = np.array([float(reached.min()), float(reached.max())])
         series.append(Series("target", ends, np.full(2, target), kind="reference"))
-    return Panel(key, title, ACROSS["uploads"][1], Axis("accuracy"), tuple(series))
+    return Panel(key, title, x, Axis("accuracy"), tuple(series))
 
 
 def points(label: str, x: Sequence[float], spreads: Sequence[Spread]) -> Series:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
+from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper import neural
 from qafel.paper.bits import MOST_UPLOADS
-from qafel.paper.display import Table, TableColumn, accuracy_panel, three_digits
+from qafel.paper.display import ACROSS, Across, Table, TableColumn, accuracy_panel, curve, three_digits
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, configuration, repeated, uploads_limit
 from qafel.paper.measured import EntryRuns, best_accuracy, diverges, has_settled, met_target
 from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, PUBLISHED_TARGETS, QAFEL, SIMILAR
@@ -58,11 +61,17 @@ def _more_broadcast(measured: EntryRuns) -> Verdict:
     return neural.more_broadcast_bytes(compared)
 
 
+def _panels(measured: EntryRuns) -> list[Panel]:
+    """Accuracy by uploads, and by all bytes."""
+    keys: tuple[Across, ...] = ("uploads", "bytes")
+    return [accuracy_panel(measured, key, ACROSS[key][0], key) for key in keys]
+
+
 _claim = partial(Claim, "Section IV-B, on one network")
 CLAIMS = (
     _claim("QAFeL's number of uploads remains similar", lambda runs: neural.similar_uploads(_both(runs), SIMILAR)),
     _claim("QAFeL uploads at least 5 times fewer bytes", lambda runs: neural.fewer_bytes(_both(runs), 5.0)),
-    _claim("Direct FedBuff stalls or diverges for some seed, QAFeL for none", _direct_fails),
+    Claim("Fig. 9, on one network", "Direct FedBuff stalls or diverges for some seed, QAFeL for none", _direct_fails),
     neural.TEN_TIMES,
     _claim(
         "Direct FedAsync is close to the unquantized one in uploads",
@@ -81,7 +90,7 @@ ENTRY = Entry(
     "hours",
     _plan,
     neural.table,
-    neural.panels,
+    _panels,
     CLAIMS,
     neural.notes,
 )
@@ -100,13 +109,22 @@ def _pilots(extent: Extent) -> list[Planned]:
         task = configuration(recipe, 0).task.name
         # The recipe's target is what this run is to find.
         ends = f"stop.uploads={uploads}", "stop.at_target=false", f"evaluation.target={PUBLISHED_TARGETS[task]}"
-        runs += repeated(replace(extent, seeds=(PILOT_SEED,)), task, family, recipe, Change("pilot", ends))
+        pilot = replace(extent, seeds=(PILOT_SEED,))
+        runs += repeated(pilot, task, family, recipe, Change("pilot", ends))
     return runs
 
 
 def made_target(run: Run) -> float:
     """The best evaluation less one point, to three digits."""
     return round(best_accuracy(run) - LESS, 3)
+
+
+def _pilot_panel(runs: EntryRuns) -> Panel:
+    """A pilot's accuracy, and the target that it makes."""
+    (run,), name = runs.runs(), runs.methods[0]
+    shown = curve(name, [run], "uploads")
+    made = Series("target", shown.x[[0, -1]], np.full(2, made_target(run)), kind="reference")
+    return Panel(name, name, ACROSS["uploads"][1], Axis("accuracy"), (shown, made))
 
 
 def _pilots_table(measured: EntryRuns) -> Table:
@@ -126,6 +144,6 @@ TARGETS = Entry(
     "9 min",
     _pilots,
     _pilots_table,
-    lambda measured: (accuracy_panel(measured, "accuracy", "accuracy by uploads"),),
+    lambda measured: [_pilot_panel(runs) for runs in measured.by_method()],
     (),
 )
