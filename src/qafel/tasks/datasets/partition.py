@@ -80,15 +80,15 @@ class Partition:
         return Partition.of_sizes(np.concatenate(parts), np.array([len(part) for part in parts]))
 
 
-def split(spec: str, labels: Labels, clients: int, stream: Stream | int = 0) -> Partition:
+def split(spec: str, labels: Labels, clients: int, seed: int | Stream = 0) -> Partition:
     """Divide the samples with these `labels` among `clients` as `spec` says: iid, dirichlet:0.1, shards:2, …
 
-    An equal `stream` gives equal parts; a number stands for the one that `data_seed` of a shipped task names.
+    An equal `seed` gives equal parts: a number, such as a shipped task's `data_seed`, or a stream.
 
     >>> split("shards:1", np.array([1, 0, 1, 0]), 2).sizes.tolist()
     [2, 2]
     """
-    stream = Stream.named(stream, "partition") if isinstance(stream, int) else stream
+    stream = Stream.named(seed, "partition") if isinstance(seed, int) else seed
     labels = np.asarray(labels)
     if not 1 <= clients <= len(labels):
         raise ConfigError(f"{len(labels)} samples can be divided among 1 to {len(labels)} clients; got {clients}")
