@@ -299,6 +299,11 @@ class Config(Section):
         table = read_table(text, source, overrides)
         return Config.from_dict(table if seed is None else {**table, "seed": seed}, source)
 
+    def own_parts_of_clients(self) -> list[str]:
+        """The import paths that a deployed client must name: a task and quantizers of the user's own."""
+        task = [self.task.name] if isinstance(self.task, OwnTask) else []
+        return list(dict.fromkeys([*task, *self.algorithm.own_quantizers().values()]))
+
     def initial_model(self, task: Task) -> Vector:
         """x⁰: the model that [start] names, or the task's own of this seed."""
         if self.start is not None:

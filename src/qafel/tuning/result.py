@@ -94,8 +94,8 @@ Save: TypeAlias = Callable[[Tuning], object]
 
 
 def short(path: str) -> str:
-    """algorithm.client_lr → client_lr"""
-    return path.removeprefix(SECTION)
+    """algorithm.client_lr → client_lr, algorithm.staleness.arguments.every → staleness.every"""
+    return path.removeprefix(SECTION).replace(".arguments.", ".")
 
 
 def ranked(tuning: Tuning) -> list[Trial]:
