@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from qafel.paper import ENTRIES
+from qafel.paper.entry import Extent
 from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, QAFEL
+from qafel.sweeps.making import Planned
 from tests.paper.made_up import made_up, measured, rising, verdicts
 
 CLIENTS = {"cifar10": 5000, "celeba": 9343, "shakespeare": 1129}
@@ -174,6 +176,21 @@ def test_seeds_differ_or_the_claim_fails():
     assert verdicts(ENTRIES["seeds"], found(0.1, 0.6, 0.6)) == ["pass"]
     assert verdicts(ENTRIES["seeds"], found(0.5, 0.6, 0.6)) == ["fail"]
     assert verdicts(ENTRIES["seeds"], found(0.6)) == ["not comparable"]
+
+
+def test_seeds_that_were_cut_short_differ_only_if_one_diverged():
+    """A seed that is behind may only be slow."""
+
+    def found(*curves):
+        pairs = [(seed, Planned(f"seed {seed}", run.config)) for seed, run in enumerate(cut)]
+        made = [made_up(planned.method, curves[seed], seed, metric_goal="max")[1] for seed, planned in pairs]
+        return measured(*((planned, run) for (_, planned), run in zip(pairs, made, strict=True)))
+
+    cut = ENTRIES["seeds"].plan(Extent(uploads=650))
+    away = np.concatenate((rising(0.5)[:50], np.linspace(0.3, 0.05, 51)))
+    slow = ENTRIES["seeds"].claims[0].verdict(found(rising(0.2), rising(0.6), rising(0.6)))
+    assert (slow.result, slow.because) == ("not comparable", "0 of 3 diverged within 650 of 50,000 uploads")
+    assert verdicts(ENTRIES["seeds"], found(away, rising(0.6), rising(0.6))) == ["pass"]
 
 
 def test_a_quick_run_decides_nothing_that_needs_the_whole():
