@@ -22,6 +22,7 @@
     │   ├── WrongDimension      made for a model of another size
     │   ├── WrongCodec          made by another quantizer than agreed
     │   ├── MalformedPayload    the quantizer cannot read it, or it decodes to NaN or infinity
+    │   ├── MalformedHeader     the message's header block is not what the protocol says
     │   └── BadSignature        not signed by who should have sent it
     ├── RejectedUpload        a valid upload that the server does not take
     │   ├── DuplicateUpload     this (client, sequence) was counted before
@@ -30,7 +31,8 @@
     │   ├── UnknownClient       from a client that is not registered
     │   ├── WrongSender         sent under another client's number
     │   ├── NormTooLarge        far beyond the clients' median
-    │   └── RateLimited         more often than a client may
+    │   ├── RateLimited         more often than a client may
+    │   └── QuarantinedUpload   the server failed at it several times: it is put aside
     ├── HiddenStateError      a hidden state cannot be advanced by this message
     │   ├── MissedBroadcast     broadcasts in between are missing: catch up
     │   ├── ClientAhead         the client claims a version the server has not made
@@ -149,6 +151,10 @@ class MalformedPayload(MessageError):
     reason = "malformed-payload"
 
 
+class MalformedHeader(MessageError):
+    reason = "malformed-header"
+
+
 class BadSignature(MessageError):
     reason = "signature"
 
@@ -185,6 +191,10 @@ class NormTooLarge(RejectedUpload):
 
 class RateLimited(RejectedUpload):
     reason = "rate"
+
+
+class QuarantinedUpload(RejectedUpload):
+    reason = "quarantined"
 
 
 class HiddenStateError(QafelError):

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import random
+import re
 import socket
 import ssl
 import struct
@@ -23,12 +24,13 @@ from typing import Any, Final, NamedTuple, final
 
 import nats.errors
 import nats.js.errors
+import nats.protocol.parser
 from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, Header, ObjectMeta, ObjectMetaOptions, StorageType
 
 from qafel.deployment.keys import Access
-from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names, StreamLimits, streams
+from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, MALFORMED, OBJECT_STREAM, Names, StreamLimits, streams
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
 
 ANSWER_S: Final = 5.0
@@ -48,9 +50,15 @@ _CANCEL_AGAIN_S: Final = 2.0
 _CLOSE_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _CHUNK_BYTES: Final = 512 << 10
+_STATUS_LINE: Final = re.compile(rb"NATS/1\.0(?: (\d{3})(?: ([ -~]*))?)?")
+_HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
 
 log = logging.getLogger(__name__)
+# The library's own patterns take a line's end for a blank: headers that begin with digits and a line's end are read as
+# the sizes of a message, and what follows as the broker's words. A subject with odd bytes ends the connection.
+nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG +([^ \t\r\n]+) +(\d+) +(([^ \t\r\n]+) +)?(\d+)\r\n")
+nats.protocol.parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \t\r\n]+) +(\d+) +(([^ \t\r\n]+) +)?(\d+) +(\d+)\r\n")
 # nats-py upgrades to TLS in a way that asyncio remarks on whenever the other end closes.
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
 
@@ -94,17 +102,53 @@ async def wait_for_event(event: asyncio.Event, most_s: float) -> None:
 
 
 @final
-class _TlsOnly(Connection):
-    """A connection that says nothing without TLS.
+class _Connection(Connection):
+    """The library's connection, where it trusts more than we do."""
 
-    The library begins TLS if the broker's first line asks for it. That line is in the clear: an attacker in between
-    could remove the request, and be told what only the broker should hear.
-    """
+    def __init__(self, tls_only: bool) -> None:
+        super().__init__()
+        self._tls_only = tls_only
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection and not info.get("tls_required"):
+        """Say nothing without TLS, where we should have it.
+
+        The library begins TLS if the broker's first line asks for it. That line is in the clear: an attacker in between
+        could remove the request, and be told what only the broker should hear.
+        """
+        if self._tls_only and initial_connection and not info.get("tls_required"):
             raise nats.errors.Error("it offers no TLS, which our credentials demand")
         await super()._process_info(info, initial_connection)
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        """The library's own reading of some bytes raises, which ends its read loop: a peer could shut us up."""
+        return read_headers(headers) if headers else None
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        """A subject is any bytes, too."""
+        subject_text, reply_text = subject.decode(errors="replace"), reply.decode(errors="replace")
+        return Msg(_client=self, subject=subject_text, reply=reply_text, data=data, headers=headers, _sid=sid)
+
+
+def read_headers(block: bytes) -> dict[str, str]:
+    """A message's headers, with the broker's own status and description; never raises.
+
+    Whoever publishes a message writes its headers: a block that is not what the protocol says gives `MALFORMED` alone.
+    """
+    first, *lines = block.split(b"\r\n")
+    status = _STATUS_LINE.fullmatch(first)
+    try:
+        if status is None or lines[-2:] != [b"", b""]:
+            raise ValueError("it does not begin and end as headers do")
+        named = [line.decode().partition(":") for line in lines[:-2]]
+        if not all(colon and _HEADER_NAME.fullmatch(name) for name, colon, _ in named):
+            raise ValueError("a line in it does not say name: value")
+    except ValueError as error:  # text that is not UTF-8 is one, too
+        return {MALFORMED: str(error)}
+    said = zip((Header.STATUS.value, Header.DESCRIPTION.value), status.groups(), strict=True)
+    found = {name: text.decode("ascii") for name, text in said if text}
+    return found | {name: value.strip() for name, _, value in named}
 
 
 async def connect_patiently(
@@ -138,7 +182,7 @@ async def connect_patiently(
 
 async def _connect(access: Access, url: str, name: str) -> Broker:
     tls, gone = access.tls(), asyncio.Event()
-    connection = Connection() if tls is None else _TlsOnly()
+    connection = _Connection(tls_only=tls is not None)
 
     async def on_closed() -> None:
         gone.set()
@@ -234,9 +278,14 @@ class Broker:
         raise BrokerLost(f"the connection to the broker broke: {self.connection.last_error or 'closed'}")
 
     async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:
-        """Have `handle` called with every message that is published to a subject from now on."""
+        """Have `handle` called with every message that is published to a subject from now on; one whose headers cannot
+        be read is passed over.
+        """
 
         async def receive(message: Msg) -> None:
+            if MALFORMED in (message.headers or {}):
+                log.warning("a message to %r is ignored, its headers cannot be read", message.subject)
+                return
             await handle(Stored(message.subject, message.data, message.headers or {}))
 
         with _broker_errors():

@@ -32,6 +32,8 @@ SIGNATURE: Final = "Qafel-Signature"
 PART: Final = "Qafel-Part"
 OBJECT: Final = "Qafel-Object"
 EPOCH: Final = "Qafel-Epoch"
+MALFORMED: Final = "\N{REPLACEMENT CHARACTER}"
+"""Under which a message's unreadable headers are noted: a name that no sender can write."""
 MESSAGE_ID: Final = "Nats-Msg-Id"
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -39,7 +41,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def number_in(subject: str) -> int | None:
     """The number that a subject ends with: a client's, or a version; None if it does not."""
     end = subject.rsplit(".", 1)[-1]
-    return int(end) if end.isdecimal() and len(end) < 20 else None
+    return int(end) if end.isascii() and end.isdecimal() and len(end) < 20 else None
 
 
 @final

@@ -18,22 +18,25 @@ from functools import lru_cache
 from typing import Final, final
 
 import numpy as np
+import xxhash
 from nats.aio.msg import Msg
 
 from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import Part, PartAssembler, Receipt
-from qafel.deployment.names import PART, SIGNATURE, number_in
+from qafel.deployment.names import MALFORMED, PART, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import (
     ConfigError,
     DuplicateUpload,
+    MalformedHeader,
     MessageError,
     NonFiniteVector,
     NormTooLarge,
+    QuarantinedUpload,
     RateLimited,
     RejectedUpload,
     UnknownClient,
@@ -43,6 +46,7 @@ from qafel.params import Vector
 
 _ASSEMBLY_BYTES: Final = 1 << 30
 _REMEMBERED: Final = 1000  # clients, of whom the lag is known
+_FAILURES: Final = 3  # at the same upload, before it is put aside
 _LEAST_VOTES: Final = 3  # clients, before the median says anything
 _MOST_VOTES: Final = 256
 _FIRST_VOTE_S: Final = 600.0
@@ -191,6 +195,8 @@ class Intake:
     lags: OrderedDict[int, int] = field(default_factory=OrderedDict)
     """For the clients heard of last: the staleness of their latest accepted upload."""
     diverged: str | None = None
+    _failures: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    """How often a check failed at an upload."""
 
     def __post_init__(self) -> None:
         server = self.ledger.server
@@ -214,6 +220,8 @@ class Intake:
         client, headers = number_in(message.subject), message.headers or {}
         frame, spent, upload = message.data, [message], None
         try:
+            if MALFORMED in headers:
+                raise MalformedHeader(f"the message's headers cannot be read: {headers[MALFORMED]}")
             if client is None:
                 raise UnknownClient(f"{message.subject} does not name a client")
             if not self.checker.knows(client):
@@ -231,9 +239,34 @@ class Intake:
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
             self._refuse(client, upload.sequence if upload else None, error, group)
+        except Exception as error:  # nothing that a client sends may end a session
+            if not self._put_aside(client, frame, upload, error, group):
+                return
         else:
             self._count(client, frame, upload, group)
         group.acknowledge += spent
+
+    def _put_aside(
+        self, client: int | None, frame: bytes, upload: Message | None, error: Exception, group: UploadGroup
+    ) -> bool:
+        """Whether to give up an upload that a check failed at, which is our own fault or a lack of memory.
+
+        The broker delivers it again, or its client sends it; the third time it goes to the quarantine, for an operator
+        to look at, and its client is told.
+        """
+        name = f"{client}-{xxhash.xxh3_64_hexdigest(frame)}"
+        times = self._failures[name] = self._failures.pop(name, 0) + 1
+        if len(self._failures) > _REMEMBERED:
+            self._failures.popitem(last=False)
+        log.error("checking an upload of client %s failed, time %d", client, times, exc_info=error)
+        if times < _FAILURES:
+            return False
+        if times == _FAILURES:
+            self.ledger.quarantine(name, frame)
+        told = QuarantinedUpload("the server fails at this upload, and has put it aside")
+        self.ledger.server.rejected[told.reason] += 1
+        self._refuse(client, upload.sequence if upload else None, told, group)
+        return True
 
     def _add_part(self, client: int, part: Part, message: Msg, group: UploadGroup) -> bytes | None:
         """The whole upload, if this was its last part. A part of one that cannot count any more must not get at the

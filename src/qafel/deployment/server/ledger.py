@@ -34,6 +34,7 @@ from qafel.runs.directory import read_checkpoint, write_checkpoint
 from qafel.runs.progress import Traffic
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
+_QUARANTINED: Final = 100
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
 
 log = logging.getLogger(__name__)
@@ -160,6 +161,16 @@ class Ledger:
                 path.unlink(missing_ok=True)
 
         return write
+
+    def quarantine(self, name: str, frame: bytes) -> None:
+        """Keep an upload that the server fails at, for an operator to look at: the first hundred of them."""
+        folder = self.folder / "quarantine"
+        try:
+            folder.mkdir(exist_ok=True)
+            if sum(1 for _ in folder.iterdir()) < _QUARANTINED:
+                write_atomically(folder / name, frame)
+        except (OSError, OutputError) as error:
+            log.error("upload %s is not in the quarantine: %s", name, error)
 
     @property
     def saved_uploads(self) -> int:
