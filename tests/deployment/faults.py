@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -20,7 +21,8 @@ import numpy as np
 
 from qafel.algorithm import Message
 from qafel.config import load_recipe
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.server.journal import read_journal
 from qafel.deployment.server.ledger import Ledger
 from qafel.rng import Stream
@@ -55,6 +57,7 @@ KINDS = {
     "pause_server": 1,
     "split_brain": 1,
     "second_server": 1,
+    "fill_disk": 1,
     "flip_journal": 1,
     "flip_checkpoint": 1,
 }
@@ -64,7 +67,7 @@ KINDS = {
 class Fleet:
     """Broker, server and clients; every fault leaves them running again."""
 
-    def __init__(self, folder: Path, clients: int, seed: int) -> None:
+    def __init__(self, folder: Path, clients: int, seed: int, secured: bool = False) -> None:
         self.folder = folder
         self.random = random.Random(seed)
         self.clients: dict[int, Command] = {}
@@ -72,7 +75,10 @@ class Fleet:
         folder.mkdir(parents=True, exist_ok=True)
         self.recipe = folder / "faults.toml"
         self.recipe.write_text(RECIPE, encoding="utf-8")
-        self.broker = LocalBroker(folder / "broker")
+        port = free_port()
+        if secured:
+            BrokerFolder.init(folder / "broker", 8, port=port, sync="2m")
+        self.broker = LocalBroker(folder / "broker", port=port)
         self.broker.start()
         self.line = Line(self.broker.port)
         self.run = folder / "run"
@@ -80,19 +86,24 @@ class Fleet:
         for number in range(clients):
             self._start_client(number)
 
-    def _url(self) -> str:
-        return f"nats://127.0.0.1:{self.line.port}"
+    def _access(self, name: str) -> list[str]:
+        """The broker at the end of the line, with the keys of whoever it is."""
+        if not self.broker.secured:
+            return ["--broker", f"nats://127.0.0.1:{self.line.port}"]
+        return ["--broker", f"tls://127.0.0.1:{self.line.port}", "--credentials", str(self.broker.folder / name)]
 
     def _start_server(self, *more: str) -> Command:
         return Command(
-            "server", self.folder / "server.out", str(self.recipe), "--out", str(self.run), "--broker",
-            self._url(), "--keep-journal", "--checkpoint-every", "150", "--snapshot-every", "20", "--json", *more,
+            "server", self.folder / "server.out", str(self.recipe), "--out", str(self.run),
+            *self._access("server"), "--keep-journal", "--checkpoint-every", "150", "--snapshot-every", "20", "--json",
+            *more,
         )  # fmt: skip
 
     def _start_client(self, number: int) -> None:
         self.clients[number] = Command(
-            "client", self.folder / f"client-{number}.out", "--run", "faults", "--client-id", str(number), "--broker",
-            self._url(), "--state", str(self.folder / f"state-{number}"), "--min-interval", "0.02", "--json",
+            "client", self.folder / f"client-{number}.out", "--run", "faults", "--client-id", str(number),
+            *self._access(f"clients/{number}"), "--state", str(self.folder / f"state-{number}"), "--min-interval",
+            "0.02", "--json",
         )  # fmt: skip
 
     def version(self) -> int:
@@ -138,6 +149,15 @@ class Fleet:
         wait_for(lambda: not second.alive, "the second server to end", 60)
         assert second.process.returncode
         shutil.rmtree(intruder)
+
+    def fill_disk(self) -> None:
+        """Files cannot grow any more, in the middle of a record: the server ends, and goes on when there is room."""
+        files = sorted((self.run / "state").glob("journal-*.log"))
+        limit = min(5000, files[-1].stat().st_size + self.random.randrange(1, 400))
+        resource.prlimit(self.server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        wait_for(lambda: not self.server.alive, "the server to end", 60)
+        assert self.server.process.returncode
+        self.server = self._start_server()
 
     def flip_journal(self) -> None:
         """A bit of a file with synced records: the server refuses to start until it is mended, or does not need it."""
@@ -268,10 +288,16 @@ def _events(path: Path) -> list[dict[str, object]]:
 
 
 def run_faults(
-    folder: Path, kinds: list[str], *, seed: int, clients: int = 4, most_s: float = float("inf")
+    folder: Path,
+    kinds: list[str],
+    *,
+    seed: int,
+    clients: int = 4,
+    most_s: float = float("inf"),
+    secured: bool = False,
 ) -> dict[str, object]:
     """Start a fleet, let these faults happen at random moments, at most for so long, and prove the outcome."""
-    fleet, began = Fleet(folder, clients, seed), time.monotonic()
+    fleet, began = Fleet(folder, clients, seed, secured), time.monotonic()
     happened: Counter[str] = Counter()
     try:
         wait_for(lambda: fleet.version() >= 2, "training to begin", 60)
@@ -293,13 +319,14 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--secured", action="store_true", help="with TLS, keys and signatures")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no further faults after so long")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the fleet ends with us
     folder = options.folder or Path(tempfile.mkdtemp(prefix="qafel-faults-"))
     kinds = random.Random(options.seed).choices(list(KINDS), list(KINDS.values()), k=options.faults)
     began = time.monotonic()
-    outcome = run_faults(folder, kinds, seed=options.seed, most_s=options.seconds)
+    outcome = run_faults(folder, kinds, seed=options.seed, most_s=options.seconds, secured=options.secured)
     print(json.dumps({**outcome, "seconds": round(time.monotonic() - began)}))
 
 

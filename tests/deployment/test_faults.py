@@ -11,8 +11,16 @@ from tests.deployment.faults import run_faults
 
 @pytest.mark.slow
 def test_no_update_is_lost_to_damage_or_to_two_servers(tmp_path: Path) -> None:
-    kinds = ["flip_journal", "second_server", "split_brain", "flip_checkpoint", "pause_server", "second_server"]
-    outcome = run_faults(tmp_path, [*kinds, "split_brain", "kill_server"], seed=3)
+    kinds = [
+        "fill_disk",
+        "flip_journal",
+        "second_server",
+        "split_brain",
+        "flip_checkpoint",
+        "pause_server",
+        "second_server",
+    ]
+    outcome = run_faults(tmp_path, [*kinds, "split_brain", "kill_server"], seed=3, secured=True)
     assert int(str(outcome["counted"])) >= int(str(outcome["acknowledged"])) > 50
 
 
