@@ -127,7 +127,7 @@ def test_a_full_disk_at_a_checkpoint_is_counted_logged_and_shown(
 
 def test_a_run_that_diverged_saves_no_model_that_is_not_finite_and_starts_again(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
-        settings = ServerSettings(heartbeat_s=0.05, checkpoint_every=1)
+        settings = ServerSettings(heartbeat_s=0.05)
         async with serving(tmp_path, access, settings=settings) as server, taking_part(tmp_path, access, 0) as client:
             for _ in range(5):
                 await update(client)
