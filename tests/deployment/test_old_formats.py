@@ -66,7 +66,7 @@ def test_a_run_of_an_old_journal_goes_on(old_run: Path) -> None:
     journal = reader.go_on()
     journal.append(b"next")
     journal.close()
-    assert (old_run / "state" / "journal-000000000010.log").read_bytes().startswith(b"qafel journal 2 ")
+    assert (old_run / "state" / "journal-000000000010.log").read_bytes().startswith(b"qafel journal 2\n")
     assert list(read_journal(old_run / "state")) == [*before, b"next"]
 
 

@@ -1,7 +1,7 @@
 """The journal: every accepted upload in append-only files, synced many at a time, and what a start makes of them.
 
-A file is named for the number of its first record, journal-000000005000.log, and begins with a line: the format's name
-and version, a salt, and a checksum of the three. A record is
+A file is named for the number of its first record, journal-000000005000.log, and begins with two lines: the format's
+name and version, then a salt and a checksum of all before it. A record is
 
     mark | length | checksum of the record before | digest of x̂ after it | checksum of all of it under the salt | bytes
 
@@ -36,8 +36,8 @@ from qafel.files import sync_folder, writing
 
 _VERSION: Final = 2
 _KIND: Final = b"qafel journal "
-_HEADER: Final = re.compile(rb"qafel journal (\d+)(?: ([0-9a-f]{16}) ([0-9a-f]{16}))?\n")
-_HEADER_BYTES: Final = len(b"qafel journal 2 0123456789abcdef 0123456789abcdef\n")
+_HEADER: Final = re.compile(rb"qafel journal (\d+)\n(?:([0-9a-f]{16}) [0-9a-f]{16}\n)?")
+_HEADER_BYTES: Final = len(b"qafel journal 2\n0123456789abcdef 0123456789abcdef\n")
 _MARK: Final = b"\x89QJ\n"
 _RECORD: Final = struct.Struct("<4sIQQQ")
 _OLD_RECORD: Final = struct.Struct("<IQ")  # length and checksum, before version 2
@@ -238,7 +238,7 @@ def read_journal(folder: Path, start: int = 0) -> Iterator[bytes]:
 
 
 def _header(salt: int) -> bytes:
-    start = _KIND + b"%d %016x" % (_VERSION, salt)
+    start = _KIND + b"%d\n%016x" % (_VERSION, salt)
     return start + b" %016x\n" % xxhash.xxh3_64_intdigest(start)
 
 
@@ -254,20 +254,19 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[bool, int | None]:
 
     Journals from before 0.2 have no header: their first record is at the start.
     """
-    line = file.readline(_HEADER_BYTES)
-    found = _HEADER.fullmatch(line)
-    if found is not None and int(found[1]) not in (1, _VERSION):
+    start = file.read(_HEADER_BYTES)
+    found = _HEADER.match(start)
+    version = int(found[1]) if found is not None else 0
+    if version > _VERSION:
         raise DataError(
-            f"{path} has version {int(found[1])} of its format, and this qafel reads up to version {_VERSION}: use the "
+            f"{path} has version {version} of its format, and this qafel reads up to version {_VERSION}: use the "
             "qafel that wrote it, or begin anew in another folder"
         )
-    if found is not None and found[2] is not None and line == _header(int(found[2], 16)):
+    if found is not None and found[2] is not None and start == _header(int(found[2], 16)):
         return False, int(found[2], 16)
-    if line == _KIND + b"1\n":
-        return True, None
-    # A line that breaks off at the end of the file is a torn tail as well: it is cut off, and written again.
-    file.seek(0)
-    return not line.startswith(b"qafel"), None
+    # What is not a header is a torn tail, which is cut off and written again, or damage.
+    file.seek(len(_KIND) + 2 if version == 1 else 0)
+    return version == 1 or not start.startswith(b"qafel"), None
 
 
 def _read_record(file: BinaryIO, size: int, old: bool, salt: int | None) -> Record | None:
