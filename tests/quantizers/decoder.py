@@ -13,9 +13,13 @@ import zstandard
 
 from qafel.params import Layout
 from qafel.quantizers.rotated import LEVELS
-from tests.quantizers.oracle import MASK64, hash_pair, mix64, round_keys, uniform16, unpack
+from qafel.quantizers.trellis.plain import apply_streams, decode_streams, mix64, round_keys, signs, stages, turn
+from qafel.quantizers.trellis.tables import cut as windows_of
+from qafel.quantizers.trellis.tables import tables_for
+from tests.quantizers.oracle import uniform16, unpack
 
-NONE, QSGD, TOP_K, RAND_K, AFFINE, SIGN, DITHERED, SCALED, ROTATED = 1, 2, 3, 4, 5, 6, 7, 9, 10
+NONE, QSGD, TOP_K, RAND_K, AFFINE, SIGN, DITHERED, SCALED, ROTATED, TRELLIS = 1, 2, 3, 4, 5, 6, 7, 9, 10, 12
+MASK64 = 2**64 - 1
 LARGEST = np.finfo(np.float32).max
 
 
@@ -40,6 +44,8 @@ def decode(codec: bytes, payload: bytes, size: int, layout: Layout | None = None
         result = dithered(payload, size, int.from_bytes(fields[1:4], "little") or size, fields[0])
     elif name == ROTATED:
         result = rotated(payload, size, fields[0])
+    elif name == TRELLIS:
+        result = trellis(payload, size, *struct.unpack("<fBB", fields))
     else:
         result = affine(payload, size, fields[0], layout)
     return result
@@ -152,32 +158,6 @@ def cut(size: int) -> list[tuple[int, int, int, int]]:
     return pieces
 
 
-def stages(x: np.ndarray, strides: list[int]) -> np.ndarray:
-    """Butterflies (a + b, a − b) of rows that lie so far apart, one stride after another."""
-    for h in strides:
-        pairs = x.reshape(-1, 2, h, x.shape[1])
-        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(x.shape)
-    return x
-
-
-def turn(x: np.ndarray) -> np.ndarray:
-    """Row j and row j + rows/2, turned by the angle of j mod 16, times √2."""
-    half = x.shape[0] // 2
-    j = np.arange(half) % 16
-    t = 0.25 + 0.375 * ((2 * j + 1) * 0x9E3779B1 % 2**32 / 2.0**32)
-    root = math.sqrt(2.0) / (1.0 + t * t)
-    cos, sin = ((root * v).astype(np.float32)[:, None] for v in (1.0 - t * t, t + t))
-    return np.concatenate([cos * x[:half] + sin * x[half:], sin * x[:half] - cos * x[half:]])
-
-
-def signs(first: int, size: int, keys: tuple[int, int, int, int], shape: tuple[int, ...]) -> list[np.ndarray]:
-    """D₁ and D₂ from size/32 counters: bit 31 − p of word j is the sign of coordinate p·size/32 + j."""
-    words = hash_pair(first + np.arange(size // 32), keys)
-    shifts = np.arange(32, dtype=np.uint32)[:, None]
-    negative = [((word[None, :] << shifts) >> np.uint32(31)).ravel() for word in words]
-    return [np.where(which, np.float32(-1), np.float32(1)).reshape(shape) for which in negative]
-
-
 def rotated(payload: bytes, size: int, bits: int) -> np.ndarray:
     keys = round_keys((int.from_bytes(payload[:8], "little"), 0))
     pieces = cut(size)
@@ -197,6 +177,24 @@ def rotated(payload: bytes, size: int, bits: int) -> np.ndarray:
             x = clipped(x * scales[scale : scale + cols])
         result[start : start + count] = x.ravel()[:count]
         at, code, scale = at + packed(padded, bits), code + padded, scale + cols
+    return result
+
+
+def trellis(payload: bytes, size: int, rate: float, states: int, _least: int) -> np.ndarray:
+    """Tables, notes that are not hidden, lengths, words."""
+    if size < 1024:
+        return rotated(payload, size, max(1, round(rate)))
+    windows, streams, plain, *_ = windows_of(size)
+    groups, tables = len(windows), tables_for(states)
+    classes, notes = np.frombuffer(payload, np.uint8, groups), np.zeros(8 + 2 * groups, np.uint8)
+    notes[plain] = np.frombuffer(payload, np.uint8, plain.size, groups)
+    lengths = np.frombuffer(payload, "<u4", len(streams) - 1, groups + plain.size)
+    words = np.frombuffer(payload[groups + plain.size + 4 * lengths.size :], "<u2")
+    v, ends = np.zeros(-(-size // 16) * 16, np.int16), [0, *np.cumsum(lengths).tolist(), words.size]
+    result, count = np.zeros(size, np.float32), len(streams)
+    assert decode_streams(words, ends, windows, streams, classes, states, tables.reading, v, notes, 0, count)
+    seed, scales = int.from_bytes(notes[:8].tobytes(), "little"), notes[8:].view("<u2")
+    apply_streams(result, v, windows, streams, classes, scales, tables.levels, seed, 0, 1.0, 0, count)
     return result
 
 

@@ -22,8 +22,8 @@ import xxhash
 from qafel.algorithm import HiddenState, Kind, Message, wire
 from qafel.params import Layout, Vector
 from qafel.quantizers import Quantizer, from_codec, parse
+from qafel.quantizers.trellis.plain import hash_pair
 from qafel.rng import Stream
-from tests.quantizers.oracle import hash_pair
 from tests.quantizers.specs import SPECS
 
 FILE = Path(__file__).with_name("golden.jsonl")
@@ -74,6 +74,13 @@ def cases() -> Iterator[tuple[str, str, int]]:
             yield f"{name}:{bits}", "mixed", 150
     for size in (1, 33, 98, 1100, 2200, 4500):
         yield "rotated:3", "mixed", size
+    for spec in (spec for spec in SPECS if spec.startswith("trellis")):
+        yield spec, "mixed", 1100
+        yield spec, "huge", 1024
+        yield spec, "subnormal", 1500
+    for size in (2200, 4096, 4500):
+        yield "trellis:0.5", "mixed", size
+        yield "trellis:3,states=32", "mixed", size
     for spec in ("affine:4", "affine:3+zstd", "top_k:0.3,values=sign", "rand_k:0.3,values=rotated:2"):
         yield spec, "mixed", LAYOUT.size
 

@@ -9,29 +9,7 @@ import math
 
 import numpy as np
 
-MASK64 = (1 << 64) - 1
-
-
-def mix64(word: int) -> int:
-    z = (word + 0x9E3779B97F4A7C15) & MASK64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK64
-    return z ^ (z >> 31)
-
-
-def round_keys(words: tuple[int, int]) -> tuple[int, int, int, int]:
-    first = mix64(words[0] ^ mix64(words[1]))
-    second = mix64(words[1] ^ first)
-    return first & 0xFFFFFFFF, first >> 32, second & 0xFFFFFFFF, second >> 32
-
-
-def hash_pair(counters: np.ndarray, keys: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    k0, k1, k2, k3 = (np.uint32(k) for k in keys)
-    h = counters.astype(np.uint32) * np.uint32(0x9E3779B1) + k0
-    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D) + k1
-    h ^= h >> np.uint32(15)
-    first, second = h * np.uint32(0x846CA68B) + k2, h * np.uint32(0x31848BAB) + k3
-    return first ^ (first >> np.uint32(16)), second ^ (second >> np.uint32(16))
+from qafel.quantizers.trellis.plain import hash_pair, round_keys
 
 
 def uniform16(size: int, words: tuple[int, int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`rotated` is unbiased at every size and width: below 10⁻⁴ of ‖x‖², measured so that more would be seen.
+"""`rotated` and `trellis` are unbiased at every size and rate: below 10⁻⁴ of ‖x‖², so measured that more would show.
 
 U = mean of ⟨Qᵢ(x) − x, Qⱼ(x) − x⟩ / ‖x‖² over independent draws i ≠ j estimates ‖E Q(x) − x‖² / ‖x‖² without the noise
 of few draws (a U-statistic). Sums over sixteen batches take the place of single draws; the products of different
@@ -95,6 +95,17 @@ def test_bias_is_below_1e_4_at_every_size(first: int) -> None:
             assert found < MOST, (size, bits, kind)
             everything.append(found)
     assert np.mean(everything) < MOST / 20
+
+
+@pytest.mark.parametrize(("rate", "distortion"), [(0.25, 6.0), (0.6, 3.0), (1, 1.2), (2.5, 0.08)])
+@pytest.mark.parametrize("size", [1024, 1500])
+def test_bias_of_trellis_is_below_1e_4(rate: float, distortion: float, size: int) -> None:
+    """At 1500 the last window overlaps the first."""
+    for kind in KINDS:
+        draws = max(8, math.ceil(math.sqrt(2 / 1024) * distortion / STANDARD_ERROR / BATCHES)) * BATCHES
+        found, error = squared_bias(f"trellis:{rate}", vector_of(kind, size), draws)
+        assert error < 2 * STANDARD_ERROR
+        assert found < MOST, kind
 
 
 def test_the_test_would_see_a_bias() -> None:

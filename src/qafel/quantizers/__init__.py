@@ -7,6 +7,7 @@ qsgd        random rounding to levels of a bucket's scale
 dithered    subtractive dither: half of QSGD's variance
 sign        one bit a coordinate
 rotated     a random rotation, then the best levels for a Gaussian: the quality mode
+trellis     the same rotation, then the best path through a trellis, in as many bits as it carries: the fewest bytes
 affine      min-max per tensor
 top_k       the largest coordinates
 rand_k      random coordinates
@@ -30,6 +31,7 @@ from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
 from qafel.quantizers.spec import from_codec, parse
 from qafel.quantizers.top_k import TopK
+from qafel.quantizers.trellis import Trellis
 from qafel.quantizers.wrappers import Scaled, Zstd
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Scaled",
     "Sign",
     "TopK",
+    "Trellis",
     "Zstd",
     "as_quantizer",
     "fitness",

@@ -8,8 +8,8 @@ from typing import final
 from qafel.errors import SpecError
 from qafel.params import Vector
 from qafel.quantizers import kernels, payloads
-from qafel.quantizers.kernels import MAX_ABS, OK
-from qafel.quantizers.payloads import DEFAULT_BUCKET, SEED_BYTES, Unbiased
+from qafel.quantizers.kernels import MAX_ABS, OK, SEED_BYTES
+from qafel.quantizers.payloads import DEFAULT_BUCKET, Unbiased
 from qafel.quantizers.protocol import DITHERED, Payload, pack_codec
 from qafel.rng import Stream
 

@@ -22,8 +22,9 @@ Role = Literal["client", "server"]
 
 SHOWN: Final = (
     "none", "qsgd:8", "qsgd:4", "qsgd:4+zstd", "qsgd:4,bucket=256", "qsgd:2", "scaled:qsgd:4", "dithered:4",
-    "rotated:4", "rotated:2", "affine:8", "affine:4", "sign", "top_k:0.01", "top_k:0.1", "top_k:0.1,values=qsgd:4",
-    "rand_k:0.1", "qsgd:4,norm=l2,bucket=none",
+    "rotated:4", "rotated:2", "trellis:4", "trellis:2", "trellis:0.5", "trellis:0.5,scale=least", "affine:8",
+    "affine:4", "sign", "top_k:0.01", "top_k:0.1", "top_k:0.1,values=qsgd:4", "rand_k:0.1",
+    "qsgd:4,norm=l2,bucket=none",
 )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def fitness(quantizer: Quantizer, size: int, role: Role, memory_rate: float = 1.
     if role == "client" and not quantizer.unbiased(size):
         return [
             f"client quantizer {quantizer.spec!r} is biased{found}: its errors add up over the buffered updates "
-            "instead of averaging out; use an unbiased one, such as qsgd:4, dithered:4, rotated:4 or rand_k"
+            "instead of averaging out; use an unbiased one, such as trellis:2, qsgd:4 or rand_k"
         ]
     if role == "server" and quantizer.delta(size) <= 0:
         return [

@@ -34,6 +34,7 @@ from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
 from qafel.quantizers.top_k import TopK
+from qafel.quantizers.trellis import Trellis
 from qafel.quantizers.wrappers import Scaled, Zstd
 from qafel.rng import Stream
 from qafel.text import described, path_of
@@ -147,7 +148,7 @@ class Own:
             raise MalformedPayload(f"{self.spec} cannot read these {len(payload)} bytes: {said}") from error
 
 
-_AS_THEY_ARE: Final = (Own, Identity, Qsgd, TopK, RandK, Affine, Sign, Dithered, Rotated, Scaled, Zstd)
+_AS_THEY_ARE: Final = (Own, Identity, Qsgd, TopK, RandK, Affine, Sign, Dithered, Rotated, Trellis, Scaled, Zstd)
 
 
 def _sound(found: object, size: int) -> Vector:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from qafel.errors import MalformedPayload, NonFiniteVector, SpecError
 from qafel.params import Vector
 from qafel.quantizers import kernels
-from qafel.quantizers.kernels import ADD, ASSIGN, BAD_STEP, GROUP, OK, packed_bytes
+from qafel.quantizers.kernels import ADD, ASSIGN, BAD_STEP, GROUP, OK, SEED_BYTES, packed_bytes
 from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
@@ -35,7 +35,6 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 DEFAULT_BUCKET: Final = 512
 MAX_BUCKET: Final = 2**24 - 1
-SEED_BYTES: Final = 8
 
 _FLOAT32 = np.dtype(np.float32)
 _UINT8 = np.dtype(np.uint8)
@@ -235,13 +234,16 @@ def encode(
 
 
 def encode_spanwise(kernel: Callable[..., bool], vector: Vector, common: tuple[Any, ...], spans: int) -> None:
-    """Call kernel(*common, first, last) over all spans of a vector, on threads if that pays."""
-    if vector.size < _SERIAL_BELOW:
-        sound = kernel(*common, 0, spans)
-    else:
-        sound = not _over_spans(lambda first, last: not kernel(*common, first, last), spans)
-    if not sound:
+    """Call kernel(*common, first, last) over all spans of a vector; it must say of all that they are finite."""
+    if not true_spanwise(kernel, vector.size, common, spans):
         raise non_finite(vector)
+
+
+def true_spanwise(kernel: Callable[..., bool], size: int, common: tuple[Any, ...], spans: int) -> bool:
+    """Call kernel(*common, first, last) over all spans, on threads if that pays; whether it is true of all."""
+    if size < _SERIAL_BELOW:
+        return kernel(*common, 0, spans)
+    return not _over_spans(lambda first, last: not kernel(*common, first, last), spans)
 
 
 def apply_spanwise(kernel: Callable[..., int], size: int, common: tuple[Any, ...], spans: int) -> int:

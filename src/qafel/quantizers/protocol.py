@@ -33,6 +33,7 @@ DITHERED: Final = 7
 SCALED: Final = 9
 ROTATED: Final = 10
 OWN: Final = 11
+TRELLIS: Final = 12
 RETIRED: Final = {8: "the rotated of old, which was biased for short and for sparse vectors"}
 ZSTD_FLAG: Final = 1
 _CODEC: Final = struct.Struct("<BB6s8s")

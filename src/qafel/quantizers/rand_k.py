@@ -9,7 +9,8 @@ import numpy as np
 
 from qafel.params import Vector
 from qafel.quantizers import kernels
-from qafel.quantizers.payloads import SEED_BYTES, as_bytes, as_finite_vector, check_size, seed_of, seed_word
+from qafel.quantizers.kernels import SEED_BYTES
+from qafel.quantizers.payloads import as_bytes, as_finite_vector, check_size, seed_of, seed_word
 from qafel.quantizers.protocol import RAND_K, Payload
 from qafel.quantizers.top_k import Indices, Sparse
 from qafel.rng import Stream

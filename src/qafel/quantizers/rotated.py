@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from qafel.errors import SpecError
 from qafel.params import Vector
 from qafel.quantizers import kernels, payloads
-from qafel.quantizers.kernels import BLOCK, COLUMNS, OK, SHORTEST, packed_bytes
-from qafel.quantizers.payloads import SEED_BYTES, Unbiased
+from qafel.quantizers.kernels import BLOCK, COLUMNS, OK, SEED_BYTES, SHORTEST, packed_bytes
+from qafel.quantizers.payloads import Unbiased
 from qafel.quantizers.protocol import ROTATED, Payload, pack_codec
 from qafel.rng import Stream
 

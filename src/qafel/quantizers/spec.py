@@ -5,6 +5,7 @@ A spec is name[:positional][,key=value]…[+zstd]:
     qsgd:4                               4 bits a coordinate
     qsgd:levels=8,norm=l2,bucket=none
     top_k:0.01,values=qsgd:4             `values=` comes last and takes the rest
+    trellis:0.5,states=32                half a bit a coordinate
     top_k:0.5,round=down                 56 of 113 coordinates instead of 57
     scaled:qsgd:4                        takes the rest
 """
@@ -28,6 +29,7 @@ from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
 from qafel.quantizers.top_k import PLAIN, Rounding, TopK
+from qafel.quantizers.trellis import Scale, Trellis
 from qafel.quantizers.wrappers import Scaled, Zstd
 from qafel.text import did_you_mean
 
@@ -136,14 +138,17 @@ def parse(spec: str, layout: Layout | None = None) -> Quantizer:
 
 
 def _compressed(inner: Quantizer) -> Zstd:
-    if isinstance(inner, TopK | Zstd):
+    if isinstance(inner, TopK | Trellis | Zstd):
         raise SpecError(f"{inner.spec!r} is already packed tightly: leave out {_ZSTD}")
     return Zstd(cast(FixedLength, inner))
 
 
 def _scalable(inner: Quantizer) -> Scalable:
     if not isinstance(inner, Identity | Qsgd | RandK | Dithered | Rotated):
-        raise SpecError(f"scaled takes qsgd, rand_k, dithered or rotated, which are unbiased, found {inner.spec!r}")
+        remedy = ": trellis has scale=least" if isinstance(inner, Trellis) else ""
+        raise SpecError(
+            f"scaled takes qsgd, rand_k, dithered or rotated, which are unbiased, found {inner.spec!r}{remedy}"
+        )
     if isinstance(inner, RandK) and inner.values != PLAIN:
         raise SpecError(f"{inner.spec!r} is too deep inside scaled: there is room for one quantizer within another")
     return inner
@@ -158,6 +163,13 @@ def _qsgd(arguments: SpecArguments) -> Qsgd:
     if bits is not None:
         return Qsgd.of_bits(bits, norm, bucket)
     return Qsgd.of_levels(cast(int, levels), norm, bucket)
+
+
+def _trellis(arguments: SpecArguments) -> Trellis:
+    rate, states = arguments.number("rate", float, first=True), arguments.number("states", int)
+    if rate is None:
+        raise SpecError("trellis needs a rate in bits a coordinate: write trellis:2, or trellis:0.5")
+    return Trellis(rate, 8 if states is None else states, cast(Scale, arguments.text("scale", "unbiased")))
 
 
 def _sparse(family: type[S], arguments: SpecArguments) -> S:
@@ -231,6 +243,7 @@ _BY_NAME: Final[dict[str, Callable[[SpecArguments, Layout | None], Quantizer]]] 
     "sign": lambda given, layout: Sign(given.bucket()),
     "dithered": lambda given, layout: Dithered(given.needed("bits"), given.bucket()),
     "rotated": lambda given, layout: Rotated(given.needed("bits")),
+    "trellis": lambda given, layout: _trellis(given),
 }
 
 FAMILIES: Final = (*sorted(_BY_NAME), "scaled")
@@ -245,5 +258,6 @@ _BY_ID: Final[dict[int, Callable[[bytes, bytes, Layout | None], Quantizer]]] = {
     protocol.SIGN: lambda fields, inner, layout: Sign.from_parameters(fields),
     protocol.DITHERED: lambda fields, inner, layout: Dithered.from_parameters(fields),
     protocol.ROTATED: lambda fields, inner, layout: Rotated.from_parameters(fields),
+    protocol.TRELLIS: lambda fields, inner, layout: Trellis.from_parameters(fields),
     protocol.SCALED: lambda fields, inner, layout: Scaled(_scalable(_from_fields(inner, layout))),
 }

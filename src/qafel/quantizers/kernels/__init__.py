@@ -6,6 +6,11 @@ independent spans, so that any number of threads gives the same bytes. See docs/
     levels    a step per bucket or tensor and a code per coordinate: QSGD, sign, dither, affine
     rotation  a random rotation of a block
     blocks    rotated blocks to the best levels for a Gaussian and back
+    windows   rotated windows to the numbers of trellis and back, with
+    sharing   which table a group takes,
+    search    the best path through a trellis, and
+    rans      numbers to as many bits as they carry
+    lanes     sixteen numbers as one value, for these
     sparse    selection and index coding for top-k and rand-k
     shared    what they share: a keyed counter hash, a maximum over absolute values, packing, the end of every decoder
 
@@ -37,9 +42,10 @@ if TYPE_CHECKING:
     from qafel.quantizers.kernels import levels as levels
     from qafel.quantizers.kernels import shared as shared
     from qafel.quantizers.kernels import sparse as sparse
+    from qafel.quantizers.kernels import windows as windows
 
 __getattr__, __dir__ = lazily(
-    __name__, {name: f"{__name__}.{name}" for name in ("blocks", "levels", "shared", "sparse")}
+    __name__, {name: f"{__name__}.{name}" for name in ("blocks", "levels", "shared", "sparse", "windows")}
 )
 
 # A kernel is what Python calls; an inner function is only ever compiled into kernels, which saves seconds.
@@ -53,6 +59,10 @@ MAX_ABS, L2 = 0, 1  # the norm that is a bucket's scale
 BITMAP, MAX_RICE = 255, 31  # how indices are coded: 255 in the place of the Rice parameter is a bitmap
 BLOCK, COLUMNS = 4096, 16  # coordinates that are rotated together
 SHORTEST = 32  # rows of the shortest column
+SEED_BYTES = 8
+CODES, MIDDLE = 4096, 256  # of trellis: codes of a table, half of its numbers
+HIDDEN_BYTES = 30  # that its coders begin with
+ROOM = 48  # words that a stream of it may take beside one for each number
 
 INFINITY_BITS = np.int32(0x7F800000)
 MAGNITUDE_BITS = np.int32(0x7FFFFFFF)

@@ -36,7 +36,7 @@ def block_of(number, tail):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _power_of_two(exponent):  # type: ignore[no-untyped-def]
+def power_of_two(exponent):  # type: ignore[no-untyped-def]
     """2^exponent by its bits: a library's power function need not be exact."""
     return np.int64(np.int64(exponent + 1023) << np.int64(52)).view(np.float64)
 
@@ -51,7 +51,7 @@ def _load(x, start, count, size, block):  # type: ignore[no-untyped-def]
     if largest >= INFINITY_BITS:
         return _LARGEST_POWER + 1
     power = max(int32(largest >> int32(23)) - 127, _SMALLEST_POWER)
-    factor = float32(_power_of_two(-power))
+    factor = float32(power_of_two(-power))
     for j in range(count):
         block[uint64(j)] = x[uint64(start) + uint64(j)] * factor
     for j in range(count, size):
@@ -156,7 +156,7 @@ def encode_blocks(x, out, word, tail, levels, bits, gain, first, last):  # type:
         for c in range(cols):
             # S in the units of x: `rotate` multiplied by rows at every turn
             scale = np.sqrt(sums[c] / rows) * (rows * unit / dots[c]) if dots[c] > 0 else 0.0
-            scales[scale_at + c] = float32(min(scale * gain * _power_of_two(power), float64(LARGEST)))
+            scales[scale_at + c] = float32(min(scale * gain * power_of_two(power), float64(LARGEST)))
         packed_at = 8 + 4 * scales.size + _packed_start(at, number, tail, bits)
         for begin in range(0, size, GROUP):
             group = codes[begin : min(size, begin + GROUP)]

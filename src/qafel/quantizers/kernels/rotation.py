@@ -1,4 +1,4 @@
-"""A random rotation of a block, in place: signs, turns and Hadamard transforms. What `rotated` is built on.
+"""A random rotation of a block, in place: signs, turns and Hadamard transforms. For `rotated` and `trellis`.
 
 A block is a matrix of `rows` × `cols` in row-major order, and every column is rotated on its own: R = H·D₂·G·H′·D₁
 with D₁, D₂ random signs, H the Hadamard matrix, H′ all of its stages but the last, and G in the place of that one: it
@@ -6,6 +6,9 @@ turns rows j and j + rows/2 by one of sixteen angles instead of 45°. Without it
 meet few different sums, often zero, and Q would be biased. A column of fewer than 128 rows is rotated twice. Columns
 side by side make every butterfly a contiguous, vectorised loop. H is not normalised: R multiplies by `rows`, a power
 of two, which is divided out exactly. docs/decisions/quantizers-rotated.md has the reasons.
+
+A window of `trellis` is rotated as a whole: the same with sixteen columns, and both times a Hadamard transform along
+the rows, M, mixes them: H·M·D₂·G·H′·M·D₁. That multiplies by `size`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from numba import njit, uint32, uint64
 
 from qafel.params import Vector
 from qafel.quantizers.kernels import BLOCK, COLUMNS, INNER, WEYL
+from qafel.quantizers.kernels.lanes import load, mixed, store
 from qafel.quantizers.kernels.shared import hash_pair, weyl
 
 ANGLES = 16
@@ -224,3 +228,45 @@ def rotate_back(x, size, cols, turns, signs):  # type: ignore[no-untyped-def]
             _stages(x, size, size // 4, size // 2)
             _stages(x, size, cols, size // 4)
         flip_signs(x, size, signs, 2 * turn)
+
+
+@njit(**INNER)
+def _mix_columns(x, size):  # type: ignore[no-untyped-def]
+    """Multiply by M: every row of sixteen by the Hadamard matrix."""
+    for row in range(0, size, COLUMNS):
+        store(x, row, mixed(load(x, row)))
+
+
+@njit(**INNER)
+def rotate_window(x, size, signs):  # type: ignore[no-untyped-def]
+    """Rotate x[:size] as a whole, times size: x ← H·M·D₂·G·H′·M·D₁·x."""
+    flip_signs(x, size, signs, 0)
+    _mix_columns(x, size)
+    if size == BLOCK:
+        _butterflies8(x, BLOCK, 16)
+        _butterflies8(x, BLOCK, 128)
+        _last_turned(x, signs)
+    else:
+        _stages(x, size, COLUMNS, size // 2)
+        _turn(x, size, COLUMNS)
+        flip_signs(x, size, signs, 1)
+    _mix_columns(x, size)
+    hadamard(x, size, COLUMNS)
+
+
+@njit(**INNER)
+def rotate_window_back(x, size, signs):  # type: ignore[no-untyped-def]
+    """Rotate x[:size] back, again times size: x ← D₁·M·H′·G·D₂·M·H·x."""
+    hadamard(x, size, COLUMNS)
+    _mix_columns(x, size)
+    if size == BLOCK:
+        _first_turned(x, signs)
+        _butterflies8(x, BLOCK, 16)
+        _butterflies8(x, BLOCK, 128)
+    else:
+        flip_signs(x, size, signs, 1)
+        _turn(x, size, COLUMNS)
+        _stages(x, size, size // 4, size // 2)
+        _stages(x, size, COLUMNS, size // 4)
+    _mix_columns(x, size)
+    flip_signs(x, size, signs, 0)

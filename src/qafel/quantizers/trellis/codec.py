@@ -1,0 +1,271 @@
+"""Trellis: any rate from a quarter of a bit on, at 1.1 to 1.3 times the least error that a code of that rate can have.
+
+A payload:
+
+    tables    a byte a group: the number of its code table
+    notes     the seed (8 bytes) and the scales (2 bytes a group), but for those hidden in the coders
+    lengths   4 bytes a stream, except the last: how many words it has
+    words     16 bits each, stream by stream, see kernels/rans.py
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
+
+import numpy as np
+
+from qafel.errors import MalformedPayload, SpecError
+from qafel.params import Vector
+from qafel.quantizers import kernels, payloads
+from qafel.quantizers.kernels import ADD, ASSIGN, COLUMNS, ROOM, SEED_BYTES
+from qafel.quantizers.protocol import TRELLIS, Payload, pack_codec
+from qafel.quantizers.rotated import LEVELS, Rotated
+from qafel.quantizers.trellis.tables import Cut, cut, tables_for
+from qafel.rng import Stream
+
+Scale: TypeAlias = Literal["unbiased", "least"]
+
+LOWEST_RATE, HIGHEST_RATE = 0.25, 6.0
+SHORTEST: Final = 1024  # coordinates; shorter vectors go to `rotated`
+_SCALES: Final = ("unbiased", "least")
+_STREAM_BYTES: Final = 4 * COLUMNS  # of the shortest stream
+_FLUSHED_BYTES: Final = 3 * COLUMNS  # of these, what is no number, in the mean
+_ATTEMPTS, _ENOUGH = 20, 6
+_MARGIN: Final = 1.5  # an error may be so much larger than a Gaussian's
+_SEED_STEP: Final = 0x9E3779B97F4A7C15
+
+
+class _Encoded(NamedTuple):
+    """One attempt: everything that a payload is made of, its bytes, and ‖Q(x) − x‖²."""
+
+    tables: Any
+    notes: Any
+    room: Any
+    lengths: Any
+    size: int
+    error: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trellis:
+    """Rotate windows at random, quantize along the best path through a trellis, send as many bits as that carries.
+
+    Q(x) = Rᵀ S·q(Rx): as `rotated`, but q is found for all coordinates together, and each group of 4096 has the code
+    table that makes the sum of all errors least. S = ‖y‖²/⟨y, q⟩ makes it unbiased; S = ⟨y, q⟩/‖q‖², `scale=least`,
+    makes the error least, which is for the server. Marcellin and Fischer, 1990; Vargaftik et al., 2022.
+    """
+
+    rate: float = 2.0
+    states: int = 8
+    scale: Scale = "unbiased"
+
+    def __post_init__(self) -> None:
+        if not LOWEST_RATE <= self.rate <= HIGHEST_RATE:
+            raise SpecError(f"trellis takes {LOWEST_RATE} to {HIGHEST_RATE:g} bits a coordinate, found {self.rate}")
+        if self.states not in {8, 32}:
+            raise SpecError(f"trellis has 8 or 32 states, found {self.states}")
+        if self.scale not in _SCALES:
+            raise SpecError(f"trellis knows the scales unbiased and least, found {self.scale!r}")
+        object.__setattr__(self, "rate", _as_sent(self.rate))
+
+    @property
+    def spec(self) -> str:
+        states = "" if self.states == 8 else f",states={self.states}"
+        return f"trellis:{self.rate:.9g}{states}{'' if self.scale == 'unbiased' else ',scale=least'}"
+
+    @property
+    def codec(self) -> bytes:
+        return pack_codec(TRELLIS, struct.pack("<fBB", self.rate, self.states, _SCALES.index(self.scale)))
+
+    @staticmethod
+    def from_parameters(fields: bytes) -> Trellis:
+        rate, states, scale = struct.unpack("<fBB", fields)
+        return Trellis(_as_sent(rate), states, "least" if scale else "unbiased")
+
+    def unbiased(self, size: int) -> bool:
+        return self.scale == "unbiased" or size < SHORTEST
+
+    def omega(self, size: int) -> float:
+        """The encoder sees to it: where the error is larger, it draws another rotation.
+
+        So no vector has more. A Gaussian vector has two thirds of it (tan²θ, for the unbiased scale), others have less.
+        """
+        if size < SHORTEST:
+            return self._short.omega(size)
+        tangent = _figures(self.rate, self.states, size).tangent
+        return tangent if self.scale == "unbiased" else tangent / (1 + tangent)
+
+    def delta(self, size: int) -> float:
+        return 1.0 - self.omega(size)
+
+    def max_payload_bytes(self, size: int) -> int:
+        """The rate and 2 % more, and a few bytes that only short vectors notice."""
+        if size < SHORTEST:
+            return self._short.payload_bytes(size)
+        return _figures(self.rate, self.states, size).most_bytes
+
+    def bits_per_coordinate(self, size: int) -> float:
+        return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
+
+    @property
+    def _short(self) -> Rotated:
+        """What short vectors are sent with."""
+        return Rotated(min(max(round(self.rate), 1), max(LEVELS)))
+
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        vector = payloads.as_vector(vector)
+        size, seed = vector.size, payloads.seed_of(stream)
+        if size < SHORTEST:
+            return self._short.encode(vector, stream)
+        parts = cut(payloads.check_size(size))
+        sigmas = np.empty(len(parts.windows))
+        energy = kernels.windows.deviations(vector, parts.windows, sigmas)
+        if not energy < math.inf:
+            raise payloads.non_finite(vector)
+        return _joined(parts, self._near_rate(vector, parts, sigmas, energy, seed))
+
+    def _near_rate(self, vector: Vector, parts: Cut, sigmas: Any, energy: float, seed: bytes) -> _Encoded:
+        """Encode until bytes and error are as promised: usually once from 0.75 bits on, and twice below.
+
+        Bits for the numbers are raised or lowered by what the last attempt missed; an interval that holds the right
+        ones keeps this from going in circles.
+        """
+        size = vector.size
+        target, most, overhead, _ = _figures(self.rate, self.states, size)
+        within = max(4.0, target * (0.009 if self.rate >= 0.75 else 0.018))
+        most_error = self.omega(size) * energy
+        asked = 8.0 * (target - overhead)
+        low, high, wanted, best = 0.0, math.inf, asked, None
+        for attempt in range(_ATTEMPTS):
+            encoded = self._attempt(vector, parts, sigmas, energy, seed, wanted)
+            off = encoded.size - target
+            if encoded.error > most_error or (attempt >= _ENOUGH and encoded.size > most):
+                seed = ((int.from_bytes(seed, "little") + _SEED_STEP) % 2**64).to_bytes(SEED_BYTES, "little")
+                low, high, wanted = 0.0, math.inf, asked
+                continue
+            if best is None or abs(off) < abs(best.size - target):
+                best = encoded
+            if abs(off) <= within or energy == 0 or (attempt >= _ENOUGH and best.size <= most):
+                break
+            low, high = (low, min(high, wanted)) if off > 0 else (max(low, wanted), high)
+            wanted *= asked / max(8.0 * (encoded.size - overhead), 1.0)
+            if not low < wanted < high:
+                wanted = (low + high) / 2 if high < math.inf else 2 * low
+        return best or encoded
+
+    def _attempt(self, vector: Vector, parts: Cut, sigmas: Any, energy: float, seed: bytes, wanted: float) -> _Encoded:
+        """Encode with rotations from the seed, in about `wanted` bits for the numbers alone."""
+        windows, streams = parts.windows, parts.streams
+        known = tables_for(self.states)
+        classes, knob = np.empty(len(windows), np.int64), np.empty(len(windows))
+        curve = (known.places, known.rates, known.knobs, len(known.levels) - 1)
+        kernels.windows.share_out(sigmas, windows, *curve, wanted, classes, knob)
+        power = min(max(math.frexp(energy)[1] // 2, -126), 127)
+        notes = np.empty(SEED_BYTES + 2 * len(windows), np.uint8)
+        notes[:SEED_BYTES] = np.frombuffer(seed, np.uint8)
+        room, found = np.empty(parts.padded + ROOM * len(streams), np.uint16), np.empty((len(streams), 2))
+        common = (
+            *(vector, windows, streams, power, payloads.seed_word(seed), self.states, self.scale == "least"),
+            *((sigmas, classes, knob), (known.levels, known.bits, known.reach, known.writing), notes, room, found),
+        )
+        payloads.encode_spanwise(kernels.windows.encode_streams, vector, common, len(streams))
+        lengths = found[:, 0].astype(np.int64)
+        size = parts.head_bytes + 2 * int(lengths.sum())
+        return _Encoded(classes, notes, room, lengths, size, float(found[:, 1].sum()))
+
+    def decode(self, payload: Payload, size: int) -> Vector:
+        if size < SHORTEST:
+            return self._short.decode(payload, size)
+        target = np.empty(payloads.check_size(size), np.float32)
+        self._apply(target, payload, ASSIGN, 1.0)
+        return target
+
+    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
+        if target.size < SHORTEST:
+            self._short.add_decoded_(target, payload, weight)
+        else:
+            self._apply(payloads.as_target(target), payload, ADD, float(weight))
+
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        """Assign (mode ASSIGN) or add (mode ADD) weight · decoded to the target; on an error, leave it as it was."""
+        size = target.size
+        parts, known = cut(size), tables_for(self.states)
+        windows, streams = parts.windows, parts.streams
+        classes, notes, data, ends = self._split(payload, parts, size)
+        v = np.empty(parts.padded, np.int16)
+        reading = (data, ends, windows, streams, classes, self.states, known.reading, v, notes)
+        sound = payloads.true_spanwise(kernels.windows.decode_streams, size, reading, len(streams))
+        scales = notes[SEED_BYTES:].view("<u2")
+        if not sound or max(scales.tolist()) >= 0xFF00:
+            raise MalformedPayload("expected coded numbers and finite scales, found others: damaged or forged")
+        word = payloads.seed_word(notes[:SEED_BYTES].tobytes())
+        numbers = (target, v, windows, streams, classes, scales, known.levels, word, mode, weight)
+        payloads.true_spanwise(kernels.windows.apply_streams, size, numbers, len(streams))
+
+    def _split(self, payload: Payload, parts: Cut, size: int) -> tuple[Any, Any, Any, Any]:
+        """Tables, notes, words and where streams begin in these. All lengths are checked here."""
+        groups, streams, head = len(parts.windows), len(parts.streams), parts.head_bytes
+        least, most = head + _STREAM_BYTES * streams, self.max_payload_bytes(size)
+        if not least <= len(payload) <= most or (len(payload) - head) % 2:
+            raise MalformedPayload(
+                f"expected {least} to {most} bytes for a size of {size}, an even number of words, found {len(payload)}"
+            )
+        array = payloads.as_bytes(payload, len(payload))
+        data = np.zeros((len(payload) - head) // 2 + 2 * COLUMNS, np.uint16)  # some are looked at in vain
+        data[: -2 * COLUMNS].view(np.uint8)[:] = array[head:]
+        ends = np.zeros(streams + 1, np.int64)
+        ends[streams] = data.size - 2 * COLUMNS
+        if streams > 1:
+            ends[1:streams] = np.cumsum(array[head - 4 * (streams - 1) : head].copy().view("<u4"), dtype=np.int64)
+        classes = array[:groups].astype(np.int64)
+        if max(classes.tolist()) >= len(tables_for(self.states).rates) or (ends[1:] - ends[:-1]).min() < 2 * COLUMNS:
+            raise MalformedPayload("expected known tables, and streams that fill the payload, found others")
+        notes = np.zeros(SEED_BYTES + 2 * groups, np.uint8)
+        if parts.plain.size:
+            notes[parts.plain] = array[groups : groups + parts.plain.size]
+        return classes, notes, data, ends
+
+
+class _Figures(NamedTuple):
+    """What a payload should take and may take, what of it is no number, tan² of the largest angle that is let pass."""
+
+    target_bytes: float
+    most_bytes: int
+    overhead_bytes: int
+    tangent: float
+
+
+@lru_cache(256)
+def _figures(rate: float, states: int, size: int) -> _Figures:
+    """The target is the rate, but no less than what a message holds beside numbers, and the lowest rate for these."""
+    parts, known = cut(payloads.check_size(size)), tables_for(states)
+    least = parts.head_bytes + _STREAM_BYTES * len(parts.streams) + float(known.rates[1]) * size / 8
+    target, overhead = max(rate * size / 8, least), parts.head_bytes + _FLUSHED_BYTES * len(parts.streams)
+    error = float(np.interp(8 * (target - overhead) / parts.padded, known.rates[1:], known.errors[1:]))
+    return _Figures(target, int(1.02 * target) + 32, overhead, _MARGIN * error)
+
+
+def _as_sent(rate: float) -> float:
+    """The rate as a message says it: the shortest decimal of its float32."""
+    return float(str(np.float32(rate)))
+
+
+def _joined(parts: Cut, encoded: _Encoded) -> Payload:
+    """The payload; the words of a stream stand in its room the last one first."""
+    out = np.empty(encoded.size, np.uint8)
+    head = encoded.lengths[:-1].astype("<u4").tobytes()
+    plain = np.frombuffer(
+        encoded.tables.astype(np.uint8).tobytes() + encoded.notes[parts.plain].tobytes() + head, np.uint8
+    )
+    out[: parts.head_bytes] = plain
+    at, words = 0, out[parts.head_bytes :].view("<u2")
+    for number, length in enumerate(encoded.lengths.tolist()):
+        begin = int(parts.windows[parts.streams[number, 0], 0]) + ROOM * number
+        words[at : at + length] = encoded.room[begin : begin + length][::-1]
+        at += length
+    return payloads.as_payload(out)

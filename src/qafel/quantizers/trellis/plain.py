@@ -1,0 +1,328 @@
+"""The kernels of `trellis` in plain NumPy: same names, same arguments, same bits, some hundred times slower.
+
+For a device without Numba, and the oracle of the compiled ones: put these in the place of those in kernels/windows.py,
+and `Trellis` needs no compiled code. Written from docs/wire-format.md: every product and sum of float32 is rounded
+once, in the order given there.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.params import Vector
+from qafel.quantizers.kernels import BLOCK, CODES, COLUMNS, HIDDEN_BYTES, MIDDLE, ROOM, SEED_BYTES
+from qafel.quantizers.kernels.sharing import share_out
+
+__all__ = ["apply_streams", "decode_streams", "deviations", "encode_streams", "share_out"]
+
+Array = NDArray[Any]
+Keys = tuple[int, int, int, int]
+
+_MASK64 = (1 << 64) - 1
+_LOWEST = 1 << 15
+_TAPS = {8: (1, 3, 2), 32: (2, 5, 3)}  # z₁ = u ⊕ u₋ₐ ⊕ u₋ᵦ, codebook u₋ᵧ
+_FLOAT = np.float32
+_LARGEST = np.finfo(np.float32).max
+
+
+def mix64(word: int) -> int:
+    """Scatter 64 bits (the finaliser of SplitMix64)."""
+    z = (word + 0x9E3779B97F4A7C15) & _MASK64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK64
+    return z ^ (z >> 31)
+
+
+def round_keys(words: tuple[int, int]) -> Keys:
+    """Four 32-bit keys of the counter hash."""
+    first = mix64(words[0] ^ mix64(words[1]))
+    second = mix64(words[1] ^ first)
+    return first & 0xFFFFFFFF, first >> 32, second & 0xFFFFFFFF, second >> 32
+
+
+def hash_pair(counters: Array, keys: Keys) -> tuple[Array, Array]:
+    """Two words of 32 random bits for every counter."""
+    k0, k1, k2, k3 = (np.uint32(k) for k in keys)
+    h = counters.astype(np.uint32) * np.uint32(0x9E3779B1) + k0
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D) + k1
+    h ^= h >> np.uint32(15)
+    first, second = h * np.uint32(0x846CA68B) + k2, h * np.uint32(0x31848BAB) + k3
+    return first ^ (first >> np.uint32(16)), second ^ (second >> np.uint32(16))
+
+
+def signs(first: int, size: int, keys: Keys, shape: tuple[int, ...]) -> list[Array]:
+    """D₁ and D₂ from size/32 counters: bit 31 − p of word j is the sign of coordinate p·size/32 + j."""
+    words = hash_pair(first + np.arange(size // 32), keys)
+    shifts = np.arange(32, dtype=np.uint32)[:, None]
+    negative = [((word[None, :] << shifts) >> np.uint32(31)).ravel() for word in words]
+    return [np.where(which, _FLOAT(-1), _FLOAT(1)).reshape(shape) for which in negative]
+
+
+def stages(x: Array, strides: list[int]) -> Array:
+    """Butterflies (a + b, a − b) of rows that lie so far apart, one stride after another."""
+    for h in strides:
+        pairs = x.reshape(-1, 2, h, x.shape[1])
+        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(x.shape)
+    return x
+
+
+def turn(x: Array) -> Array:
+    """Row j and row j + rows/2, turned by the angle of j mod 16, times √2."""
+    half = x.shape[0] // 2
+    j = np.arange(half) % 16
+    t = 0.25 + 0.375 * ((2 * j + 1) * 0x9E3779B1 % 2**32 / 2.0**32)
+    root = math.sqrt(2.0) / (1.0 + t * t)
+    cos, sin = ((root * v).astype(np.float32)[:, None] for v in (1.0 - t * t, t + t))
+    return np.concatenate([cos * x[:half] + sin * x[half:], sin * x[:half] - cos * x[half:]])
+
+
+def _mixed(x: Array) -> Array:
+    return np.ascontiguousarray(stages(np.ascontiguousarray(x.T), [1, 2, 4, 8]).T)
+
+
+def _rotated(x: Array, number: int, keys: Keys, back: bool) -> Array:
+    """A window of sixteen columns, H·M·D₂·G·H′·M·D₁, or the transpose of that; both multiply by its size."""
+    rows = x.reshape(-1, COLUMNS)
+    d1, d2 = signs(number * BLOCK, x.size, keys, rows.shape)
+    strides = [1 << k for k in range(len(rows).bit_length() - 1)]
+    if back:
+        rows = turn(_mixed(stages(rows, strides)) * d2)
+        return np.asarray(_mixed(stages(rows, [strides[-2], *strides[:-2]])) * d1).ravel()
+    rows = turn(stages(_mixed(rows * d1), strides[:-1])) * d2
+    return stages(_mixed(rows), strides).ravel()
+
+
+def _energy(x: Array) -> float:
+    whole = x.size // COLUMNS * COLUMNS
+    rows = x[:whole].reshape(-1, COLUMNS)
+    with np.errstate(over="ignore"):
+        sums = np.cumsum(rows * rows, axis=0, dtype=np.float32)[-1:].ravel()
+    total = sum(map(float, sums), 0.0)
+    if not 1e-25 < total < 1e35:
+        total = sum((float(value) * float(value) for value in x[:whole]), 0.0)
+    for value in x[whole:]:
+        total += float(value) * float(value)
+    return total
+
+
+def deviations(x: Vector, windows: Array, sigmas: Array) -> float:
+    """σ of every group, in the mean over rotations where the last window overlaps another; ‖x‖²."""
+    edges = [0, *(windows[:, 0] + windows[:, 1]).tolist()]
+    parts = [_energy(x[a:b]) for a, b in pairwise(edges)]
+    total = sum(parts, 0.0)
+    if len(parts) > 1:
+        width = int(windows[-2, 1])
+        moved = parts[-2] * ((width - int(windows[-2, 2])) / width)
+        parts[-2:] = [parts[-2] - moved, parts[-1] + moved]
+    sigmas[:] = np.sqrt(np.array(parts) / windows[:, 2])
+    return total
+
+
+def _rotate_stream(x: Vector, windows: Array, first: int, last: int, power: int, keys: Keys) -> Array:
+    origin = int(windows[first, 0])
+    y = np.zeros(windows[last - 1, :2].sum() - origin, np.float32)
+    part = x[origin : origin + y.size]
+    y[: part.size] = part * _FLOAT(2.0**-power)
+    for number in range(first, last):
+        begin, size = int(windows[number, 0]) - origin, int(windows[number, 1])
+        overlap = int(windows[number - 1, :2].sum()) - begin - origin if number > first else 0
+        y[begin : begin + overlap] *= _FLOAT(1.0 / windows[number - 1, 1])
+        y[begin : begin + size] = _rotated(y[begin : begin + size], number, keys, back=False)
+    return y
+
+
+def _coarse_costs(y: Array, levels: Array, biases: Array) -> Array:
+    """Of the levels −3 … 3, on a new first axis."""
+    part = y[None] - levels.reshape(-1, *[1] * y.ndim)
+    return np.asarray(part * part + biases.reshape(-1, *[1] * y.ndim))
+
+
+def _costs(y: Array, levels: Array | None, biases: Array) -> Array:
+    """Rows × four classes of v mod 4 × lanes."""
+    if levels is not None:
+        cost = _coarse_costs(y, levels, biases)
+        best = np.stack([cost[3], *(np.minimum(cost[3 + j], cost[j - 1]) for j in (1, 2, 3))], 1)
+        return np.minimum(best * _FLOAT(128), _FLOAT(2047)).astype(np.int16)
+    parts = [y - _FLOAT(c) for c in range(2)]
+    near = [part - _FLOAT(4) * np.rint(part * _FLOAT(0.25)) for part in parts]
+    distances = near + [_FLOAT(2) - np.abs(part) for part in near]
+    return np.stack([d * d * _FLOAT(256) for d in distances], 1).astype(np.int16)
+
+
+def _paths(costs: Array, states: int) -> Array:
+    """The class 2·z₁ + c of every row and lane on the best paths from state zero (Viterbi)."""
+    first, last, book = _TAPS[states]
+    half = states // 2
+    p = np.arange(half)
+    near = 2 * (((p >> (first - 1)) ^ (p >> (last - 1))) & 1) + ((p >> (book - 1)) & 1)
+    metrics = np.full((states, COLUMNS), 8192, np.int16)
+    metrics[0] = 0
+    choices = np.empty((len(costs), states, COLUMNS), np.bool_)
+    for row, cost in enumerate(costs):
+        if row % 8 == 0:
+            metrics = metrics - metrics[0]
+        a, b = metrics[:half], metrics[half:]
+        stay = np.stack([a + cost[near], a + cost[near ^ 2]], 1).reshape(states, COLUMNS)
+        cross = np.stack([b + cost[near ^ 2], b + cost[near]], 1).reshape(states, COLUMNS)
+        choices[row], metrics = cross < stay, np.minimum(stay, cross)
+    result, state, lanes = np.empty((len(costs), COLUMNS), np.int16), metrics.argmin(0), np.arange(COLUMNS)
+    for row in range(len(costs) - 1, -1, -1):
+        before = (state >> 1) | np.where(choices[row, state, lanes], half, 0)
+        full = (before << 1) | (state & 1)
+        result[row] = 2 * ((full ^ (full >> first) ^ (full >> last)) & 1) + ((full >> book) & 1)
+        state = before
+    return result
+
+
+def _numbers(y: Array, j: Array, levels: Array | None, biases: Array, reach: int) -> tuple[Array, Array]:
+    """The best v = j mod 4, and what they stand for."""
+    if levels is None:
+        offset = j.astype(np.float32)
+        v = (_FLOAT(4) * np.rint((y - offset) * _FLOAT(0.25)) + offset).astype(np.int16)
+        v = v - ((np.maximum(v - reach, 0) + 3) & -4) + ((np.maximum(-reach - v, 0) + 3) & -4)
+        return v, v.astype(np.float32)
+    cost = _coarse_costs(y, levels, biases)
+    other = np.take_along_axis(cost, np.maximum(j - 1, 0)[None], 0)[0]
+    swap = (other < np.take_along_axis(cost, 3 + j[None], 0)[0]) & (j > 0)
+    v = np.where(swap, j - 4, j)
+    return v, levels[v + 3]
+
+
+def _scale_bits(scale: float, number: int, keys: Keys) -> int:
+    pattern = int(np.array(min(scale, float(_LARGEST)), np.float32).view(np.uint32))
+    chance = int(hash_pair(np.array([number * BLOCK + BLOCK // 2]), keys)[0][0]) & 0x7FFF
+    return min((pattern >> 15) + int(pattern & 0x7FFF > chance), 0xFEFF)
+
+
+def encode_streams(
+    x: Vector, windows: Array, streams: Array, power: int, word: int, states: int, contract: bool,
+    plan: tuple[Array, Array, Array], known: tuple[Array, ...], notes: Array, room: Array, found: Array,
+    begin: int, end: int,
+) -> bool:  # fmt: skip
+    """As the kernel of this name."""
+    keys = round_keys((word & _MASK64, 0))
+    for s in range(begin, end):
+        groups = range(streams[s, 0], streams[s, 1])
+        y = _rotate_stream(x, windows, groups.start, groups.stop, power, keys).reshape(-1, COLUMNS)
+        rows = np.concatenate([[0], np.cumsum(windows[groups.start : groups.stop, 2])]) // COLUMNS
+        settings = [_setting(g, windows, power, plan, known) for g in groups]
+        parts = [slice(a, b) for a, b in pairwise(rows)]
+        for part, (_, factor, _, _) in zip(parts, settings, strict=True):
+            y[part] *= factor
+        costs = [_costs(y[part], levels, biases) for part, (_, _, levels, biases) in zip(parts, settings, strict=True)]
+        path = _paths(np.concatenate(costs), states)
+        v, error = np.empty(y.shape, np.int16), 0.0
+        for g, part, (unit, _, levels, biases) in reversed(list(zip(groups, parts, settings, strict=True))):
+            v[part], q = _numbers(y[part], path[part], levels, biases, int(known[2][plan[1][g]]))
+            products = [np.cumsum((a * b)[::-1], axis=0)[-1] for a, b in ((y[part], q), (q, q), (y[part], y[part]))]
+            dot, square, energy = (sum(map(float, product), 0.0) for product in products)
+            scale = 0.0 if dot <= 0 else dot / square if contract else energy / dot
+            error += (energy - 2 * scale * dot + scale * scale * square) * unit * unit
+            at = SEED_BYTES + 2 * g
+            notes[at : at + 2] = np.array([_scale_bits(scale * unit, g, keys)], "<u2").view(np.uint8)
+        message = notes[streams[s, 2] : streams[s, 3]].tobytes()[:HIDDEN_BYTES]
+        tables = np.repeat(plan[1][groups.start : groups.stop], np.diff(rows))
+        words = _written(v, tables, known[3], message)
+        first = int(windows[groups.start, 0]) + s * ROOM
+        room[first : first + len(words)] = words[::-1]
+        found[s] = len(words), error
+    return True
+
+
+def _setting(g: int, windows: Array, power: int, plan: Any, known: Any) -> tuple[float, Any, Any, Array]:
+    """Unit, factor that takes a rotated coordinate to it, levels (None: all whole numbers) and costs of a group."""
+    sigma, k, knob = (part[g] for part in plan)
+    coarse = k < len(known[0])
+    unit = sigma if coarse else sigma / knob
+    factor = _FLOAT(2.0**power / (int(windows[g, 1]) * unit)) if k > 0 else _FLOAT(0)
+    biases = known[1][k] * _FLOAT(knob) if coarse else np.empty(0, np.float32)
+    return float(unit), factor, known[0][k] if coarse else None, biases
+
+
+def _written(v: Array, tables: Array, writing: Array, message: bytes) -> list[int]:
+    """The words of a stream, the last row written first."""
+    bits = int.from_bytes(message, "little")
+    x = np.array([_LOWEST + ((bits >> (15 * lane)) & (_LOWEST - 1)) for lane in range(COLUMNS)])
+    backward: list[int] = []
+    for row in range(len(v) - 1, -1, -1):
+        entry = writing[int(tables[row]) * 2 * MIDDLE + MIDDLE + v[row].astype(np.int64)].astype(np.int64)
+        count, start = entry & 0x1FFF, entry >> 13
+        full = x >= count << 19
+        backward += (x[full] & 0xFFFF)[::-1].tolist()
+        x = np.where(full, x >> 16, x)
+        x = (x // count) * CODES + start + x % count
+    for state in x[::-1].tolist():
+        backward += [state >> 16, state & 0xFFFF]
+    return backward[::-1]
+
+
+def decode_streams(
+    data: Array, ends: Array, windows: Array, streams: Array, classes: Array, states: int, reading: Array, v: Array,
+    notes: Array, begin: int, end: int,
+) -> bool:  # fmt: skip
+    """As the kernel of this name."""
+    first, last, book = _TAPS[states]
+    for s in range(begin, end):
+        words = data[ends[s] : ends[s + 1]].astype(np.int64)
+        x, at, path = (
+            words[0 : 2 * COLUMNS : 2] | (words[1 : 2 * COLUMNS : 2] << 16),
+            2 * COLUMNS,
+            np.zeros(COLUMNS, np.int64),
+        )
+        if x.min() < _LOWEST or x.max() >= 1 << 31:
+            return False
+        for g in range(streams[s, 0], streams[s, 1]):
+            origin = int(windows[g, 0])
+            for row in range(origin, origin + int(windows[g, 2]), COLUMNS):
+                c = (path >> (book - 1)) & 1
+                entry = reading[int(classes[g]) * 2 * CODES + (c << 12) + (x & 4095)].astype(np.int64)
+                x = ((entry & 4095) + 1) * (x >> 12) + ((entry >> 12) & 4095)
+                short = x < _LOWEST
+                taken = words[at : at + int(short.sum())]
+                if taken.size < short.sum():
+                    return False
+                x[short] = (x[short] << 16) | taken
+                at += taken.size
+                number = entry >> 24
+                v[row : row + COLUMNS] = 2 * number + c - MIDDLE
+                u = (number ^ (path >> (first - 1)) ^ (path >> (last - 1))) & 1
+                path = ((path << 1) | u) & (states - 1)
+        if at != words.size or x.max() >= 2 * _LOWEST:
+            return False
+        bits = sum((int(state) - _LOWEST) << (15 * lane) for lane, state in enumerate(x))
+        message = bits.to_bytes(HIDDEN_BYTES, "little")
+        count = min(HIDDEN_BYTES, int(streams[s, 3] - streams[s, 2]))
+        notes[streams[s, 2] : streams[s, 2] + count] = np.frombuffer(message[:count], np.uint8)
+        if any(message[count:]):
+            return False
+    return True
+
+
+def apply_streams(
+    target: Vector, v: Array, windows: Array, streams: Array, classes: Array, scales: Array, levels: Array, word: int,
+    mode: int, factor: float, begin: int, end: int,
+) -> bool:  # fmt: skip
+    """As the kernel of this name; mode 0 assigns, 1 adds."""
+    keys = round_keys((word & _MASK64, 0))
+    power = min(max(int(scales.max() >> 8) - 127, -126), 127)
+    later = np.empty(0, np.float32)
+    for number in range(int(streams[end - 1, 1]) - 1, int(streams[begin, 0]) - 1, -1):
+        first, size, count = map(int, windows[number])
+        scale = (scales[number : number + 1].astype(np.uint32) << np.uint32(15)).view(np.float32)[0]
+        unit = scale * (_FLOAT(2.0**-power) * _FLOAT(1.0 / size))
+        numbers, k = v[first : first + count], int(classes[number])
+        values = (levels[k][numbers + 3] if k < len(levels) else numbers.astype(np.float32)) * unit
+        block = np.concatenate([values, later * _FLOAT(1.0 / size)])
+        block = _rotated(block, number, keys, back=True)
+        overlap = int(windows[number - 1, :2].sum()) - first if number > 0 else 0
+        later = block[:overlap]
+        with np.errstate(over="ignore"):
+            rest = np.clip(block[overlap : target.size - first] * _FLOAT(2.0**power), -_LARGEST, _LARGEST)
+        part = slice(first + overlap, min(first + size, target.size))
+        target[part] = rest if mode == 0 else target[part] + _FLOAT(factor) * rest
+    return True
