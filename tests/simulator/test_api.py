@@ -9,8 +9,9 @@ import warnings
 import numpy as np
 import pytest
 
-from qafel import AlwaysTraining, Evaluation, HalfNormal, Layout, Limits, Quadratic, Timing, simulate, wire
-from qafel.errors import DataError, OutputError
+from qafel import AlwaysTraining, Evaluation, HalfNormal, Layout, Limits, LogNormal, Quadratic, Timing, simulate, wire
+from qafel.config import load_recipe
+from qafel.errors import ConfigError, DataError, OutputError
 from qafel.report import write_report
 from qafel.runs.directory import state_of
 from qafel.runs.reading import Run
@@ -43,8 +44,8 @@ def method(**settings):
     return wire("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4", client_lr=0.1, server_lr=0.5, **settings)
 
 
-def run(out=None, steps=40, seed=0, task=None, **options):
-    timing = Timing(HalfNormal(seed), AlwaysTraining())
+def run(out=None, steps=40, seed=0, task=None, durations=None, **options):
+    timing = Timing(durations or HalfNormal(seed), AlwaysTraining())
     limits, evaluation = Limits(server_steps=steps), Evaluation(every=7)
     given = {"limits": limits, "evaluation": evaluation, "seed": seed, "out": out}
     return simulate(task or OwnTask(), method(), timing, **given, **options)
@@ -139,6 +140,19 @@ def test_another_run_is_not_lost_unless_asked(tmp_path):
         run(tmp_path / "mine", task=Quadratic(clients=5, dimension=3))
     assert Run.load(tmp_path / "mine").summary == first
     assert run(tmp_path / "mine", seed=1, overwrite=True).summary["seed"] == 1
+
+
+@pytest.mark.parametrize("other", [HalfNormal(0, scale=2.0), HalfNormal(1), LogNormal(0), LogNormal(0, spread=0.4)])
+def test_other_durations_are_another_run_which_resume_does_not_go_on_with(tmp_path, other):
+    run(tmp_path / "mine", durations=HalfNormal(0) if isinstance(other, HalfNormal) else LogNormal(0, spread=0.3))
+    with pytest.raises(DataError, match="another configuration"):
+        run(tmp_path / "mine", steps=50, durations=other, resume=True)
+
+
+def test_the_command_line_points_to_python_for_a_run_that_python_made(tmp_path):
+    run(tmp_path / "mine")
+    with pytest.raises(ConfigError, match=r"config.toml describes a run that Python made: go on with simulate\("):
+        load_recipe(str(tmp_path / "mine/config.toml"))
 
 
 def test_a_run_killed_before_its_first_checkpoint_is_not_overwritten_by_another(tmp_path):

@@ -23,4 +23,4 @@ def spirals(clients=20, partition="dirichlet:1", data_seed=0):
     """A client holds a hundred points or so, more of one spiral than of the others."""
     generator = np.random.default_rng(data_seed)
     (places, labels), test = points(2000, generator), points(1000, generator)
-    return TorchTask("spirals", network, (places, labels), test, split(partition, labels, clients, data_seed))
+    return TorchTask("spirals", network, (places, labels), test, split(partition, labels, clients, seed=data_seed))

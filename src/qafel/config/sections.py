@@ -285,6 +285,8 @@ class Config(Section):
     @staticmethod
     def from_dict(table: Mapping[str, Any], source: str = "the configuration") -> Config:
         """Validate a `table` of sections; `source` names it in errors."""
+        if table.get("made_in") == "python":
+            raise ConfigError(f"{source} describes a run that Python made: go on with simulate(…, out=…, resume=True)")
         try:
             return Config.model_validate(table)
         except ValidationError as error:

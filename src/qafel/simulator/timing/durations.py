@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, final
 
 import numpy as np
@@ -57,52 +58,63 @@ class Durations(Protocol):
 
 
 @final
+@dataclass(eq=False)
 class HalfNormal:
     """scale·|N(0, 1)|, as in the paper's experiments."""
 
-    def __init__(self, seed: int, scale: float = 1.0) -> None:
-        self._scale = scale
-        self._draws = normal_draws(seed, "duration")
+    seed: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._draws = normal_draws(self.seed, "duration")
 
     def draw(self, number: int) -> float:
-        return self._scale * abs(self._draws[number])
+        return self.scale * abs(self._draws[number])
 
 
 @final
+@dataclass(eq=False)
 class LogNormal:
     """scale·e^(spread·N(0, 1)): heavy-tailed, as measured on fleets of phones."""
 
-    def __init__(self, seed: int, scale: float = 1.0, spread: float = 0.5) -> None:
-        self._scale, self._spread = scale, spread
-        self._draws = normal_draws(seed, "duration")
+    seed: int
+    scale: float = 1.0
+    spread: float = 0.5
+
+    def __post_init__(self) -> None:
+        self._draws = normal_draws(self.seed, "duration")
 
     def draw(self, number: int) -> float:
-        return self._scale * math.exp(self._spread * self._draws[number])
+        return self.scale * math.exp(self.spread * self._draws[number])
 
 
 @final
+@dataclass(eq=False)
 class Uniform:
     """Between scale·(1 − spread) and scale·(1 + spread)."""
 
-    def __init__(self, seed: int, scale: float = 1.0, spread: float = 0.5) -> None:
-        if not 0 <= spread <= 1:
-            raise ConfigError(f"the spread of uniform durations lies in [0, 1], got {spread}")
-        self._scale, self._spread = scale, spread
-        self._draws = uniform_draws(seed, "duration")
+    seed: int
+    scale: float = 1.0
+    spread: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spread <= 1:
+            raise ConfigError(f"the spread of uniform durations lies in [0, 1], got {self.spread}")
+        self._draws = uniform_draws(self.seed, "duration")
 
     def draw(self, number: int) -> float:
-        return self._scale * (1 + self._spread * (2 * self._draws[number] - 1))
+        return self.scale * (1 + self.spread * (2 * self._draws[number] - 1))
 
 
 @final
+@dataclass(eq=False)
 class Constant:
     """Always the same."""
 
-    def __init__(self, scale: float = 1.0) -> None:
-        self._scale = scale
+    scale: float = 1.0
 
     def draw(self, number: int) -> float:
-        return self._scale
+        return self.scale
 
 
 def client_factors(seed: int, purpose: str, clients: int, spread: float) -> list[float] | None:
