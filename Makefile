@@ -54,5 +54,5 @@ $(LIGHT): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 # torch comes in the same resolution as what depends on it, so that nothing pulls another build.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[torch,ray,nats,tensorboard,tune,dev]'
+	$(PIP) install -q -c constraints.txt -e '.[torch,ray,nats,tensorboard,tune,pandas,dev]'
 	@touch $@ $(LIGHT)

@@ -5,7 +5,7 @@ import inspect
 import io
 import re
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -83,11 +83,10 @@ def test_without_pandas_a_sentence_names_the_extra(result, monkeypatch):
         result.to_pandas()
 
 
-def test_with_pandas_there_is_a_frame_with_a_row_for_each_evaluation(result, monkeypatch):
-    pandas = ModuleType("pandas")
-    pandas.DataFrame = lambda rows: ("frame", rows)
-    monkeypatch.setitem(sys.modules, "pandas", pandas)
-    assert result.to_pandas() == ("frame", result.history.rows)
+def test_with_pandas_there_is_a_frame_with_a_row_for_each_evaluation(result):
+    frame = result.to_pandas()
+    assert list(frame["metric"]) == [row["metric"] for row in result.history.rows]
+    assert list(frame.columns) == list(result.history.rows[0])
 
 
 def test_every_parameter_of_simulate_is_documented():
