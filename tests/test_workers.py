@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from qafel.errors import ConfigError, WorkerLost
-from qafel.workers import Died, Report, Workers, thread_limits
+from qafel.parts import import_module
+from qafel.workers import Died, Report, Workers, pack, thread_limits, unpack
 
 
 def perform(work, tell):
@@ -137,6 +138,18 @@ def test_workers_that_end_before_they_are_ready_are_not_started_for_ever():
         pool.give("anything")
         with pytest.raises(WorkerLost, match="end before they begin .exit code 3.*__main__"):
             pool.next()
+
+
+def test_a_module_of_another_part_that_is_gone_keeps_nobody_from_working(tmp_path, monkeypatch):
+    """As after a change of folder in a notebook: what the value does not need may be missing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "gone_by_then.py").write_text("")
+    import_module("gone_by_then")
+    packed = pack([1, 2])
+    (tmp_path / "gone_by_then.py").unlink()
+    del sys.modules["gone_by_then"]
+    assert unpack(packed) == [1, 2]
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts():

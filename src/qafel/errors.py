@@ -4,6 +4,7 @@
     ├── UserError             what you asked for cannot be done; the command line exits with 2
     │   ├── ConfigError         a setting is unknown, of the wrong type, or impossible
     │   │   └── SpecError         a quantizer's text spec does not parse
+    │   ├── PartFailed          a part of your own raised an exception, or returned what it must not
     │   ├── DataError           a dataset or run file is missing or damaged
     │   │   ├── DamagedJournal    a deployed run's journal lacks updates that counted; nothing was changed
     │   │   ├── NothingToShow     there is no run, or none of its evaluations yet
@@ -66,6 +67,12 @@ class ConfigError(UserError):
 
 class SpecError(ConfigError):
     reason = "spec"
+
+
+class PartFailed(UserError):
+    """A user's own part raised an exception, which is the cause; or it returned what such a part must not."""
+
+    reason = "part-failed"
 
 
 class DataError(UserError):

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import DataError, FloatingPointMode, NonFiniteVector
+from qafel.errors import DataError, FloatingPointMode, NonFiniteVector, PartFailed
 
 Vector: TypeAlias = NDArray[np.float32]
 
@@ -87,6 +87,15 @@ class Layout:
                 raise DataError(f"tensor {name!r} has shape {np.shape(tensors[name])}, the layout says {view.shape}")
             view[...] = tensors[name]
         return flat
+
+
+def require_vector(found: object, size: int, what: str) -> Vector:
+    """What a user's part returned, if it is a vector of `size` floats; `PartFailed` names the part by `what`."""
+    if isinstance(found, np.ndarray) and np.issubdtype(found.dtype, np.floating) and found.shape == (size,):
+        with np.errstate(over="ignore"):
+            return found.astype(np.float32, copy=False)
+    kind = f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+    raise PartFailed(f"{what} returned {kind}, not a NumPy array of {size} floats")
 
 
 def require_finite(vector: Vector, what: str) -> None:

@@ -11,20 +11,24 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import PathFinder
-from types import ModuleType
-from typing import Any, NamedTuple
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple, final
 
-from qafel.errors import ConfigError
-from qafel.text import did_you_mean
+from qafel.errors import ConfigError, PartFailed, QafelError
+from qafel.text import did_you_mean, path_of
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PATH = re.compile(rf"{_NAMES}:{_NAMES}")
 _imported: dict[str, None] = {}
+_OURS = str(Path(__file__).parent)
+_LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class Kind(NamedTuple):
@@ -56,7 +60,7 @@ def import_module(module: str, path: str = "", known: Iterable[str] = ()) -> Mod
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(_no_module(path, str(error.name), known)) from None
-        raise ConfigError(f"{path}: importing {module} raised {_told(error)}") from error
+        raise ConfigError(f"{path}: importing {module} raised {told(error)}") from error
     _imported[module] = None
     return found
 
@@ -118,6 +122,28 @@ def make(
     return made
 
 
+@final
+class blaming:  # noqa: N801  (reads as a statement: with blaming(task, "train"))
+    """A context around a call of a user's part: what it raises becomes one sentence, with the exception as its cause.
+
+    `part` is the object whose `method` is called, or words for it. Errors of this package pass, as does a lack of
+    memory, of which the part need not be the cause.
+    """
+
+    __slots__ = ("_method", "_part")
+
+    def __init__(self, part: object, method: str = "") -> None:
+        self._part, self._method = part, method
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, QafelError | MemoryError):
+            words = self._part if isinstance(self._part, str) else path_of(self._part)
+            label = f"{words}.{self._method}" if self._method else words
+            raise PartFailed(f"{label} raised {told(error)}") from error
+
+
 def _called(maker: Any, arguments: dict[str, Any], offered: Mapping[str, Any], label: str) -> Any:
     parameters = _parameters(maker)
     if parameters is not None:
@@ -132,7 +158,7 @@ def _called(maker: Any, arguments: dict[str, Any], offered: Mapping[str, Any], l
         raise
     except Exception as error:
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        raise ConfigError(f"{label}({given}) raised {_told(error)}") from error
+        raise ConfigError(f"{label}({given}) raised {told(error)}") from error
 
 
 def _parameters(called: Any) -> Mapping[str, inspect.Parameter] | None:
@@ -162,7 +188,7 @@ def _lacks(found: object, kind: Kind, label: str) -> list[str]:
     try:
         return [name for name in kind.needs if not hasattr(found, name)]
     except Exception as error:  # a property's own
-        raise ConfigError(f"{label} raised {_told(error)}") from error
+        raise ConfigError(f"{label} raised {told(error)}") from error
 
 
 @contextmanager
@@ -186,10 +212,11 @@ def _no_module(path: str, module: str, known: Iterable[str]) -> str:
     return f"{path}: there is no module {module!r} in {os.getcwd()} or among the installed packages{near}"
 
 
-def _told(error: BaseException) -> str:
-    """An error of the user's code, and where it was raised."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    theirs = bool(frames) and frames[-1].filename not in (__file__, importlib.__file__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if theirs else ""
+def told(error: BaseException) -> str:
+    """An error of the user's code, and where in it that was raised."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    others = [frame for frame in frames if not frame[0].startswith(("<frozen", _OURS, str(importlib.__file__)))]
+    theirs = [frame for frame in others if not frame[0].startswith(_LIBRARIES)] or others
+    where = f" ({theirs[-1][0]}, line {theirs[-1][1]})" if theirs else ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"

@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from pickle import dumps, loads
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
-from qafel.errors import ConfigError, WorkerLost
+from qafel.errors import ConfigError, QafelError, UserError, WorkerLost
 from qafel.parts import import_module, own_modules
 
 Work = TypeVar("Work")
@@ -58,9 +59,10 @@ def pack(value: object, dumps: Callable[[object], bytes] = pickle.dumps) -> byte
 def unpack(data: bytes) -> Any:
     """What `pack` packed. The user's own modules are found as they were there: in the current folder first."""
     modules, packed = loads(data)
-    try:
-        for module in modules:
+    for module in modules:
+        with suppress(ConfigError):  # of another value, it may be gone by now; whether this one needs it shows below
             import_module(module)
+    try:
         return loads(packed)
     except Exception as error:
         raise _not_portable(error) from error
@@ -72,6 +74,13 @@ def _not_portable(error: Exception) -> ConfigError:
         f"an object cannot be sent to another process ({type(error).__name__}: {text}): define it, its class or "
         "function at module level in a file, without locks or open files; or train inline"
     )
+
+
+def portable(error: QafelError) -> QafelError:
+    """The error for another process: its cause, which does not travel, is told in a note."""
+    if error.__cause__ is not None:
+        error.add_note(f"In a worker process:\n{''.join(traceback.format_exception(error.__cause__))}")
+    return error
 
 
 class Died(NamedTuple):
@@ -185,7 +194,7 @@ class Workers(Generic[Work, Value]):
             return
         if not worker.ready:
             if value is not None:
-                raise ConfigError(value)
+                raise value
             worker.ready = True
         elif last:
             worker.deaths = 0
@@ -256,10 +265,10 @@ def _serve(connection: Connection) -> None:
         return
     try:
         begin, arguments = unpack(opening)
-    except ConfigError as error:
-        answer(str(error))
+        perform = begin(*arguments)
+    except UserError as error:
+        answer(portable(error))
         return
-    perform = begin(*arguments)
     answer(None)
     while True:
         try:

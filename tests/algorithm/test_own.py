@@ -8,7 +8,7 @@ import pytest
 from qafel import AlwaysTraining, HalfNormal, Limits, Quadratic, Timing, simulate, wire
 from qafel.algorithm import Client, LocalTraining, Message, Server, restore_server, save_server
 from qafel.deployment.server.ledger import Ledger
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, PartFailed
 from qafel.runs.directory import read_checkpoint, write_checkpoint
 
 SIZE = 30
@@ -223,7 +223,7 @@ class Wrong:
 @pytest.mark.parametrize("part", ["server_step", "aggregation"])
 def test_what_is_no_vector_gets_a_sentence(part, found):
     method = {"server_step": "step", "aggregation": "aggregate"}[part]
-    with pytest.raises(ConfigError, match=rf"Wrong.{method} returned .*, not a NumPy array of {SIZE} floats"):
+    with pytest.raises(PartFailed, match=rf"Wrong.{method} returned .*, not a NumPy array of {SIZE} floats"):
         driven(wire("qafel", **SETTINGS, **{part: Wrong(found)}))
 
 

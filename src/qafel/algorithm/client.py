@@ -10,7 +10,7 @@ import numpy as np
 from qafel.algorithm.hidden_state import HiddenState, model_for_start
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.wiring import Algorithm
-from qafel.params import Vector
+from qafel.params import Vector, require_vector
 from qafel.rng import Stream
 
 Train: TypeAlias = Callable[[Vector, Stream], Vector]
@@ -44,6 +44,7 @@ def local_update(
         received = algorithm.server_quantizer.decode(message.payload, message.dimension)
         start = HiddenState.of(received, message.version)
     trained = train(start.vector, Stream.named(seed, "train", client, sequence))
+    trained = require_vector(trained, start.vector.size, f"the training of client {client}")
     stream = Stream.named(seed, "client-quantizer", client, sequence)
     return make_upload(
         start, trained, algorithm, stream, client=client, sequence=sequence, weight=weight, memory=memory

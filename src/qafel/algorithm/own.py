@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import ConfigError
-from qafel.params import Vector
+from qafel.params import Vector, require_vector
+from qafel.parts import blaming
 from qafel.text import path_of
 
 StalenessLaw: TypeAlias = Callable[[int], float]
@@ -49,7 +50,8 @@ def checked(law: StalenessLaw) -> StalenessLaw:
     """The law, with a sentence where it returns no weight."""
 
     def weigh(staleness: int) -> float:
-        weight: Any = law(staleness)
+        with blaming(law):
+            weight: Any = law(staleness)
         try:
             sound = math.isfinite(weight) and weight >= 0
         except TypeError:
@@ -82,12 +84,9 @@ class OwnPart:
 
     def __call__(self, size: int, *arguments: NDArray[Any]) -> Vector:
         """What the method makes of the arguments, which it may change: a float vector of `size`, else a sentence."""
-        found = getattr(self._part, self._method)(*arguments)
-        if not isinstance(found, np.ndarray) or not np.issubdtype(found.dtype, np.floating) or found.shape != (size,):
-            kind = f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-            raise ConfigError(f"{self._said} returned {kind}, not a NumPy array of {size} floats")
-        with np.errstate(over="ignore"):
-            return np.array(found, np.float32)
+        with blaming(self._said):
+            found = getattr(self._part, self._method)(*arguments)
+        return require_vector(found, size, self._said).copy()
 
     def state(self) -> dict[str, NDArray[Any]]:
         """What a checkpoint keeps of the part; `ConfigError` if it changes and does not say how to keep that."""
@@ -98,7 +97,8 @@ class OwnPart:
                     "can be made; add both, or run without a run directory"
                 )
             return {}
-        found = self._part.state()
+        with blaming(self._part, "state"):
+            found = self._part.state()
         if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
             raise ConfigError(f"{path_of(self._part)}.state() returned no dict of arrays by name")
         arrays = {key: np.array(value) for key, value in found.items()}
@@ -114,7 +114,8 @@ class OwnPart:
 
     def restore(self, state: dict[str, NDArray[Any]]) -> None:
         if self._keeps:
-            self._part.restore(state)
+            with blaming(self._part, "restore"):
+                self._part.restore(state)
 
     @property
     def _keeps(self) -> bool:

@@ -11,19 +11,23 @@ bench      benchmarks
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from qafel.cli import bench, deploy, lists, paper, plan, report, run, status, sweep, tune
-from qafel.errors import QafelError, UserError
+from qafel.errors import PartFailed, QafelError, UserError
 from qafel.version import __version__
 
 __all__ = ["main"]
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Typer's UsageError, of which it exports only this kind."""
+
+_TRACEBACK = "QAFEL_TRACEBACK"
+"""The environment's name for: show whole tracebacks, of errors that are raised on purpose too."""
 
 app = typer.Typer(
     help="Quantized asynchronous federated learning with a shared hidden state.",
@@ -68,7 +72,10 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except QafelError as error:
-        _refuse(str(error), 2 if isinstance(error, UserError) else 1)
+        if os.environ.get(_TRACEBACK):
+            raise
+        hint = f"; {_TRACEBACK}=1 shows the traceback" if isinstance(error, PartFailed) else ""
+        _refuse(f"{error}{hint}", 2 if isinstance(error, UserError) else 1)
     except _USAGE_ERROR as error:
         _refuse(_usage(error), 2)
     except MemoryError as error:

@@ -38,8 +38,8 @@ from qafel.params import Layout, Vector
 from qafel.parts import is_path
 from qafel.quantizers import parse
 from qafel.quantizers.spec import FAMILIES
-from qafel.rng import Stream
 from qafel.tasks import Task
+from qafel.tasks.protocol import initial_model
 from qafel.text import did_you_mean
 
 
@@ -310,7 +310,7 @@ class Config(Section):
         """x⁰: the model that [start] names, or the task's own of this seed."""
         if self.start is not None:
             return self.start.read(task.layout)
-        return task.initial_model(Stream.named(self.seed, "initial-model"))
+        return initial_model(task, self.seed)
 
     def value(self, path: str) -> Any:
         """What it says of the setting `path`, such as "stop.uploads"; None if it says nothing."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from qafel.errors import ConfigError, MalformedPayload
 from qafel.params import Vector
+from qafel.parts import blaming, told
 from qafel.quantizers.affine import Affine
 from qafel.quantizers.dithered import Dithered
 from qafel.quantizers.identity import Identity
@@ -105,7 +106,7 @@ class Own:
 
     def max_payload_bytes(self, size: int) -> int:
         offered = self._offered("max_payload_bytes")
-        return _probed(self, check_size(size)) if offered is None else int(offered(size))
+        return _probed(self, check_size(size)) if offered is None else int(self._asked("max_payload_bytes", size))
 
     def bits_per_coordinate(self, size: int) -> float:
         return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
@@ -125,10 +126,12 @@ class Own:
         return getattr(self.part, method, None)
 
     def _asked(self, method: str, size: int) -> Any:
-        return getattr(self.part, method)(size)
+        with blaming(f"{method} of {self.spec}"):
+            return getattr(self.part, method)(size)
 
     def _encoded(self, vector: Vector, stream: Stream) -> bytes:
-        payload: object = self.part.encode(vector.copy(), stream)
+        with blaming(f"encode of {self.spec}"):
+            payload: object = self.part.encode(vector.copy(), stream)
         if isinstance(payload, bytes):
             return payload
         if isinstance(payload, bytearray | memoryview):
@@ -144,8 +147,7 @@ class Own:
                 found: object = self.part.decode(bytes(payload), size)
                 return _sound(found, size)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise MalformedPayload(f"{self.spec} cannot read these {len(payload)} bytes: {said}") from error
+            raise MalformedPayload(f"{self.spec} cannot read these {len(payload)} bytes: {told(error)}") from error
 
 
 _AS_THEY_ARE: Final = (Own, Identity, Qsgd, TopK, RandK, Affine, Sign, Dithered, Rotated, Trellis, Scaled, Zstd)
@@ -193,7 +195,7 @@ def _probed(own: Own, size: int) -> int:
             _sound(own.part.decode(payload, size), size)
         except Exception as error:
             raise ConfigError(
-                f"{own.spec} does not decode what it encodes of a {kind} vector of {size} coordinates: {error!r}"
+                f"{own.spec} does not decode what it encodes of a {kind} vector of {size} coordinates: {told(error)}"
             ) from error
     longest = max(lengths)
     return longest if len(lengths) == 1 else max(2 * longest, 4 * size)

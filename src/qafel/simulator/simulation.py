@@ -15,13 +15,13 @@ from qafel.algorithm.hidden_state import model_for_start
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, MessageError, RejectedUpload
 from qafel.params import Vector
-from qafel.rng import Stream
+from qafel.parts import blaming
 from qafel.runs.progress import Traffic
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
 from qafel.simulator.timing.durations import partial_work, uniform_draws
-from qafel.tasks.protocol import Task, sample_weights
+from qafel.tasks.protocol import Task, initial_model, sample_weights
 
 Scheduled = TypeVar("Scheduled")
 
@@ -119,7 +119,7 @@ class Simulation:
         self.seed = seed
         self.executor: Executor = executor or Inline(Trainer(task, algorithm, seed))
         self.server = Server(
-            task.initial_model(Stream.named(seed, "initial-model")) if start is None else start,
+            initial_model(task, seed) if start is None else start,
             algorithm,
             seed,
             log_capacity=0,
@@ -203,7 +203,9 @@ class Simulation:
         return False
 
     def _schedule_arrival(self) -> None:
-        if (arrival := next(self._arrivals, None)) is not None:
+        with blaming("the arrival law"):
+            arrival = next(self._arrivals, None)
+        if arrival is not None:
             try:
                 time, client, *rest = arrival
                 sound = self._is_sound(time, client, *rest)
@@ -277,7 +279,8 @@ class Simulation:
 
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing
-        duration = timing.durations.draw(number)
+        with blaming(timing.durations, "draw"):
+            duration = timing.durations.draw(number)
         if not _is_time(duration):
             raise ConfigError(f"draw({number}) of the duration law is {duration!r}: expected a time of zero or more")
         if timing.speeds is not None:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import tomli_w
 
 from qafel.config import Config, load_recipe
-from qafel.errors import ConfigError, UserError
+from qafel.errors import ConfigError, PartFailed, UserError
 from qafel.params import Layout
 from qafel.simulator.simulation import Simulation
 from qafel.simulator.timing import make_timing
@@ -171,7 +171,8 @@ def require_sound(runs: Iterable[Planned]) -> list[tuple[Config, Layout]]:
                 simulation.begin()
                 simulation.advance()
         except UserError as error:
-            raise ConfigError(f"{run.folder}: {error}") from None
+            kind = PartFailed if isinstance(error, PartFailed) else ConfigError
+            raise kind(f"{run.folder}: {error}") from error.__cause__
         except Exception:  # the run itself will say it, and the others are made
             continue
         sound.append((config, task.layout))

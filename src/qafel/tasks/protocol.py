@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from qafel.algorithm import LocalTraining
-from qafel.params import Layout, Vector
+from qafel.errors import PartFailed
+from qafel.params import Layout, Vector, require_vector
+from qafel.parts import blaming
 from qafel.rng import Stream
+from qafel.text import path_of
 
 Goal: TypeAlias = Literal["min", "max"]
 
@@ -83,8 +86,50 @@ class Divisible(Protocol):
         """What `evaluate` returns, from the sums of all parts in their order."""
 
 
+def initial_model(task: Task, seed: int) -> Vector:
+    """x⁰ as the task makes it for this seed; `PartFailed` if it makes none."""
+    with blaming(task, "initial_model"):
+        found = task.initial_model(Stream.named(seed, "initial-model"))
+    return require_vector(found, task.layout.size, f"{path_of(task)}.initial_model")
+
+
+def evaluated(task: Task, model: Vector) -> dict[str, float]:
+    """The figures that the task measures of a model; `PartFailed` if there is no metric among them."""
+    with blaming(task, "evaluate"):
+        found: object = task.evaluate(model)
+    return _figures(task, found)
+
+
+def evaluated_parts(task: Divisible, model: Vector, parts: Iterable[int]) -> list[tuple[float, ...]]:
+    """The sums of some parts of an evaluation."""
+    with blaming(task, "evaluate_part"):
+        return [task.evaluate_part(model, part) for part in parts]
+
+
+def combined(task: Divisible, sums: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    """The figures of all parts together, as `evaluated` returns them."""
+    with blaming(task, "combine"):
+        found: object = task.combine(sums)
+    return _figures(task, found)
+
+
+def _figures(task: object, found: object) -> dict[str, float]:
+    wanted = f'{path_of(task)}.evaluate must return numbers by name, with the one that counts as "metric"'
+    if not isinstance(found, Mapping) or "metric" not in found:
+        said = f"the names {', '.join(map(str, found)) or '(none)'}" if isinstance(found, Mapping) else repr(found)
+        raise PartFailed(f"{wanted}; it returned {said}")
+    figures = {}
+    for name, figure in found.items():
+        try:
+            figures[str(name)] = figure if isinstance(figure, int | float) else float(figure)
+        except (TypeError, ValueError):
+            raise PartFailed(f"{wanted}; its {name} is {figure!r}") from None
+    return figures
+
+
 def sample_weights(task: Task) -> list[float]:
     """Each client's samples over the mean, so that the weights average to one."""
-    samples = np.array([task.samples(client) for client in range(task.clients)], np.float64)
+    with blaming(task, "samples"):
+        samples = np.array([task.samples(client) for client in range(task.clients)], np.float64)
     weights: list[float] = (samples / samples.mean()).tolist()
     return weights

@@ -20,7 +20,7 @@ from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks.convex.synthetic import Constants
-from qafel.tasks.protocol import Task, told_version
+from qafel.tasks.protocol import Task, initial_model, told_version
 
 Wide: TypeAlias = NDArray[np.float64]
 Count: TypeAlias = int | None
@@ -138,7 +138,7 @@ def _spread(
 
 
 def _points(task: Task, seed: int, points: Points = None) -> Sequence[Vector]:
-    return [task.initial_model(Stream.named(seed, "initial-model"))] if points is None else points
+    return [initial_model(task, seed)] if points is None else points
 
 
 def _sampled(task: Task, wanted: int, seed: int) -> list[int]:

@@ -33,12 +33,14 @@ from qafel.deployment.connection import Broker, Stored, run_until_one_ends, sess
 from qafel.deployment.keys import Access, Verifier
 from qafel.deployment.messages import SILENT_S, Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, ConfigError, DataError
+from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, ConfigError, DataError, QafelError
 from qafel.params import Vector
+from qafel.parts import blaming
 from qafel.rng import Stream
 from qafel.tasks import Task
 from qafel.tasks.protocol import sample_weights, told_version
 from qafel.text import human_seconds
+from qafel.workers import pack, portable, unpack
 
 _TELL_MOST_S: Final = 60.0
 log = logging.getLogger(__name__)
@@ -147,9 +149,10 @@ class DeploymentClient:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
         core, (copied, sequence) = self.core, start
         told = told_version(train, copied.version)
-        return local_update(
-            copied, told, core.algorithm, core.seed, client=core.number, sequence=sequence, weight=core.weight
-        )
+        with blaming(f"the training of client {core.number}"):
+            return local_update(
+                copied, told, core.algorithm, core.seed, client=core.number, sequence=sequence, weight=core.weight
+            )
 
     async def _work(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings
@@ -402,7 +405,7 @@ def training_in(worker: str, train: Train) -> Iterator[Train]:
     if worker == "thread":
         yield train
         return
-    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(train,))
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(pack(train),))
 
     def elsewhere(start: Vector, stream: Stream, version: int = 0) -> Vector:
         return pool.submit(_train, start, stream, version).result()
@@ -413,12 +416,18 @@ def training_in(worker: str, train: Train) -> Iterator[Train]:
         pool.shutdown(cancel_futures=True)
 
 
-_kept: list[Train] = []  # in a worker process: what it trains with
+_kept: list[bytes | Train] = []  # in a worker process: what it trains with, packed until it is first used
 
 
-def _keep(train: Train) -> None:
-    _kept[:] = [train]
+def _keep(packed: bytes) -> None:
+    _kept[:] = [packed]
 
 
 def _train(start: Vector, stream: Stream, version: int) -> Vector:
-    return told_version(_kept[0], version)(start, stream)
+    train = _kept[0]
+    if isinstance(train, bytes):
+        train = _kept[0] = unpack(train)
+    try:
+        return told_version(train, version)(start, stream)
+    except QafelError as error:
+        raise portable(error) from error.__cause__

@@ -24,6 +24,7 @@ from qafel.runs.directory import RunDirectory
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status
 from qafel.runs.summary import Summary, summarise
 from qafel.tasks import Task
+from qafel.tasks.protocol import evaluated
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ class Evaluator:
 
     def _row(self, standing: Standing) -> Row:
         began = perf_counter()
-        figures = self.task.evaluate(standing.model)
+        figures = evaluated(self.task, standing.model)
         self.progress.evaluation_s += perf_counter() - began
         return self.progress.row(standing, figures)
 

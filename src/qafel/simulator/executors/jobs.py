@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState, local_update
 from qafel.params import Vector
+from qafel.parts import blaming
 from qafel.rng import Stream
-from qafel.tasks.protocol import Task, takes_version
+from qafel.tasks.protocol import Task, evaluated, takes_version
 
 
 @final
@@ -52,7 +53,8 @@ class Trainer:
 
         def train(vector: Vector, stream: Stream) -> Vector:
             began = perf_counter()
-            trained = self.task.train(client, vector, local, stream, **told)
+            with blaming(self.task, "train"):
+                trained = self.task.train(client, vector, local, stream, **told)
             self.training_s += perf_counter() - began
             return trained
 
@@ -121,7 +123,7 @@ class Inline:
         """Nothing begins ahead of time here."""
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
-        return task.evaluate(model)
+        return evaluated(task, model)
 
     def __enter__(self) -> Self:
         return self

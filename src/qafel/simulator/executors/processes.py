@@ -22,8 +22,8 @@ from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, QafelError, WorkerLost
 from qafel.params import Vector
 from qafel.simulator.executors.jobs import Job, Trainer, spans
-from qafel.tasks.protocol import Divisible, Task
-from qafel.workers import Died, Tell, Workers, thread_limits
+from qafel.tasks.protocol import Divisible, Task, combined, evaluated, evaluated_parts
+from qafel.workers import Died, Tell, Workers, portable, thread_limits
 
 JOBS_PER_WORKER = 8
 
@@ -111,7 +111,7 @@ class _WorkerSide:
         try:
             return self._train(work) if isinstance(work, TrainingWork) else self._evaluate(work)
         except QafelError as error:
-            return error
+            return portable(error)
 
     def _train(self, work: TrainingWork) -> TrainingAnswer:
         number, client, sequence, weight, steps, memory, version, vector_slot, upload_slot = work
@@ -125,7 +125,7 @@ class _WorkerSide:
     def _evaluate(self, work: EvaluationWork) -> EvaluationAnswer:
         task, model = self._trainer.task, self._shared.vectors[self._shared.evaluated]
         assert isinstance(task, Divisible)
-        return [task.evaluate_part(model, part) for part in work.parts]
+        return evaluated_parts(task, model, work.parts)
 
 
 @final
@@ -197,7 +197,7 @@ class Processes:
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
         """Divide the evaluation among the workers. See docs/decisions/evaluation-is-shared.md."""
         if not isinstance(task, Divisible):
-            return task.evaluate(model)
+            return evaluated(task, model)
         self._shared.vectors[self._shared.evaluated] = model
         works = [EvaluationWork(parts) for parts in spans(task.evaluation_parts, self.workers)]
         self._pool.give_each(works)
@@ -208,7 +208,7 @@ class Processes:
             if isinstance(answer, QafelError):
                 raise answer
             sums += answer
-        return task.combine(sums)
+        return combined(task, sums)
 
     def _hold(self, hidden_state: HiddenState) -> int:
         """The slot with the hidden state; one slot per version in use."""

@@ -16,8 +16,8 @@ from qafel.errors import ConfigError, QafelError
 from qafel.params import Vector
 from qafel.simulator.executors.jobs import Job, Trainer, spans
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
-from qafel.tasks.protocol import Divisible, Task
-from qafel.workers import pack, unpack
+from qafel.tasks.protocol import Divisible, Task, combined, evaluated, evaluated_parts
+from qafel.workers import pack, portable, unpack
 
 
 class _Actor:
@@ -37,13 +37,16 @@ class _Actor:
         try:
             result = self._trainer.perform(Job(number, client, sequence, start, weight, steps, memory))
         except QafelError as error:
-            result = error
+            result = portable(error)
         return result, self._trainer.training_s - before
 
-    def evaluate(self, model: Vector, parts: range) -> list[tuple[float, ...]]:
+    def evaluate(self, model: Vector, parts: range) -> list[tuple[float, ...]] | QafelError:
         task = self._trainer.task
         assert isinstance(task, Divisible)
-        return [task.evaluate_part(model.copy(), part) for part in parts]
+        try:
+            return evaluated_parts(task, model.copy(), parts)
+        except QafelError as error:
+            return portable(error)
 
 
 @final
@@ -111,11 +114,16 @@ class RayCluster:
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
         if not isinstance(task, Divisible):
-            return task.evaluate(model)
+            return evaluated(task, model)
         reference = self._ray.put(model)
         parts = spans(task.evaluation_parts, len(self._actors))
         asked = [actor.evaluate.remote(reference, span) for actor, span in zip(self._actors, parts, strict=False)]
-        return task.combine([sums for part in self._ray.get(asked) for sums in part])
+        sums: list[tuple[float, ...]] = []
+        for answer in self._ray.get(asked):
+            if isinstance(answer, QafelError):
+                raise answer
+            sums += answer
+        return combined(task, sums)
 
     def __enter__(self) -> Self:
         return self

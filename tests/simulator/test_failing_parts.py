@@ -1,0 +1,151 @@
+"""A user's part that raises, or returns what it must not: one sentence with the part, the exception and its place."""
+
+import multiprocessing
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from qafel import HalfNormal, Layout, Limits, Timing, simulate, wire
+from qafel.errors import PartFailed
+from tests.command import qafel_here
+from tests.simulator.test_executors import no_shared_memory_is_left
+
+
+class Task:
+    """Sound, but for what `fails` names: an exception, or a value to return."""
+
+    name, clients, metric_name, metric_goal = "fragile", 4, "distance", "min"
+    layout = Layout.flat(8)
+
+    def __init__(self, **fails):
+        self.fails = fails
+
+    def _or(self, method, value):
+        found = self.fails.get(method, value)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def samples(self, client):
+        return 1
+
+    def initial_model(self, stream):
+        return self._or("initial_model", np.ones(8, np.float32))
+
+    def train(self, client, start, local, stream):
+        return self._or("train", start * np.float32(0.9))
+
+    def evaluate(self, model):
+        return self._or("evaluate", {"metric": float(model @ model)})
+
+
+class Codec:
+    def encode(self, vector, stream):
+        if abs(vector - 0.1).max() < 0.01:  # what the task trains, and no probe
+            raise IndexError("no level left")
+        return vector.tobytes()
+
+    def decode(self, payload, size):
+        return np.frombuffer(payload, np.float32)
+
+
+def late_is_wrong(staleness):
+    if staleness:
+        raise ArithmeticError("too late")
+    return 1.0
+
+
+class Raises:
+    def aggregate(self, updates, weights):
+        raise RuntimeError("nothing to add")
+
+    step = aggregate
+
+    def draw(self, number):
+        raise RuntimeError("no time")
+
+
+def arrivals():
+    yield 0.0, 1
+    raise LookupError("nobody else")
+
+
+def attempt(task=None, timing=None, executor="inline", **algorithm):
+    method = wire("qafel", client_lr=0.1, local_steps=1, buffer_size=2, **algorithm)
+    timing = timing or Timing(HalfNormal(0))
+    with pytest.raises(PartFailed) as caught:
+        simulate(task or Task(), method, timing, limits=Limits(server_steps=5), executor=executor, workers=1)
+    return caught.value
+
+
+HERE = f"{__name__}:"
+
+
+@pytest.mark.parametrize(
+    ("failing", "words", "cause"),
+    [
+        ({"task": Task(train=ValueError("odd"))}, f"{HERE}Task.train raised ValueError: odd", ValueError),
+        ({"task": Task(evaluate=KeyError("x"))}, f"{HERE}Task.evaluate raised KeyError: 'x'", KeyError),
+        ({"task": Task(initial_model=OSError("gone"))}, f"{HERE}Task.initial_model raised OSError: gone", OSError),
+        ({"client_quantizer": Codec()}, f"encode of {HERE}Codec raised IndexError: no level left", IndexError),
+        ({"staleness": late_is_wrong}, f"{HERE}late_is_wrong raised ArithmeticError: too late", ArithmeticError),
+        ({"aggregation": Raises()}, f"{HERE}Raises.aggregate raised RuntimeError: nothing to add", RuntimeError),
+        ({"server_step": Raises()}, f"{HERE}Raises.step raised RuntimeError: nothing to add", RuntimeError),
+        ({"timing": Timing(Raises())}, f"{HERE}Raises.draw raised RuntimeError: no time", RuntimeError),
+        ({"timing": Timing(HalfNormal(0), arrivals())}, "the arrival law raised LookupError: nobody", LookupError),
+    ],
+)
+def test_an_exception_is_told_with_its_place_and_is_the_cause(failing, words, cause):
+    error = attempt(**failing)
+    assert str(error).startswith(words)
+    assert f"({__file__}, line " in str(error)
+    assert isinstance(error.__cause__, cause)
+
+
+@pytest.mark.parametrize(
+    ("method", "returned", "words"),
+    [
+        ("train", None, "the training of client 0 returned NoneType, not a NumPy array of 8 floats"),
+        ("train", np.ones(3, np.float32), "the training of client 0 returned float32[3], not"),
+        ("train", np.float32(1), "the training of client 0 returned float32, not"),
+        ("initial_model", np.ones(8, int), "Task.initial_model returned int64[8], not a NumPy array of 8 floats"),
+        ("evaluate", None, 'the one that counts as "metric"; it returned None'),
+        ("evaluate", {"loss": 1.0}, 'the one that counts as "metric"; it returned the names loss'),
+        ("evaluate", {"metric": "good"}, "its metric is 'good'"),
+    ],
+)
+def test_what_a_part_must_not_return_is_told(method, returned, words):
+    assert words in str(attempt(Task(**{method: returned})))
+
+
+def test_doubles_and_numpy_scalars_are_taken_as_they_are_meant(tmp_path):
+    task = Task(train=np.full(8, 0.9), evaluate={"metric": np.float32(1.5)})
+    method = wire("qafel", client_lr=0.1, local_steps=1, buffer_size=2)
+    found = simulate(task, method, Timing(HalfNormal(0)), limits=Limits(server_steps=5), out=tmp_path / "run")
+    assert found.history["metric"][-1] == 1.5
+
+
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_elsewhere_it_is_the_same_sentence_with_the_workers_traceback_and_nothing_is_left(executor):
+    if executor == "ray":
+        pytest.importorskip("ray")
+    with no_shared_memory_is_left() if executor == "processes" else nullcontext():
+        error = attempt(Task(train=ValueError("odd")), executor=executor)
+    assert str(error).startswith(f"{HERE}Task.train raised ValueError: odd ({__file__}, line ")
+    assert "Traceback" in error.__notes__[0]
+    assert "ValueError: odd" in error.__notes__[0]
+    assert not multiprocessing.active_children()
+
+
+def test_the_command_line_says_how_to_see_the_traceback(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raises_late.py").write_text("def law(staleness):\n    return 1 / (1 - staleness)\n")
+    arguments = ("run", "mushrooms-qafel-4bit", "--set", "algorithm.staleness=raises_late:law", "-q")
+    _, said = qafel_here(*arguments, expect=2)
+    place = f"({tmp_path / 'raises_late.py'}, line 2)"
+    sentence = f"raises_late:law raised ZeroDivisionError: division by zero {place}"
+    assert said == f"qafel: {sentence}; QAFEL_TRACEBACK=1 shows the traceback\n"
+    monkeypatch.setenv("QAFEL_TRACEBACK", "1")
+    with pytest.raises(PartFailed):
+        qafel_here(*arguments, "--overwrite")
