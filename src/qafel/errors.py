@@ -48,7 +48,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any, ClassVar
 
 
 class QafelError(Exception):
@@ -240,3 +243,17 @@ class BrokerLost(BrokerError):
 
 class BrokerRefused(BrokerError):
     reason = "broker-refused"
+
+
+def require_numbers(table: Any) -> None:
+    """Raise `ConfigError` if a field of a dataclass that is annotated as a number holds anything else."""
+    for entry in fields(table):
+        kind, _, optional = str(entry.type).partition(" | ")
+        value = getattr(table, entry.name)
+        if kind not in _NUMBERS or (value is None and optional == "None"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, _NUMBERS[kind]):
+            raise ConfigError(f"{entry.name} is {'a whole number' if kind == 'int' else 'a number'}; got {value!r}")
+
+
+_NUMBERS: Mapping[str, type] = {"int": Integral, "float": Real}

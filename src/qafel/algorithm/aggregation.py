@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import ConfigError, DuplicateUpload
+from qafel.errors import ConfigError, DuplicateUpload, require_numbers
 from qafel.params import Vector
 from qafel.quantizers.protocol import Payload, Quantizer
 
@@ -127,6 +127,7 @@ class PolynomialStaleness:
     cutoff: int = 0
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         if self.exponent < 0:
             raise ConfigError(f"the staleness exponent is zero or more, got {self.exponent}")
         if self.cutoff < 0:

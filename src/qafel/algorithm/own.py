@@ -23,8 +23,21 @@ from numpy.typing import NDArray
 
 from qafel.errors import ConfigError
 from qafel.params import Vector, require_vector
-from qafel.parts import blaming
+from qafel.parts import Kind, blaming
 from qafel.text import path_of
+
+QUANTIZER = Kind("quantizer", ("encode", "decode"))
+STALENESS = Kind("staleness law", ("__call__",))
+AGGREGATION = Kind("aggregation", ("aggregate",))
+SERVER_STEP = Kind("server step", ("step",))
+OWN_KINDS = {
+    "client_quantizer": QUANTIZER,
+    "server_quantizer": QUANTIZER,
+    "staleness": STALENESS,
+    "aggregation": AGGREGATION,
+    "server_step": SERVER_STEP,
+}
+"""The settings of a method that may name a user's own part, and what it must be."""
 
 StalenessLaw: TypeAlias = Callable[[int], float]
 """How much a late update weighs: from staleness τ = t − v to a factor."""

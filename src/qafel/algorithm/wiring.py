@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from numbers import Real
 from typing import Any, Literal, TypeAlias, final, get_args
 
 from qafel.algorithm.aggregation import Aggregation, PolynomialStaleness
 from qafel.algorithm.messages import Kind
 from qafel.algorithm.own import Aggregator, StalenessLaw, Step, checked, own_parts
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, require_numbers
 from qafel.quantizers import Identity, as_quantizer
 from qafel.quantizers.protocol import Quantizer
 
@@ -48,6 +49,7 @@ class LocalTraining:
     """FedProx's μ: the local loss has μ/2·‖y − y₀‖² added."""
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         _require(self.lr > 0, "the client learning rate is positive", self.lr)
         _require((self.steps is None) != (self.epochs is None), "local training lasts some steps or some epochs", self)
         _require((self.steps or self.epochs or 0) >= 1, "there is at least one local step or epoch", self)
@@ -96,6 +98,8 @@ class Algorithm:
     """Whether a client that a round's deadline overtakes uploads what it has done by then (FedProx)."""
 
     def __post_init__(self) -> None:
+        require_numbers(self)
+        _require(isinstance(self.local, LocalTraining), "local is a LocalTraining(lr, steps)", repr(self.local))
         for role in ("client_quantizer", "server_quantizer"):
             object.__setattr__(self, role, as_quantizer(getattr(self, role)))
         _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
@@ -160,7 +164,7 @@ class Preset:
 
 
 def _is_rate(rate: Rate) -> bool:
-    return rate in get_args(FromOmega) if isinstance(rate, str) else 0 <= rate <= 1
+    return rate in get_args(FromOmega) if isinstance(rate, str) else isinstance(rate, Real) and 0 <= rate <= 1
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias, final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue, ValidationError
 
 from qafel import parts
+from qafel.algorithm.own import QUANTIZER
 from qafel.params import Layout
 from qafel.parts import Kind, is_path
 from qafel.quantizers import as_quantizer, parse
@@ -31,10 +32,6 @@ TASK = Kind(
 )
 ARRIVALS = Kind("arrival law", ("__iter__",))
 DURATIONS = Kind("duration law", ("draw",))
-QUANTIZER = Kind("quantizer", ("encode", "decode"))
-STALENESS = Kind("staleness law", ("__call__",))
-AGGREGATION = Kind("aggregation", ("aggregate",))
-SERVER_STEP = Kind("server step", ("step",))
 
 
 class Section(BaseModel):

@@ -19,11 +19,9 @@ from pydantic import Field, ValidationError, model_validator
 from qafel.algorithm import PRESETS, Algorithm
 from qafel.algorithm.aggregation import Aggregation
 from qafel.algorithm.methods import DEFAULT_CLIENT_LR, DEFAULT_LOCAL_STEPS, DEFAULT_SERVER_LR, assemble
+from qafel.algorithm.own import OWN_KINDS, QUANTIZER
 from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
 from qafel.config.parts import (
-    AGGREGATION,
-    SERVER_STEP,
-    STALENESS,
     PartName,
     Section,
     make,
@@ -183,7 +181,7 @@ class AlgorithmConfig(Section):
         return assemble(self.preset, settings, layout)
 
 
-_SERVER_PARTS = {"staleness": STALENESS, "aggregation": AGGREGATION, "server_step": SERVER_STEP}
+_SERVER_PARTS = {role: kind for role, kind in OWN_KINDS.items() if kind is not QUANTIZER}
 
 
 class NetworkConfig(Section):

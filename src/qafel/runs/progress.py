@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeAlias, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
 
 from qafel.algorithm import Server
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, require_numbers
 from qafel.params import Vector
 from qafel.tasks.protocol import Goal
 
+Unit: TypeAlias = Literal["server_steps", "uploads"]
 Status: TypeAlias = Literal["running", "finished", "diverged", "stopped"]
 
 
@@ -127,10 +128,13 @@ class Evaluation:
     """
 
     every: int = 1
-    unit: Literal["server_steps", "uploads"] = "server_steps"
+    unit: Unit = "server_steps"
     target: float | None = None
 
     def __post_init__(self) -> None:
+        require_numbers(self)
+        if self.unit not in get_args(Unit):
+            raise ConfigError(f"evaluations are counted in one of {', '.join(get_args(Unit))}; got {self.unit!r}")
         if self.every < 1:
             raise ConfigError(f"evaluations come every 1 or more {self.unit}, got {self.every}")
 
@@ -154,8 +158,12 @@ class Limits:
     at_target: bool = False
 
     def __post_init__(self) -> None:
-        if all(limit is None for limit in (self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes)):
+        require_numbers(self)
+        limits = [self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes]
+        if all(limit is None for limit in limits):
             raise ConfigError("a run needs an end: server_steps, uploads, virtual_time or traffic_bytes")
+        if any(limit is not None and not limit > 0 for limit in limits):
+            raise ConfigError(f"a limit is above zero; got {self}")
 
     def reached(self, version: int, traffic: Traffic, virtual_time: float = -math.inf) -> bool:
         """Whether a run that has come so far ends now. The target is `Progress`'s to know."""

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from html import escape
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from qafel import drawing
 from qafel.algorithm import Algorithm, LocalTraining
 from qafel.config import Config
+from qafel.config.parts import TASK
 from qafel.config.start import StartFrom, start_of
 from qafel.drawing.page import table
-from qafel.errors import OutputError
+from qafel.errors import ConfigError, OutputError
 from qafel.params import Vector
 from qafel.quantizers import fitness
 from qafel.runs.directory import state_of
@@ -134,7 +136,16 @@ def simulate(
     on_row      called with each `Row` as it is measured; an error raised there breaks the run off
     listeners   objects that hear of every row and of the end, as `qafel.runs.listeners.Listener` says
     """
-    evaluation, limits = evaluation or Evaluation(), limits or Limits(server_steps=1000)
+    evaluation = Evaluation() if evaluation is None else evaluation
+    limits = Limits(server_steps=1000) if limits is None else limits
+    _require_kinds(task, algorithm, timing, limits, evaluation)
+    seed = _require_seed(seed)
+    if out is not None and not (isinstance(out, str | PathLike) and str(out)):
+        raise ConfigError(f"out is the path of a run directory; got {out!r}")
+    if out is None and (resume or overwrite):
+        raise ConfigError(f"{'resume' if resume else 'overwrite'} needs the run directory: out=…")
+    if on_row is not None and not callable(on_row):
+        raise ConfigError(f"on_row is a function that takes a row; got {on_row!r}")
     for warning in quantizer_warnings(algorithm, task.layout.size):
         warnings.warn(warning, stacklevel=2)
     settings = {
@@ -174,6 +185,29 @@ def simulate(
             return _run_in_memory(plan, heard, executor, workers)
         summary, simulation = write_run(plan, path, heard, executor=executor, workers=workers, resume=resume)
         return _result(plan, summary, History.load(path), simulation)
+
+
+def _require_kinds(task: object, algorithm: object, timing: object, limits: object, evaluation: object) -> None:
+    """Raise `ConfigError` if an argument of `simulate` is not what it should be."""
+    lacking = [name for name in TASK.needs if not hasattr(task, name)]
+    if isinstance(task, str | type) or lacking:
+        lack = f", which has no {lacking[0]}" if lacking and not isinstance(task, str | type | None) else ""
+        raise ConfigError(f"task is an object such as Mushrooms(), a TorchTask or your own; got {task!r}{lack}")
+    expected = (
+        ("algorithm", algorithm, Algorithm, 'wire("qafel")'),
+        ("timing", timing, Timing, "Timing(HalfNormal(seed=0))"),
+        ("limits", limits, Limits, "Limits(uploads=1000)"),
+        ("evaluation", evaluation, Evaluation, "Evaluation(every=10)"),
+    )
+    for name, value, kind, example in expected:
+        if not isinstance(value, kind):
+            raise ConfigError(f"expected {name}={example}, or the like; got {value!r}")
+
+
+def _require_seed(seed: object) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
+        raise ConfigError(f"seed is a whole number of 64 bits; got {seed!r}")
+    return int(seed)
 
 
 def _run_in_memory(plan: RunPlan, listeners: Sequence[Listener], executor: ExecutorName, workers: int | None) -> Result:

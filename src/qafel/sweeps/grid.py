@@ -82,6 +82,8 @@ def grid(recipes: Sequence[Recipe], seeds: Sequence[int], settings: Settings) ->
     if "seed" in settings:
         raise ConfigError("a sweep's seeds are given as such: leave the setting seed out, and say --seeds 3,7")
     recipes = [recipe for place, recipe in enumerate(recipes) if recipe not in recipes[:place]]
+    if empty := [path for path, values in settings.items() if not values]:
+        raise ConfigError(f"{empty[0]} is given no value")
     if not recipes or not seeds:
         raise ConfigError("a sweep takes at least one recipe and one seed")
     runs: list[Planned] = []

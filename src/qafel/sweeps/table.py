@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 from qafel import drawing
 from qafel.drawing.page import table
-from qafel.errors import DataError, OutputError
+from qafel.errors import ConfigError, DataError, OutputError
 from qafel.files import write_atomically, writing
 from qafel.runs.progress import Row
 from qafel.runs.reading import History, Run
 from qafel.runs.seeds import Spread
 from qafel.simulator.api import quantizer_warnings
 from qafel.simulator.executors import ExecutorName
-from qafel.sweeps.grid import Recipe, as_settings, grid, parse_seeds, require_sound
+from qafel.sweeps.grid import Recipe, as_settings, grid, require_sound
 from qafel.sweeps.making import Planned, Watcher, make_runs, unfinished
 from qafel.text import human_bytes, human_count, human_metric
 
@@ -119,13 +120,30 @@ def sweep(
     out        the folder: a run directory each, report.html and table.csv
     workers    processes; a script that asks for several must have its work under `if __name__ == "__main__":`
     """
-    several = [recipes] if isinstance(recipes, str | Path | Mapping) else list(recipes)
-    chosen = parse_seeds(str(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    several = [recipes] if isinstance(recipes, str | Path | Mapping) else recipes
+    if not isinstance(several, Sequence) or not all(isinstance(recipe, str | Path | Mapping) for recipe in several):
+        raise ConfigError(f"recipes are names, TOML files or tables, one or a list; got {recipes!r}")
+    if not isinstance(settings, Mapping | None):
+        raise ConfigError(f'settings are values by path, as {{"algorithm.client_lr": [0.5, 1]}}; got {settings!r}')
+    if not isinstance(out, str | Path) or not str(out):
+        raise ConfigError(f"out is the path of a folder; got {out!r}")
+    if not isinstance(workers, int) or workers < 1:
+        raise ConfigError(f"workers is a number of processes, 1 or more; got {workers!r}")
+    chosen = _chosen(seeds)
     runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
     for config, layout in require_sound(unfinished(runs, folder)):
         for warning in quantizer_warnings(config.algorithm.wire(layout), layout.size):
             warnings.warn(warning, stacklevel=2)
     return make_sweep(runs, folder, Silence(), workers)
+
+
+def _chosen(seeds: object) -> list[int]:
+    if isinstance(seeds, int) and seeds > 0:
+        return list(range(seeds))
+    listed = list(seeds) if isinstance(seeds, Iterable) else []
+    if listed and all(isinstance(seed, Integral) for seed in listed):
+        return list(dict.fromkeys(map(int, listed)))
+    raise ConfigError(f"seeds are how many (5: seeds 0 to 4) or a list of which ([3, 7]); got {seeds!r}")
 
 
 def make_sweep(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: int) -> Sweep:

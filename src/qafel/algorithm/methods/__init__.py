@@ -21,10 +21,14 @@ from qafel.algorithm.methods.fedbuff import FEDBUFF, FEDBUFF_DIRECT
 from qafel.algorithm.methods.fedprox import FEDPROX
 from qafel.algorithm.methods.mcm import MCM
 from qafel.algorithm.methods.qafel import QAFEL
+from qafel.algorithm.own import OWN_KINDS, QUANTIZER
 from qafel.algorithm.wiring import Algorithm, LocalTraining, Preset
 from qafel.errors import ConfigError
 from qafel.params import Layout
-from qafel.quantizers import parse
+from qafel.parts import is_path
+from qafel.parts import make as make_part
+from qafel.quantizers import as_quantizer, parse
+from qafel.quantizers.spec import FAMILIES
 from qafel.text import did_you_mean
 
 PRESETS: Mapping[str, Preset] = {
@@ -59,18 +63,34 @@ def wire(preset: str, *, layout: Layout | None = None, **settings: Any) -> Algor
     `layout` is the model's, which some quantizers need. Quantizers are text specs or objects; local training may be an
     object too, and so may own parts of the server: `local=LocalTraining(…)`, `staleness=lambda tau: …`,
     `aggregation=` an object with `aggregate(updates, weights)`, `server_step=` one with `step(model, update)`.
+    Own parts may also be named as in a recipe: "package.module:Name".
 
     >>> wire("qafel", server_lr=0.1, client_lr=2.0, local_steps=10, server_quantizer="qsgd:4").buffer_size
     10
     """
     if preset not in PRESETS:
-        raise ConfigError(f"unknown algorithm {preset!r}{did_you_mean(preset, PRESETS)}")
+        raise ConfigError(f"unknown algorithm {preset!r}{did_you_mean(str(preset), PRESETS)}")
     known = {entry.name for entry in fields(Algorithm)} - {"name"} | set(_LOCAL) | set(_STALENESS)
     if unknown := sorted(set(settings) - known):
         raise ConfigError(f"unknown setting {unknown[0]!r} of an algorithm{did_you_mean(unknown[0], known)}")
     if settings.get("server_step") is not None and "server_lr" in settings:
         raise ConfigError("an own server step has its own learning rate: leave server_lr out")
+    if mixed := sorted(set(settings) & set(_LOCAL)) if "local" in settings else []:
+        raise ConfigError(f"local training is given as an object: {mixed[0]} goes into local=LocalTraining(…)")
+    if mixed := sorted(set(settings) & set(_STALENESS)) if "staleness" in settings else []:
+        raise ConfigError(f"an own staleness law is in place of {mixed[0]}: leave one out")
+    settings = {role: _own(role, value) for role, value in settings.items()}
     return assemble(preset, PRESETS[preset].resolve(preset, settings), layout)
+
+
+def _own(role: str, value: Any) -> Any:
+    """The value of a setting; where it names a user's own part, as in a recipe, that part."""
+    table = value if isinstance(value, Mapping) else {"name": value}
+    path = table.get("name")
+    if role not in OWN_KINDS or not isinstance(path, str) or not is_path(path) or path.partition(":")[0] in FAMILIES:
+        return value
+    made = make_part(path, OWN_KINDS[role], table.get("arguments"))
+    return as_quantizer(made, name=path) if OWN_KINDS[role] is QUANTIZER else made
 
 
 def assemble(preset: str, settings: Mapping[str, Any], layout: Layout | None = None) -> Algorithm:

@@ -39,6 +39,8 @@ def make_executor(
     algorithm   the method
     seed        the run's
     """
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise ConfigError(f"workers is a number of processes, 1 or more; got {workers!r}")
     if name == "inline":
         return Inline(Trainer(task, algorithm, seed))
     count = workers or os.cpu_count() or 1

@@ -13,7 +13,7 @@ from typing import final
 
 from qafel.config import TimingConfig
 from qafel.config.parts import ARRIVALS, DURATIONS, make
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, require_numbers
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate, Poisson, Rounds, Trace
 from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform, client_factors
 
@@ -78,6 +78,11 @@ class Timing:
     network: Network | None = None
 
     def __post_init__(self) -> None:
+        require_numbers(self)
+        if isinstance(self.durations, type) or not callable(getattr(self.durations, "draw", None)):
+            raise ConfigError(
+                f"durations are an object with draw(number), as HalfNormal(seed=0); got {self.durations!r}"
+            )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"the dropout share lies in [0, 1), got {self.dropout}")
         if not isinstance(self.arrivals, AlwaysTraining | Rounds | Iterable):

@@ -1,0 +1,109 @@
+"""A wrong argument of `simulate`, `wire` or `sweep` is a sentence that says what was expected."""
+
+import re
+
+import pytest
+
+from qafel import Evaluation, HalfNormal, Limits, LocalTraining, Quadratic, Timing, simulate, sweep, wire
+from qafel.errors import ConfigError
+
+TASK, METHOD, TIMING = Quadratic(6, 5), wire("qafel"), Timing(HalfNormal(0))
+
+
+def attempt(task=TASK, algorithm=METHOD, timing=TIMING, **options):
+    return simulate(task, algorithm, timing, **{"limits": Limits(server_steps=2), **options})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"task": None}, "task is an object such as Mushrooms(), a TorchTask or your own; got None"),
+        ({"task": Quadratic}, "task is an object such as Mushrooms()"),
+        ({"task": object()}, "which has no name"),
+        ({"algorithm": "qafel"}, "expected algorithm=wire(\"qafel\"), or the like; got 'qafel'"),
+        ({"timing": HalfNormal(0)}, "expected timing=Timing(HalfNormal(seed=0)), or the like; got <"),
+        ({"limits": 100}, "expected limits=Limits(uploads=1000), or the like; got 100"),
+        ({"evaluation": 10}, "expected evaluation=Evaluation(every=10), or the like; got 10"),
+        ({"seed": 1.5}, "seed is a whole number of 64 bits; got 1.5"),
+        ({"seed": 2**64}, "seed is a whole number of 64 bits"),
+        ({"out": 7}, "out is the path of a run directory; got 7"),
+        ({"out": ""}, "out is the path of a run directory; got ''"),
+        ({"resume": True}, "resume needs the run directory: out="),
+        ({"on_row": 5}, "on_row is a function that takes a row; got 5"),
+        ({"executor": "thread"}, "unknown executor 'thread'; choose from inline, processes, ray"),
+        ({"executor": "processes", "workers": "2"}, "workers is a number of processes, 1 or more; got '2'"),
+    ],
+)
+def test_simulate(arguments, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        attempt(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"buffer_size": "3"}, "buffer_size is a whole number; got '3'"),
+        ({"buffer_size": 2.5}, "buffer_size is a whole number; got 2.5"),
+        ({"client_lr": "a"}, "lr is a number; got 'a'"),
+        ({"server_lr": None}, "server_lr is a number; got None"),
+        ({"staleness_exponent": "x"}, "exponent is a number; got 'x'"),
+        ({"local": {"lr": 1}}, "local is a LocalTraining(lr, steps); got {'lr': 1}"),
+        ({"local": LocalTraining(1.0, 2), "client_lr": 3.0}, "client_lr goes into local=LocalTraining("),
+        ({"staleness": lambda tau: 1.0, "staleness_exponent": 1.0}, "in place of staleness_exponent"),
+        ({"client_quantizer": "nowhere_at_all:Half"}, "nowhere_at_all:Half: there is no module 'nowhere_at_all'"),
+    ],
+)
+def test_wire(settings, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        wire("qafel", **settings)
+
+
+def test_values():
+    with pytest.raises(ConfigError, match="unknown algorithm None"):
+        wire(None)
+    with pytest.raises(ConfigError, match="durations are an object with draw"):
+        Timing(1.0)
+    with pytest.raises(ConfigError, match="a limit is above zero"):
+        Limits(uploads=0)
+    with pytest.raises(ConfigError, match="uploads is a whole number; got '5'"):
+        Limits(uploads="5")
+    with pytest.raises(ConfigError, match="counted in one of server_steps, uploads; got 'steps'"):
+        Evaluation(unit="steps")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"recipes": None}, "recipes are names, TOML files or tables, one or a list; got None"),
+        ({"recipes": TASK}, "recipes are names, TOML files or tables"),
+        ({"seeds": "3"}, "seeds are how many (5: seeds 0 to 4) or a list of which ([3, 7]); got '3'"),
+        ({"seeds": 1.5}, "seeds are how many"),
+        ({"seeds": []}, "seeds are how many"),
+        ({"settings": ["a=1"]}, "settings are values by path"),
+        ({"settings": {"stop.uploads": []}}, "stop.uploads is given no value"),
+        ({"out": None}, "out is the path of a folder; got None"),
+        ({"workers": 0}, "workers is a number of processes, 1 or more; got 0"),
+    ],
+)
+def test_sweep(arguments, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        sweep(**{"recipes": "mushrooms-qafel-4bit", "out": tmp_path, **arguments})
+
+
+def test_wire_takes_own_parts_by_import_path_as_a_recipe_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wired_by_path.py").write_text(
+        "class Half:\n"
+        "    def encode(self, vector, stream):\n        return vector.astype('<f2').tobytes()\n"
+        "    def decode(self, payload, size):\n        import numpy\n"
+        "        return numpy.frombuffer(payload, '<f2').astype('f4')\n"
+        "def law(staleness, power=1):\n    return (1 + staleness) ** -power\n"
+    )
+    found = wire(
+        "qafel",
+        client_quantizer="wired_by_path:Half",
+        server_quantizer="qsgd:4",
+        staleness={"name": "wired_by_path:law", "arguments": {"power": 2}},
+    )
+    assert (found.client_quantizer.spec, found.server_quantizer.spec) == ("wired_by_path:Half", "qsgd:4")
+    assert found.staleness(1) == 0.25
