@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qafel.config import load_recipe
 from qafel.params import Layout
 from qafel.quantizers import measured, parse
+from qafel.quantizers.measure import gaussian
+from qafel.rng import Stream
 from tests.quantizers.specs import stream
 
 pytestmark = pytest.mark.slow
@@ -82,3 +85,33 @@ def test_the_quality_modes_are_better_still(update: tuple[np.ndarray, Layout]) -
 def test_zstd_saves_more_on_real_updates_than_on_gaussian_ones(update: tuple[np.ndarray, Layout]) -> None:
     vector, _ = update
     assert len(parse("qsgd:4+zstd").encode(vector, stream())) + 64 <= 12_500
+
+
+@pytest.fixture(scope="module")
+def cifar_updates() -> list[np.ndarray]:
+    """Updates of the paper's CIFAR-10 network: the first of all, and after 20 and 60 steps of FedBuff's."""
+    pytest.importorskip("torch", reason="needs the torch extra")
+    if not os.environ.get("QAFEL_DATA") or not DATA.exists():
+        pytest.skip("needs $QAFEL_DATA with cifar-10-batches-bin/data_batch_1.bin")
+    config = load_recipe("cifar10-fedbuff-c100")
+    task, local = config.task.make(), config.algorithm.wire().local
+    model, found = config.initial_model(task), []
+    for step in range(61):
+        starts = [Stream.named(0, "real update", client, step) for client in range(10)]
+        updates = [task.train(10 * step + n, model, local, start) - model for n, start in enumerate(starts)]
+        if step in {0, 20, 60}:
+            found.append(updates[0])
+        model = (model + config.algorithm.server_lr * np.mean(updates, 0)).astype(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("spec", ["trellis:0.5", "trellis:1", "trellis:2", "trellis:4", "trellis:2,states=32"])
+def test_trellis_has_less_error_on_real_updates_than_on_gaussian_ones(
+    spec: str, cifar_updates: list[np.ndarray]
+) -> None:
+    quantizer = parse(spec)
+    on_gaussian = measured(quantizer, [gaussian(cifar_updates[0].size)], 3, stream())
+    for vector in cifar_updates:
+        found = measured(quantizer, [vector], 3, stream())
+        assert found.nmse < on_gaussian.nmse
+        assert found.payload_bytes == pytest.approx(on_gaussian.payload_bytes, rel=0.02)
