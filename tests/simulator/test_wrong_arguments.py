@@ -21,7 +21,7 @@ def attempt(task=TASK, algorithm=METHOD, timing=TIMING, **options):
         ({"task": Quadratic}, "task is an object such as Mushrooms()"),
         ({"task": object()}, "which has no name"),
         ({"algorithm": "qafel"}, "expected algorithm=wire(\"qafel\"), or the like; got 'qafel'"),
-        ({"timing": HalfNormal(0)}, "expected timing=Timing(HalfNormal(seed=0)), or the like; got <"),
+        ({"timing": HalfNormal(0)}, "expected timing=Timing(HalfNormal(seed=0)), or the like; got HalfNormal("),
         ({"limits": 100}, "expected limits=Limits(uploads=1000), or the like; got 100"),
         ({"evaluation": 10}, "expected evaluation=Evaluation(every=10), or the like; got 10"),
         ({"seed": 1.5}, "seed is a whole number of 64 bits; got 1.5"),
