@@ -19,7 +19,8 @@ from qafel.deployment.connection import cancel_and_wait
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.journal import read_journal
+from qafel.deployment.server.journal import JournalReader
+from qafel.deployment.server.ledger import Applied
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.params import Vector
 from qafel.runs.directory import RunDirectory
@@ -93,6 +94,8 @@ def same(server: DeploymentServer, hidden_state: HiddenState) -> bool:
 def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int) -> Server:
     """The server that the whole journal makes of the initial model: what x and x̂ must be."""
     server = Server(initial_model, algorithm, seed)
-    for frame in read_journal(folder):
-        server.receive(Message.from_bytes(frame))
+    for record in JournalReader(folder):
+        upload = Message.from_bytes(record.data)
+        applied = Applied.read(record, upload)
+        server.receive(upload._replace(weight=applied.weight), applied.factor)
     return server

@@ -87,13 +87,25 @@ class Buffer:
         self.weight_sum = 0.0
         self.client_weight_sum = 0.0
 
-    def add_(self, payload: Payload, quantizer: Quantizer, client_weight: float, staleness_weight: float) -> None:
-        """Add one decoded update, times both weights. A payload that does not decode changes nothing."""
+    def add_(
+        self,
+        payload: Payload,
+        quantizer: Quantizer,
+        client_weight: float,
+        staleness_weight: float,
+        factor: float = 1.0,
+    ) -> None:
+        """Add one decoded update, times both weights and a `factor`. A payload that does not decode changes nothing.
+
+        Where updates are kept, the factor scales the update itself: an own aggregation may not look at weights.
+        """
         weight = client_weight * staleness_weight
         if self.kept is None:
+            weight *= factor
             quantizer.add_decoded_(self.total, payload, weight)
         else:
-            self.kept.append((quantizer.decode(payload, self.total.size), weight))
+            update = quantizer.decode(payload, self.total.size)
+            self.kept.append((update if factor == 1 else np.float32(factor) * update, weight))
         self.count += 1
         self.weight_sum += weight
         self.client_weight_sum += client_weight

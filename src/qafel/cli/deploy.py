@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -130,8 +131,17 @@ def server(
     checkpoint_every: Annotated[int, typer.Option(help="Uploads between checkpoints.", min=1)] = 5000,
     keep_journal: Annotated[bool, typer.Option("--keep-journal", help="Keep every accepted upload.")] = False,
     max_norm_ratio: Annotated[
-        float, typer.Option(help="Reject updates whose norm exceeds this multiple of the clients' median; 0: none.")
-    ] = 100.0,
+        float, typer.Option(help="The largest norm of an update, as a multiple of the clients' median; 0: any.")
+    ] = 5.0,
+    norm_excess: Annotated[
+        Literal["clip", "reject"], typer.Option(help="Whether an update beyond it is scaled down to it, or rejected.")
+    ] = "clip",
+    max_norm: Annotated[
+        float | None, typer.Option(help="What updates are scaled down to before three clients sent any; 0: nothing.")
+    ] = None,
+    max_weight: Annotated[
+        float | None, typer.Option(help="The largest weight that a client may claim; 10 by default; 0: any.")
+    ] = None,
     max_rate: Annotated[float, typer.Option(help="Uploads a second that one client may send; 0: any.")] = 0.0,
     take_over: Annotated[
         bool,
@@ -179,7 +189,13 @@ def server(
                 metrics_port=metrics_port,
                 metrics_address=metrics_address,
                 limits=StreamLimits(replicas=replicas),
-                defence=DefenceSettings(max_norm_ratio or None, max_rate or None),
+                defence=DefenceSettings(
+                    max_norm_ratio or None,
+                    max_rate or None,
+                    norm_excess,
+                    math.inf if max_norm == 0 else max_norm,
+                    math.inf if max_weight == 0 else max_weight,
+                ),
                 take_over=take_over,
                 patience_s=patience,
             ),

@@ -185,10 +185,10 @@ def test_an_upload_that_the_server_fails_at_is_put_aside_and_others_go_on(
             checker, begun = server.intake.checker, server._session_id
             whole = type(checker).check
 
-            def fails(*arguments: Any) -> None:
+            def fails(*arguments: Any) -> Any:
                 if arguments[2] == 0:
                     raise RuntimeError("a bug")
-                whole(*arguments)
+                return whole(*arguments)
 
             monkeypatch.setattr(type(checker), "check", fails)
             client.outbox.add((start := client.begin()).sequence, client.finish(start, client._train))

@@ -31,7 +31,7 @@ from qafel.rng import Stream
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
 
 
-def _settings(**defence: float | None) -> ServerSettings:
+def _settings(**defence: Any) -> ServerSettings:
     return ServerSettings(heartbeat_s=0.2, defence=DefenceSettings(**defence))
 
 
@@ -75,7 +75,7 @@ async def _send(broker: Broker, told: Told, subject: str, data: bytes, headers: 
     await until(lambda: len(told) > before)
 
 
-@pytest.mark.parametrize(("step", "weight"), [(1e37, 1e30), (3e38, 1.0), (1.0, 3e38)])
+@pytest.mark.parametrize(("step", "weight"), [(1e37, 1e30), (3e38, 1.0)])
 def test_an_update_that_would_make_the_sum_infinite_is_rejected_even_from_a_lonely_client(
     tmp_path: Path, access: Access, step: float, weight: float
 ) -> None:
@@ -102,7 +102,7 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
             config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "max_staleness": 5}})
-            settings = _settings(max_norm_ratio=10)
+            settings = _settings(max_norm_ratio=10, norm_excess="reject")
             server = await stack.enter_async_context(serving(tmp_path, access, config, settings))
             client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
             broker = await stack.enter_async_context(session(access, "test"))
@@ -137,7 +137,6 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
                 ("future", good._replace(version=1000).to_bytes()),
                 ("wrong-sender", good._replace(sender=1).to_bytes()),
                 ("norm", _upload(client, 26, step=1000.0)),
-                ("norm", _upload(client, 27, weight=1e6)),
             ]
             for reason, data in changed:
                 counted = state.rejected[reason]

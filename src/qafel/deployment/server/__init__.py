@@ -15,7 +15,7 @@ evaluation     the model measured on the way; metrics for Prometheus
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import Literal, final
 
 from qafel.deployment.names import StreamLimits
 
@@ -23,14 +23,24 @@ from qafel.deployment.names import StreamLimits
 @final
 @dataclass(frozen=True, slots=True)
 class DefenceSettings:
-    """What a client may send. None: no such limit."""
+    """What a client may send."""
 
-    max_norm_ratio: float | None = 100.0
-    """A weighted update whose norm is beyond this multiple of the running median is rejected. Honest clients with
-    different data differ by more than ten; an attack differs by orders of magnitude.
-    """
+    max_norm_ratio: float | None = 5.0
+    """The largest norm of a weighted update, as a multiple of the clients' running median; None: `max_norm` alone."""
     max_rate: float | None = None
-    """Uploads a second and client, over bursts of ten seconds' worth."""
+    """Uploads a second and client, over bursts of ten seconds' worth; None: any."""
+    norm_excess: Literal["clip", "reject"] = "clip"
+    """What becomes of an update beyond `max_norm_ratio`: it is scaled down to it, or rejected. Honest clients with
+    different data differ by more than ten; rejected for it, they would be left out of the model.
+    """
+    max_norm: float | None = None
+    """What updates are scaled down to as long as fewer than three clients say what is usual; None: derived from the
+    recipe, see `resolved`; infinity: nothing.
+    """
+    max_weight: float | None = None
+    """What a larger weight is taken for, the usual one being 1. None: ten, or the largest that the task's own samples
+    give; infinity: nothing.
+    """
 
 
 @final

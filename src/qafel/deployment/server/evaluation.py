@@ -40,6 +40,7 @@ class ServerMetrics:
         by_reason = {**options, "labelnames": ("run", "reason")}
         self.rejected = partial(Counter("rejected_updates", "Updates refused", **by_reason).labels, run)
         self.duplicates = Counter("duplicate_updates", "Updates that were counted before", **options).labels(run)
+        self.clipped = Counter("clipped_updates", "Updates whose norm or weight was bounded", **options).labels(run)
         self.upload_bytes = Counter("upload_bytes", "Bytes of accepted updates", **options).labels(run)
         self.broadcast_bytes = Counter("broadcast_bytes", "Bytes of broadcasts, each once", **options).labels(run)
         self.version = Gauge("version", "Server steps done", **options).labels(run)

@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, final
 
@@ -28,7 +28,7 @@ from qafel.deployment.messages import Part, PartAssembler, Receipt
 from qafel.deployment.names import MALFORMED, PART, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
-from qafel.deployment.server.ledger import Ledger
+from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import (
     ConfigError,
     DuplicateUpload,
@@ -43,10 +43,12 @@ from qafel.errors import (
     WrongSender,
 )
 from qafel.params import Vector
+from qafel.tasks.protocol import Task, sample_weights
 
 _ASSEMBLY_BYTES: Final = 1 << 30
 _REMEMBERED: Final = 1000  # clients, of whom the lag is known
 _FAILURES: Final = 3  # at the same upload, before it is put aside
+_USUAL_WEIGHT: Final = 10.0  # times the mean: more than that nobody is believed
 _LEAST_VOTES: Final = 3  # clients, before the median says anything
 _MOST_VOTES: Final = 256
 _FIRST_VOTE_S: Final = 600.0
@@ -126,14 +128,14 @@ class UploadChecker:
         if self._keys is not None:
             _verifier(self._keys[client]).check(subject, frame, signature)
 
-    def check(self, server: Server, client: int, upload: Message, now: float) -> None:
-        """Raise unless this upload, sent as that client, may be taken."""
+    def check(self, server: Server, client: int, upload: Message, now: float) -> Applied:
+        """How this upload, sent as that client, is to be taken; raise if it is not."""
         if upload.sender != client:
             raise WrongSender(f"the message says client {upload.sender}, it was sent by client {client}")
         upload.check(Kind.UPLOAD, server.model.size, self._algorithm.client_quantizer)
         server.seen.check(upload.sender, upload.sequence)
         self._spend(client, now)
-        self._check_norm(server, upload, now)
+        return self._bound(server, upload, now)
 
     def _spend(self, client: int, now: float) -> None:
         """Take a token from the client's bucket, or raise."""
@@ -147,21 +149,48 @@ class UploadChecker:
             raise RateLimited(f"at most {rate:g} uploads a second: wait {(1 - left) / rate:.1f} s")
         self._allowance[client] = (left - 1, now)
 
-    def _check_norm(self, server: Server, upload: Message, now: float) -> None:
-        """Raise if the sum of K such updates may not be finite, or if it is far larger than those of other clients."""
-        update = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
-        norm = upload.weight * _norm(update)
-        if not norm <= _LARGEST / self._algorithm.buffer_size:
+    def _bound(self, server: Server, upload: Message, now: float) -> Applied:
+        """Bound weight and norm; raise if the sum of K such updates may not be finite, or if the norm is far beyond
+        those of other clients and such updates are rejected.
+        """
+        algorithm, settings = self._algorithm, self._settings
+        update = algorithm.client_quantizer.decode(upload.payload, upload.dimension)
+        weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
+        norm = weight * _norm(update)
+        if not norm <= _LARGEST / algorithm.buffer_size:
             raise NormTooLarge(f"the update's weighted norm is {norm:.3g}: a sum of such updates would not be finite")
-        ratio = self._settings.max_norm_ratio
-        if ratio is None:
-            return
-        if self._algorithm.upload == "model":
-            norm = upload.weight * _norm(update - server.model)
+        mixes = algorithm.upload == "model"
+        if mixes:
+            norm = weight * _norm(update - server.model)
         self.median.vote(upload.sender, norm, now)
-        median = self.median.value(now)
-        if median and norm > ratio * median:
-            raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {ratio:g} times the median, {median:.3g}")
+        median, most = self.median.value(now), math.inf if settings.max_norm is None else settings.max_norm
+        judged = bool(median) and settings.max_norm_ratio is not None
+        if median and settings.max_norm_ratio is not None:
+            most = settings.max_norm_ratio * median
+        if norm <= most:
+            return Applied.of(weight, norm=norm)
+        # An own aggregation sees whole models, which no factor brings nearer to ours.
+        if (judged and settings.norm_excess == "reject") or (mixes and not isinstance(algorithm.aggregation, str)):
+            beyond = f"{settings.max_norm_ratio:g} times the median, {median:.3g}" if judged else f"{most:.3g}"
+            raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {beyond}")
+        return Applied.of(weight, most / norm, norm)
+
+
+def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> DefenceSettings:
+    """The settings with the bounds that follow from the recipe, where they are not given.
+
+    The norm is that of P local steps with learning rate η_ℓ along gradients as long as the clipping allows or, without
+    clipping, of one in every coordinate: η_ℓ·P·√d. It is loose on purpose. A few honest clients must not be slowed.
+    """
+    known = sample_weights(task) if algorithm.client_weights == "samples" else [1.0]
+    local = algorithm.local
+    steps = max(local.steps_for(task.samples(client)) for client in range(task.clients))
+    norm = local.lr * steps * (local.clip_norm or math.sqrt(task.layout.size)) * max(known)
+    return replace(
+        defence,
+        max_norm=norm if defence.max_norm is None else defence.max_norm,
+        max_weight=max(_USUAL_WEIGHT, *known) if defence.max_weight is None else defence.max_weight,
+    )
 
 
 def _norm(vector: Vector) -> float:
@@ -235,7 +264,7 @@ class Intake:
                 frame, spent = whole, []
             upload = Message.from_bytes(frame)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE))
-            self.checker.check(self.ledger.server, client, upload, now)
+            applied = self.checker.check(self.ledger.server, client, upload, now)
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
             self._refuse(client, upload.sequence if upload else None, error, group)
@@ -243,7 +272,7 @@ class Intake:
             if not self._put_aside(client, frame, upload, error, group):
                 return
         else:
-            self._count(client, frame, upload, group)
+            self._count(client, frame, upload, applied, group)
         group.acknowledge += spent
 
     def _put_aside(
@@ -283,10 +312,10 @@ class Intake:
             return None
         return self._assembler.add(client, part, message, group.acknowledge)
 
-    def _count(self, client: int, frame: bytes, upload: Message, group: UploadGroup) -> None:
+    def _count(self, client: int, frame: bytes, upload: Message, applied: Applied, group: UploadGroup) -> None:
         version = self.ledger.server.version
         try:
-            accepted = self.ledger.take(frame, upload)
+            accepted = self.ledger.take(frame, upload, applied)
         except (MessageError, RejectedUpload) as error:
             self._refuse(client, upload.sequence, error, group)
             return
@@ -298,6 +327,8 @@ class Intake:
         if len(self.lags) > _REMEMBERED:
             self.lags.popitem(last=False)
         self.metrics.accepted.inc()
+        if applied.factor < 1 or applied.weight < upload.weight:
+            self.metrics.clipped.inc()
         self.metrics.upload_bytes.inc(len(frame))
         self.metrics.buffer.set(self.ledger.server.buffer.count)
         self.metrics.staleness.observe(accepted.staleness)

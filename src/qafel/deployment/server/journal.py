@@ -3,7 +3,8 @@
 A file is named for the number of its first record, journal-000000005000.log, and begins with two lines: the format's
 name and version, then a salt and a checksum of all before it. A record is
 
-    mark | length | checksum of the record before | digest of x̂ after it | checksum of all of it under the salt | bytes
+    mark | length | checksum of the record before | digest of x̂ after it | what was applied
+        | checksum of all of it under the salt | bytes
 
 so that a lost or exchanged record breaks the chain, a replay can be held to the x̂ of the first time, and a sound record
 is found behind an unsound one. Each start begins a file. The file `synced` says how many bytes of the newest one
@@ -39,7 +40,7 @@ _KIND: Final = b"qafel journal "
 _HEADER: Final = re.compile(rb"qafel journal (\d+)\n(?:([0-9a-f]{16}) [0-9a-f]{16}\n)?")
 _HEADER_BYTES: Final = len(b"qafel journal 2\n0123456789abcdef 0123456789abcdef\n")
 _MARK: Final = b"\x89QJ\n"
-_RECORD: Final = struct.Struct("<4sIQQQ")
+_RECORD: Final = struct.Struct("<4sIQQ12sQ")
 _OLD_RECORD: Final = struct.Struct("<IQ")  # length and checksum, before version 2
 _OLD_START: Final = b"QF"  # every record was a frame; docs/wire-format.md
 _SYNCED: Final = re.compile(rb"(\d{12}) (\d{15}) ([0-9a-f]{16})\n")
@@ -57,6 +58,8 @@ class Record(NamedTuple):
     before: int | None
     """The checksum of the record before."""
     checksum: int
+    applied: bytes = b""
+    """What the defence made of it: twelve bytes, the ledger's own matter."""
 
 
 @final
@@ -84,11 +87,13 @@ class Journal:
         """
         self._failure: OutputError | None = None
 
-    def append(self, data: bytes, digest: int = 0) -> None:
-        """Add a record, which is not safe before the next `sync`; `digest` is that of x̂ after it."""
+    def append(self, data: bytes, digest: int = 0, applied: bytes = b"") -> None:
+        """Add a record, which is not safe before the next `sync`; `digest` is that of x̂ after it, `applied` what was
+        made of it.
+        """
         with self._lock:
             _, salt, pieces = self._waiting[-1]
-            pieces += (head := _head(salt, data, self.checksum, digest)), data
+            pieces += (head := _head(salt, data, self.checksum, digest, applied)), data
         self.checksum = int.from_bytes(head[-8:], "little")
         self.count += 1
 
@@ -242,8 +247,8 @@ def _header(salt: int) -> bytes:
     return start + b" %016x\n" % xxhash.xxh3_64_intdigest(start)
 
 
-def _head(salt: int, data: bytes, before: int, digest: int) -> bytes:
-    start = _RECORD.pack(_MARK, len(data), before, digest, 0)[:-8]
+def _head(salt: int, data: bytes, before: int, digest: int, applied: bytes) -> bytes:
+    start = _RECORD.pack(_MARK, len(data), before, digest, applied, 0)[:-8]
     hasher = xxhash.xxh3_64(start, seed=salt)
     hasher.update(data)
     return start + hasher.intdigest().to_bytes(8, "little")
@@ -282,11 +287,12 @@ def _read_record(file: BinaryIO, size: int, old: bool, salt: int | None) -> Reco
         data = file.read(length)
         return Record(data, None, None, checksum) if xxhash.xxh3_64_intdigest(data) == checksum else None
     assert salt is not None
-    mark, length, before, digest, checksum = layout.unpack(head)
+    mark, length, before, digest, applied, checksum = layout.unpack(head)
     if mark != _MARK or length > size - file.tell():
         return None
     data = file.read(length)
-    return Record(data, digest, before, checksum) if _head(salt, data, before, digest) == head else None
+    sound = _head(salt, data, before, digest, applied) == head
+    return Record(data, digest, before, checksum, applied) if sound else None
 
 
 def _sound_follows(rest: bytes, salt: int | None) -> bool:

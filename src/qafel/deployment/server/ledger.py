@@ -8,6 +8,7 @@ docs/decisions/deployment-broker-is-not-the-truth.md
 from __future__ import annotations
 
 import logging
+import struct
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -35,9 +36,35 @@ from qafel.runs.progress import Traffic
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _QUARANTINED: Final = 100
+_APPLIED: Final = struct.Struct("<fff")
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
 
 log = logging.getLogger(__name__)
+
+
+@final
+class Applied(NamedTuple):
+    """What the defence made of an upload, in float32 as the journal holds it: counting it again gives the same bits."""
+
+    weight: float
+    """The client's, as far as the server believes it."""
+    factor: float = 1.0
+    """What the update is multiplied by, so that its norm is within the bound."""
+    norm: float = 0.0
+    """The weighted norm before that: the client's vote on what is usual."""
+
+    def to_bytes(self) -> bytes:
+        return _APPLIED.pack(*self)
+
+    @staticmethod
+    def read(record: Record, upload: Message) -> Applied:
+        """What was applied to an upload of the journal; as it came, if nobody judged it."""
+        return Applied(*_APPLIED.unpack(record.applied)) if any(record.applied) else Applied(upload.weight)
+
+    @staticmethod
+    def of(weight: float, factor: float = 1.0, norm: float = 0.0) -> Applied:
+        """Rounded to what the journal keeps."""
+        return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm)))
 
 
 class _Saved(NamedTuple):
@@ -57,8 +84,9 @@ class Ledger:
     def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
         """Made by `open`: receive the journal after what was saved; `history` broadcasts are kept in memory."""
         self.folder = folder
-        self.server, self.traffic, self.norms, checksum = saved
-        """`norms` is each client's last norm at the last checkpoint, so that a restarted server judges as before."""
+        self.server, self.traffic, norms, checksum = saved
+        self.norms = dict(norms)
+        """Each client's last norm, so that a restarted server judges as before."""
         self.broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
         """The last broadcasts with their versions: what a broker that lost them is given again."""
         before = self.traffic.uploads
@@ -107,30 +135,35 @@ class Ledger:
         write_atomically(self.folder / "epoch", b"%d\n" % epoch)
         sync_folder(self.folder)
 
-    def take(self, frame: bytes, upload: Message) -> Accepted:
+    def take(self, frame: bytes, upload: Message, applied: Applied | None = None) -> Accepted:
         """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count.
 
         One that makes the model diverge raises `NonFiniteVector` and is not journalled: a restart goes on without it.
         """
         try:
-            accepted = self._count(frame, upload)
+            accepted = self._count(frame, upload, applied or Applied(upload.weight))
         except NonFiniteVector:
             self._diverged = True
             raise
-        self.journal.append(frame, self.server.hidden_state.digest)
+        self.journal.append(frame, self.server.hidden_state.digest, applied.to_bytes() if applied else b"")
         return accepted
 
     def _count_again(self, record: Record) -> None:
         """Count a record of the journal. It gave an x̂, which clients hold: another one now is a failure."""
-        self._count(record.data, Message.from_bytes(record.data))
+        upload = Message.from_bytes(record.data)
+        applied = Applied.read(record, upload)
+        self._count(record.data, upload, applied)
+        self.norms.pop(upload.sender, None)  # the latest is the last
+        if applied.norm:
+            self.norms[upload.sender] = applied.norm
         if record.digest not in (None, self.server.hidden_state.digest):
             raise DataError(
                 f"record {self.traffic.uploads - 1} of the journal does not give the hidden state that it gave before"
             )
 
-    def _count(self, frame: bytes, upload: Message) -> Accepted:
+    def _count(self, frame: bytes, upload: Message, applied: Applied) -> Accepted:
         version = self.server.version
-        accepted = self.server.receive(upload)
+        accepted = self.server.receive(upload._replace(weight=applied.weight), applied.factor)
         self.traffic.count_upload(frame, accepted.staleness)
         if accepted.broadcast is not None:
             self.traffic.count_broadcast(accepted.broadcast)

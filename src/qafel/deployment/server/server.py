@@ -30,7 +30,7 @@ from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher, refill
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
-from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker
+from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker, resolved
 from qafel.deployment.server.lease import Lease
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
@@ -73,7 +73,8 @@ class DeploymentServer:
         agreed = self._config.model_copy(update={"start": None})  # clients get x̂ from the server, and read no file
         self._agreement = Agreement(ledger.run_id, agreed, task.layout).to_bytes()
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
-        checker = UploadChecker(algorithm, settings.defence, task.clients, access.registry(), median)
+        defence = resolved(settings.defence, algorithm, task)
+        checker = UploadChecker(algorithm, defence, task.clients, access.registry(), median)
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics)
         self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
