@@ -54,7 +54,7 @@ def test_what_cannot_be_saved_does_not_hide_why_the_search_ended(tmp_path):
 def test_after_ctrl_c_the_command_leaves_its_files(tmp_path, monkeypatch):
     monkeypatch.setattr(command._TuneProgress, "update", lambda self, now: interrupt_after(2)(now))
     with pytest.raises(KeyboardInterrupt):
-        command.tune("mushrooms-qafel-4bit", None, "uploads", 0.5, 5, None, 1, 0, None, None, tmp_path, quiet=True)
+        command.tune("mushrooms-qafel-4bit", target=0.5, trials=5, check=0, out=tmp_path, quiet=True)
     rows = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
     assert [row["trial"] for row in rows] == ["0", "1"]
     assert (tmp_path / "index.html").exists()
