@@ -29,6 +29,26 @@ def writing(what: str, then: str = "") -> Iterator[None]:
         raise OutputError(f"cannot write {what}: {error.strerror or error}{then}") from None
 
 
+def make_private(folder: Path, *, even_if_there: bool = True) -> None:
+    """Make a folder, with those above it, that only its owner can enter, whatever the umask; one that is there already
+    becomes so, too, unless told otherwise.
+    """
+    if folder.exists():
+        if even_if_there:
+            folder.chmod(0o700)
+        return
+    make_private(folder.parent, even_if_there=False)
+    folder.mkdir(0o700, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open or make a file that only its owner can read, whatever the umask."""
+    handle = os.open(path, flags | os.O_CREAT, 0o600)
+    os.fchmod(handle, 0o600)
+    return handle
+
+
 def write_atomically(path: Path, data: bytes, make_folder: bool = False) -> None:
     """Replace the file `path` by `data`, or leave it as it was; `make_folder` makes the folder that it lies in."""
     beside = path.with_name(f".{path.name}.part")

@@ -210,7 +210,7 @@ async def _connect(access: Access, url: str, name: str) -> Broker:
     except BaseException:  # cancelled, too
         await _drop(connection, _tasks(connection))
         raise
-    return Broker(connection, gone)
+    return Broker(connection, gone, access.api)
 
 
 async def close(connection: Connection) -> None:
@@ -250,9 +250,10 @@ class Stored(NamedTuple):
 class Broker:
     """One connection to the broker, until it breaks."""
 
-    def __init__(self, connection: Connection, gone: asyncio.Event) -> None:
+    def __init__(self, connection: Connection, gone: asyncio.Event, api: str) -> None:
+        """`api` is what requests to JetStream begin with."""
         self.connection = connection
-        self._js = connection.jetstream(timeout=ANSWER_S)
+        self._js = connection.jetstream(prefix=api, timeout=ANSWER_S)
         self._gone = gone
 
     @property

@@ -98,7 +98,7 @@ def _raw_seed(seed: str) -> bytes:
 class Access:
     """How to reach a broker: its URL, or a folder of credentials that `qafel broker init` wrote.
 
-        connection.toml    servers = ["tls://127.0.0.1:4222"], client = 17
+        connection.toml    servers = ["tls://127.0.0.1:4222"], client = 17, or the operator's api = "qafel.api"
         user.nk            the seed of our nkey
         ca.pem             the authority that signed the broker's certificate
         cert.pem, key.pem  our own certificate, if TLS is mutual
@@ -112,6 +112,8 @@ class Access:
     servers: tuple[str, ...] = (DEFAULT_URL,)
     folder: Path | None = None
     client: int | None = None
+    api: str = "$JS.API"
+    """What requests to JetStream begin with: the operator's account imports them under another name."""
     _texts: dict[str, str] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -131,7 +133,7 @@ class Access:
             raise ConfigError(
                 f"{folder} does not hold credentials ({error}): give a folder that `qafel broker init` wrote"
             ) from None
-        return Access(servers, folder, connection.get("client"), texts)
+        return Access(servers, folder, connection.get("client"), connection.get("api", "$JS.API"), texts)
 
     @property
     def seed(self) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
 import socket
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.folder import MOST_CONNECTIONS, MOST_SUBSCRIPTIONS, OPERATOR_API, BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
@@ -145,6 +147,91 @@ def test_the_operator_reads_state_and_nothing_else(folder: Path) -> None:
     asyncio.run(check())
 
 
+ASKED = {
+    "operator": [
+        ("qafel.api.STREAM.INFO.KV_qafel", b""),
+        (f"$JS.API.DIRECT.GET.KV_qafel.{NAMES.state}", b""),
+        ("$JS.API.STREAM.INFO.KV_qafel", b""),
+    ],
+    "clients/0": [
+        (NAMES.upload(0), b"upload"),
+        (f"$JS.API.DIRECT.GET.{NAMES.broadcast_stream}.{NAMES.broadcast(0)}", b""),
+        ("$JS.API.DIRECT.GET.OBJ_qafel", b'{"seq": 1}'),  # 12 bytes for half a megabyte
+    ],
+}
+"""What each key may ask for: the answer goes where it says."""
+
+
+@pytest.mark.parametrize("who", ASKED)
+@pytest.mark.parametrize("named", ["broadcast", "receipt", "state", "upload"])
+def test_no_answer_reaches_a_stream_or_another_client_under_a_subject_that_the_asker_names(
+    folder: Path, who: str, named: str
+) -> None:
+    reply = {
+        "broadcast": NAMES.broadcast(42),
+        "receipt": NAMES.receipt(1),
+        "state": NAMES.state,
+        "upload": NAMES.upload(1),
+    }[named]
+
+    async def check() -> None:
+        asker, heard = Access.of(None, folder / who), []
+
+        async def hear(stored: Stored) -> None:
+            heard.append(stored)
+
+        async with (
+            session(_client(folder, 1), "1") as other,
+            session(Access.of(None, folder / "server"), "server") as server,
+            session(asker, asker.name) as broker,
+        ):
+            for subject in (NAMES.broadcasts, NAMES.receipt(1), NAMES.state, "_INBOX_1.>"):
+                await other.subscribe(subject, hear)
+            await other.flush()
+            waiting = await server.waiting(NAMES.upload_stream)
+            state = await server.stored("KV_qafel", NAMES.state)
+            for subject, request in ASKED[who]:
+                for _ in range(3):
+                    await broker.send(subject, request, reply=reply)
+            await broker.flush()
+            await asyncio.sleep(0.2)
+            assert heard == []
+            assert await server.stored(NAMES.broadcast_stream, NAMES.broadcast(42)) is None
+            assert await server.stored("KV_qafel", NAMES.state) == state
+            own = 3 if who == "clients/0" else 0  # its own uploads, which it may send
+            assert await server.waiting(NAMES.upload_stream) == (waiting or 0) + own
+
+    asyncio.run(check())
+
+
+def test_a_key_has_so_many_connections_and_subscriptions_and_others_do_not_notice(folder: Path) -> None:
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            held = [
+                await stack.enter_async_context(session(_client(folder, 1), "1", patience_s=5))
+                for _ in range(MOST_CONNECTIONS)
+            ]
+            with pytest.raises(BrokerUnreachable, match="maximum account active connections"):
+                await stack.enter_async_context(session(_client(folder, 1), "1", patience_s=0.3))
+            other = await stack.enter_async_context(session(_client(folder, 0), "0", patience_s=5))
+            heard = []
+
+            async def hear(stored: Stored) -> None:
+                heard.append(stored.data)
+
+            for number in range(MOST_SUBSCRIPTIONS + 5):
+                await held[0].subscribe(f"_INBOX_1.own.{number}", hear)
+            asked = f"$JS.API.DIRECT.GET.{NAMES.broadcast_stream}.{NAMES.broadcast(0)}"
+            for number in (0, MOST_SUBSCRIPTIONS + 4):
+                await held[0].send(asked, b"", reply=f"_INBOX_1.own.{number}")
+            await held[0].flush()
+            await asyncio.sleep(0.2)
+            assert heard == [b"step 0"], "the last subscription was not taken"
+            assert (await other.stored(NAMES.broadcast_stream, NAMES.broadcast(0))) is not None
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize("who", ["operator", "server"])
 def test_status_is_answered_under_either_key(folder: Path, who: str) -> None:
     (run,) = asyncio.run(read_status(Access.of(None, folder / who)))
@@ -224,7 +311,32 @@ def test_mutual_tls_asks_for_a_certificate(tmp_path: Path) -> None:
             asyncio.run(connect(_client(path)))
 
 
-def test_secrets_are_readable_by_their_owner_only(folder: Path) -> None:
-    secrets = [*folder.rglob("*.nk"), *folder.rglob("*key.pem")]
-    assert len(secrets) > 5
+@pytest.mark.parametrize("umask", [0, 0o022, 0o277])
+def test_secrets_are_readable_by_their_owner_only_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = BrokerFolder.init(tmp_path / "broker", 2)
+        folder.add([1, 5])
+    finally:
+        os.umask(before)
+    secrets = [*folder.path.rglob("*.nk"), *folder.path.rglob("*key.pem")]
+    assert len(secrets) == 8
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in folder.path.rglob("*") if path.is_dir()} == {0o700}
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_key_folder_that_others_could_enter_is_closed_when_it_is_written_again(tmp_path: Path) -> None:
+    folder = BrokerFolder.init(tmp_path / "broker", 1)
+    (folder.path / "clients" / "0").chmod(0o755)
+    folder.add([0])
+    assert (folder.path / "clients" / "0").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_operator_of_a_folder_from_before_accounts_is_told_its_new_way_in(tmp_path: Path) -> None:
+    folder = BrokerFolder.init(tmp_path / "broker", 1)
+    connection = folder.path / "operator" / "connection.toml"
+    connection.write_text('servers = ["tls://127.0.0.1:4222"]\n', encoding="utf-8")
+    assert Access.of(None, folder.path / "operator").api == "$JS.API"
+    folder.add([1])
+    assert Access.of(None, folder.path / "operator").api == OPERATOR_API

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -224,3 +225,20 @@ def test_the_last_broadcasts_are_made_again_for_a_broker_that_lost_them(tmp_path
 def test_two_servers_cannot_use_one_folder(tmp_path: Path) -> None:
     with _open(tmp_path), pytest.raises(ConfigError, match="another server"), _open(tmp_path):
         pass
+
+
+def test_what_clients_sent_can_be_read_by_the_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with _open(tmp_path / "state") as ledger:
+            for upload in _uploads(4):
+                ledger.take(upload, Message.from_bytes(upload))
+            ledger.begin_checkpoint(1, {})
+            ledger.journal.sync()
+            ledger.quarantine("odd", b"frame")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    files = [*(tmp_path / "state").glob("journal-*"), tmp_path / "state" / "synced"]
+    assert len(files) == 3
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}

@@ -9,10 +9,11 @@
 
 The broker reads nats-server.conf, broker/ and ca/ca.pem, and needs nothing else: nobody's key but its own.
 
-Who may do what: the server's account holds the streams. Clients live in an account of their own that imports publishing
-uploads; reading broadcasts, configuration and state by subject; reading snapshots; and the live subjects. So a client
-can neither ask for a consumer nor, by naming a subject for the broker's answer, have that answer stored as someone's
-message; and within its account it may use its own number only. docs/decisions/deployment-reads-by-subject.md
+Who may do what: the server's account holds the streams. Each client has an account of its own that imports publishing
+its uploads; reading broadcasts, configuration and state by subject; reading snapshots; and the live subjects. The
+operator has one that imports reading states. Whoever asks names a subject for the broker's answer: it is one of the
+asker's own account, where nobody else listens and nothing is stored. Connections and subscriptions of each are limited.
+docs/decisions/deployment-reads-by-subject.md
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from qafel.deployment.keys import new_seed, public_key
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names
 from qafel.errors import ConfigError, DataError
-from qafel.files import writing
+from qafel.files import make_private, writing
 
 _YEARS: Final = 5
 _READ: Final = "$JS.API.DIRECT.GET"
+MOST_CONNECTIONS: Final = 8
+"""Of one key at a time. One is needed; those whose line broke stay until the broker's pings are not answered."""
+MOST_SUBSCRIPTIONS: Final = 16
+"""Of one connection. A client has four."""
 
 
 def _services(run: str, client: str) -> list[str]:
@@ -58,34 +63,43 @@ def _live(run: str, client: str) -> list[str]:
     return [f"qafel.{run}.broadcast.*", f"qafel.{run}.receipt.{client}", f"$KV.{BUCKET}.{run}.state"]
 
 
-def client_permissions(client: int, runs: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Subjects that a client may publish to, and subscribe to."""
-    publish = dict.fromkeys(subject for run in runs for subject in _services(run, str(client)))
-    subscribe = dict.fromkeys(subject for run in runs for subject in _live(run, str(client)))
-    return list(publish), [f"_INBOX_{client}.>", *subscribe]
+_STATES: Final = f"{_READ}.{KEY_VALUE_STREAM}.$KV.{BUCKET}.*.*"
+_INFO: Final = "STREAM.INFO.*"
+OPERATOR_API: Final = "qafel.api"
+"""Under which the operator asks for a stream's figures: `$JS.API` would be that of its own account, which has none."""
 
 
 def accounts_config(server: str, operator: str, clients: Mapping[int, str], runs: list[str]) -> str:
     """accounts.conf: the part that changes when a client is added or removed. Values are public keys."""
     of_server = ["qafel.>", "$JS.API.>", "$JS.ACK.>", f"$KV.{BUCKET}.>", f"$O.{BUCKET}.>"]
-    of_operator = [f"{_READ}.{KEY_VALUE_STREAM}.>", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.INFO.*.*"]
-    shared = [("service", subject) for subject in _services("*", "*")]
-    shared += [("stream", subject) for subject in _live("*", "*")]
-    accounts = {
+    services = [*_services("*", "*"), _STATES, f"$JS.API.{_INFO}"]
+    accounts: dict[str, Any] = {
         "SERVER": {
             "jetstream": "enabled",
-            "users": [
-                _user(server, of_server, ["_INBOX_server.>"]),
-                _user(operator, of_operator, ["_INBOX_operator.>"]),
-            ],
-            "exports": [{kind: subject, "accounts": ["CLIENTS"]} for kind, subject in shared],
+            "users": [_user(server, of_server, ["_INBOX_server.>"])],
+            "exports": [{"service": subject} for subject in services]
+            + [{"stream": subject} for subject in _live("*", "*")],
         },
-        "CLIENTS": {
-            "users": [_user(key, *client_permissions(number, runs)) for number, key in clients.items()],
-            "imports": [{kind: {"account": "SERVER", "subject": subject}} for kind, subject in shared],
-        },
+        "OPERATOR": _account(operator, "operator", [_STATES], []),
     }
+    info = {"account": "SERVER", "subject": f"$JS.API.{_INFO}"}
+    accounts["OPERATOR"]["imports"].append({"service": info, "to": f"{OPERATOR_API}.{_INFO}"})
+    accounts["OPERATOR"]["users"][0]["permissions"]["publish"]["allow"].append(f"{OPERATOR_API}.{_INFO}")
+    for number, key in clients.items():
+        asks = list(dict.fromkeys(subject for run in runs for subject in _services(run, str(number))))
+        hears = list(dict.fromkeys(subject for run in runs for subject in _live(run, str(number))))
+        accounts[f"CLIENT-{number}"] = _account(key, str(number), asks, hears)
     return "# Written by `qafel broker`; changes are lost.\n" + json.dumps({"accounts": accounts}, indent=1) + "\n"
+
+
+def _account(key: str, name: str, asks: list[str], hears: list[str]) -> dict[str, Any]:
+    """An account of one user, which has nothing but what it imports from the server's."""
+    imports = [("service", subject) for subject in asks] + [("stream", subject) for subject in hears]
+    return {
+        "users": [_user(key, asks, [f"_INBOX_{name}.>", *hears])],
+        "imports": [{kind: {"account": "SERVER", "subject": subject}} for kind, subject in imports],
+        "limits": {"max_connections": MOST_CONNECTIONS, "max_subscriptions": MOST_SUBSCRIPTIONS},
+    }
 
 
 def _user(key: str, publish: list[str], subscribe: list[str]) -> dict[str, Any]:
@@ -98,6 +112,9 @@ def broker_config(host: str, port: int, mutual_tls: bool, sync: str) -> str:
 host: "{host}"
 port: {port}
 pid_file: "nats-server.pid"
+# A connection whose other end is gone counts among those that its key may have: find out within a minute.
+ping_interval: "20s"
+ping_max: 2
 
 jetstream {{
   store_dir: "store"
@@ -164,7 +181,7 @@ class BrokerFolder:
         _write(path / "broker.json", json.dumps(settings).encode())
         folder = BrokerFolder(path)
         folder._bundle("server", {"signing.nk": signing})
-        folder._bundle("operator", {})
+        folder._bundle("operator", {})  # `_write_accounts` says by which name it asks
         folder.add(range(clients))
         return folder
 
@@ -198,8 +215,7 @@ class BrokerFolder:
 
     def _bundle(self, name: str, secrets: dict[str, str], client: int | None = None) -> str:
         folder, seed = self.path / name, new_seed()
-        connection = {"servers": self._settings["servers"], **({} if client is None else {"client": client})}
-        _write(folder / "connection.toml", tomli_w.dumps(connection).encode())
+        self._write_connection(name, {} if client is None else {"client": client})
         _write(folder / "ca.pem", (self.path / "ca" / "ca.pem").read_bytes())
         _write(folder / "server.pub", (self.path / "server.pub").read_bytes())
         for file, secret in {"user.nk": seed, **secrets}.items():
@@ -208,7 +224,12 @@ class BrokerFolder:
             issue_certificate(self.path / "ca", folder, f"qafel {name}")
         return public_key(seed)
 
+    def _write_connection(self, name: str, settings: Mapping[str, Any]) -> None:
+        connection = {"servers": self._settings["servers"], **settings}
+        _write(self.path / name / "connection.toml", tomli_w.dumps(connection).encode())
+
     def _write_accounts(self) -> None:
+        self._write_connection("operator", {"api": OPERATOR_API})
         _write(self.path / "broker.json", json.dumps(self._settings).encode())
         _write(self.path / "server" / "clients.json", json.dumps(self._settings["clients"]).encode())
         server, operator = (public_key((self.path / name / "user.nk").read_text()) for name in ("server", "operator"))
@@ -301,14 +322,17 @@ def _write_certificate(
 
 
 def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """Replace a file; a secret is never readable by others, not even for a moment."""
+    """Replace a file. Neither a secret nor the folder that it lies in can be read by others, whatever the umask, not
+    even for a moment.
+    """
     # Not `write_atomically`, which syncs: a folder for a thousand clients has four thousand files, and one that a power
     # cut damaged is made again.
     with writing(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent, even_if_there=secret)
         beside = path.with_name(f".{path.name}.part")
         beside.unlink(missing_ok=True)
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o600 if secret else 0o644)
             file.write(data)
         beside.replace(path)

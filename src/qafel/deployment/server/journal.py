@@ -33,7 +33,7 @@ from typing import BinaryIO, Final, NamedTuple, final
 import xxhash
 
 from qafel.errors import DamagedJournal, DataError, OutputError
-from qafel.files import sync_folder, writing
+from qafel.files import open_private, sync_folder, writing
 
 _VERSION: Final = 2
 _KIND: Final = b"qafel journal "
@@ -155,7 +155,8 @@ class Journal:
 
     def _begin_file(self, first: int, salt: int) -> None:
         self._first, self._length = first, _HEADER_BYTES
-        self._file = (self.folder / f"journal-{first:012}.log").open("xb", buffering=0)
+        # It holds what clients sent: nobody else is to read it.
+        self._file = FileIO(open_private(self.folder / f"journal-{first:012}.log", os.O_WRONLY | os.O_EXCL), "w")
         self._file.write(_header(salt))
         sync_folder(self.folder)
 
@@ -325,7 +326,7 @@ def _read_synced(folder: Path) -> dict[int, int]:
 
 def _open_synced(folder: Path) -> FileIO:
     """For a line to be replaced in place."""
-    return FileIO(os.open(folder / "synced", os.O_RDWR | os.O_CREAT, 0o666), "r+")
+    return FileIO(open_private(folder / "synced", os.O_RDWR), "r+")
 
 
 def _synced_line(first: int, length: int) -> bytes:

@@ -29,7 +29,7 @@ from qafel.algorithm import (
 )
 from qafel.deployment.server.journal import JournalReader, Record, begins_at_start
 from qafel.errors import ConfigError, DamagedJournal, DataError, NonFiniteVector, OutputError
-from qafel.files import Lock, sync_folder, write_atomically
+from qafel.files import Lock, make_private, sync_folder, write_atomically, writing
 from qafel.params import Vector
 from qafel.runs.directory import read_checkpoint, write_checkpoint
 from qafel.runs.progress import Traffic
@@ -117,6 +117,8 @@ class Ledger:
         history        how many broadcasts are kept in memory
         """
         busy = ConfigError(f"another server uses {folder}: stop it, or choose another --out")
+        with writing(f"to {folder}", "; choose another folder"):
+            make_private(folder)  # it holds what clients sent
         with Lock(folder / "lock", busy):
             ledger = _newest_sound(folder, initial_model, algorithm, seed, history)
             with closing(ledger.journal):
