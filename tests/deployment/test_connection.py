@@ -7,6 +7,7 @@ import contextlib
 import gc
 import inspect
 import signal
+import ssl
 from pathlib import Path
 
 import nats.errors
@@ -219,6 +220,27 @@ def test_a_slow_or_full_broker_is_tried_again(monkeypatch: pytest.MonkeyPatch, s
     monkeypatch.setattr(connection, "_connect", connect)
     assert asyncio.run(connection.connect_patiently(Access(), "0", None)) == "in"  # type: ignore[comparison-overlap]
     assert len(tries) == 2
+
+
+@pytest.mark.parametrize("code", [9, 10])
+def test_a_broker_whose_certificate_is_not_valid_now_is_a_mistake_at_the_start_and_waited_for_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    tries: list[str] = []
+
+    async def connect(access: Access, url: str, name: str) -> str:
+        tries.append(url)
+        if len(tries) < 4:
+            error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+            error.verify_code, error.verify_message = code, "certificate is not valid"
+            raise error
+        return "in"
+
+    monkeypatch.setattr(connection, "_connect", connect)
+    with pytest.raises(BrokerUnreachable, match=r"certificate is not valid at \d{4}-.* set the clock"):
+        asyncio.run(connection.connect_patiently(Access(), "0", 10.0))
+    assert asyncio.run(connection.connect_patiently(Access(), "0", None)) == "in"  # type: ignore[comparison-overlap]
+    assert len([record for record in caplog.records if "set the clock" in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import re
 import socket
 import ssl
 import struct
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, NamedTuple, final
@@ -50,6 +51,7 @@ _CANCEL_AGAIN_S: Final = 2.0
 _CLOSE_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _CHUNK_BYTES: Final = 512 << 10
+_WHEN_VALID: Final = (9, 10)  # OpenSSL's numbers for a certificate that is not valid yet, or no longer
 _STATUS_LINE: Final = re.compile(rb"NATS/1\.0(?: (\d{3})(?: ([ -~]*))?)?")
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
@@ -154,15 +156,23 @@ def read_headers(block: bytes) -> dict[str, str]:
 async def connect_patiently(
     access: Access, name: str, patience_s: float | None, on_wait: Callable[[str], None] | None = None
 ) -> Broker:
-    """Connect as `name`, trying for so many seconds or forever; `on_wait` is told why that is not done at once."""
-    loop, pause_s = asyncio.get_running_loop(), 0.1
+    """Connect as `name`, trying for so many seconds or forever; `on_wait` is told why that is not done at once.
+
+    A broker whose TLS fails is a mistake at the start, and raises. To who has all patience it may be a wrong clock.
+    """
+    loop, pause_s, told = asyncio.get_running_loop(), 0.1, False
     deadline = None if patience_s is None else loop.time() + patience_s
     while True:
         for url in random.sample(access.servers, len(access.servers)):
             try:
                 return await _connect(access, url, name)
             except ssl.SSLError as error:
-                raise BrokerUnreachable(f"TLS with {url} failed: {error.reason or error}") from None
+                problem = f"TLS with {url} failed: {_tls_problem(error)}"
+                if patience_s is not None:
+                    raise BrokerUnreachable(problem) from None
+                if not told:
+                    log.warning("%s; trying again", problem)
+                told = True
             except (nats.errors.Error, OSError, AssertionError) as error:
                 problem = str(error) or type(error).__name__
                 # nats-server says one thing to a wrong, revoked or missing key, and trying again is useless. All else,
@@ -178,6 +188,15 @@ async def connect_patiently(
             on_wait(sentence)
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(2.0, 1.5 * pause_s)
+
+
+def _tls_problem(error: ssl.SSLError) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return error.reason or str(error)
+    if error.verify_code not in _WHEN_VALID:
+        return error.verify_message
+    now = time.strftime("%Y-%m-%d %H:%M")
+    return f"the broker's {error.verify_message} at {now}, says this machine: set the clock if that is wrong"
 
 
 async def _connect(access: Access, url: str, name: str) -> Broker:
