@@ -97,6 +97,31 @@ def test_a_server_that_was_killed_goes_on_at_once_in_its_own_folder(tmp_path: Pa
     asyncio.run(check())
 
 
+def test_a_server_that_was_killed_before_its_heartbeat_never_says_an_older_version_than_clients_hold(
+    tmp_path: Path, access: Access
+) -> None:
+    said: list[int] = []
+
+    async def hear(stored: Stored) -> None:
+        said.append(RunState.from_bytes(stored.data).version)
+
+    async def check() -> None:
+        async with session(access, "test") as broker:
+            async with _served(tmp_path / "one", access), taking_part(tmp_path, access, 0) as client:
+                first = await broker.stored(KEY_VALUE_STREAM, NAMES.state)
+                assert first is not None
+                assert RunState.from_bytes(first.data).version == 0
+                for _ in range(6):
+                    await update(client)
+            await broker.store(NAMES.state, first.data)  # its last words, had it been killed
+            await broker.subscribe(NAMES.state, hear)
+            async with _served(tmp_path / "one", access):
+                await until(lambda: len(said) > 1)
+        assert min(said) == 2
+
+    asyncio.run(check())
+
+
 def test_who_takes_over_has_the_run_and_the_one_before_ends(tmp_path: Path, access: Access) -> None:
     """Every update that a client was told of is in the journal that goes on, and none counts twice."""
 

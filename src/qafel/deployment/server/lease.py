@@ -64,8 +64,11 @@ class Lease:
             if problem:
                 log.warning("--take-over: %s", problem.partition(": ")[0])
             epoch, since = 1 + max(ledger.epoch, found.epoch if found else 0), ledger.server.version
-        # Clients are told of the epoch before anything is changed, and of nothing else yet.
+        # Clients are told of the epoch before anything is changed, and of nothing else yet: but not of an older version
+        # than they may hold, or they would start again.
         known = found if found is not None and found.run_id == ledger.run_id else state
+        if known.version < state.version:
+            known = replace(known, version=state.version, digest=state.digest)
         self._since = since
         self._sequence = await self._write(broker, replace(known, state="running"), epoch, sequence)
         self.epoch = epoch
