@@ -118,3 +118,17 @@ def test_a_client_keeps_its_hidden_state_and_knows_another_runs(tmp_path: Path) 
         assert state.load("run-a", SIZE, _algorithm()) is None
     with ClientState(tmp_path), pytest.raises(ConfigError, match="another client"), ClientState(tmp_path):
         pass
+
+
+def test_a_flipped_bit_never_makes_a_client_use_a_number_twice(tmp_path: Path) -> None:
+    with ClientState(tmp_path) as state:
+        state.skip_to(5024)
+        state.take_sequence()
+    path = tmp_path / "sequence"
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="delete the client's folder"), ClientState(tmp_path):
+            pass

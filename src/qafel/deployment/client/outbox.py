@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, final
 
+import xxhash
+
 from qafel.algorithm import Algorithm, HiddenState, Message
 from qafel.algorithm.aggregation import WINDOW
 from qafel.deployment.connection import Broker, Stored, wait_for_event
@@ -151,7 +153,11 @@ class ClientState:
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
-        self.next = self._reserved = self._read_reserved()
+        try:
+            self.next = self._reserved = self._read_reserved()
+        except BaseException:
+            self._lock.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -197,14 +203,25 @@ class ClientState:
         write_checked(self._folder / _FILE, _FILE, _FILE_VERSION, data)
 
     def _reserve(self, until: int) -> None:
-        write_atomically(self._folder / "sequence", str(until).encode())
+        write_atomically(self._folder / "sequence", _with_checksum(until))
         sync_folder(self._folder)
         self._reserved = until
 
     def _read_reserved(self) -> int:
+        path = self._folder / "sequence"
         try:
-            return int((self._folder / "sequence").read_text(encoding="ascii"))
+            data = path.read_bytes()
         except FileNotFoundError:
             return 0
-        except ValueError as error:
-            raise ConfigError(f"{self._folder / 'sequence'} is damaged ({error}): delete the client's folder") from None
+        number = data.partition(b" ")[0]
+        # Without a checksum, an older qafel wrote it.
+        if number.isdigit() and data in (number, _with_checksum(int(number))):
+            return int(number)
+        raise ConfigError(
+            f"{path} is damaged, and which numbers are used up is not known: delete the client's folder, the server "
+            "will tell"
+        )
+
+
+def _with_checksum(number: int) -> bytes:
+    return b"%d %016x\n" % (number, xxhash.xxh3_64_intdigest(b"%d" % number))
