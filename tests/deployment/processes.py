@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,54 +13,103 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-# The commands as the command line has them, whether or not they are registered there.
-LAUNCH = "import typer; from qafel.cli.deploy import {0}; typer.run({0})"
+_LOOK_S = 0.05
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-    deadline = time.monotonic() + timeout_s
+    """Look again and again. Time in which this process itself stands still does not count."""
+    looks = 1 + int(timeout_s / _LOOK_S)
     while not (found := condition()):
-        if time.monotonic() > deadline:
+        if not (looks := looks - 1):
             raise AssertionError(f"waited {timeout_s} s for {what}")
-        time.sleep(0.05)
+        time.sleep(_LOOK_S)
     return found
 
 
 class Command:
     """A `qafel` command in a process of its own; its output goes to a file."""
 
-    def __init__(self, name: str, output: Path, *arguments: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        output: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        piped: bool = False,
+    ) -> None:
+        """With `piped` we write its output for it: then a disk that is full for it takes nothing from what it says."""
         self.output = output
+        self._copying: list[threading.Thread] = []
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("ab") as out, output.with_suffix(".err").open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCH.format(name), *arguments], stdout=out, stderr=err, start_new_session=True
+                [sys.executable, "-m", "qafel", name, *arguments],
+                stdout=subprocess.PIPE if piped else out,
+                stderr=subprocess.PIPE if piped else err,
+                start_new_session=True,
+                env=environment,
             )
+        if piped:
+            self._copy(self.process.stdout, output)
+            self._copy(self.process.stderr, output.with_suffix(".err"))
+
+    def _copy(self, pipe: IO[bytes] | None, path: Path) -> None:
+        def copy() -> None:
+            assert pipe is not None
+            with pipe, path.open("ab", buffering=0) as file:
+                while data := os.read(pipe.fileno(), 1 << 16):
+                    file.write(data)
+
+        self._copying.append(threading.Thread(target=copy, daemon=True))
+        self._copying[-1].start()
+
+    @property
+    def errors(self) -> str:
+        """What it and those before it said to people, without the blanks: lines break anywhere."""
+        return "".join(self.output.with_suffix(".err").read_text(encoding="utf-8", errors="replace").split())
+
+    def said(self, sentence: str) -> bool:
+        return "".join(sentence.split()) in self.errors
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        if self.process.poll() is None:
+            return True
+        self._have_all()
+        return False
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        self._have_all()
+
+    def _have_all(self) -> None:
+        for copying in self._copying:
+            copying.join(5)
 
     def end(self, timeout_s: float = 30.0) -> int:
         """Ask it to end, as a user does."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
+            self._have_all()
+            return code
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"{self.output} did not end within {timeout_s} s") from None
 
     def events(self, last_bytes: int | None = None) -> list[dict[str, Any]]:
         """JSON lines so far, or the last of them; a line that is torn is left out."""
-        with self.output.open("rb") as file:
+        return self.events_of(self.output, last_bytes)
+
+    @staticmethod
+    def events_of(output: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+        """The same, of all processes that wrote to this file."""
+        with output.open("rb") as file:
             if last_bytes is not None:
-                file.seek(max(0, self.output.stat().st_size - last_bytes))
+                file.seek(max(0, output.stat().st_size - last_bytes))
             text = file.read().decode("utf-8", "replace")
         found = []
         for line in text.splitlines():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,79 +15,14 @@ from qafel.deployment.keys import Access
 from qafel.deployment.names import MALFORMED, StreamLimits
 from qafel.deployment.server import ServerSettings
 from tests.deployment.live import serving, taking_part, until, update
-
-BAD = [
-    b"N",
-    b"NATS/1.0",
-    b"NATS/1.0 \xff\xfe\xfd\r\n\r\n",
-    b"NATS/1.0 503 \xff\r\n\r\n",
-    b"NATS/1.0 503 a\r\nb: c\xff\r\n\r\n",
-    b"NATS/1.0\r\n\xff\xfe: 1\r\n\r\n",
-    b"NATS/1.0\r\nno colon\r\n\r\n",
-    b"NATS/1.0\r\nQafel-Signature: \xff\r\n\r\n",
-    b"\x00" * 200,
-    b"\r\n\r\n",
-    b"0\r\nStatus: 409\r\n\r\n",  # which the library takes for the sizes of a message
-    b"HTTP/1.1\r\na: b\r\n\r\n",
-]
-
-
-class RawLine:
-    """Speaks NATS's protocol byte by byte: the library would not send what we want to send."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    def publish(self, subject: str, headers: bytes, data: bytes = b"not a frame") -> None:
-        size = f"{len(headers)} {len(headers) + len(data)}"
-        self._writer.write(f"HPUB {subject} {size}\r\n".encode() + headers + data + b"\r\n")
-
-    async def flush(self) -> None:
-        """Until the broker has read it all."""
-        self._writer.write(b"PING\r\n")
-        while (line := await asyncio.wait_for(self._reader.readline(), 10)) != b"PONG\r\n":
-            assert line[:4] not in (b"", b"-ERR"), line
-
-
-@contextlib.asynccontextmanager
-async def _raw(access: Access) -> AsyncIterator[RawLine]:
-    where = urlsplit(access.servers[0])
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
-    try:
-        yield RawLine(reader, writer)
-    finally:
-        writer.close()
-
-
-def _variant(chooser: random.Random) -> bytes:
-    """A header block that went wrong in some way, or in none."""
-    block = bytearray(
-        chooser.choice([
-            b"NATS/1.0\r\n\r\n", b"NATS/1.0 503\r\n\r\n", b"NATS/1.0 100 Idle Heartbeat\r\nA: 7\r\n\r\n",
-            b"NATS/1.0\r\nQafel-Part: 1/0/2\r\nQafel-Signature: AAAA\r\n\r\n", b"NATS/1.0\r\nStatus: 409\r\n\r\n",
-            b"NATS/1.0\r\nNats-Pending: x\r\nQafel-Object: y\r\n\r\n", chooser.randbytes(chooser.randrange(1, 80)),
-        ])
-    )  # fmt: skip
-    for _ in range(chooser.randrange(5)):
-        at = chooser.randrange(len(block) + 1)
-        match chooser.randrange(4):
-            case 0:
-                block[at:at] = chooser.randbytes(chooser.randrange(1, 5))
-            case 1:
-                del block[at : at + chooser.randrange(1, 9)]
-            case 2:
-                block[at : at + 1] = chooser.randbytes(1)
-            case _:
-                block[at:at] = chooser.choice([b"\r\n", b" ", b":", b"\x00", b"NATS/1.0", b" 503 ", b"\xc3"])
-    return bytes(block) or b"\x00"
+from tests.deployment.raw import BAD_HEADERS, random_headers, raw_line
 
 
 def test_no_header_block_raises_and_a_sound_one_is_read() -> None:
     chooser = random.Random(3)
-    for block in [*BAD, *(_variant(chooser) for _ in range(20_000))]:
+    for block in [*BAD_HEADERS, *(random_headers(chooser) for _ in range(20_000))]:
         read_headers(block)
-    for block in BAD:
+    for block in BAD_HEADERS:
         assert MALFORMED in read_headers(block), block
     assert read_headers(b"NATS/1.0\r\nA: b \r\nC:d\r\n\r\n") == {"A": "b", "C": "d"}
     assert read_headers(b"NATS/1.0 404 No Messages\r\n\r\n") == {"Status": "404", "Description": "No Messages"}
@@ -105,7 +38,7 @@ async def _check(folder: Path, access: Access, variants: list[bytes]) -> None:
         wide = ServerSettings(heartbeat_s=0.2, limits=StreamLimits(queue_per_client=10_000))
         server = await stack.enter_async_context(serving(folder, access, settings=wide))
         client = await stack.enter_async_context(taking_part(folder, access, 0))
-        line = await stack.enter_async_context(_raw(access))
+        line = await stack.enter_async_context(raw_line(access))
         await update(client)
         rejected, begun = server.ledger.server.rejected, server._session_id
         for start in range(0, len(variants), 100):
@@ -126,7 +59,7 @@ def test_a_subject_with_odd_bytes_ends_no_session_of_the_server(tmp_path: Path, 
     async def check() -> None:
         async with (
             serving(tmp_path, access) as server,
-            _raw(access) as line,
+            raw_line(access) as line,
             taking_part(tmp_path, access, 0) as client,
         ):
             begun, rejected = server._session_id, server.ledger.server.rejected
@@ -141,14 +74,14 @@ def test_a_subject_with_odd_bytes_ends_no_session_of_the_server(tmp_path: Path, 
 
 
 def test_a_malformed_header_ends_no_session_of_the_server(tmp_path: Path, access: Access) -> None:
-    asyncio.run(_check(tmp_path, access, BAD))
+    asyncio.run(_check(tmp_path, access, BAD_HEADERS))
 
 
 @pytest.mark.parametrize("variants", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
 def test_random_header_blocks_end_no_session_of_the_server(tmp_path: Path, access: Access, variants: int) -> None:
     chooser = random.Random(11)
     # A part of something waits for its other parts, and a message that JetStream itself refuses never comes.
-    blocks = [_variant(chooser) for _ in range(2 * variants)]
+    blocks = [random_headers(chooser) for _ in range(2 * variants)]
     wanted = [block for block in blocks if b"Qafel-Part" not in block and b"Nats-" not in block][:variants]
     asyncio.run(_check(tmp_path, access, wanted))
 
@@ -158,10 +91,10 @@ def test_a_malformed_header_ends_no_session_of_a_client(tmp_path: Path, access: 
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(serving(tmp_path, access))
             client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
-            line = await stack.enter_async_context(_raw(access))
+            line = await stack.enter_async_context(raw_line(access))
             await update(client)
             chooser, heard = random.Random(5), client.follower.heard_at
-            for block in [*BAD, *(_variant(chooser) for _ in range(100))]:
+            for block in [*BAD_HEADERS, *(random_headers(chooser) for _ in range(100))]:
                 for subject in (client.names.receipt(0), client.names.broadcast(10**6)):
                     line.publish(subject, block)
             await line.flush()
