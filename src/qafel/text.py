@@ -136,6 +136,14 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
+def printable(text: str) -> str:
+    """Text from outside on one line, as a terminal or a log may show it: what is no visible letter is escaped.
+
+    Else whoever sends it could forge lines of a log, or steer the terminal that shows it.
+    """
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the known name that is close, else all, unless too many."""
     names = list(known)

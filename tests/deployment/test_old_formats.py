@@ -101,14 +101,18 @@ def test_checkpoints_of_another_version_do_not_let_a_run_start_from_nothing(old_
     assert _held(old_run) == (3, DIGEST, 10)  # the whole journal is there, and says as much
 
 
-def test_an_old_agreement_is_read_and_a_newer_one_refused() -> None:
+def test_an_agreement_of_another_format_is_refused_in_a_sentence_and_tells_a_server_its_run_all_the_same() -> None:
+    """Its signatures and receipts would not be understood; a server that was upgraded knows its own run by it."""
     data = (OLD / "agreement.json").read_bytes()
-    agreement = Agreement.from_bytes(data)
-    assert agreement.run_id == (OLD / "run" / "state" / "run-id").read_text()
+    assert Agreement.run_id_of(data) == (OLD / "run" / "state" / "run-id").read_text()
+    with pytest.raises(DataError, match="has format 1, this qafel reads 2: upgrade the older end"):
+        Agreement.from_bytes(data)
+    now = json.dumps({**json.loads(data), "format": 2}).encode()
+    agreement = Agreement.from_bytes(now)
     assert agreement.config == _config()
     assert agreement.layout.size == 16
-    newer = json.dumps({**json.loads(data), "format": 2}).encode()
-    with pytest.raises(DataError, match="has format 2, this qafel reads 1: upgrade the older end"):
+    newer = json.dumps({**json.loads(data), "format": 3}).encode()
+    with pytest.raises(DataError, match="has format 3, this qafel reads 2: upgrade the older end"):
         Agreement.from_bytes(newer)
 
 
@@ -117,7 +121,8 @@ def test_a_client_of_another_version_takes_the_snapshot_and_goes_on_with_its_num
     tmp_path: Path, newer: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Path(shutil.copytree(OLD / "client-0", tmp_path / "client-0"))
-    agreement = Agreement.from_bytes((OLD / "agreement.json").read_bytes())
+    old = json.loads((OLD / "agreement.json").read_bytes())
+    agreement = Agreement.from_bytes(json.dumps({**old, "format": 2}).encode())
     if newer:
         write_checked(folder / "hidden-state", "hidden-state", 2, b"from the future")
     with ClientState(folder) as state:

@@ -21,7 +21,7 @@ from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption, St
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, UserError
 from qafel.parts import find, is_path
-from qafel.text import human_bytes, human_count, human_metric
+from qafel.text import human_bytes, human_count, human_metric, printable
 
 if TYPE_CHECKING:
     from qafel.algorithm.client import Train
@@ -353,13 +353,15 @@ def _named(*paths: str) -> tuple[str, ...]:
 
 def _tell(event: dict[str, Any]) -> None:
     """A line for a person: now and then how it goes, at once that it waits."""
-    if event["event"] == "waiting":
-        typer.echo(f"waiting: {event['text']}", err=True)
+    if event["event"] == "warning":
+        typer.echo(f"warning: {event['text']}", err=True)
+    elif event["event"] == "waiting":
+        typer.echo(f"waiting: {printable(event['text'])}", err=True)
     elif event["event"] == "progress":
         behind = "" if event["behind"] is None else f" ({event['behind']:,} behind)"
         repeats = f", {event['repeated']:,} repeats" if event["repeated"] else ""
         line = f"version {event['version']:,}{behind} · {event['accepted']:,} accepted, {event['rejected']:,} rejected"
-        waits = f" · waiting for {event['waits_for']}" if event["waits_for"] else ""
+        waits = f" · waiting for {printable(event['waits_for'])}" if event["waits_for"] else ""
         typer.echo(f"{line}{repeats} · {event['without_receipt']} on their way{waits}", err=True)
 
 

@@ -1,7 +1,9 @@
 """Who we are and who said it: credentials, and signatures by Ed25519 keys in NATS's own notation (nkeys).
 
-A signature covers the subject or object name as well as the bytes, so that a message cannot be passed off as another
-run's or another client's. What is signed is a BLAKE2b digest: one fast pass over a large model.
+A signature covers the bytes, the subject or object name, the run's identity and, of what the server says, its epoch: so
+a message cannot be passed off as another run's, another client's or a later server's. What is signed is a BLAKE2b
+digest: one fast pass over a large model. Many messages are signed at once by the root of a hash tree over them, and
+each takes along the digests beside its path.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import hashlib
 import secrets
 import ssl
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, final
 
@@ -25,6 +29,7 @@ from qafel.errors import BadSignature, ConfigError
 from qafel.quantizers.protocol import Payload
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+_DEEPEST: Final = 32  # levels of a tree that anyone builds
 _REGISTRY: Final = TypeAdapter(dict[int, str])
 
 
@@ -49,10 +54,24 @@ class Signer:
         self._key = Ed25519PrivateKey.from_private_bytes(_raw_seed(seed)) if seed else None
 
     def headers(self, context: str, data: Payload) -> dict[str, str]:
-        """A header with the signature of `data` under its subject or object name, `context`; or none."""
-        if self._key is None:
-            return {}
-        return {SIGNATURE: base64.b64encode(self._key.sign(_digest(context, data))).decode()}
+        """A header with the signature of `data` under what `signed_name` says of it, `context`; or none."""
+        return self.headers_of_all([(context, data)])[0]
+
+    def headers_of_all(self, messages: Sequence[tuple[str, Payload]]) -> list[dict[str, str]]:
+        """The same for several messages, each a context and its data, with one signature for all of them."""
+        if self._key is None or not messages:
+            return [{} for _ in messages]
+        level, paths = [_digest(*message) for message in messages], [""] * len(messages)
+        places = list(range(len(messages)))
+        while len(level) > 1:
+            for message, place in enumerate(places):
+                if (beside := place ^ 1) < len(level):
+                    paths[message] += f" {'LR'[beside > place]}{_text(level[beside])}"
+                places[message] = place // 2
+            pairs = zip_longest(level[::2], level[1::2])
+            level = [left if right is None else _joined(left, right) for left, right in pairs]
+        signature = _text(self._key.sign(level[0]))
+        return [{SIGNATURE: signature + path} for path in paths]
 
 
 @final
@@ -72,17 +91,43 @@ class Verifier:
         """Raise unless the signature belongs to this context and these bytes."""
         if self._key is None:
             return
+        name = context.partition("\n")[0]
         try:
-            self._key.verify(base64.b64decode(signature or "", validate=True), _digest(context, data))
-        except (InvalidSignature, ValueError):
-            problem = "is not signed by the expected key" if signature else "is not signed"
-            raise BadSignature(f"{context} {problem}") from None
+            own, *path = (signature or "").split(" ", _DEEPEST)
+            root = _digest(context, data)
+            for step in path:
+                beside = base64.b64decode(step[1:], validate=True)
+                root = _joined(beside, root) if step[0] == "L" else _joined(root, beside)
+            self._key.verify(base64.b64decode(own, validate=True), root)
+        except (InvalidSignature, ValueError, IndexError):
+            problem = "is not signed by the expected key for this run" if signature else "is not signed"
+            raise BadSignature(f"{name} {problem}") from None
+
+
+def signed_name(name: str, run_id: str = "", epoch: int | None = None) -> str:
+    """What a signature covers besides the bytes: a subject or an object's name, the identity of the run, and the epoch
+    of the server that says it. The agreement and the state say the latter two themselves.
+    """
+    return f"{name}\n{run_id}\n{'' if epoch is None else epoch}"
+
+
+def fingerprint(data: Payload) -> bytes:
+    """32 bytes that stand for a large message in a small one that is signed."""
+    return hashlib.blake2b(data, digest_size=32, person=b"qafel object").digest()
 
 
 def _digest(context: str, data: Payload) -> bytes:
-    hasher = hashlib.blake2b(context.encode() + b"\n")
+    hasher = hashlib.blake2b(context.encode() + b"\n", digest_size=32, person=b"qafel message")
     hasher.update(data)
     return hasher.digest()
+
+
+def _joined(left: bytes, right: bytes) -> bytes:
+    return hashlib.blake2b(left + right, digest_size=32, person=b"qafel tree").digest()
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _raw_seed(seed: str) -> bytes:

@@ -17,14 +17,15 @@ from pydantic import TypeAdapter
 from qafel.algorithm import Algorithm
 from qafel.config import Config
 from qafel.deployment.connection import Broker, session
-from qafel.deployment.keys import Access, Verifier
+from qafel.deployment.keys import Access, Verifier, signed_name
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
 from qafel.errors import BrokerError, BrokerUnreachable, DataError, MalformedPayload, MessageError, OversizedMessage
 from qafel.params import Layout
 from qafel.text import human_seconds
 
-_AGREEMENT_FORMAT: Final = 1
+_AGREEMENT_FORMAT: Final = 2  # the format of what is signed, and of receipts, goes with it
 _PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
+_CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
 SILENT_S: Final = 10.0
 """A server of which nothing was heard for so long is silent: it renews its state every two seconds."""
 
@@ -118,6 +119,8 @@ class RunState:
     """The process."""
     safe_uploads: int = 0
     """Of the uploads, those in its journal, synced."""
+    beat: int = 0
+    """Counts the states of an epoch: one that was said before is no news."""
     session: str = ""
     """Changes when the server had to connect again: what was on its way then may be lost."""
 
@@ -198,7 +201,7 @@ async def _status(broker: Broker, verifier: Verifier, run: str | None) -> list[R
         if stored is None:
             continue
         try:
-            verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
+            verifier.check(signed_name(names.state), stored.data, stored.headers.get(SIGNATURE))
             state = RunState.from_bytes(stored.data)
         except (DataError, MessageError):
             state = RunState("not genuine", 0, 0)
@@ -212,8 +215,8 @@ async def _status(broker: Broker, verifier: Verifier, run: str | None) -> list[R
 class Receipt:
     """Tells one client which of its uploads count, and why others do not; of one group that became safe together."""
 
-    accepted: list[tuple[int, int]] = field(default_factory=list)
-    """(sequence, the version whose buffer took it)"""
+    accepted: list[tuple[int, int, int]] = field(default_factory=list)
+    """(sequence, the version whose buffer took it, the upload's checksum: of two processes under one number, whose)"""
     duplicate: list[int] = field(default_factory=list)
     """Sequences that were counted before, or are too old to tell."""
     highest: int = -1
@@ -238,7 +241,12 @@ class Receipt:
             raise DataError(f"not a receipt: {error}") from None
 
 
-_RECEIPT: Final = TypeAdapter(tuple[list[tuple[int, int]], list[int], int, list[tuple[int | None, str, str]]])
+_RECEIPT: Final = TypeAdapter(tuple[list[tuple[int, int, int]], list[int], int, list[tuple[int | None, str, str]]])
+
+
+def checksum_of(frame: bytes) -> int:
+    """What a frame says of its own bytes."""
+    return int.from_bytes(frame[_CHECKSUM], "little")
 
 
 @final

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,13 +17,15 @@ from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.client.outbox import ClientState, Outbox
 from qafel.deployment.connection import Stored
 from qafel.deployment.keys import Access, Signer
-from qafel.deployment.messages import Receipt
+from qafel.deployment.messages import Agreement, Receipt
 from qafel.deployment.names import Names
 from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.rng import Stream
 
 SIZE = 64
+CHECKSUM = 7
+FRAME = bytes(60) + CHECKSUM.to_bytes(4, "little")
 
 
 def _algorithm() -> Algorithm:
@@ -30,7 +33,7 @@ def _algorithm() -> Algorithm:
 
 
 def _outbox(window: int = 8) -> Outbox:
-    return Outbox("qafel.live.upload.0", Signer(None), window, lambda *_: None, asyncio.Event())
+    return Outbox("qafel.live.upload.0", "id", Signer(None), window, lambda *_: None, asyncio.Event())
 
 
 def _hear(outbox: Outbox, receipt: Receipt) -> None:
@@ -39,15 +42,15 @@ def _hear(outbox: Outbox, receipt: Receipt) -> None:
 
 def test_an_upload_that_does_not_get_through_holds_back_those_it_could_not_follow() -> None:
     outbox, server = _outbox(), ReplayWindows()
-    outbox.add(5, b"dropped by a full stream")
+    outbox.add(5, FRAME)
     for number in range(6, 5 + WINDOW):
         assert outbox.has_room(number)
-        outbox.add(number, b"x")
+        outbox.add(number, FRAME)
         server.take(0, number)
-        _hear(outbox, Receipt(accepted=[(number, 0)]))
+        _hear(outbox, Receipt(accepted=[(number, 0, CHECKSUM)]))
     assert not outbox.has_room(5 + WINDOW)
     server.check(0, 5)  # sent again, it is taken
-    _hear(outbox, Receipt(accepted=[(5, 0)]))
+    _hear(outbox, Receipt(accepted=[(5, 0, CHECKSUM)]))
     assert outbox.has_room(5 + WINDOW)
 
 
@@ -63,7 +66,8 @@ def test_the_window_bounds_how_many_are_on_their_way() -> None:
 def client(tmp_path: Path) -> Any:
     core = Client(0, HiddenState.of(np.zeros(4, np.float32)), _algorithm(), 7)
     with ClientState(tmp_path) as state:
-        yield DeploymentClient(core, _train, state, "id", Names("live"), Access(()), ClientSettings())
+        agreement = cast(Agreement, SimpleNamespace(run_id="id"))
+        yield DeploymentClient(core, _train, state, agreement, Names("live"), Access(()), ClientSettings())
 
 
 def _train(start: Vector, stream: Stream) -> Vector:

@@ -60,7 +60,7 @@ class Told:
 
     async def hear(self, stored: Stored) -> None:
         receipt = Receipt.from_bytes(stored.data)
-        self.accepted += [sequence for sequence, _ in receipt.accepted]
+        self.accepted += [sequence for sequence, *_ in receipt.accepted]
         self.duplicate += receipt.duplicate
         self.rejected += [reason for _, reason, _ in receipt.rejected]
         self.texts += [text for _, _, text in receipt.rejected]

@@ -35,7 +35,7 @@ def test_records_come_back_in_order_from_any_number_and_over_files(tmp_path: Pat
     assert list(read_journal(tmp_path, 10)) == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 370), noise=st.binary(max_size=30))
 @example(cut=323, noise=b"")  # a header without its newline
 def test_a_torn_tail_costs_only_itself_and_appending_goes_on(tmp_path: Path, cut: int, noise: bytes) -> None:

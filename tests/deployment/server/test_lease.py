@@ -251,7 +251,7 @@ def test_clients_ignore_the_words_of_a_server_that_has_lost_the_run(tmp_path: Pa
 
 
 async def _say(broker: Broker, names: Names, epoch: str) -> None:
-    receipt = Receipt(accepted=[(sequence, 0) for sequence in range(64)])
+    receipt = Receipt(accepted=[(sequence, 0, 0) for sequence in range(64)])
     await broker.send(names.receipt(0), receipt.to_bytes(), headers={EPOCH: epoch})
     await broker.send(names.broadcast(0), b"a step of a lost history", headers={EPOCH: epoch})
 
@@ -276,11 +276,11 @@ def test_an_agreement_of_an_older_format_is_no_other_run_and_a_newer_one_is_refu
             async with _served(tmp_path / "one", access):
                 assert len(await broker.subjects(NAMES.broadcast_stream, NAMES.broadcasts)) == 1
                 assert (await config(broker)).data == now
-            newer = now.replace(b'"format": 1', b'"format": 9')
+            newer = now.replace(b'"format": 2', b'"format": 9')
             assert newer != now
             await broker.store(NAMES.config, newer)
             said = await _refused(tmp_path / "one", access)
-            assert said == "the run's agreement has format 9, this qafel reads 1: upgrade the older end"
+            assert said == "the run's agreement has format 9, this qafel reads 2: upgrade the older end"
             assert (await config(broker)).data == newer
             assert len(await broker.subjects(NAMES.broadcast_stream, NAMES.broadcasts)) == 1
 

@@ -27,13 +27,13 @@ from qafel.algorithm.client import Train
 from qafel.config import Config
 from qafel.config.tasks import OwnTask
 from qafel.deployment.client import ClientReport, ClientSettings
-from qafel.deployment.client.follower import Follower
-from qafel.deployment.client.outbox import ClientState, Outbox
+from qafel.deployment.client.follower import Follower, read_description
+from qafel.deployment.client.outbox import ANOTHER_PROCESS, ClientState, Outbox
 from qafel.deployment.connection import Broker, Stored, run_until_one_ends, session
-from qafel.deployment.keys import Access, Verifier
+from qafel.deployment.keys import Access, Verifier, signed_name
 from qafel.deployment.messages import SILENT_S, Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, ConfigError, DataError, QafelError
+from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, ConfigError, DataError, MessageError, QafelError
 from qafel.params import Vector
 from qafel.parts import blaming
 from qafel.rng import Stream
@@ -66,7 +66,7 @@ class DeploymentClient:
     core: Client
     _train: Train
     _state: ClientState
-    _run_id: str
+    _agreement: Agreement
     names: Names
     _access: Access
     _settings: ClientSettings
@@ -82,15 +82,19 @@ class DeploymentClient:
     """Why there is no connection, while there is none."""
     _full: bool = False
     """Whether training waits for receipts."""
+    _twin_until: float = 0.0
+    """Until when not to say again that another process uses our number."""
 
     def __post_init__(self) -> None:
         number, access = self.core.number, self._access
         self.report = ClientReport(number)
-        self.outbox = Outbox(
-            self.names.upload(number), access.signer(), self._settings.window, self._on_outcome, self._news
-        )
+        run_id, window = self._agreement.run_id, self._settings.window
+        upload = self.names.upload(number)
+        self.outbox = Outbox(upload, run_id, access.signer(), window, self._on_outcome, self._news)
+        self.outbox.newest = self._state.next - 1
+        again, anew = self.outbox.send_again, self._begin_anew
         self.follower = Follower(
-            self.names, self.core, access.verifier(), self._on_advance, self._news, self.outbox.send_again
+            self.names, run_id, self.core, access.verifier(), self._on_advance, self._news, again, anew
         )
 
     def stop(self) -> None:
@@ -133,8 +137,20 @@ class DeploymentClient:
 
     async def _on_receipt(self, stored: Stored) -> None:
         """A server that has lost the run to another one may have counted an update that the other one knows not of."""
-        if not self.follower.superseded(stored):
+        if self.follower.genuine(self.names.receipt(self.core.number), stored):
             await self.outbox.on_receipt(stored)
+
+    def _begin_anew(self, agreement: Agreement) -> None:
+        """The server has begun another run under our run's name. If it is alike, we take part in it."""
+        ours, run = self._agreement, self.names.run
+        if (agreement.config, agreement.layout) != (ours.config, ours.layout):
+            raise ConfigError(f"run {run!r} was begun anew with other settings: start this client again")
+        log.warning("the server has begun run %r anew: starting again with it", run)
+        self._agreement = agreement
+        self.outbox.run_id = agreement.run_id
+        self.outbox.clear()
+        self.follower.follow_another(agreement.run_id)
+        self._news.set()
 
     def begin(self) -> CopiedState:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
@@ -237,12 +253,12 @@ class DeploymentClient:
         if state is not None and state.state == "stopped":
             return "the server, which was stopped"
         if silent_s > SILENT_S:
-            return f"the server, silent for {human_seconds(round(silent_s))}"
+            return f"the server, which has said nothing new for {human_seconds(round(silent_s))}"
         return "receipts" if self._full else ""
 
     def _save(self) -> None:
         with self._saving:
-            self._state.save(self._run_id, self.core.hidden_state)
+            self._state.save(self._agreement.run_id, self.core.hidden_state)
 
     def _on_advance(self, version: int, received_bytes: int) -> None:
         self.report.received_bytes += received_bytes
@@ -250,6 +266,10 @@ class DeploymentClient:
         self._emit("version", version=version)
 
     def _on_outcome(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
+        if outcome == ANOTHER_PROCESS:
+            self._warn_of_twin()
+            if not text:
+                return  # it took nothing from us
         counted = outcome in ("accepted", "duplicate")
         event = outcome if counted else "rejected"
         self._emit(event, sequence=sequence, version=version, reason=outcome, text=text)
@@ -259,6 +279,18 @@ class DeploymentClient:
             self.follower.restart()
         elif outcome == "rate":
             self._pause_until = time.monotonic() + 1.0
+
+    def _warn_of_twin(self) -> None:
+        """Say, at most once a minute, that two processes are one client: each loses updates to the other."""
+        if time.monotonic() < self._twin_until:
+            return
+        self._twin_until = time.monotonic() + 60.0
+        text = (
+            f"another process uploads as client {self.core.number}, or did so a moment ago, and updates are lost: give "
+            "each process a number and credentials of its own"
+        )
+        log.warning("%s", text)
+        self._emit("warning", text=text)
 
     def _emit(self, event: str, **fields: Any) -> None:
         if self._on_event is not None:
@@ -348,7 +380,7 @@ async def open_client(
         hidden_state = HiddenState.from_snapshot(Message.from_bytes(snapshot), dimension, algorithm)
     train, weight = await asyncio.to_thread(make_train, agreement, number, settings)
     core = Client(number, hidden_state, algorithm, agreement.config.seed, weight=weight)
-    return DeploymentClient(core, train, state, agreement.run_id, names, access, settings, on_event)
+    return DeploymentClient(core, train, state, agreement, names, access, settings, on_event)
 
 
 async def _first_contact(broker: Broker, names: Names, verifier: Verifier) -> tuple[Agreement, bytes]:
@@ -358,9 +390,13 @@ async def _first_contact(broker: Broker, names: Names, verifier: Verifier) -> tu
     found = await broker.object(names.snapshot)
     if found is None:
         raise BrokerRefused("its snapshot is not there yet")
-    verifier.check(names.config, stored.data, stored.headers.get(SIGNATURE))
-    verifier.check(names.snapshot, *found)
-    return Agreement.from_bytes(stored.data), found[0]
+    verifier.check(signed_name(names.config), stored.data, stored.headers.get(SIGNATURE))
+    agreement, (epoch, signature) = Agreement.from_bytes(stored.data), read_description(found[1])
+    try:
+        verifier.check(signed_name(names.snapshot, agreement.run_id, epoch), found[0], signature)
+    except MessageError as error:  # perhaps the run is being begun anew just now
+        raise BrokerRefused(str(error)) from None
+    return agreement, found[0]
 
 
 def train_task(

@@ -1,7 +1,8 @@
 """The client-background process, Algorithm 3: x̂ in version order, whatever the network does.
 
 Live broadcasts come first. What was missed is read from the stream by version; what the stream no longer has is skipped
-with a snapshot. The server's heartbeat tells a client that it is behind, ahead, or has drifted.
+with a snapshot. The server's heartbeat tells a client that it is behind, ahead, or has drifted; and that the run is
+another one now, because its server began it anew under the same name.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Final, final
 
 from qafel.algorithm import Client
 from qafel.deployment.connection import Broker, Stored
-from qafel.deployment.keys import Verifier
-from qafel.deployment.messages import RunState
+from qafel.deployment.keys import Verifier, fingerprint, signed_name
+from qafel.deployment.messages import Agreement, RunState
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names, number_in
 from qafel.errors import DataError, HiddenStateError, MessageError
 
 _AT_ONCE: Final = 32
 _LARGE: Final = 1 << 20  # coordinates; beyond, a step is applied in a thread
 _AHEAD_S: Final = 6.0
+_CLOCKS_S: Final = 60.0  # by which the clocks of two machines may differ
 _VERSION: Final = slice(28, 36)  # where a frame says it; docs/wire-format.md
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ class Follower:
     """Keeps one client's hidden state up to date."""
 
     names: Names
+    run_id: str
+    """Which run of this name we take part in: what the server signs, it signs for that one."""
     client: Client
     _verifier: Verifier
     _advanced: Callable[[int, int], None]
@@ -42,14 +46,23 @@ class Follower:
     """Set when the run has ended."""
     _new_session: Callable[[], None]
     """Called when the server had to connect again."""
+    _begun_anew: Callable[[Agreement], None]
+    """Called with the agreement of another run that the server has begun under this name."""
     state: RunState | None = None
     heard_at: float = field(default_factory=time.monotonic)
-    """When the server's state came last."""
+    """When the server last said something new, as far as we can tell."""
     ended: bool = False
     ignored: Counter[str] = field(default_factory=Counter)
     _head: int = 0
+    """The newest version that we know of."""
+    _head_before: int = 0
+    """That of the last heartbeat."""
     _waiting: dict[int, bytes] = field(default_factory=dict)
     _restart: bool = False
+    _another_run: bool = False
+    """Whether the server's last word was of another run than ours."""
+    _last_word: float = 0.0
+    """When that was, by the server's own clock."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _moved_at: float = field(default_factory=time.monotonic)
 
@@ -73,6 +86,8 @@ class Follower:
         """Apply steps as they come, forever."""
         pause_s = 0.05
         while True:
+            if self._another_run:
+                await self._look_at_agreement(broker)
             while self._restart or self.version < self._head:
                 if await self._move(broker):
                     pause_s = 0.05
@@ -87,6 +102,27 @@ class Follower:
         """Start again from a snapshot: what we hold is not what the server has."""
         self._restart = True
         self._wake.set()
+
+    def follow_another(self, run_id: str) -> None:
+        """From here on take part in the run with this identity, from its snapshot."""
+        self.run_id, self.state, self._head = run_id, None, 0
+        self._waiting.clear()
+        self.restart()
+
+    async def _look_at_agreement(self, broker: Broker) -> None:
+        """Whether the server has begun the run anew. It replaces the agreement last, so that all else is there."""
+        self._another_run = False
+        stored = await broker.stored(KEY_VALUE_STREAM, self.names.config)
+        if stored is None:
+            return
+        try:
+            self._verifier.check(signed_name(self.names.config), stored.data, stored.headers.get(SIGNATURE))
+            agreement = Agreement.from_bytes(stored.data)
+        except MessageError as error:
+            self.ignored[error.reason] += 1
+            return
+        if agreement.run_id != self.run_id:
+            self._begun_anew(agreement)
 
     async def _move(self, broker: Broker) -> bool:
         if self._restart:
@@ -127,94 +163,136 @@ class Follower:
             if stored is not None and (frame := await self._frame(broker, stored)) is not None:
                 self._waiting[version] = frame
 
-    def superseded(self, stored: Stored) -> bool:
+    def superseded(self, epoch: int) -> bool:
         """Whether it comes from a server that has lost the run to a later one."""
-        epoch = stored.headers.get(EPOCH, "0")
-        if self.state is None or (int(epoch) if epoch.isdecimal() else 0) >= self.state.epoch:
+        if self.state is None or epoch >= self.state.epoch:
             return False
         self.ignored["epoch"] += 1
         return True
+
+    def genuine(self, name: str, stored: Stored) -> bool:
+        """Whether our run's server signed this message, in the epoch that it names and that is not over."""
+        epoch = epoch_of(stored)
+        return not self.superseded(epoch) and self._is_signed(name, stored.data, stored.headers.get(SIGNATURE), epoch)
 
     async def _frame(self, broker: Broker, stored: Stored) -> bytes | None:
         """A broadcast's bytes, from its object if it was too large for a message; None if it is not genuine, or of a
         server that has lost the run. What was broadcast before an epoch began stays, whoever did.
         """
-        data, version = stored.data, number_in(stored.subject)
-        if self.state is not None and version is not None and version >= self.state.since and self.superseded(stored):
+        version, epoch = number_in(stored.subject), epoch_of(stored)
+        if version is None or (self.state is not None and version >= self.state.since and self.superseded(epoch)):
             return None
-        if (name := stored.headers.get(OBJECT)) is not None:
-            found = await broker.object(name)
-            if found is None:
-                return None
-            data = found[0]
-        return data if self._genuine(stored.subject, data, stored.headers.get(SIGNATURE)) else None
+        if not self._is_signed(self._signed(stored, version), stored.data, stored.headers.get(SIGNATURE), epoch):
+            return None
+        if OBJECT not in stored.headers:
+            return stored.data
+        found = await broker.object(self.names.broadcast_object(version))
+        if found is None or fingerprint(found[0]) != stored.data:
+            return None
+        return found[0]
+
+    def _signed(self, stored: Stored, version: int) -> str:
+        """What a broadcast's signature names: its subject, or the object that it points to."""
+        return f"{self.names.broadcast_object(version)} pointer" if OBJECT in stored.headers else stored.subject
 
     async def _take_snapshot(self, broker: Broker) -> bool:
         found = await broker.object(self.names.snapshot)
-        if found is None or not self._genuine(self.names.snapshot, *found):
+        if found is None:
+            return False
+        frame, (epoch, signature) = found[0], read_description(found[1])
+        held = int.from_bytes(frame[_VERSION], "little")
+        if self.state is not None and held > self.state.since and self.superseded(epoch):
+            return False
+        if not self._is_signed(self.names.snapshot, frame, signature, epoch):
             return False
         try:
             if self._restart:
-                self.client.restart(found[0])
+                self.client.restart(frame)
                 self._head = max(self.version, self.state.version if self.state else 0)
                 self._waiting.clear()
                 self._restart = False
-            elif not self.client.receive(found[0]):
+            elif not self.client.receive(frame):
                 return False
         except (MessageError, HiddenStateError) as error:
             self.ignored[error.reason] += 1
             return False
         log.info("took a snapshot of version %d", self.version)
-        return self._moved(len(found[0]))
+        return self._moved(len(frame))
 
     async def _on_broadcast(self, stored: Stored) -> None:
         version = number_in(stored.subject)
-        if version is None or version < self.version or self.superseded(stored):
+        if version is None or version < self.version or not self.genuine(self._signed(stored, version), stored):
             return
         if OBJECT not in stored.headers:
-            if not self._genuine(stored.subject, stored.data, stored.headers.get(SIGNATURE)):
-                return
             if int.from_bytes(stored.data[_VERSION], "little") != version:
                 self.ignored["version"] += 1
                 return
             if len(self._waiting) < 4 * _AT_ONCE:
                 self._waiting[version] = stored.data
-        elif version > max(self._head, self.version) + _AT_ONCE:
-            return  # a pointer carries no proof of its own; the heartbeat will tell
         self._head = max(self._head, version + 1)
         self._wake.set()
 
     async def _on_state(self, stored: Stored) -> None:
-        if not self._genuine(self.names.state, stored.data, stored.headers.get(SIGNATURE)):
-            return
         try:
+            self._verifier.check(signed_name(self.names.state), stored.data, stored.headers.get(SIGNATURE))
             state = RunState.from_bytes(stored.data)
-        except DataError:
-            self.ignored["state"] += 1
+        except (MessageError, DataError) as error:
+            self.ignored["state" if isinstance(error, DataError) else error.reason] += 1
             return
-        if self.state is not None and state.run_id == self.state.run_id and state.epoch < self.state.epoch:
-            self.ignored["epoch"] += 1
+        if state.run_id != self.run_id:
+            self._hear_of_another(state)
             return
-        if self.state is not None and self.state.session != state.session:
+        before = self.state
+        if before is not None and (state.epoch, state.beat) <= (before.epoch, before.beat):
+            # Said again, or held back until now, or of a server that has lost the run.
+            self.ignored["epoch" if state.epoch < before.epoch else "old"] += state.beat != before.beat
+            return
+        if before is not None and before.session != state.session:
             self._new_session()
-        self.state, self.heard_at = state, time.monotonic()
+        age_s = time.time() - state.renewed_at
+        self.state, self.heard_at = state, time.monotonic() - (age_s if age_s > _CLOCKS_S else 0.0)
+        self._last_word = max(self._last_word, state.renewed_at)
         held = self.client.hidden_state
         ahead = state.version < held.version and time.monotonic() - self._moved_at > _AHEAD_S
         drifted = state.version == held.version and state.digest != held.digest
         if ahead or drifted:
             log.warning("the server is at version %d, we hold another %d: starting again", state.version, held.version)
             self._restart = True
-        self._head = max(self._head, state.version)
+        # Broadcasts may be ahead of a heartbeat that was on its way. If they are ahead of the next, nobody made them.
+        self._head = state.version if self._head <= self._head_before else max(self._head, state.version)
+        self._head_before = self._head
         self._wake.set()
         if state.ended:
             self.ended = True
             self._news.set()
 
-    def _genuine(self, context: str, data: bytes, signature: str | None) -> bool:
+    def _hear_of_another(self, state: RunState) -> None:
+        """A state of another run of this name: of one that is over, or of one that the server has begun since. By the
+        server's own clock, one that is over was spoken of before ours.
+        """
+        if state.renewed_at <= self._last_word:
+            self.ignored["another-run"] += 1
+            return
+        self._last_word, self._another_run = state.renewed_at, True
+        self._wake.set()
+
+    def _is_signed(self, name: str, data: bytes, signature: str | None, epoch: int) -> bool:
         try:
-            self._verifier.check(context, data, signature)
+            self._verifier.check(signed_name(name, self.run_id, epoch), data, signature)
         except MessageError as error:
             self.ignored[error.reason] += 1
             log.warning("%s: ignored", error)
             return False
         return True
+
+
+def epoch_of(stored: Stored) -> int:
+    """The epoch of the server that a message names; zero if it names none."""
+    found = stored.headers.get(EPOCH, "")
+    return int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else 0
+
+
+def read_description(description: str | None) -> tuple[int, str | None]:
+    """What stands with an object: the epoch of the server that made it, and its signature, if it signs."""
+    epoch, _, signature = (description or "").partition(" ")
+    return int(epoch) if epoch.isascii() and epoch.isdecimal() and len(epoch) < 20 else 0, signature or None

@@ -21,12 +21,13 @@ import xxhash
 from qafel.algorithm import Algorithm, HiddenState, Message
 from qafel.algorithm.aggregation import WINDOW
 from qafel.deployment.connection import Broker, Stored, wait_for_event
-from qafel.deployment.keys import Signer
-from qafel.deployment.messages import Receipt, split_upload
+from qafel.deployment.keys import Signer, signed_name
+from qafel.deployment.messages import Receipt, checksum_of, split_upload
 from qafel.deployment.names import PART
 from qafel.errors import BrokerRefused, ConfigError, DataError, HiddenStateError, MessageError
 from qafel.files import Lock, read_checked, sync_folder, write_atomically, write_checked
 
+ANOTHER_PROCESS: Final = "another-process"
 _RESEND_S: Final = 3.0
 _RESEND_BYTES_PER_S: Final = 4 << 20  # a large upload needs its time before it counts as lost
 _RESEND_MOST_S: Final = 60.0
@@ -54,16 +55,22 @@ class Outbox:
     """Delivers uploads: at most `window` on their way, of numbers that the server can tell from those it counted."""
 
     _subject: str
+    run_id: str
+    """What our signature is for, besides the subject."""
     _signer: Signer
     _window: int
     _heard: Callable[[int | None, str, str, int], None]
-    """Called for each upload: its sequence; "accepted", "duplicate" or why not; a text; the version that took it."""
+    """Called for each upload: its sequence; "accepted", "duplicate" or why not; a text; the version that took it.
+    "another-process" says that the upload which counted under this number is not ours.
+    """
     _news: asyncio.Event
     """Set when receipts came."""
     counts: Counter[str] = field(default_factory=Counter)
     sent_bytes: int = 0
     highest: int = -1
     """The highest number that the server has seen, if it said so."""
+    newest: int = -1
+    """The highest number that this process, or one before it in the same folder, has used."""
     _pending: dict[int, _Pending] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -80,7 +87,13 @@ class Outbox:
     def add(self, sequence: int, upload: bytes) -> None:
         wait_s = _RESEND_S + len(upload) / _RESEND_BYTES_PER_S
         self._pending[sequence] = _Pending(upload, time.monotonic(), wait_s)
+        self.newest = max(self.newest, sequence)
         self._wake.set()
+
+    def clear(self) -> None:
+        """Forget all that is on its way: it belongs to a run that is over."""
+        self._pending.clear()
+        self.highest = -1
 
     def send_again(self) -> None:
         """Send all at once that has no receipt: it may be lost."""
@@ -104,15 +117,29 @@ class Outbox:
             receipt = Receipt.from_bytes(stored.data)
         except DataError:
             return
-        for sequence, version in receipt.accepted:
-            self._settle(sequence, "accepted", "", version)
+        for sequence, version, checksum in receipt.accepted:
+            self._accepted(sequence, version, checksum)
         for sequence in receipt.duplicate:
             self._settle(sequence, "duplicate", "counted before", -1)
-        if receipt.highest <= _MOST_HIGHEST:  # nobody signs receipts, and a false one must not use up the numbers
+        if receipt.highest <= _MOST_HIGHEST:  # where nobody signs, a false one must not use up the numbers
             self.highest = max(self.highest, receipt.highest)
+        elif receipt.duplicate:
+            log.warning("the numbers of our uploads are used up: have a new key made (qafel broker add --client N)")
         for damaged, reason, text in receipt.rejected:
             self._settle(damaged, reason, text, -1)
         self._news.set()
+
+    def _accepted(self, sequence: int, version: int, checksum: int) -> None:
+        """An upload under our number counts. It is ours, or another process uses the number, too."""
+        pending = self._pending.get(sequence)
+        if pending is not None and checksum_of(pending.data) == checksum:
+            self._settle(sequence, "accepted", "", version)
+        elif pending is not None:
+            self.highest = max(self.highest, sequence)
+            self._settle(sequence, ANOTHER_PROCESS, "another process's update was counted under its number", version)
+        elif sequence > self.newest:
+            self.highest = max(self.highest, sequence)
+            self._heard(sequence, ANOTHER_PROCESS, "", version)
 
     def _settle(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
         if sequence is not None and self._pending.pop(sequence, None) is None:
@@ -123,7 +150,7 @@ class Outbox:
     async def _send(self, broker: Broker, sequence: int, pending: _Pending) -> None:
         pending.due = time.monotonic() + pending.wait_s
         pending.wait_s = max(pending.wait_s, min(_RESEND_MOST_S, 2 * pending.wait_s))
-        headers = self._signer.headers(self._subject, pending.data)
+        headers = self._signer.headers(signed_name(self._subject, self.run_id), pending.data)
         parts = split_upload(pending.data, broker.part_bytes)
         self.sent_bytes += len(pending.data)
         if len(parts) == 1:

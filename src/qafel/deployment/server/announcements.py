@@ -10,15 +10,14 @@ from typing import Final, final
 
 from qafel.algorithm import HiddenState
 from qafel.deployment.connection import Broker
-from qafel.deployment.keys import Signer
-from qafel.deployment.messages import Agreement, Receipt, RunState
+from qafel.deployment.keys import Signer, fingerprint, signed_name
+from qafel.deployment.messages import Agreement, Receipt, RunState, checksum_of
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names, number_in
 from qafel.deployment.server.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
-_CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
 
 
 @final
@@ -28,6 +27,7 @@ class Publisher:
 
     names: Names
     _signer: Signer
+    run_id: str
     published: HiddenState
     """x̂ as the clients know it: the last one that went out."""
     epoch: int = 0
@@ -35,11 +35,12 @@ class Publisher:
 
     async def value(self, broker: Broker, subject: str, data: bytes, after: int | None = None) -> int:
         """A key's value: configuration or state; `after` as in `Broker.store`."""
-        return await broker.store(subject, data, self._signer.headers(subject, data), after=after)
+        return await broker.store(subject, data, self._signer.headers(signed_name(subject), data), after=after)
 
     async def put(self, broker: Broker, name: str, data: bytes) -> None:
         """An object: a snapshot, a large broadcast, the final model."""
-        await broker.put_object(name, data, self._signer.headers(name, data).get(SIGNATURE))
+        signature = self._signer.headers(signed_name(name, self.run_id, self.epoch), data).get(SIGNATURE, "")
+        await broker.put_object(name, data, f"{self.epoch} {signature}".strip())
 
     async def broadcasts(self, broker: Broker, broadcasts: Iterable[tuple[int, bytes]]) -> None:
         """Steps in version order; returns when the broker has them all."""
@@ -50,22 +51,25 @@ class Publisher:
     async def _broadcast(self, broker: Broker, version: int, frame: bytes) -> None:
         subject = self.names.broadcast(version)
         # The checksum in the name lets a version be made again by a server that lost its disk.
-        headers = {MESSAGE_ID: f"{version}-{frame[_CHECKSUM].hex()}", EPOCH: str(self.epoch)}
-        headers |= self._signer.headers(subject, frame)
+        headers = {MESSAGE_ID: f"{version}-{checksum_of(frame):08x}", EPOCH: str(self.epoch)}
+        signed = subject
         if len(frame) > broker.part_bytes:
             name = self.names.broadcast_object(version)
             await self.put(broker, name, frame)
-            headers[OBJECT], frame = name, b""
+            headers[OBJECT], signed, frame = name, f"{name} pointer", fingerprint(frame)
+        headers |= self._signer.headers(signed_name(signed, self.run_id, self.epoch), frame)
         await broker.store(subject, frame, headers)
 
     async def receipts(self, broker: Broker, groups: Iterable[Mapping[int, Receipt]]) -> None:
-        """Tell each client what became of its uploads in all of these groups."""
+        """Tell each client what became of its uploads in all of these groups: one signature for all."""
         receipts: dict[int, Receipt] = {}
         for group in groups:
             for client, receipt in group.items():
                 receipts.setdefault(client, Receipt()).extend(receipt)
-        for client, receipt in receipts.items():
-            await broker.send(self.names.receipt(client), receipt.to_bytes(), headers={EPOCH: str(self.epoch)})
+        messages = [(self.names.receipt(client), receipt.to_bytes()) for client, receipt in receipts.items()]
+        signed = [(signed_name(subject, self.run_id, self.epoch), data) for subject, data in messages]
+        for (subject, data), headers in zip(messages, self._signer.headers_of_all(signed), strict=True):
+            await broker.send(subject, data, headers={EPOCH: str(self.epoch), **headers})
 
     async def state(self, broker: Broker, state: RunState, after: int) -> int:
         """How the run goes: clients see by it that they are behind, operators how it goes. `after` as in

@@ -23,8 +23,8 @@ from nats.aio.msg import Msg
 
 from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.deployment.keys import Access, Verifier
-from qafel.deployment.messages import Part, PartAssembler, Receipt
+from qafel.deployment.keys import Access, Verifier, signed_name
+from qafel.deployment.messages import Part, PartAssembler, Receipt, checksum_of
 from qafel.deployment.names import MALFORMED, PART, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
@@ -100,6 +100,8 @@ class UploadChecker:
     _keys: Mapping[int, str] | None = None
     """The registry of public keys, if there is one."""
     median: RunningMedian = field(default_factory=lambda: RunningMedian({}, 0.0))
+    _run_id: str = ""
+    """What clients sign for, too: an upload of another run of this name is not ours."""
     _keys_problem: str | None = None
     _allowance: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -126,7 +128,7 @@ class UploadChecker:
     def check_signature(self, client: int, subject: str, frame: bytes, signature: str | None) -> None:
         """Raise unless a known client signed this frame, if clients sign here."""
         if self._keys is not None:
-            _verifier(self._keys[client]).check(subject, frame, signature)
+            _verifier(self._keys[client]).check(signed_name(subject, self._run_id), frame, signature)
 
     def check(self, server: Server, client: int, upload: Message, now: float) -> Applied:
         """How this upload, sent as that client, is to be taken; raise if it is not."""
@@ -333,7 +335,7 @@ class Intake:
         self.metrics.buffer.set(self.ledger.server.buffer.count)
         self.metrics.staleness.observe(accepted.staleness)
         group.accepted += 1
-        group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version))
+        group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version, checksum_of(frame)))
         if accepted.broadcast is not None:
             group.broadcasts.append((version, accepted.broadcast))
             group.hidden_state = self.ledger.server.hidden_state

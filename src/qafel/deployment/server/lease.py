@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import final
 
 from qafel.deployment.connection import Broker
-from qafel.deployment.keys import Verifier
+from qafel.deployment.keys import Verifier, signed_name
 from qafel.deployment.messages import Agreement, RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, number_in
 from qafel.deployment.server.announcements import Publisher
@@ -43,6 +43,7 @@ class Lease:
         self.epoch = 0
         """Zero until the run is ours."""
         self._since = 0
+        self._beats = 0
 
     async def claim(self, broker: Broker, state: RunState) -> None:
         """Make the run ours, or see that it still is; `state` is our own. Another server's run raises `AnotherServer`.
@@ -80,8 +81,10 @@ class Lease:
         return state
 
     async def _write(self, broker: Broker, state: RunState, epoch: int, after: int) -> int:
+        self._beats += 1
         ours = replace(
             state,
+            beat=self._beats,
             run_id=self._ledger.run_id,
             epoch=epoch,
             since=self._since,
@@ -100,7 +103,7 @@ class Lease:
             return None, 0
         sequence = int(stored.headers["Nats-Sequence"])
         try:
-            self._verifier.check(names.state, stored.data, stored.headers.get(SIGNATURE))
+            self._verifier.check(signed_name(names.state), stored.data, stored.headers.get(SIGNATURE))
             return RunState.from_bytes(stored.data), sequence
         except (DataError, MessageError):
             return RunState("not genuine", 0, 0), sequence

@@ -74,10 +74,10 @@ class DeploymentServer:
         self._agreement = Agreement(ledger.run_id, agreed, task.layout).to_bytes()
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
         defence = resolved(settings.defence, algorithm, task)
-        checker = UploadChecker(algorithm, defence, task.clients, access.registry(), median)
+        checker = UploadChecker(algorithm, defence, task.clients, access.registry(), median, ledger.run_id)
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics)
-        self._publisher = Publisher(Names(run), access.signer(), ledger.server.hidden_state)
+        self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, ledger.server.hidden_state)
         self._lease = Lease(self._publisher, ledger, access.verifier(), settings.take_over)
         self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
         self._queue: UploadQueue | None = None
