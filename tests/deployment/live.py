@@ -78,11 +78,11 @@ async def until(condition: Any, timeout_s: float = 20.0) -> None:
             await asyncio.sleep(0.002)
 
 
-async def update(client: DeploymentClient) -> None:
+async def update(client: DeploymentClient, most_s: float = 20.0) -> None:
     """One update, from the copy to the receipt."""
     start = client.begin()
     client.outbox.add(start.sequence, client.finish(start, client._train))
-    assert await client.until(lambda: not len(client.outbox), 20)
+    assert await client.until(lambda: not len(client.outbox), most_s)
 
 
 def same(server: DeploymentServer, hidden_state: HiddenState) -> bool:

@@ -41,7 +41,7 @@ every = 1000
 server_steps = 1_000_000
 """
 _LAST_STEPS = 20
-_PATIENCE_S = 90.0
+_PATIENCE_S = 180.0
 
 
 class Fleet:
