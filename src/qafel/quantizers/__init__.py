@@ -15,6 +15,7 @@ wrappers    around another quantizer: scaled, entropy coded
 own         a user's object with encode and decode as a quantizer
 payloads    what the families share: checks, payloads of steps and codes, threads
 kernels     compiled loops
+plain       the same in NumPy, for a device without Numba
 measure     a quantizer's error on data, and which role it suits
 """
 

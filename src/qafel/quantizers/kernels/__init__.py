@@ -15,7 +15,8 @@ independent spans, so that any number of threads gives the same bytes. See docs/
     shared    what they share: a keyed counter hash, a maximum over absolute values, packing, the end of every decoder
 
 Here are the constants of the formats, which load nothing. The kernels load when they are first used, and Numba with
-them: write `kernels.levels.encode_spans(…)` and import no kernel's name elsewhere.
+them: write `kernels.levels.encode_spans(…)` and import no kernel's name elsewhere. Without Numba these names stand for
+the same kernels in NumPy, quantizers/plain.
 
 Random numbers are a hash of the coordinate's counter, so any part of a vector can be made alone, in any order and by
 any thread. 32-bit multiplications vectorise on every CPU of the last decade; 64-bit ones do not.
@@ -31,10 +32,13 @@ slices, which count references atomically, are not needed.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qafel.errors import ConfigError
 from qafel.lazy import lazily
 
 if TYPE_CHECKING:
@@ -44,9 +48,37 @@ if TYPE_CHECKING:
     from qafel.quantizers.kernels import sparse as sparse
     from qafel.quantizers.kernels import windows as windows
 
-__getattr__, __dir__ = lazily(
-    __name__, {name: f"{__name__}.{name}" for name in ("blocks", "levels", "shared", "sparse", "windows")}
-)
+CHOICE = "QAFEL_KERNELS"
+"""The environment's name for which kernels to take, numba or numpy; by default Numba's where it is installed."""
+
+
+def are_compiled() -> bool:
+    """Whether the kernels are Numba's, or NumPy's, which give the same bits, take a third of the memory and start at
+    once, and are some ten times slower (those of `trellis` some hundred times).
+    """
+    choice = os.environ.get(CHOICE, "")
+    if choice not in ("", "numba", "numpy"):
+        raise ConfigError(f"{CHOICE} is numba or numpy, found {choice!r}")
+    if choice == "numpy":
+        return False
+    try:
+        there = importlib.util.find_spec("numba") is not None
+    except (ImportError, ValueError):  # it is hidden
+        there = False
+    if choice == "numba" and not there:
+        raise ConfigError(f"{CHOICE}=numba needs Numba: pip install 'qafel[fast]', or take numpy")
+    return there
+
+
+def _homes() -> dict[str, str]:
+    names = ("blocks", "levels", "shared", "sparse", "windows")
+    if are_compiled():
+        return {name: f"{__name__}.{name}" for name in names}
+    plain = __name__.removesuffix("kernels")
+    return {name: f"{plain}plain.{name}" for name in names} | {"windows": f"{plain}trellis.plain"}
+
+
+__getattr__, __dir__ = lazily(__name__, _homes())
 
 # A kernel is what Python calls; an inner function is only ever compiled into kernels, which saves seconds.
 KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
