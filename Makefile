@@ -47,12 +47,12 @@ clean: ## Remove the environment and all that is built
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The demo needs only the light core: no torch, no ray, no broker.
+# The demo needs no torch, no ray, no broker.
 $(LIGHT): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e .
+	$(PIP) install -q -c constraints.txt -e '.[simulate]'
 	@touch $@
 
 # torch comes in the same resolution as what depends on it, so that nothing pulls another build.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[torch,ray,nats,tensorboard,tune,pandas,dev]'
+	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,ray,nats,tensorboard,tune,pandas,dev]'
 	@touch $@ $(LIGHT)

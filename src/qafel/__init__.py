@@ -1,6 +1,7 @@
 """Quantized asynchronous federated learning with a shared hidden state.
 
-What is exported is the public surface: the pure core, the simulator, sweeps and tasks. PyTorch loads with `TorchTask`.
+What is exported is the public surface: the pure core, the simulator, sweeps and tasks. Each name loads at its first
+use, and what it needs with it: a client of a deployment loads no simulator, and PyTorch loads with `TorchTask`.
 The rooms, each of which imports only from those above it (docs/architecture.md):
 
 version       the package's version
@@ -32,56 +33,69 @@ cli           the command line
 
 from typing import TYPE_CHECKING
 
-from qafel.algorithm import (
-    PRESETS,
-    Algorithm,
-    Client,
-    HiddenState,
-    LocalTraining,
-    Message,
-    PolynomialStaleness,
-    Server,
-    wire,
-)
 from qafel.lazy import lazily
-from qafel.params import Layout, Vector
-from qafel.quantizers import Quantizer
-from qafel.quantizers import parse as quantizer
-from qafel.rng import Stream
-from qafel.simulator import (
-    AlwaysTraining,
-    Constant,
-    ConstantRate,
-    Evaluation,
-    HalfNormal,
-    Limits,
-    LogNormal,
-    Network,
-    Poisson,
-    Result,
-    Rounds,
-    Timing,
-    Trace,
-    Uniform,
-    simulate,
-)
-from qafel.sweeps import Sweep, sweep
-from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.version import __version__
 
 if TYPE_CHECKING:
+    from qafel import errors as errors
+    from qafel.algorithm import (
+        PRESETS,
+        Algorithm,
+        Client,
+        HiddenState,
+        LocalTraining,
+        Message,
+        PolynomialStaleness,
+        Server,
+        wire,
+    )
+    from qafel.params import Layout, Vector
+    from qafel.quantizers import Quantizer
+    from qafel.quantizers import parse as quantizer
+    from qafel.rng import Stream
+    from qafel.simulator import (
+        AlwaysTraining,
+        Constant,
+        ConstantRate,
+        Evaluation,
+        HalfNormal,
+        Limits,
+        LogNormal,
+        Network,
+        Poisson,
+        Result,
+        Rounds,
+        Timing,
+        Trace,
+        Uniform,
+        simulate,
+    )
+    from qafel.sweeps import Sweep, sweep
+    from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
     from qafel.tasks.datasets.partition import Partition, split
     from qafel.tasks.datasets.samples import ArraySamples
     from qafel.tasks.neural import TorchTask as TorchTask  # not in __all__: `import *` needs no PyTorch
 
+_HOMES = {
+    "algorithm": "PRESETS Algorithm Client HiddenState LocalTraining Message PolynomialStaleness Server wire",
+    "params": "Layout Vector",
+    "quantizers": "Quantizer",
+    "rng": "Stream",
+    "simulator": "AlwaysTraining Constant ConstantRate Evaluation HalfNormal Limits LogNormal Network Poisson Result "
+    "Rounds Timing Trace Uniform simulate",
+    "sweeps": "Sweep sweep",
+    "tasks": "Mushrooms Quadratic SyntheticLogistic Task",
+    "tasks.datasets.partition": "Partition split",
+    "tasks.datasets.samples": "ArraySamples",
+    "tasks.neural": "TorchTask",
+}
+_ROOMS = "errors rng params text parts quantizers algorithm tasks theory config runs report simulator sweeps"
+
 __getattr__, __dir__ = lazily(
     __name__,
-    {
-        "ArraySamples": "qafel.tasks.datasets.samples:ArraySamples",
-        "Partition": "qafel.tasks.datasets.partition:Partition",
-        "TorchTask": "qafel.tasks.neural:TorchTask",
-        "split": "qafel.tasks.datasets.partition:split",
-    },
+    {name: f"qafel.{home}:{name}" for home, names in _HOMES.items() for name in names.split()}
+    | {room: f"qafel.{room}" for room in _ROOMS.split()}
+    | {"quantizer": "qafel.quantizers:parse"},
 )
 
 __all__ = [

@@ -6,9 +6,29 @@ What takes long to load is loaded by those who use it: Numba by kernels, PyTorch
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from qafel.errors import ConfigError
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is there, without loading it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # it is hidden
+        return False
+
+
+def require(what: str, extra: str, **packages: str) -> None:
+    """Raise `ConfigError` if one of the packages is missing; `what` needs them, and `extra` brings them.
+
+    require("a figure", "draw", matplotlib="Matplotlib")
+    """
+    if missing := [name for package, name in packages.items() if not is_installed(package)]:
+        raise ConfigError(f"{what} needs {' and '.join(missing)}: pip install 'qafel[{extra}]'")
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -4,8 +4,9 @@ console    the terminal: shared options, results, errors, live progress
 run, sweep, report                   one run, many runs, runs compared; the demo
 lists      the recipes, tasks and quantizers that there are
 plan, tune, paper                    what to choose; the paper's entries
-deploy, status                       a run over real machines
+deploy, client, status               a run over real machines
 bench      benchmarks
+commands   all of them in one app
 """
 
 from __future__ import annotations
@@ -17,38 +18,19 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from qafel.cli import bench, deploy, lists, paper, plan, report, run, status, sweep, tune
 from qafel.errors import PartFailed, QafelError, UserError
+from qafel.lazy import lazily
 from qafel.version import __version__
 
 __all__ = ["main"]
+
+__getattr__, __dir__ = lazily(__name__, {"app": "qafel.cli.commands:app"})
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Typer's UsageError, of which it exports only this kind."""
 
 _TRACEBACK = "QAFEL_TRACEBACK"
 """The environment's name for: show whole tracebacks, of errors that are raised on purpose too."""
-
-app = typer.Typer(
-    help="Quantized asynchronous federated learning with a shared hidden state.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-benchmarks = typer.Typer(help="Benchmarks that report ratios within one run.", no_args_is_help=True)
-benchmarks.command("quantizers")(bench.bench_quantizers)
-benchmarks.command("simulator")(bench.bench_simulator)
-benchmarks.command("training")(bench.bench_training)
-benchmarks.command("deployment")(bench.bench_deployment)
-app.add_typer(benchmarks, name="bench")
-app.add_typer(lists.tasks, name="tasks")
-app.add_typer(deploy.broker, name="broker")
-# Modules, not the functions in them: a function of the same name would hide its module in this package.
-of_runs = (report.demo, run.run, sweep.sweep, report.report, paper.paper)
-of_choices = (lists.recipes, lists.quantizers, plan.plan, tune.tune)
-for command in (*of_runs, *of_choices, deploy.server, deploy.client, status.status):
-    app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,7 +39,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -66,10 +47,37 @@ def _root(
     """Quantized asynchronous federated learning with a shared hidden state."""
 
 
+def new_app() -> typer.Typer:
+    """An app without commands yet."""
+    app = typer.Typer(
+        help="Quantized asynchronous federated learning with a shared hidden state.",
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.callback()(_root)
+    return app
+
+
+def _wanted() -> typer.Typer:
+    """The app of all commands; or of `qafel client` alone, which starts on small devices."""
+    if sys.argv[1:2] != ["client"]:
+        from qafel.cli.commands import app  # noqa: PLC0415
+
+        return app
+    from qafel.cli.client import client  # noqa: PLC0415
+
+    alone = new_app()
+    alone.command()(client)
+    return alone
+
+
 def main() -> None:
     """Run the command line; errors that are raised on purpose become one sentence on stderr."""
-    gc.freeze()  # what is loaded stays: the collector need not look at it again and again
     try:
+        app = _wanted()
+        gc.freeze()  # what is loaded stays: the collector need not look at it again and again
         sys.exit(app(standalone_mode=False))
     except QafelError as error:
         if os.environ.get(_TRACEBACK):

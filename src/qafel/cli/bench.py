@@ -15,8 +15,8 @@ from rich.table import Table
 
 from qafel.bench.quantizers import SIZES, time_quantizer
 from qafel.bench.simulator import all_cases, measure_simulator
+from qafel.cli.client import require_extra
 from qafel.cli.console import console, errors, figures_table
-from qafel.cli.deploy import require_extra
 from qafel.config.parts import make_quantizer
 from qafel.errors import ConfigError
 from qafel.files import write_atomically

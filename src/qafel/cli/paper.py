@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from qafel import drawing
 from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, errors
 from qafel.errors import UserError
 from qafel.paper import ENTRIES, Extent, Request, entry_named
@@ -71,6 +72,7 @@ def paper(
     if name == "document":
         _write_document(out, results, to)
         return
+    drawing.require_drawing()
     request = Request(seeds, quick, all_methods, family, only or [], finished, uploads)
     entries = ENTRIES if name == "all" else {name: entry_named(name)}
     if results is not None:

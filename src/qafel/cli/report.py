@@ -53,6 +53,7 @@ def report(
 
     Example: qafel report runs/qafel runs/fedbuff --out comparison/report.html
     """
+    drawing.require_drawing()
     page = _page_path(runs, out)
     loaded, left_out = _load(runs)
     for path, why in left_out:
@@ -118,6 +119,7 @@ def demo(
 
     Example: qafel demo --steps 2000
     """
+    drawing.require_drawing()
     # Evaluated every tenth step: the demo is for looking, `qafel run` has every step.
     overrides = [f"stop.server_steps={steps}", "evaluation.every=10"]
     configs = [load_recipe(name, overrides, seed) for name in RECIPES]

@@ -15,8 +15,8 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
+from qafel.cli.client import BrokerUrl, require_extra
 from qafel.cli.console import JsonOption, console, errors, figures_table
-from qafel.cli.deploy import BrokerUrl, require_extra
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:

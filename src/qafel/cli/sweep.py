@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from qafel import drawing
 from qafel.cli.console import (
     JsonOption,
     QuietOption,
@@ -55,6 +56,7 @@ def sweep(
 
     Example: qafel sweep mushrooms-qafel-4bit mushrooms-fedbuff --seeds 5 --set algorithm.client_lr=1,2,4
     """
+    drawing.require_drawing()
     runs = grid(recipes, parse_seeds(seeds), parse_settings(with_start(settings, start_from)))
     todo = unfinished(runs, out)
     for config, layout in {repr(config.algorithm): (config, layout) for config, layout in require_sound(todo)}.values():

@@ -10,6 +10,7 @@ import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from qafel import drawing
 from qafel.cli.console import (
     JsonOption,
     LiveBars,
@@ -64,6 +65,7 @@ def tune(
 
     Example: qafel tune mushrooms-qafel-4bit --target 0.01 --trials 40 --set stop.server_steps=2000
     """
+    drawing.require_drawing()
     config = load_recipe(recipe, with_start(settings, start_from), seed)
     space = parse_search(search or (), config)
     if (warning := uneven(config, space)) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, final, get_args
 
@@ -12,6 +11,7 @@ from pydantic import Discriminator, Field, Tag
 from qafel import parts
 from qafel.config.parts import TASK, Arguments, Section
 from qafel.errors import ConfigError, DataError
+from qafel.lazy import require
 from qafel.parts import is_path
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.tasks.datasets.celeba import find_celeba
@@ -52,8 +52,8 @@ class _TaskSection(Section):
         return None
 
     def _require_torch(self) -> None:
-        if self.name in _FIND and importlib.util.find_spec("torch") is None:
-            raise ConfigError(f"{self.name} needs PyTorch: pip install 'qafel[torch]'")
+        if self.name in _FIND:
+            require(self.name, "torch", torch="PyTorch", numba="Numba")
 
 
 class MushroomsConfig(_TaskSection):

@@ -11,10 +11,27 @@
 The broker carries messages and is the only keeper of none: one that lost everything is refilled.
 """
 
-from qafel.deployment.client import ClientReport, ClientSettings
-from qafel.deployment.client.client import run_client
-from qafel.deployment.keys import Access
-from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.server import run_server
+from typing import TYPE_CHECKING
+
+from qafel.lazy import lazily
+
+if TYPE_CHECKING:
+    from qafel.deployment.client import ClientReport, ClientSettings
+    from qafel.deployment.client.client import run_client
+    from qafel.deployment.keys import Access
+    from qafel.deployment.server import ServerSettings
+    from qafel.deployment.server.server import run_server
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Access": "qafel.deployment.keys:Access",
+        "ClientReport": "qafel.deployment.client:ClientReport",
+        "ClientSettings": "qafel.deployment.client:ClientSettings",
+        "ServerSettings": "qafel.deployment.server:ServerSettings",
+        "run_client": "qafel.deployment.client.client:run_client",
+        "run_server": "qafel.deployment.server.server:run_server",
+    },
+)
 
 __all__ = ["Access", "ClientReport", "ClientSettings", "ServerSettings", "run_client", "run_server"]

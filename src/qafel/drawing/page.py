@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.drawing.chart import DASHES, Axis, Bars, Panel, Series, Style, Values, limits_of, panel_styles, thin
+from qafel.lazy import require
 from qafel.version import __version__
 
 Trace: TypeAlias = dict[str, Any]
@@ -47,6 +48,7 @@ def page(title: str, sections: Iterable[str], panels: Sequence[Panel], styles: S
     `title` is plain text, `sections` are HTML, among them the `cards` of all `panels`; `styles` are those of the
     legend, by default one for each label.
     """
+    require("a page", "draw", plotly="Plotly")
     from plotly.offline import get_plotlyjs  # noqa: PLC0415  (Plotly loads when a page is written)
 
     plotly, script = get_plotlyjs(), _file("page.js")

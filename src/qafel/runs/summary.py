@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from qafel.algorithm import Server
 from qafel.errors import DuplicateUpload
 from qafel.params import Vector
+from qafel.quantizers.kernels import are_compiled
 from qafel.runs.progress import Progress, Status, Traffic, finite_or_none, histogram_mean
 from qafel.tasks.protocol import Task
 from qafel.text import human_bytes
@@ -92,7 +93,9 @@ def rejections_and_repeats(server: Server) -> tuple[dict[str, int], int]:
 
 def environment() -> dict[str, Any]:
     """The versions and the machine of this process; PyTorch's if it is loaded."""
-    versions = {"Python": platform.python_version(), "numpy": _version("numpy"), "numba": _version("numba")}
+    versions = {"Python": platform.python_version(), "numpy": _version("numpy")}
+    if are_compiled():
+        versions["numba"] = _version("numba")
     if "torch" in sys.modules:
         versions["torch"] = _version("torch")
     hardware = {"cores": os.cpu_count() or 1, "processor": _processor()}

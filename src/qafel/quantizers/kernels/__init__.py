@@ -32,14 +32,13 @@ slices, which count references atomically, are not needed.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qafel.errors import ConfigError
-from qafel.lazy import lazily
+from qafel.lazy import is_installed, lazily
 
 if TYPE_CHECKING:
     from qafel.quantizers.kernels import blocks as blocks
@@ -61,10 +60,7 @@ def are_compiled() -> bool:
         raise ConfigError(f"{CHOICE} is numba or numpy, found {choice!r}")
     if choice == "numpy":
         return False
-    try:
-        there = importlib.util.find_spec("numba") is not None
-    except (ImportError, ValueError):  # it is hidden
-        there = False
+    there = is_installed("numba")
     if choice == "numba" and not there:
         raise ConfigError(f"{CHOICE}=numba needs Numba: pip install 'qafel[fast]', or take numpy")
     return there

@@ -11,12 +11,10 @@ task         `TorchTask`: local training of any module, any samples, any partiti
 published    the paper's networks, and its three tasks: cifar10, celeba, shakespeare
 """
 
-import importlib.util
+from qafel.lazy import is_installed, require
 
-from qafel.errors import ConfigError
-
-if importlib.util.find_spec("torch") is None:
-    raise ConfigError("a neural task needs PyTorch: pip install 'qafel[torch]'")
+if not (is_installed("torch") and is_installed("numba")):
+    require("a neural task", "torch", torch="PyTorch", numba="Numba")
 
 from qafel.tasks.neural.published import celeba, cifar10, shakespeare
 from qafel.tasks.neural.task import TorchTask

@@ -1,0 +1,77 @@
+"""The loops of kernels.py in NumPy, for a device without Numba: same names, same arguments.
+
+Their sums run in another order, so that a trained model differs in its last digits. Nothing shared depends on that:
+what a client learns is its own, and x̂ moves by the bytes that it sends.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.params import Vector
+
+Array = NDArray[Any]
+
+
+def descend(y: Vector, start: Vector, gradient: Vector, lr: Any, proximal: Any, clip_norm: float) -> None:
+    """As the kernel of this name."""
+    if proximal:
+        gradient += proximal * (y - start)
+    if clip_norm:
+        square = float(np.square(gradient, dtype=np.float64).sum())
+        if square > clip_norm**2:
+            lr = np.float32(lr * (clip_norm / math.sqrt(square)))
+    y -= lr * gradient
+
+
+def train_logistic(
+    rows: Array, columns: Array, targets: Array, start: Vector, linear: Vector, noise: Array, lr: Any, steps: int,
+    l2: Any, proximal: Any, clip_norm: float,
+) -> Vector:  # fmt: skip
+    """As the kernel of this name."""
+    y, scale = start.copy(), np.float32(1.0 / len(rows))
+    for p in range(steps):
+        with np.errstate(over="ignore"):  # e^∞: the probability is zero
+            residual = ((1 / (1 + np.exp(-(rows @ y))) - targets) * scale).astype(np.float32)
+        gradient = l2 * y + residual @ rows
+        if linear.size:
+            gradient += linear
+        if noise.size:
+            gradient += noise[p]
+        descend(y, start, gradient, lr, proximal, clip_norm)
+    return y
+
+
+def train_quadratic(
+    eigenvalues: Vector, shift: Vector, start: Vector, noise: Array, lr: Any, steps: int, weight_decay: Any,
+    proximal: Any, clip_norm: float,
+) -> Vector:  # fmt: skip
+    """As the kernel of this name."""
+    y = start.copy()
+    for p in range(steps):
+        gradient = eigenvalues * y - shift + weight_decay * y
+        if noise.size:
+            gradient += noise[p]
+        descend(y, start, gradient, lr, proximal, clip_norm)
+    return y
+
+
+def _loss(margin: Array, targets: Array, model: Array, l2: float) -> float:
+    mean = float(np.mean(np.logaddexp(0.0, margin) - targets * margin))
+    return mean + 0.5 * l2 * float(model @ model)
+
+
+def mean_loss(columns: Array, targets: Array, model: Vector, l2: float) -> float:
+    """As the kernel of this name."""
+    wide = model.astype(np.float64)
+    return _loss(wide @ columns, targets, wide, l2)
+
+
+def mean_loss_of_ones(ones: Array, targets: Array, model: Vector, l2: float) -> float:
+    """As the kernel of this name."""
+    wide = model.astype(np.float64)
+    return _loss(wide[-1] + wide[ones].sum(axis=1), targets, wide, l2)
