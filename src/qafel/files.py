@@ -76,6 +76,29 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def write_word(path: Path, word: str) -> None:
+    """Replace the file `path` by one word and its checksum, so that it lasts."""
+    write_atomically(path, _with_checksum(word.encode()))
+    sync_folder(path.parent)
+
+
+def read_word(path: Path) -> str | None:
+    """The word of such a file; None if there is none, `DataError` if it is damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    word = data.split(b":")[0].rstrip(b"\n")
+    # Without a checksum, an older qafel wrote it.
+    if word.isalnum() and data in (word, word + b"\n", _with_checksum(word)):
+        return word.decode("ascii")
+    raise DataError(f"{path} is damaged")
+
+
+def _with_checksum(word: bytes) -> bytes:
+    return b"%s: %016x\n" % (word, xxhash.xxh3_64_intdigest(word))
+
+
 def write_checked(path: Path, kind: str, version: int, data: bytes) -> None:
     """Replace the file `path` by `data` behind a header: its kind, the version of its format, a checksum of it all."""
     head = f"qafel {kind} {version}\n".encode()

@@ -178,6 +178,25 @@ def flip_checkpoint(fleet: Fleet) -> None:
         path.with_suffix(".unused").unlink()
 
 
+def flip_note(fleet: Fleet) -> None:
+    """A bit of one of the server's small files: it does without, or says what to do."""
+    fleet.server.kill()
+    path = fleet.run / "state" / fleet.random.choice(("run-id", "epoch", "synced"))
+    whole, _ = _flip(path, fleet.random)
+    fleet.server = fleet.start_server()
+    if path.name != "run-id":
+        wait_for(lambda: fleet.server.said(f"{path} is damaged"), "a word of it", _ENDS_S)
+        return
+    _ends(fleet.server, f"{path} is damaged: restore it from a copy, or delete it and start with --take-over")
+    path.unlink()
+    if fleet.random.random() < 0.5:
+        path.write_bytes(whole)
+        fleet.server = fleet.start_server()
+    else:
+        fleet.server = fleet.start_server("--take-over")
+    fleet.goes_on()
+
+
 def flip_client_file(fleet: Fleet) -> None:
     """A client does without a damaged x̂; if it cannot know which numbers it used, it says that its folder must go."""
     number = fleet.any_client()
@@ -270,6 +289,7 @@ KINDS: dict[Fault, int] = {
     fill_broker_disk: 1,
     flip_journal: 2,
     flip_checkpoint: 2,
+    flip_note: 1,
     flip_client_file: 1,
     jump_clock: 3,
     malformed_headers: 3,
@@ -297,7 +317,7 @@ def run_faults(
     fleet, began = Fleet(folder, clients, seed, secured=secured, longest_pause_s=longest_pause_s), time.monotonic()
     happened: Counter[str] = Counter()
     try:
-        wait_for(lambda: fleet.version() >= 2, "training to begin", 120)
+        wait_for(lambda: fleet.version() >= 2, "training to begin", 300)
         for fault in faults:
             if time.monotonic() - began > most_s:
                 break

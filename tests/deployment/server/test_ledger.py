@@ -227,6 +227,24 @@ def test_two_servers_cannot_use_one_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_flipped_bit_in_the_runs_identity_is_refused_and_in_the_epoch_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _open(tmp_path) as ledger:
+        identity = ledger.run_id
+        ledger.begin_epoch(7)
+    for name in ("run-id", "epoch"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        if name == "run-id":
+            with pytest.raises(DataError, match="run-id is damaged: restore it from a copy, or"), _open(tmp_path):
+                pass
+            (tmp_path / name).write_bytes(whole)
+    with _open(tmp_path) as ledger:
+        assert (ledger.run_id, ledger.epoch) == (identity, 0)
+    assert "epoch is damaged: the broker's word counts" in caplog.text
+
+
 def test_what_clients_sent_can_be_read_by_the_owner_only_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, final
 
-import xxhash
-
 from qafel.algorithm import Algorithm, HiddenState, Message
 from qafel.algorithm.aggregation import WINDOW
 from qafel.deployment.connection import Broker, Stored, wait_for_event
@@ -25,7 +23,7 @@ from qafel.deployment.keys import Signer, signed_name
 from qafel.deployment.messages import Receipt, checksum_of, split_upload
 from qafel.deployment.names import PART
 from qafel.errors import BrokerRefused, ConfigError, DataError, HiddenStateError, MessageError
-from qafel.files import Lock, read_checked, sync_folder, write_atomically, write_checked
+from qafel.files import Lock, read_checked, read_word, write_checked, write_word
 
 ANOTHER_PROCESS: Final = "another-process"
 _RESEND_S: Final = 3.0
@@ -230,25 +228,14 @@ class ClientState:
         write_checked(self._folder / _FILE, _FILE, _FILE_VERSION, data)
 
     def _reserve(self, until: int) -> None:
-        write_atomically(self._folder / "sequence", _with_checksum(until))
-        sync_folder(self._folder)
+        write_word(self._folder / "sequence", str(until))
         self._reserved = until
 
     def _read_reserved(self) -> int:
-        path = self._folder / "sequence"
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return 0
-        number = data.partition(b" ")[0]
-        # Without a checksum, an older qafel wrote it.
-        if number.isdigit() and data in (number, _with_checksum(int(number))):
-            return int(number)
-        raise ConfigError(
-            f"{path} is damaged, and which numbers are used up is not known: delete the client's folder, the server "
-            "will tell"
-        )
-
-
-def _with_checksum(number: int) -> bytes:
-    return b"%d %016x\n" % (number, xxhash.xxh3_64_intdigest(b"%d" % number))
+            return int(read_word(self._folder / "sequence") or 0)
+        except (DataError, ValueError):
+            raise ConfigError(
+                f"{self._folder / 'sequence'} is damaged, and which numbers are used up is not known: delete the "
+                "client's folder, the server will tell"
+            ) from None

@@ -29,7 +29,7 @@ from qafel.algorithm import (
 )
 from qafel.deployment.server.journal import JournalReader, Record, begins_at_start
 from qafel.errors import ConfigError, DamagedJournal, DataError, NonFiniteVector, OutputError
-from qafel.files import Lock, make_private, sync_folder, write_atomically, writing
+from qafel.files import Lock, make_private, read_word, sync_folder, write_atomically, write_word, writing
 from qafel.params import Vector
 from qafel.runs.directory import read_checkpoint, write_checkpoint
 from qafel.runs.progress import Traffic
@@ -134,8 +134,7 @@ class Ledger:
     def begin_epoch(self, epoch: int) -> None:
         """Keep the number of the epoch in which this folder's server serves the run."""
         self.epoch = epoch
-        write_atomically(self.folder / "epoch", b"%d\n" % epoch)
-        sync_folder(self.folder)
+        write_word(self.folder / "epoch", str(epoch))
 
     def take(self, frame: bytes, upload: Message, applied: Applied | None = None) -> Accepted:
         """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count.
@@ -223,18 +222,22 @@ class Ledger:
 def _run_id(folder: Path) -> str:
     """Tells a run from another of the same name: a client's saved hidden state belongs to one of them."""
     path = folder / "run-id"
-    if not path.exists():
-        write_atomically(path, uuid.uuid4().hex.encode())
-        sync_folder(folder)
-    return path.read_text(encoding="ascii")
+    try:
+        found = read_word(path)
+    except DataError as error:
+        raise DataError(
+            f"{error}: restore it from a copy, or delete it and start with --take-over; then all that was counted "
+            "stays, and clients see another run"
+        ) from None
+    if found is None:
+        write_word(path, found := uuid.uuid4().hex)
+    return found
 
 
 def _epoch(folder: Path) -> int:
     try:
-        return int((folder / "epoch").read_bytes())
-    except FileNotFoundError:
-        return 0
-    except ValueError:
+        return int(read_word(folder / "epoch") or 0)
+    except (DataError, ValueError):
         log.warning("%s is damaged: the broker's word counts", folder / "epoch")
         return 0
 
