@@ -1,7 +1,8 @@
 """The deployment's speed: a real broker, a server process, client processes that do not train, file storage.
 
-Beside the uploading clients there may be some that only listen, and one that sends damaged messages. Figures are of
-this machine, all processes on it together: with two cores, broker, server and clients share them.
+In the place of the clients there may be one process that sends uploads made beforehand (load.py). Beside the uploading
+clients there may be some that only listen, and one that sends damaged messages. Figures are of this machine, all
+processes on it together: with two cores, broker, server and clients share them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
-from qafel.algorithm import HiddenState, local_update
 from qafel.algorithm.messages import HEADER_BYTES
+from qafel.bench.load import (
+    light_client,
+    resident_bytes,
+    send_made,
+    sound_uploads,
+    take_and_forget,
+    wait_for_run,
+)
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
@@ -38,18 +46,20 @@ from qafel.deployment.names import KEY_VALUE_STREAM, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server
 from qafel.errors import BrokerRefused
-from qafel.params import Layout, Vector
+from qafel.params import Layout
 from qafel.quantizers import set_threads
 from qafel.rng import Stream
 
 RUN: Final = "bench"
+BARE: Final = "bare"
 _ORIGINALS: Final = 50
 _AT_ONCE: Final = 32
 _HEARTBEAT_S: Final = 0.25
 
 Figures: TypeAlias = dict[str, Any]
-Mark: TypeAlias = tuple[float, int, int]
-"""A moment of the server: time, updates, bytes of memory."""
+Mark: TypeAlias = tuple[float, int, int, float]
+"""A moment of the server: time, updates, bytes of memory, seconds of processor time."""
+Found: TypeAlias = list[tuple[str, Figures]]
 Results: TypeAlias = "Queue[tuple[str, Figures]]"
 """What the processes put in, each under its kind."""
 
@@ -71,10 +81,18 @@ class DeploymentCase:
     min_interval_s: float = 0.0
     mutants: int = 0
     """Damaged messages that one more client sends meanwhile."""
+    made: bool = False
+    """Whether one process sends uploads made beforehand, as all clients; and the broker's own limit is measured."""
 
     @property
     def all_clients(self) -> int:
-        return self.clients + self.listeners + (self.mutants > 0)
+        """With a small one, which shows what a client takes before the others begin."""
+        return self.clients + self.listeners + (self.mutants > 0) + 1
+
+    @property
+    def each(self) -> int:
+        """How many uploads each client has ready: a few more than the run takes."""
+        return -(-self.updates // self.clients) + 64
 
     def config(self) -> Config:
         quantizers = {"client_quantizer": self.quantizer, "server_quantizer": self.quantizer}
@@ -91,7 +109,7 @@ class DeploymentCase:
     def access(self, folder: Path, user: str) -> Access:
         """How a user reaches the broker of the benchmark in this folder."""
         if self.secured:
-            return Access.of(None, folder / "broker" / user)
+            return Access.of(None, folder / "broker" / (user or "operator"))
         return Access((f"nats://127.0.0.1:{(folder / 'port').read_text()}",))
 
 
@@ -109,23 +127,48 @@ def measure(case: DeploymentCase) -> Figures:
 
 
 def _measure(case: DeploymentCase) -> Figures:
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="qafel-bench-") as name, _broker(Path(name) / "broker", case) as broker:
-        results: Results = context.Queue()
-        works: list[tuple[str, Work]] = [("server", serve_run)]
-        works += [("client", partial(upload, number)) for number in range(case.clients)]
+        folder = Path(name)
+        bare = _bare(case, folder) if case.made else {}
+        uploading: list[tuple[str, Work]] = [("client", partial(upload, number)) for number in range(case.clients)]
+        works = [("load", send)] if case.made else uploading
         works += [("listening", listen)] * (case.listeners > 0) + [("mutants", send_mutants)] * (case.mutants > 0)
-        processes = [context.Process(target=_perform, args=(*work, case, name, results), daemon=True) for work in works]
+        with _processes([("server", serve_run)], case, folder) as serving:
+            wait_for_run(case.access(folder, "server"), RUN)
+            credentials = folder / f"broker/clients/{case.all_clients - 1}" if case.secured else None
+            light = light_client(RUN, case.all_clients - 1, folder, case.access(folder, "").servers[0], credentials)
+            before_s = cpu_s(broker.pid)
+            with _processes(works, case, folder) as uploaders:
+                found = serving() + uploaders()
+        figures = _figures(case, found, resident_bytes(broker.pid), cpu_s(broker.pid) - before_s)
+        if bare:
+            figures["share_of_broker"] = figures["updates_per_s"] / bare["messages_per_s"]
+        return figures | {"broker_alone": bare, "light_client": light}
+
+
+def _bare(case: DeploymentCase, folder: Path) -> Figures:
+    """As many bytes published, taken and acknowledged as in the run, and nothing else done with them."""
+    with _processes([("taker", take_bare), ("load", send_bare)], case, folder) as ended:
+        ((_, taken),) = (reported for reported in ended() if reported[0] == "taker")
+        return taken
+
+
+@contextmanager
+def _processes(works: list[tuple[str, Work]], case: DeploymentCase, folder: Path) -> Iterator[Callable[[], Found]]:
+    """A context with what waits for these works, each in a process, and returns what they found."""
+    context = multiprocessing.get_context("spawn")
+    results: Results = context.Queue()
+    arguments = (case, str(folder), results)
+    processes = [context.Process(target=_perform, args=(*work, *arguments), daemon=True) for work in works]
+    for process in processes:
+        process.start()
+    try:
+        yield lambda: [results.get(timeout=60 + case.updates / 20) for _ in processes]
+    finally:
         for process in processes:
-            process.start()
-        try:
-            found = [results.get(timeout=60 + case.updates / 20) for _ in processes]
-        finally:
-            for process in processes:
-                process.join(20)
-                if process.is_alive():
-                    process.terminate()
-        return _figures(case, found, resident_bytes(broker.pid), cpu_s(broker.pid))
+            process.join(20)
+            if process.is_alive():
+                process.terminate()
 
 
 def _perform(kind: str, work: Work, case: DeploymentCase, name: str, results: Results) -> None:
@@ -145,15 +188,15 @@ def _broker(folder: Path, case: DeploymentCase) -> Iterator[LocalBroker]:
         yield broker
 
 
-def _figures(case: DeploymentCase, found: list[tuple[str, Figures]], broker_bytes: int, broker_cpu_s: float) -> Figures:
+def _figures(case: DeploymentCase, found: Found, broker_bytes: int, broker_cpu_s: float) -> Figures:
     (server,) = (reported for kind, reported in found if kind == "server")
-    clients = [reported for kind, reported in found if kind == "client"]
+    clients = [reported for kind, reported in found if kind in ("client", "load")]
 
     def total(*keys: str) -> float:
         return float(sum(client[key] for client in clients for key in keys))
 
     begin, *_, end = _steady(server["marks"])
-    latencies = np.array([latency for client in clients for latency in client["latencies_s"]] or [np.nan])
+    latencies = [latency for client in clients for latency in client["latencies_s"]]
     # What had to cross: each upload twice (to the broker and on to the server), each broadcast once and per recipient.
     crossed = server["upload_bytes_total"] + server["broadcast_bytes_total"] + total("sent_bytes", "received_bytes")
     wire = server["wire_sent_bytes"] + server["wire_received_bytes"] + total("wire_sent_bytes", "wire_received_bytes")
@@ -163,12 +206,12 @@ def _figures(case: DeploymentCase, found: list[tuple[str, Figures]], broker_byte
         "updates": server["uploads"],
         "upload_bytes": server["upload_bytes_mean"],
         "updates_per_s": (end[1] - begin[1]) / (end[0] - begin[0]),
-        "latency_median_s": float(np.median(latencies)),
-        "latency_p99_s": float(np.quantile(latencies, 0.99)),
+        "latency_median_s": float(np.median(latencies)) if latencies else None,
+        "latency_p99_s": float(np.quantile(latencies, 0.99)) if latencies else None,
         "upload_wire_over_payload": total("wire_sent_bytes") / total("sent_bytes"),
         "all_wire_over_payload": wire / crossed,
         "broker_cpu_s_per_update": broker_cpu_s / server["uploads"],
-        "server_cpu_s_per_update": server["cpu_s"] / server["uploads"],
+        "server_cpu_s_per_update": (end[3] - begin[3]) / (end[1] - begin[1]),
         "client_cpu_s_per_update": total("cpu_s") / server["uploads"],
         "server_bytes": server["marks"][-1][2],
         "server_growth_bytes": end[2] - begin[2],
@@ -184,15 +227,6 @@ def _steady(marks: list[Mark]) -> list[Mark]:
     last = marks[-1][1]
     steady = [mark for mark in marks if 0.1 * last <= mark[1] < last]
     return steady if len(steady) > 1 else marks
-
-
-def resident_bytes(pid: int | None = None) -> int:
-    """The memory that a process has in use now; this one's by default."""
-    try:
-        pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return 0
-    return 4096 * pages
 
 
 def cpu_s(pid: int) -> float:
@@ -225,23 +259,12 @@ def mutated(frames: list[bytes], chooser: random.Random) -> bytes:
             return mutant
 
 
-def originals(config: Config, number: int) -> list[bytes]:
-    """Uploads that the server would take, had nobody touched them."""
-    dimension = int(config.task.dimension)  # type: ignore[union-attr]
-    algorithm, start = config.algorithm.wire(Layout.flat(dimension)), HiddenState.of(np.zeros(dimension, np.float32))
-
-    def train(start: Vector, stream: Stream) -> Vector:
-        return stream.generator().standard_normal(dimension, np.float32) * np.float32(0.01)
-
-    return [local_update(start, train, algorithm, 0, client=number, sequence=n) for n in range(_ORIGINALS)]
-
-
 async def send_mutants(case: DeploymentCase, folder: Path) -> Figures:
     """A client that sends damaged messages, spread over the run, and counts what the server says to each: it must take
     none of them, and must not be slowed by them.
     """
     number, names, chooser = case.clients, Names(RUN), random.Random(0)
-    frames, news = originals(case.config(), number), asyncio.Event()
+    frames, news = sound_uploads(case.config(), number, _ORIGINALS), asyncio.Event()
     sent, outcomes, state = 0, Counter[str](), RunState("running", 0, 0)
 
     async def on_receipt(stored: Stored) -> None:
@@ -279,15 +302,47 @@ async def send_mutants(case: DeploymentCase, folder: Path) -> Figures:
 def serve_run(case: DeploymentCase, folder: Path) -> Figures:
     """The server, which marks time, updates and memory with every heartbeat."""
     marks: list[Mark] = []
-    cpu_s = time.process_time()
     summary = run_server(
         case.config(),
         folder / "server",
         access=case.access(folder, "server"),
         settings=ServerSettings(heartbeat_s=_HEARTBEAT_S, patience_s=30),
-        progress=lambda state: marks.append((time.monotonic(), state.uploads, resident_bytes())),
+        progress=lambda state: marks.append((time.monotonic(), state.uploads, resident_bytes(), time.process_time())),
     )
-    return {**summary, "marks": marks, "cpu_s": time.process_time() - cpu_s}
+    return {**summary, "marks": marks}
+
+
+async def send(case: DeploymentCase, folder: Path) -> Figures:
+    """All clients in one process, with uploads made beforehand."""
+    return await _sent(case, folder, RUN, case.each, agreed=True)
+
+
+async def send_bare(case: DeploymentCase, folder: Path) -> Figures:
+    """The same bytes for `take_bare`."""
+    return await _sent(case, folder, BARE, case.updates // case.clients, agreed=False)
+
+
+async def _sent(case: DeploymentCase, folder: Path, run: str, each: int, *, agreed: bool) -> Figures:
+    access = lambda number: case.access(folder, f"clients/{number}")  # noqa: E731
+    found = await send_made(case.config(), run, access, case.clients, each, agreed=agreed)
+    uploads = found["outcomes"].get("accepted", 0)
+    size = HEADER_BYTES + case.config().algorithm.wire(Layout.flat(case.dimension)).client_quantizer.max_payload_bytes(
+        case.dimension
+    )
+    return {
+        **found,
+        "latencies_s": [],
+        "sent_bytes": uploads * size,
+        "received_bytes": 0,
+        "wire_sent_bytes": found["wire_sent"],
+        "wire_received_bytes": found["wire_received"],
+        "resident": resident_bytes(),
+    }
+
+
+async def take_bare(case: DeploymentCase, folder: Path) -> Figures:
+    """A server that looks at nothing."""
+    return await take_and_forget(BARE, case.access(folder, "server"), case.updates // case.clients * case.clients)
 
 
 def upload(number: int, case: DeploymentCase, folder: Path) -> Figures:

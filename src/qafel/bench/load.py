@@ -1,0 +1,204 @@
+"""Load for a deployment's server: uploads made beforehand, so that the machine is left to server and broker; what the
+broker does alone with as many bytes; and how soon a client on a small device is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+
+from qafel.algorithm import HiddenState, Message, local_update
+from qafel.config import Config
+from qafel.deployment.connection import Broker, Stored, session
+from qafel.deployment.keys import Access, signed_name
+from qafel.deployment.messages import Agreement, RunState, read_status
+from qafel.deployment.names import KEY_VALUE_STREAM, Names, StreamLimits
+from qafel.deployment.server.pipeline import UploadQueue
+from qafel.errors import BrokerError, QafelError
+from qafel.params import Layout, Vector
+from qafel.quantizers.kernels import CHOICE
+from qafel.rng import Stream
+
+_WINDOW: Final = 48  # uploads of a client on their way: fewer than its replay window and its queue hold
+_GROUP: Final = 64
+_LIGHT_UPDATES: Final = 20
+
+Upload = tuple[bytes, dict[str, str]]
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """The memory that a process has in use now; this one's by default."""
+    try:
+        pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return 4096 * pages
+
+
+def sound_uploads(config: Config, number: int, count: int) -> list[bytes]:
+    """Uploads of a client that a server takes: one update, encoded once, under `count` numbers."""
+    dimension = int(config.task.dimension)  # type: ignore[union-attr]
+    algorithm, start = config.algorithm.wire(Layout.flat(dimension)), HiddenState.of(np.zeros(dimension, np.float32))
+
+    def train(start: Vector, stream: Stream) -> Vector:
+        return stream.generator().standard_normal(dimension, np.float32) * np.float32(0.01)
+
+    made = Message.from_bytes(local_update(start, train, algorithm, 0, client=number, sequence=0))
+    return [made._replace(sequence=sequence).to_bytes() for sequence in range(count)]
+
+
+@final
+@dataclass(slots=True)
+class _Sender:
+    """One client's uploads, as many on their way as the window holds."""
+
+    broker: Broker
+    subject: str
+    uploads: list[Upload]
+    outcomes: Counter[str] = field(default_factory=Counter)
+    _next: int = 0
+
+    @property
+    def answered(self) -> int:
+        return self.outcomes.total()
+
+    async def send(self) -> None:
+        while self._next < len(self.uploads) and self._next - self.answered < _WINDOW:
+            data, headers = self.uploads[self._next]
+            self._next += 1
+            await self.broker.send(self.subject, data, headers=headers)
+
+    async def on_receipt(self, stored: Stored) -> None:
+        accepted, duplicate, _, rejected = json.loads(stored.data)
+        self.outcomes.update(accepted=len(accepted), duplicate=len(duplicate), rejected=len(rejected))
+        await self.send()
+
+
+async def send_made(
+    config: Config, run: str, access: Callable[[int], Access], clients: int, each: int, *, agreed: bool = True
+) -> dict[str, Any]:
+    """Send `each` uploads of every client, made and signed beforehand, until all are answered or the run has ended.
+
+    `agreed` says that the run has an agreement, whose run is signed for.
+    """
+    names, ended = Names(run), asyncio.Event()
+    wire = Counter[str]()
+
+    async def on_state(stored: Stored) -> None:
+        if RunState.from_bytes(stored.data).ended:
+            ended.set()
+
+    async with AsyncExitStack() as stack:
+        senders: list[_Sender] = []
+        shared = await stack.enter_async_context(session(access(0), "0", patience_s=60, wire=wire))
+        run_id = await _run_id(shared, names) if agreed else ""
+        await shared.subscribe(names.state, on_state)
+        for number in range(clients):
+            broker = shared
+            if access(number).seed and number:  # each key sends under its own number alone
+                broker = await stack.enter_async_context(session(access(number), str(number), patience_s=60, wire=wire))
+            subject, signer = names.upload(number), access(number).signer()
+            frames = await asyncio.to_thread(sound_uploads, config, number, each)
+            uploads = [(frame, signer.headers(signed_name(subject, run_id), frame)) for frame in frames]
+            sender = _Sender(broker, subject, uploads)
+            await broker.subscribe(names.receipt(number), sender.on_receipt)
+            senders.append(sender)
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        for sender in senders:
+            await sender.send()
+        while not ended.is_set() and any(sender.answered < each for sender in senders):
+            await asyncio.sleep(0.05)
+        outcomes = sum((sender.outcomes for sender in senders), Counter[str]())
+        figures = {"wall_s": time.monotonic() - began_s, "cpu_s": time.process_time() - cpu_s}
+    return {**figures, "outcomes": dict(outcomes), "wire_sent": wire["sent"], "wire_received": wire["received"]}
+
+
+async def _run_id(broker: Broker, names: Names) -> str:
+    while (stored := await broker.stored(KEY_VALUE_STREAM, names.config)) is None:
+        await asyncio.sleep(0.1)
+    return Agreement.run_id_of(stored.data)
+
+
+async def take_and_forget(run: str, access: Access, messages: int) -> dict[str, Any]:
+    """What the broker does alone: take messages from the work queue and acknowledge them, and look at none."""
+    names, taken = Names(run), 0
+    async with session(access, "server", patience_s=60) as broker:
+        await broker.ensure_buckets(1)
+        await broker.ensure(names, StreamLimits())
+        await broker.new_consumer(names, 1)
+        queue = UploadQueue(broker, names, 1)
+        await queue.start()
+        marks = [(0.0, 0)]
+        while taken < messages:
+            group = await queue.group(_GROUP)
+            await broker.acknowledge(group)
+            for subject, count in Counter(message.subject for message in group).items():
+                receipt = [[0] * count, [], -1, []]
+                await broker.send(subject.replace(".upload.", ".receipt."), json.dumps(receipt).encode())
+            taken += len(group)
+            marks.append((time.monotonic(), taken))
+        await broker.flush()
+        steady = [mark for mark in marks if mark[1] >= 0.1 * messages]
+        await broker.purge(names.upload_stream)
+    (begin, before), (end, after) = steady[0], steady[-1]
+    return {"messages_per_s": (after - before) / (end - begin)}
+
+
+def wait_for_run(access: Access, run: str, most_s: float = 60.0) -> None:
+    """Until the server of a run has said that it runs."""
+    deadline = time.monotonic() + most_s
+    while time.monotonic() < deadline:
+        try:
+            if any(status.word == "running" for status in asyncio.run(read_status(access, run, patience_s=5))):
+                return
+        except (BrokerError, QafelError):
+            pass
+        time.sleep(0.1)
+
+
+def still(start: Vector, stream: Stream) -> Vector:
+    """Training of a client that only shows what a client costs."""
+    time.sleep(0.02)
+    return start * np.float32(0.999)
+
+
+def light_client(run: str, number: int, folder: Path, url: str | None, credentials: Path | None) -> dict[str, Any]:
+    """A `qafel client` with NumPy kernels: from its start until it is ready, and its memory after some updates."""
+    where = ["--credentials", str(credentials)] if credentials else ["--broker", str(url), "--client-id", str(number)]
+    command = [
+        sys.executable,
+        "-m",
+        "qafel",
+        "client",
+        "--run",
+        run,
+        *where,
+        "--state",
+        str(folder / "light"),
+        "--json",
+    ]
+    began_s, ready_s, most = time.monotonic(), 0.0, 0
+    client = subprocess.Popen(
+        [*command, "--train", f"{__name__}:still", "--max-updates", str(_LIGHT_UPDATES)],
+        env={**os.environ, CHOICE: "numpy"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with client:
+        assert client.stdout is not None
+        for _ in client.stdout:
+            ready_s = ready_s or time.monotonic() - began_s
+            most = max(most, resident_bytes(client.pid))
+    return {"cold_start_s": ready_s, "resident_bytes": most}

@@ -1,0 +1,26 @@
+"""The deployment's benchmark, on few updates: its figures are there and belong together."""
+
+import pytest
+
+from qafel.bench.deployment import DeploymentCase, measure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("secured", [False, True])
+def test_uploads_made_beforehand_are_accepted_and_what_each_part_costs_is_stated(secured):
+    found = measure(DeploymentCase(1500, clients=3, dimension=2000, made=True, secured=secured))
+    assert found["updates"] == 1500
+    assert found["rejected"] == {}
+    for figure in ("updates_per_s", "server_cpu_s_per_update", "broker_cpu_s_per_update", "client_cpu_s_per_update"):
+        assert found[figure] > 0, figure
+    assert found["share_of_broker"] == found["updates_per_s"] / found["broker_alone"]["messages_per_s"]
+    assert 20e6 < found["light_client"]["resident_bytes"] < 80e6
+    assert 0 < found["light_client"]["cold_start_s"] < 60
+
+
+@pytest.mark.slow
+def test_client_processes_upload_and_latency_is_stated():
+    found = measure(DeploymentCase(500, clients=2, dimension=2000))
+    assert found["updates"] == 500
+    assert found["latency_median_s"] > 0
+    assert found["broker_alone"] == {}
