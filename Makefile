@@ -8,10 +8,10 @@ STAMP  := $(VENV)/.installed
 LIGHT  := $(VENV)/.installed-light
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check bench format clean
+.PHONY: help install demo test test-slow check bench format clean dist notes release-check
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## Make .venv with everything: all extras, and what the tests need
 
@@ -40,8 +40,23 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+dist: ## Build wheel and source distribution into dist/, and check what they say of themselves
+	rm -rf build dist
+	$(PYTHON) -m venv --clear .venv-build
+	.venv-build/bin/python -m pip --disable-pip-version-check install -q build twine
+	.venv-build/bin/python -m build
+	.venv-build/bin/python -m twine check --strict dist/*
+
+release-check: dist ## Install the built wheel into a new environment, from the registry, and run the demo there
+	$(PYTHON) -m venv --clear .venv-wheel
+	.venv-wheel/bin/python -m pip --disable-pip-version-check install -q "$$(echo dist/*.whl)[simulate]"
+	cd dist && ../.venv-wheel/bin/qafel --version && ../.venv-wheel/bin/qafel demo --out "$$(mktemp -d)/demo"
+
+notes: ## Print the release notes of this version, from CHANGELOG.md
+	@$(PYTHON) scripts/release_notes.py
+
 clean: ## Remove the environment and all that is built
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-build .venv-wheel build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
@@ -54,5 +69,5 @@ $(LIGHT): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 # torch comes in the same resolution as what depends on it, so that nothing pulls another build.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,ray,nats,tensorboard,tune,pandas,dev]'
+	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,ray,nats,tensorboard,mlflow,wandb,tune,pandas,dev]'
 	@touch $@ $(LIGHT)

@@ -73,9 +73,12 @@ def test_a_secured_run_with_a_users_function_a_worker_process_and_single_updates
 
 
 @pytest.mark.slow
-def test_a_local_broker_needs_no_set_up(tmp_path: Path) -> None:
+def test_a_local_broker_needs_no_set_up_and_trackers_hear_of_a_deployed_run(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     port = free_port()
     arguments = ["--local-broker", "--port", str(port), "--out", str(tmp_path / "run"), "--set", "stop.uploads=20"]
+    arguments += ["--set", "evaluation.every=1", "--track", "tensorboard"]
     serving = Command("server", tmp_path / "server.out", "mushrooms-fedbuff", *arguments)
     worker = Command(
         "client", tmp_path / "client.out", "--run", "mushrooms-fedbuff", "--client-id", "7", "--broker",
@@ -84,6 +87,10 @@ def test_a_local_broker_needs_no_set_up(tmp_path: Path) -> None:
     assert serving.process.wait(60) == 0, serving.output.with_suffix(".err").read_text(encoding="utf-8")
     wait_for(lambda: not worker.alive, "the client to end with the run", 60)
     assert worker.process.returncode == 0
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [event.step for event in events.Scalars("f_x_-_f")] == [row["uploads"] for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 
 import pytest
 
-from qafel.errors import OutputError
-from qafel.runs.listeners import TensorBoard
 from qafel.runs.reading import Run
 from qafel.simulator import run
-from tests.runs.test_directory import row, short
+from tests.runs.test_directory import short
 
 
 class Failing:
@@ -46,20 +43,3 @@ def test_a_run_that_a_listener_breaks_off_keeps_its_rows_and_leaves_no_thread_or
     assert not Run.load(tmp_path / "run").finished
     assert threading.active_count() == threads
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_events_that_cannot_be_written_are_an_output_error(tmp_path):
-    class Full:
-        def add_event(self, event):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        def close(self):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    events = TensorBoard(tmp_path)
-    events.on_end(None)
-    events._writer = Full()
-    with pytest.raises(OutputError, match="cannot write TensorBoard events: No space left on device"):
-        events.on_row(row())
-    with pytest.raises(OutputError, match="cannot write TensorBoard events"):
-        events.on_end(None)

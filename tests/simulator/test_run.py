@@ -39,18 +39,6 @@ def test_a_run_directory_holds_what_a_reader_needs(tmp_path):
     assert 0 <= summary["overhead_share"] <= 1
 
 
-def test_tensorboard_reads_the_events(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no TensorBoard")
-    run(short("mushrooms-fedbuff", evaluation={"every": 50}), tmp_path)
-    events = accumulator.EventAccumulator(str(tmp_path))
-    events.Reload()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    metric = events.Scalars("metric")
-    assert [event.step for event in metric] == [row["uploads"] for row in rows]
-    assert [event.value for event in metric] == pytest.approx([row["metric"] for row in rows], rel=1e-6)
-    assert "hidden_state_lag" in events.Tags()["scalars"]
-
-
 def test_the_saved_model_is_the_servers(tmp_path):
     summary = run(short("mushrooms-fedbuff"), tmp_path)
     (saved,) = safetensors.numpy.load_file(tmp_path / "model.safetensors").values()
@@ -183,7 +171,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path):
 def test_the_papers_claims_on_mushrooms_hold(tmp_path, steps, direct_qsgd, direct_topk):
     def reached(recipe):
         config = load_recipe(recipe, ["evaluation.every=1000", f"stop.server_steps={steps}"])
-        return run(config, tmp_path / recipe, tensorboard=False)["metric_final"]
+        return run(config, tmp_path / recipe, track=())["metric_final"]
 
     fedbuff = reached("mushrooms-fedbuff")
     assert reached("mushrooms-qafel-qsgd") < 1.15 * fedbuff

@@ -14,6 +14,7 @@ from qafel.paper.entry import Change, configuration
 from qafel.runs.directory import CHECKPOINT, same_run, settings_of, state_of
 from qafel.runs.listeners import Calling
 from qafel.runs.summary import environment
+from qafel.runs.trackers import NOT_TRACKED
 from qafel.simulator.run import run
 from qafel.sweeps.making import Planned, _at_once, make_runs, perform, unfinished, unique
 
@@ -77,13 +78,13 @@ def test_finished_runs_are_not_run_again(tmp_path):
 
 def test_a_run_that_qafel_run_made_is_picked_up(tmp_path):
     planned = short()
-    run(planned.config, tmp_path / planned.folder, tensorboard=False)
+    run(planned.config, tmp_path / planned.folder, track=())
     assert not unfinished([planned], tmp_path)
 
 
 def test_a_run_made_before_a_description_changed_still_counts(tmp_path):
     planned = short()
-    run(planned.config.model_copy(update={"description": "other words"}), tmp_path / planned.folder, tensorboard=False)
+    run(planned.config.model_copy(update={"description": "other words"}), tmp_path / planned.folder, track=())
     assert state_of(tmp_path / planned.folder, planned.config) == "finished"
     assert not same_run(settings_of(planned.config), settings_of(planned.config.model_copy(update={"seed": 7})))
 
@@ -203,7 +204,7 @@ def interrupt(planned: Planned, path: Path) -> None:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(planned.config, path, [Calling(progress)], tensorboard=False, checkpoint_every_s=0.0)
+        run(planned.config, path, [Calling(progress)], track=(), checkpoint_every_s=0.0)
 
 
 @pytest.mark.parametrize("description", [None, "other words"])
@@ -224,7 +225,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch, de
     monkeypatch.setattr("qafel.sweeps.making.simulate", watched)
     make([planned], tmp_path)
     assert resumed == [True]
-    fresh = run(planned.config, tmp_path / "fresh", tensorboard=False)
+    fresh = run(planned.config, tmp_path / "fresh", track=())
     assert summary(tmp_path, planned)["model_sha256"] == fresh["model_sha256"]
     assert "resumed_from" not in summary(tmp_path, planned)
 
@@ -316,7 +317,7 @@ def test_a_process_that_dies_takes_only_its_own_run_with_it(tmp_path):
 
     before = {child.pid for child in multiprocessing.active_children()}
     recorder = Killing()
-    failures = _at_once(runs, tmp_path, recorder, 1)
+    failures = _at_once(runs, tmp_path, recorder, 1, {run.config.name: NOT_TRACKED for run in runs})
     assert failures == {runs[0].folder: "its process ended with exit code -9"}
     assert recorder.ended_runs == {run.folder: "failed" if run is runs[0] else "finished" for run in runs}
     assert make(runs, tmp_path)[0].ended_runs == {runs[0].folder: "finished"}

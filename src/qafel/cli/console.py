@@ -33,6 +33,10 @@ SetOption = Annotated[
 StartOption = Annotated[
     Path | None, typer.Option("--start-from", metavar="MODEL", help="Begin from this model.safetensors.")
 ]
+TRACKERS = "tensorboard|mlflow|wandb|none"
+TrackOption = Annotated[
+    list[str] | None, typer.Option("--track", metavar=TRACKERS, help="Where else to show it; may be repeated.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 

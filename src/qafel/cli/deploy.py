@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 import typer
 
 from qafel.cli.client import BrokerUrl, client, require_extra
-from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption, StartOption, with_start
+from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption, StartOption, TrackOption, with_start
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, UserError
+from qafel.runs.trackers import track_of
 from qafel.text import human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def server(
     ] = False,
     replicas: Annotated[int, typer.Option(help="Copies that a clustered broker keeps.", min=1, max=5)] = 1,
     patience: Annotated[float | None, typer.Option(help="Seconds to wait for the broker at the start.")] = 10.0,
+    track: TrackOption = None,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -155,6 +157,7 @@ def server(
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     config = load_recipe(recipe, with_start(settings, start_from), seed)
+    trackers = track_of(track or ())
     name = run or config.name
     out = out or Path("runs") / f"{name}-server"
     if local_broker and (broker or credentials):
@@ -188,6 +191,7 @@ def server(
                 ),
                 take_over=take_over,
                 patience_s=patience,
+                track=trackers,
             ),
             progress=screen,
         )

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from qafel.cli.console import (
+    TRACKERS,
     JsonOption,
     QuietOption,
     RecipeNames,
@@ -26,6 +28,7 @@ from qafel.params import Layout
 from qafel.runs.bars import shown
 from qafel.runs.directory import CHECKPOINT
 from qafel.runs.summary import Summary, figures_of
+from qafel.runs.trackers import track_of
 from qafel.simulator.api import quantizer_warnings, refuse_to_lose_a_run
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import run as simulate
@@ -41,7 +44,10 @@ def run(
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
     checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 30.0,
-    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events, if it is installed.")] = True,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar=TRACKERS, help="Where else to show it; may be repeated. TensorBoard, if it is installed."),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if theory warns against a quantizer.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run, or half a run.")] = False,
     json_output: JsonOption = False,
@@ -53,6 +59,7 @@ def run(
     """
     settings = with_start(settings, start_from)
     _require_one_run(recipe, seed or [], settings)
+    track_of(track)
     config = load_recipe(recipe[0], settings, seed[0] if seed else None)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     if not resume and not overwrite:
@@ -70,13 +77,15 @@ def run(
                 workers=workers,
                 resume=resume,
                 checkpoint_every_s=checkpoint_every,
-                tensorboard=tensorboard,
+                track=track,
+                say=warn,
             )
     except KeyboardInterrupt:
         if not (out / CHECKPOINT).is_file():
             raise
         overrides = [part for setting in settings for part in ("--set", setting)]
         again = ["qafel", "run", recipe[0], *overrides, "--seed", str(config.seed), "--out", str(out), "--resume"]
+        again += [part for name in track or () for part in ("--track", name)]
         errors.print(f"interrupted, and saved; to go on: {shlex.join(again)}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if json_output:
@@ -101,7 +110,12 @@ def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = Fals
     if warnings and strict:
         raise ConfigError(f"--strict: {warnings[0]}")
     for warning in warnings:
-        errors.print(f"[yellow]warning:[/] {warning}", highlight=False)
+        warn(warning)
+
+
+def warn(text: str) -> None:
+    """Say what the user should know, though nothing has failed."""
+    errors.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)
 
 
 def _show(summary: Summary, out: Path) -> None:

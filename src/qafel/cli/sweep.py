@@ -18,12 +18,14 @@ from qafel.cli.console import (
     QuietOption,
     StartOption,
     SweepProgress,
+    TrackOption,
     console,
     errors,
     figures_table,
     with_start,
 )
 from qafel.cli.run import warn_of_unfit_quantizers
+from qafel.runs.trackers import track_of
 from qafel.sweeps.grid import grid, parse_seeds, parse_settings, require_sound
 from qafel.sweeps.making import unfinished
 from qafel.sweeps.table import Sweep, make_sweep
@@ -45,6 +47,7 @@ def sweep(
     start_from: StartOption = None,
     out: Annotated[Path, typer.Option(help="The folder of run directories, report and table.")] = Path("sweep"),
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
+    track: TrackOption = None,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -57,13 +60,14 @@ def sweep(
     Example: qafel sweep mushrooms-qafel-4bit mushrooms-fedbuff --seeds 5 --set algorithm.client_lr=1,2,4
     """
     drawing.require_drawing()
+    trackers = track_of(track or ())
     runs = grid(recipes, parse_seeds(seeds), parse_settings(with_start(settings, start_from)))
     todo = unfinished(runs, out)
     for config, layout in {repr(config.algorithm): (config, layout) for config, layout in require_sound(todo)}.values():
         warn_of_unfit_quantizers(config, layout)
     try:
         with SweepProgress(runs, todo, quiet) as progress:
-            found = make_sweep(runs, out, progress, workers or os.cpu_count() or 1)
+            found = make_sweep(runs, out, progress, workers or os.cpu_count() or 1, trackers)
     except KeyboardInterrupt:
         left = len(unfinished(runs, out))
         errors.print(f"{len(runs) - left} of {len(runs)} runs are finished in {out}; this goes on:", highlight=False)

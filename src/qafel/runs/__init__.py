@@ -3,6 +3,7 @@
 progress    what crossed, when the model is measured, what a row holds, when the run ends
 summary     a run in a page of JSON
 listeners   who hears of rows and of the end
+trackers    TensorBoard, MLflow, Weights & Biases: listeners that show runs elsewhere
 bars        a listener that shows a run while it goes on, on a terminal or in a notebook
 directory   where a run writes; how far a directory is; checkpoint files
 reading     run directories read back

@@ -28,6 +28,7 @@ from qafel.runs.listeners import Calling, Listener
 from qafel.runs.progress import Evaluation, Limits, Progress, Row
 from qafel.runs.reading import History, Run, columns_of
 from qafel.runs.summary import Summary, figures_of
+from qafel.runs.trackers import track_of
 from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.run import RunPlan, run_to_end, write_run
 from qafel.simulator.timing import Timing
@@ -107,6 +108,7 @@ def simulate(
     progress: bool = False,
     on_row: Callable[[Row], None] | None = None,
     listeners: Sequence[Listener] = (),
+    track: str | Sequence[str] | None = None,
 ) -> Result:
     """Run a method on a task in virtual time, and return what came of it.
 
@@ -135,6 +137,8 @@ def simulate(
     progress    show a bar on the terminal, or below the notebook's cell
     on_row      called with each `Row` as it is measured; an error raised there breaks the run off
     listeners   objects that hear of every row and of the end, as `qafel.runs.listeners.Listener` says
+    track       trackers that show the run in `out`: "tensorboard", "mlflow", "wandb", several, or "none"; by default
+                TensorBoard, if it is installed (docs/trackers.md)
     """
     evaluation = Evaluation() if evaluation is None else evaluation
     limits = Limits(server_steps=1000) if limits is None else limits
@@ -144,6 +148,9 @@ def simulate(
         raise ConfigError(f"out is the path of a run directory; got {out!r}")
     if out is None and (resume or overwrite):
         raise ConfigError(f"{'resume' if resume else 'overwrite'} needs the run directory: out=…")
+    trackers = track_of(track)
+    if out is None and track is not None and trackers.names:
+        raise ConfigError("track needs the run directory, whose files trackers take: out=…")
     if on_row is not None and not callable(on_row):
         raise ConfigError(f"on_row is a function that takes a row; got {on_row!r}")
     for warning in quantizer_warnings(algorithm, task.layout.size):
@@ -183,7 +190,9 @@ def simulate(
             heard.append(stack.enter_context(shown(settings["name"], limits, task.metric_name)))
         if path is None:
             return _run_in_memory(plan, heard, executor, workers)
-        summary, simulation = write_run(plan, path, heard, executor=executor, workers=workers, resume=resume)
+        summary, simulation = write_run(
+            plan, path, heard, executor=executor, workers=workers, resume=resume, track=trackers
+        )
         return _result(plan, summary, History.load(path), simulation)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -29,15 +30,18 @@ from qafel.runs.directory import (
     settings_of,
     write_checkpoint,
 )
-from qafel.runs.listeners import Listener, TensorBoard
+from qafel.runs.listeners import Listener
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status, Traffic
 from qafel.runs.summary import Summary, environment, summarise
+from qafel.runs.trackers import Say, Track, TrackedRun, follow, track_of
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.executors.jobs import Executor
 from qafel.simulator.simulation import Simulation, require_progress
 from qafel.simulator.timing import Timing, make_timing
 from qafel.tasks.protocol import Task
+
+log = logging.getLogger(__name__)
 
 
 @final
@@ -89,7 +93,8 @@ def run(
     workers: int | None = None,
     resume: bool = False,
     checkpoint_every_s: float = 30.0,
-    tensorboard: bool = True,
+    track: str | Sequence[str] | Track | None = None,
+    say: Say = log.warning,
 ) -> Summary:
     """Simulate what the configuration says; write the run directory; return its summary.
 
@@ -102,7 +107,9 @@ def run(
     executor, workers   where clients train, and in how many processes
     resume              go on from the directory's checkpoint, to the same result as a run that was never interrupted
     checkpoint_every_s  seconds between two checkpoints
-    tensorboard         write TensorBoard events, if it is installed
+    track               trackers that hear of it: "tensorboard", "mlflow", "wandb", several, or "none"; by default
+                        TensorBoard, if it is installed
+    say                 is told, once, of a tracker that fails: the run goes on
     """
     summary, _ = write_run(
         RunPlan.of(config, task),
@@ -112,7 +119,8 @@ def run(
         workers=workers,
         resume=resume,
         checkpoint_every_s=checkpoint_every_s,
-        tensorboard=tensorboard,
+        track=track,
+        say=say,
     )
     return summary
 
@@ -126,13 +134,14 @@ def write_run(
     workers: int | None = None,
     resume: bool = False,
     checkpoint_every_s: float = 30.0,
-    tensorboard: bool = True,
+    track: str | Sequence[str] | Track | None = None,
+    say: Say = log.warning,
 ) -> tuple[Summary, Simulation]:
     """Run the plan to its end in the run directory `out`; the other arguments are those of `run`.
 
     The first Ctrl-C saves a checkpoint between two events, then raises KeyboardInterrupt; a second one raises at once.
     """
-    path = out.path if isinstance(out, RunDirectory) else out
+    path, track = out.path if isinstance(out, RunDirectory) else out, track_of(track)
     if resume and not os.path.exists(path / CHECKPOINT):
         raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without --resume")
     require_checkpoints(plan.algorithm, plan.task.layout.size)
@@ -145,7 +154,9 @@ def write_run(
         before = _resume(path, plan, simulation, progress) if resume else _Before()
         others = [other for other in before.environments if other != environment()]
         directory.begin(toml, keep_metrics_bytes=before.metrics_bytes)
-        heard: list[Listener] = [directory, *([TensorBoard(path)] if tensorboard else []), *listeners]
+        tracked = TrackedRun(path, plan.settings, plan.task.metric_name, resume, track)
+        # The directory hears of the end first: trackers take the files that it has written by then.
+        heard: list[Listener] = [directory, *follow(tracked, say), *listeners]
 
         def save() -> None:
             checkpoint = save_simulation(simulation, progress)

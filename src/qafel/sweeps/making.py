@@ -17,10 +17,11 @@ from typing import Any, Protocol, TypeAlias, final
 
 from qafel.config import Config
 from qafel.errors import DataError, QafelError
-from qafel.runs.directory import RunDirectory, state_of
+from qafel.runs.directory import RunDirectory, settings_of, state_of
 from qafel.runs.listeners import Calling
 from qafel.runs.progress import Limits, Row
 from qafel.runs.reading import Run
+from qafel.runs.trackers import NOT_TRACKED, Track, grouped
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import is_shorter_run, sound_checkpoint
 from qafel.simulator.run import run as simulate
@@ -95,42 +96,52 @@ def make_runs(
     executor: ExecutorName = "processes",
     workers: int = 1,
     quick: bool = False,
+    track: Track = NOT_TRACKED,
 ) -> dict[str, str]:
     """Make all runs that are not finished, each in its folder under `folder`; return why runs failed, by their folders.
 
     A run that diverges is a result like any other. The `watcher` is told how it goes. Clients train on the `executor`
-    with so many `workers`; `quick` says that the runs are over before another process has loaded torch.
+    with so many `workers`; `quick` says that the runs are over before another process has loaded torch. `track` names
+    the trackers that show the runs.
     """
     todo = unfinished(runs, folder)
+    tracks = grouped(track, folder, {run.config.name: settings_of(run.config) for run in todo})
     at_once = [run for run in todo if run.cheap and executor != "inline" and workers > 1]
-    failed = _at_once(at_once, folder, watcher, min(workers, len(at_once))) if at_once else {}
+    failed = _at_once(at_once, folder, watcher, min(workers, len(at_once)), tracks) if at_once else {}
     for run in todo:
         if run in at_once:
             continue
         watcher.started(run)
         inside: ExecutorName = "inline" if run.cheap or workers == 1 or quick else executor
         told = partial(watcher.progressed, run), partial(watcher.noted, run)
-        status, reason = _attempt(run.config, folder / run.folder, *told, executor=inside, workers=workers)
+        tracked = tracks[run.config.name]
+        status, reason = _attempt(
+            run.config, folder / run.folder, *told, executor=inside, workers=workers, track=tracked
+        )
         if status == "failed":
             failed[run.folder] = reason
         watcher.ended(run, status)
     return failed
 
 
-_Work: TypeAlias = tuple[int, Config, Path]  # the number of a run in the sweep, what, and where
+_Work: TypeAlias = tuple[int, Config, Path, Track]  # the number of a run in the sweep, what, where, who hears of it
 _End: TypeAlias = tuple[str, str]  # the status of a run, and if it failed, why
 
 
-def _at_once(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: int) -> dict[str, str]:
+def _at_once(
+    runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: int, tracks: Mapping[str, Track]
+) -> dict[str, str]:
     """A process that dies takes only its own run with it."""
     failed, begun = {}, set()
-    waiting = deque((number, run.config, folder / run.folder) for number, run in enumerate(runs))
+    waiting = deque(
+        (number, run.config, folder / run.folder, tracks[run.config.name]) for number, run in enumerate(runs)
+    )
     pool: Workers[_Work, Row | str | _End] = Workers(workers, _begin, tries=1, environment=thread_limits(1))
     with pool:
         while waiting or pool.busy:
             while waiting and pool.give(waiting[0]):
                 waiting.popleft()
-            (number, _, _), value = pool.next()
+            (number, *_), value = pool.next()
             if isinstance(value, Died):
                 value = "failed", f"its process ended with exit code {value.exit_code}"
             run = runs[number]
@@ -155,7 +166,7 @@ def _begin() -> Perform[_Work, _End]:
 
 def _in_worker(work: _Work, tell: Tell) -> _End:
     """Make a run. A worker that is told to end saves it first, as Ctrl-C does, if it has begun."""
-    _, config, path = work
+    _, config, path, track = work
     told_s = 0.0
 
     def progress(row: Row) -> None:
@@ -172,7 +183,7 @@ def _in_worker(work: _Work, tell: Tell) -> _End:
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        return _attempt(config, path, progress, tell)
+        return _attempt(config, path, progress, tell, track=track)
     except KeyboardInterrupt:
         os._exit(1)
     finally:
@@ -197,12 +208,13 @@ def perform(
     *,
     executor: ExecutorName = "inline",
     workers: int | None = None,
+    track: Track = NOT_TRACKED,
 ) -> str:
     """Bring the run `config` in the folder `path` to its end, from its checkpoint if that is good; return its status.
 
     A run that ended before the limits of `config` goes on to them. Results of another run, or damaged ones, are moved
     aside, never removed; `note` is told. `progress` is called with every row. Clients train on the `executor` with so
-    many `workers`.
+    many `workers`; `track` names the trackers that show the run, and `note` is told of one that fails.
     """
     with RunDirectory(path) as directory:
         state = state_of(path, config)
@@ -215,7 +227,7 @@ def perform(
             found = "a damaged run" if state == "damaged" else "a run with other settings"
             note(f"{found} was there, and is now {moved.name}")
         options: dict[str, Any] = {"executor": executor, "workers": workers, "resume": resume}
-        return str(simulate(config, directory, [Calling(progress)], tensorboard=False, **options)["status"])
+        return str(simulate(config, directory, [Calling(progress)], track=track, say=note, **options)["status"])
 
 
 def _is_sound(path: Path) -> bool:

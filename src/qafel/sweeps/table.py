@@ -20,6 +20,7 @@ from qafel.files import write_atomically, writing
 from qafel.runs.progress import Row
 from qafel.runs.reading import History, Run
 from qafel.runs.seeds import Spread
+from qafel.runs.trackers import NOT_TRACKED, Track, track_of
 from qafel.simulator.api import quantizer_warnings
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.grid import Recipe, as_settings, grid, require_sound
@@ -109,6 +110,7 @@ def sweep(
     settings: Mapping[str, object] | None = None,
     out: str | Path = "sweep",
     workers: int = 1,
+    track: str | Sequence[str] = (),
 ) -> Sweep:
     """Run every recipe with every seed and every combination of settings; compare them in a report.
 
@@ -119,6 +121,7 @@ def sweep(
     settings   values by the path of a setting, such as {"algorithm.client_lr": [0.5, 1, 2]}; a list is varied
     out        the folder: a run directory each, report.html and table.csv
     workers    processes; a script that asks for several must have its work under `if __name__ == "__main__":`
+    track      trackers that show the runs, seeds of a configuration together: "tensorboard", "mlflow", "wandb"
     """
     several = [recipes] if isinstance(recipes, str | Path | Mapping) else recipes
     if not isinstance(several, Sequence) or not all(isinstance(recipe, str | Path | Mapping) for recipe in several):
@@ -129,12 +132,12 @@ def sweep(
         raise ConfigError(f"out is the path of a folder; got {out!r}")
     if not isinstance(workers, int) or workers < 1:
         raise ConfigError(f"workers is a number of processes, 1 or more; got {workers!r}")
-    chosen = _chosen(seeds)
+    chosen, trackers = _chosen(seeds), track_of(track)
     runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
     for config, layout in require_sound(unfinished(runs, folder)):
         for warning in quantizer_warnings(config.algorithm.wire(layout), layout.size):
             warnings.warn(warning, stacklevel=2)
-    return make_sweep(runs, folder, Silence(), workers)
+    return make_sweep(runs, folder, Silence(), workers, trackers)
 
 
 def _chosen(seeds: object) -> list[int]:
@@ -146,14 +149,16 @@ def _chosen(seeds: object) -> list[int]:
     raise ConfigError(f"seeds are how many (5: seeds 0 to 4) or a list of which ([3, 7]); got {seeds!r}")
 
 
-def make_sweep(runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: int) -> Sweep:
+def make_sweep(
+    runs: Sequence[Planned], folder: Path, watcher: Watcher, workers: int, track: Track = NOT_TRACKED
+) -> Sweep:
     """Make the runs that are not finished, each in its folder under `folder`; then the report and the table there."""
     if (folder / "config.toml").exists():
         raise OutputError(f"{folder} is a run directory, and a sweep needs a folder of its own: choose another --out")
     with writing(f"results to {folder}", "; choose another folder with --out"):
         folder.mkdir(parents=True, exist_ok=True)
     executor: ExecutorName = "inline" if workers == 1 else "processes"
-    failed = make_runs(runs, folder, watcher, executor=executor, workers=workers)
+    failed = make_runs(runs, folder, watcher, executor=executor, workers=workers, track=track)
     rows, loaded = [], []
     for planned in runs:
         run = _load(folder / planned.folder, planned.folder in failed)

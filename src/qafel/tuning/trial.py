@@ -326,5 +326,5 @@ def _run(config: Config, out: Path, work: TrialWork, watch: Callable[[Row], None
         options: dict[str, Any] = {"executor": work.executor, "workers": work.executor_workers}
         # To diverge is nothing unusual in a search.
         with suppress(_CutOff), np.errstate(over="ignore", invalid="ignore"):
-            simulate(config, out, [Calling(watch)], resume=state == "interrupted", tensorboard=False, **options)
+            simulate(config, out, [Calling(watch)], resume=state == "interrupted", track=(), **options)
     return work.objective.judge(Run.load(out), config.seed)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from qafel.deployment.names import StreamLimits
+from qafel.runs.trackers import NOT_TRACKED, Track
 
 
 @final
@@ -67,3 +68,5 @@ class ServerSettings:
     """Take the run from another server, or from another history."""
     patience_s: float | None = None
     """How long to wait for the broker at the start; None: forever."""
+    track: Track = NOT_TRACKED
+    """The trackers that show the run."""

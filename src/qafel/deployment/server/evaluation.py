@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from qafel.config import Config
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import ConfigError
 from qafel.runs.directory import RunDirectory
+from qafel.runs.listeners import Listener
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status
 from qafel.runs.summary import Summary, summarise
 from qafel.tasks import Task
@@ -91,6 +92,8 @@ class Evaluator:
     _ledger: Ledger
     _directory: RunDirectory
     _metrics: ServerMetrics
+    listeners: Sequence[Listener] = ()
+    """They hear of every row too."""
     status: Status = "running"
     _measured: tuple[int, int] = (-1, -1)
     """Version and uploads of the last row; `progress` has those of the last model that was taken to be measured."""
@@ -186,6 +189,8 @@ class Evaluator:
         row = await asyncio.to_thread(self._row, standing)
         self._directory.on_row(row)
         self._directory.flush()
+        for listener in self.listeners:
+            listener.on_row(row)
         self._metrics.metric.set(row.metric)
         self._measured = row.version, row.uploads
 

@@ -12,7 +12,7 @@ import signal
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,8 +36,10 @@ from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.errors import BrokerError, ConfigError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
+from qafel.runs.listeners import Listener
 from qafel.runs.progress import Status
 from qafel.runs.summary import Summary, rejections_and_repeats
+from qafel.runs.trackers import TrackedRun, follow
 from qafel.tasks import Task
 
 _HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
@@ -60,6 +62,7 @@ class DeploymentServer:
     _directory: RunDirectory
     _listener: StateListener | None
     """Called with every state that is sent."""
+    _row_listeners: Sequence[Listener] = ()
     _session_id: str = ""
     """Changes with every connection: clients that see a new one send again what may be lost."""
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
@@ -76,7 +79,7 @@ class DeploymentServer:
         defence = resolved(settings.defence, algorithm, task)
         checker = UploadChecker(algorithm, defence, task.clients, access.registry(), median, ledger.run_id)
         self.intake = Intake(ledger, checker, self.metrics)
-        self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics)
+        self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics, self._row_listeners)
         self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, ledger.server.hidden_state)
         self._lease = Lease(self._publisher, ledger, access.verifier(), settings.take_over)
         self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
@@ -235,10 +238,15 @@ def run_server(
         with RunDirectory(out) as directory, open_server(config, directory, *chosen) as server:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, server.end, "stopped")
-            await server.run()
-            summary = server.evaluator.summary()
-            directory.write_model(server.ledger.server.model, made.layout)
-            directory.on_end(summary)
+            summary: Summary | None = None
+            try:
+                await server.run()
+                summary = server.evaluator.summary()
+                directory.write_model(server.ledger.server.model, made.layout)
+                directory.on_end(summary)
+            finally:
+                for listener in server.evaluator.listeners:
+                    await asyncio.to_thread(listener.on_end, summary)
             return {**summary, "wire_sent_bytes": server.wire["sent"], "wire_received_bytes": server.wire["received"]}
 
     return asyncio.run(serve())
@@ -271,6 +279,8 @@ def open_server(
         config.seed,
         history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
     ) as ledger:
-        directory.begin(tomli_w.dumps(settings_of(config)), keep_metrics_bytes=None)
+        table = settings_of(config)
+        directory.begin(tomli_w.dumps(table), keep_metrics_bytes=None)
+        listeners = follow(TrackedRun(out, table, task.metric_name, ledger.traffic.uploads > 0, settings.track))
         settings = replace(settings, limits=replace(settings.limits, history=history))
-        yield DeploymentServer(config, task, ledger, access, settings, directory, progress)
+        yield DeploymentServer(config, task, ledger, access, settings, directory, progress, listeners)

@@ -1,0 +1,82 @@
+"""A run in Weights & Biases: online if the user has logged in, else in files that `wandb sync` sends later."""
+
+from __future__ import annotations
+
+import netrc
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, final
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from qafel.runs.summary import Summary
+from qafel.runs.trackers.choice import FILES, NOTHING, Position, TrackedRun, safe, scalars, summed_up
+
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else importing it looks for its makers' server
+
+import wandb
+
+_INIT_S = 30
+
+
+@final
+class WandbRun:
+    """One run. Every metric has uploads as its horizontal axis; runs that differ only by seed are a group."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._tracked, self._memory = run, run.memory("wandb")
+        self._run: Any = None
+        self._id = ""
+
+    def begin(self) -> Position:
+        tracked = self._tracked
+        known = self._memory.read() if tracked.resumed or self._id else {}
+        self._id = str(known.get("id") or uuid4().hex[:12])
+        reached = Position(*known.get("reached", NOTHING))
+        self._remember(reached)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "qafel",
+            id=self._id,
+            resume="allow",
+            name=tracked.path.name,
+            group=os.environ.get("WANDB_RUN_GROUP") or tracked.group,
+            config=dict(tracked.settings),
+            dir=str(tracked.path),
+            mode=None if _is_set_up() else "offline",
+            reinit="create_new",  # a run of the user's own in this process stays as it is
+            settings=wandb.Settings(console="off", silent=True, init_timeout=_INIT_S),
+        )
+        self._run.define_metric("uploads")
+        self._run.define_metric("*", step_metric="uploads")
+        return reached
+
+    def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        # Remembered first: offline nobody can be asked what has arrived, and no row may come twice.
+        self._remember(Position(rows[-1]["uploads"], rows[-1]["version"]))
+        for row in rows:
+            self._run.log(scalars(row, self._tracked.metric_name), step=row["uploads"])
+
+    def end(self, summary: Summary | None) -> None:
+        if summary is not None:
+            self._run.summary.update({**summed_up(summary), "status": summary["status"]})
+            files = [file for name in FILES if (file := self._tracked.path / name).is_file()]
+            artifact = wandb.Artifact(f"{safe(self._tracked.path.name) or 'run'}-{self._id}", type="run")
+            for file in files:
+                artifact.add_file(str(file))
+            self._run.log_artifact(artifact)
+        self._run.finish(exit_code=0 if summary is not None else 1)
+
+    def _remember(self, reached: Position) -> None:
+        self._memory.write(id=self._id, reached=list(reached))
+
+
+def _is_set_up() -> bool:
+    """Whether the user has chosen a mode, or has logged in: W&B would ask for a key on the terminal otherwise."""
+    if any(os.environ.get(name) for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
+    with suppress(OSError, netrc.NetrcParseError):
+        file = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+        return host is not None and netrc.netrc(file).authenticators(host) is not None
+    return False

@@ -1,0 +1,35 @@
+"""Trackers without their users' settings: no test may write to a store, or log in to a service, of whoever runs it."""
+
+import os
+import shutil
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_user(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith(("MLFLOW_", "WANDB_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """A new MLflow database, with all its tables: to make them takes seconds, to copy them nothing."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    mlflow = pytest.importorskip("mlflow", reason="no mlflow: pip install 'qafel[mlflow]'")
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
+    return file
+
+
+@pytest.fixture
+def store(empty_store, tmp_path):
+    """A client of the store in which runs in folders of `tmp_path` are kept."""
+    from mlflow import MlflowClient
+
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")

@@ -1,0 +1,110 @@
+"""A tracker hears of rows in a thread: whatever it does, the run goes on and what it lacks is sent later."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qafel.runs.trackers import sending
+from qafel.runs.trackers.choice import NOTHING, Position, Track, TrackedRun
+from qafel.runs.trackers.sending import Sending
+from tests.runs.test_directory import row
+
+
+class Recording:
+    """A tracker that fails so many times at each of its methods, then keeps what it is told."""
+
+    def __init__(self, has=NOTHING, **failures):
+        self.has, self.failures, self.rows, self.ends = has, failures, [], []
+
+    def fail(self, method):
+        if self.failures.get(method, 0):
+            self.failures[method] -= 1
+            raise OSError(f"{method} failed\nand more")
+
+    def begin(self):
+        self.fail("begin")
+        return self.has
+
+    def log(self, rows):
+        self.fail("log")
+        self.rows += [row["uploads"] for row in rows]
+
+    def end(self, summary):
+        self.fail("end")
+        self.ends.append(summary)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(sending, "BETWEEN_S", 0.01)
+    monkeypatch.setattr(sending, "AGAIN_S", 0.05)
+
+
+def tell(tracker, uploads, pause_s=0.0, make=None):
+    """What was said by a run with rows at these uploads."""
+    said = []
+    run = TrackedRun(Path("none"), {"name": "x"}, "accuracy", False, Track())
+    listener = Sending("mlflow", make or (lambda: tracker), run, said.append)
+    for number in uploads:
+        listener.on_row(replace(row(), uploads=number, version=number))
+    time.sleep(pause_s)
+    listener.on_end({"status": "finished"})
+    return said
+
+
+def test_every_row_and_the_end_are_told_in_order_and_no_thread_is_left():
+    tracker, threads = Recording(), threading.active_count()
+    assert tell(tracker, range(50)) == []
+    assert tracker.rows == list(range(50))
+    assert tracker.ends == [{"status": "finished"}]
+    assert threading.active_count() == threads
+
+
+def test_rows_that_it_has_already_are_not_told_again():
+    tracker = Recording(has=Position(7, 7))
+    tell(tracker, range(10))
+    assert tracker.rows == [8, 9]
+
+
+def test_of_many_rows_it_hears_ever_fewer_and_the_last():
+    tracker = Recording()
+    tell(tracker, range(9_999))
+    assert tracker.rows[:1000] == list(range(1000))
+    assert tracker.rows == sorted(set(tracker.rows))
+    assert tracker.rows[-1] == 9_998
+    assert 2000 < len(tracker.rows) < 2500
+
+
+@pytest.mark.parametrize("method", ["begin", "log"])
+def test_a_failure_is_said_once_and_what_it_lacks_is_told_when_it_is_back(method):
+    tracker = Recording(**{method: 2})
+    said = tell(tracker, range(20), pause_s=0.5)
+    assert said == [f"mlflow does not take this run's rows (OSError: {method} failed); the run goes on without it"]
+    assert tracker.rows == list(range(20))
+    assert tracker.ends
+
+
+def test_a_library_that_does_not_load_is_said_and_harms_nothing():
+    def broken():
+        raise ImportError("no such symbol")
+
+    (said,) = tell(None, range(3), make=broken)
+    assert "ImportError: no such symbol" in said
+
+
+def test_a_tracker_that_never_answers_is_left_alone(monkeypatch):
+    monkeypatch.setattr(sending, "END_S", 0.1)
+    never = threading.Event()
+
+    class Hanging(Recording):
+        def log(self, rows):
+            never.wait()
+
+    (said,) = tell(Hanging(), range(3))
+    assert "no answer within 0 s of the run's end" in said
+    never.set()
