@@ -1,0 +1,32 @@
+"""Print the changelog's section of a version as release notes: `python scripts/release_notes.py [VERSION]`.
+
+Without a version it is the one of src/qafel/version.py. Lines that were wrapped for reading are joined, as pages that
+show release notes break lines where they stand.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def notes(changelog: str, version: str) -> str:
+    """The section `## VERSION – DATE` without its heading; `SystemExit` if there is none, or nothing in it."""
+    heading = re.compile(rf"^## {re.escape(version)} – \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    found = heading.search(changelog)
+    if found is None or not found[1].strip():
+        raise SystemExit(f"CHANGELOG.md has no section `## {version} – YYYY-MM-DD` with anything in it")
+    return re.sub(r"\n {2,}(?=[^\s-])", " ", found[1].strip()) + "\n"
+
+
+def own_version() -> str:
+    text = (ROOT / "src/qafel/version.py").read_text(encoding="utf-8")
+    return text.partition('__version__ = "')[2].partition('"')[0]
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1].removeprefix("v") if len(sys.argv) > 1 else own_version()
+    print(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), wanted), end="")

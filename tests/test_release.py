@@ -1,0 +1,167 @@
+"""What is released: wheel and source distribution hold what they should, run in a clean place, and all dates agree."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from qafel.version import __version__
+
+ROOT = Path(__file__).parent.parent
+CACHES = {".pyc", ".nbi", ".nbc"}
+COPIED = ("CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml")
+"""And the folders src, scripts and tests: enough to see what would be taken along by mistake."""
+
+pytestmark = pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="not in a source tree")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The source distribution of this tree, and the wheel that is built from it; without a network."""
+    folder = tmp_path_factory.mktemp("release")
+    tree = folder / "tree"
+    for name in ("src", "scripts", "tests"):
+        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__", "*.nbi", "*.nbc")
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    for name in COPIED:
+        shutil.copy(ROOT / name, tree / name)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", tree]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    (wheel,), (source,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
+    return wheel, source
+
+
+def package_files():
+    """All files of the package, but for what Python and Numba keep."""
+    files = (path for path in (ROOT / "src/qafel").rglob("*") if path.is_file() and path.suffix not in CACHES)
+    return {f"qafel/{path.relative_to(ROOT / 'src/qafel').as_posix()}" for path in files}
+
+
+def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(built):
+    wheel, _ = built
+    names = set(zipfile.ZipFile(wheel).namelist())
+    about = f"qafel-{__version__}.dist-info/"
+    assert {name for name in names if not name.startswith(about)} == package_files()
+    assert f"{about}licenses/LICENSE" in names
+    for kind in ("recipes/*.toml", "tasks/data/*", "quantizers/trellis/*.json", "drawing/*.css", "drawing/*.js"):
+        assert any(Path(name).match(f"qafel/{kind}") for name in names), kind
+
+
+def test_the_source_distribution_holds_what_the_wheel_is_built_from(built):
+    _, source = built
+    top = f"qafel-{__version__}/"
+    with tarfile.open(source) as archive:
+        names = {member.name.removeprefix(top) for member in archive if member.isfile()}
+    inside = {name.removeprefix("src/") for name in names if name.startswith("src/qafel/")}
+    assert inside == package_files()
+    beside = {name for name in names if not name.startswith("src/")}
+    expected = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md"}
+    assert beside == expected | {"pyproject.toml", "setup.cfg"}
+
+
+def test_the_metadata_names_every_python_that_the_workflow_tests(built):
+    wheel, _ = built
+    metadata = Parser().parsestr(zipfile.ZipFile(wheel).read(f"qafel-{__version__}.dist-info/METADATA").decode())
+    found = {
+        entry.rpartition(" ")[2]
+        for entry in metadata.get_all("Classifier")
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", entry)
+    }
+    assert found == set(workflow()["jobs"]["test"]["strategy"]["matrix"]["python"])
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_demo_where_nothing_else_of_this_tree_is(built, tmp_path):
+    """The packages that it needs are those of this environment; qafel itself is the wheel's."""
+    wheel, _ = built
+    venv.create(tmp_path / "clean", with_pip=False)
+    python = tmp_path / "clean/bin/python"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel], check=True
+    )
+    library = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "clean")}))
+    # A folder in a .pth file is searched, its own .pth files are not read: so no editable qafel comes with it.
+    (library / "present.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    place = "import qafel, numpy; print(qafel.__file__)"
+    options = {"cwd": tmp_path, "env": environment, "text": True, "timeout": 280}
+    assert Path(subprocess.check_output([python, "-c", place], **options).strip()).is_relative_to(library)
+    shown = subprocess.check_output([tmp_path / "clean/bin/qafel", "demo", "--out", "demo"], **options)
+    assert "QAFeL" in shown
+    assert (tmp_path / "demo/report.html").exists()
+
+
+def workflow():
+    return yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+
+
+def test_the_workflow_runs_targets_that_the_makefile_has():
+    makefile = (ROOT / "Makefile").read_text()
+    steps = [step["run"] for job in workflow()["jobs"].values() for step in job["steps"] if "run" in step]
+    asked = [found for step in steps for found in re.findall(r"\bmake ([a-z-]+)", step)]
+    assert {"check", "test", "test-slow", "release-check", "notes"} == set(asked)
+    for target in asked:
+        assert re.search(rf"^{target}:.*##", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    ("schema", "file"),
+    [
+        ("vendor.github-workflows", ".github/workflows/ci.yml"),
+        ("vendor.citation-file-format", "CITATION.cff"),
+    ],
+)
+def test_files_that_only_others_read_follow_their_schemas(schema, file):
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, ROOT / file]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_hook_before_a_commit_is_a_program_of_this_environment():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
+    assert {repository["repo"] for repository in config["repos"]} == {"local"}  # nothing is downloaded
+    for hook in hooks:
+        program = hook["entry"].split()[0]
+        assert program.startswith(".venv/bin/")
+        assert (Path(sys.executable).parent / Path(program).name).exists(), program
+
+
+@pytest.fixture
+def notes():
+    spec = importlib.util.spec_from_file_location("release_notes", ROOT / "scripts/release_notes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_release_notes_are_the_changelogs_section_with_lines_joined(notes):
+    changelog = "## Unreleased\n\n## 1.2.0 – 2026-01-02\n\n### Added\n- one\n  line\n- two\n\n## 1.1.0 – 2025-01-02\n"
+    assert notes.notes(changelog, "1.2.0") == "### Added\n- one line\n- two\n"
+    with pytest.raises(SystemExit, match="has no section `## 1.3.0"):
+        notes.notes(changelog, "1.3.0")
+    assert notes.own_version() == __version__
+
+
+def test_make_install_brings_every_extra():
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    asked = re.search(r"-e '\.\[([a-z,]*torch[a-z,]*)\]'", (ROOT / "Makefile").read_text())
+    assert asked is not None
+    assert set(asked[1].split(",")) >= extras - {"fast", "draw"}  # which `simulate` has
