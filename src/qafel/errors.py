@@ -33,6 +33,7 @@
     │   ├── WrongSender         sent under another client's number
     │   ├── NormTooLarge        far beyond the clients' median
     │   ├── RateLimited         more often than a client may
+    │   ├── OverShare           its client has more than its share of the recent updates
     │   └── QuarantinedUpload   the server failed at it several times: it is put aside
     ├── HiddenStateError      a hidden state cannot be advanced by this message
     │   ├── MissedBroadcast     broadcasts in between are missing: catch up
@@ -201,6 +202,10 @@ class NormTooLarge(RejectedUpload):
 
 class RateLimited(RejectedUpload):
     reason = "rate"
+
+
+class OverShare(RejectedUpload):
+    reason = "share"
 
 
 class QuarantinedUpload(RejectedUpload):

@@ -93,9 +93,12 @@ def same(server: DeploymentServer, hidden_state: HiddenState) -> bool:
 
 def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int) -> Server:
     """The server that the whole journal makes of the initial model: what x and x̂ must be."""
-    server = Server(initial_model, algorithm, seed)
+    server, keys = Server(initial_model, algorithm, seed), dict[int, int]()
     for record in JournalReader(folder):
         upload = Message.from_bytes(record.data)
         applied = Applied.read(record, upload)
+        if applied.key and keys.setdefault(upload.sender, applied.key) != applied.key:
+            server.seen.windows.pop(upload.sender)
+            keys[upload.sender] = applied.key
         server.receive(upload._replace(weight=applied.weight), applied.factor)
     return server

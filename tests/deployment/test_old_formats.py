@@ -22,7 +22,7 @@ from qafel.deployment.messages import Agreement
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.journal import JournalReader, read_journal
 from qafel.deployment.server.server import open_server
-from qafel.errors import DataError
+from qafel.errors import DamagedJournal, DataError
 from qafel.files import read_checked, write_checked
 from qafel.runs.directory import RunDirectory
 
@@ -66,8 +66,37 @@ def test_a_run_of_an_old_journal_goes_on(old_run: Path) -> None:
     journal = reader.go_on()
     journal.append(b"next")
     journal.close()
-    assert (old_run / "state" / "journal-000000000010.log").read_bytes().startswith(b"qafel journal 2\n")
+    assert (old_run / "state" / "journal-000000000010.log").read_bytes().startswith(b"qafel journal 3\n")
     assert list(read_journal(old_run / "state")) == [*before, b"next"]
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_journal_of_version_2_gives_the_same_bits_and_goes_on(old_run: Path, checkpoint: bool) -> None:
+    """`state-2` was written by the last commit of version 2: ten uploads, one of which was scaled down."""
+    shutil.rmtree(old_run / "state")
+    shutil.copytree(OLD / "state-2", old_run / "state")
+    if not checkpoint:
+        (old_run / "state" / "checkpoint-000000000006.qafel").unlink()
+    assert _held(old_run) == (3, 2313071258245170225, 10)
+    reader = JournalReader(old_run / "state")
+    records = list(reader)
+    assert [len(record.applied) for record in records] == [12] * 10
+    journal = reader.go_on()
+    journal.append(records[0].data)
+    journal.close()
+    assert len(list(read_journal(old_run / "state"))) == 11
+
+
+def test_damage_in_a_journal_of_version_2_is_still_found(old_run: Path) -> None:
+    shutil.rmtree(old_run / "state")
+    shutil.copytree(OLD / "state-2", old_run / "state")
+    (old_run / "state" / "checkpoint-000000000006.qafel").unlink()
+    first = old_run / "state" / "journal-000000000000.log"
+    damaged = bytearray(first.read_bytes())
+    damaged[200] ^= 16
+    first.write_bytes(damaged)
+    with pytest.raises(DamagedJournal, match="is damaged at byte"):
+        list(JournalReader(old_run / "state"))
 
 
 def test_an_old_checkpoint_is_refused_and_nothing_is_lost(old_run: Path) -> None:
@@ -81,9 +110,9 @@ def test_a_journal_of_another_version_is_refused(old_run: Path) -> None:
     for path in (old_run / "state").glob("checkpoint-*"):
         path.unlink()
     first = old_run / "state" / "journal-000000000000.log"
-    whole = b"qafel journal 3\n" + first.read_bytes()
+    whole = b"qafel journal 4\n" + first.read_bytes()
     first.write_bytes(whole)
-    with pytest.raises(DataError, match="version 3 of its format, and this qafel reads up to version 2: use"):
+    with pytest.raises(DataError, match="version 4 of its format, and this qafel reads up to version 3: use"):
         _held(old_run)
     assert first.read_bytes() == whole
 

@@ -134,6 +134,10 @@ def server(
         float | None, typer.Option(help="The largest weight that a client may claim; 10 by default; 0: any.")
     ] = None,
     max_rate: Annotated[float, typer.Option(help="Uploads a second that one client may send; 0: any.")] = 0.0,
+    max_share: Annotated[
+        float,
+        typer.Option(help="One client's largest share of recent updates, as a multiple of an equal one; 0: any."),
+    ] = 3.0,
     take_over: Annotated[
         bool,
         typer.Option("--take-over", help="Take the run from another server, with all that only it has."),
@@ -188,6 +192,7 @@ def server(
                     norm_excess,
                     math.inf if max_norm == 0 else max_norm,
                     math.inf if max_weight == 0 else max_weight,
+                    max_share or None,
                 ),
                 take_over=take_over,
                 patience_s=patience,

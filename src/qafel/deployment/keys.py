@@ -15,6 +15,7 @@ import ssl
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, final
@@ -109,6 +110,12 @@ def signed_name(name: str, run_id: str = "", epoch: int | None = None) -> str:
     of the server that says it. The agreement and the state say the latter two themselves.
     """
     return f"{name}\n{run_id}\n{'' if epoch is None else epoch}"
+
+
+@lru_cache(maxsize=10_000)
+def key_number(public: str) -> int:
+    """A number from 1 to 2³²−1 that tells one public key of a client from its next."""
+    return int.from_bytes(hashlib.blake2b(public.encode(), digest_size=4, person=b"qafel key").digest(), "big") or 1
 
 
 def fingerprint(data: Payload) -> bytes:

@@ -20,15 +20,16 @@ from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.connection import Broker, Stored, session
-from qafel.deployment.keys import Access
+from qafel.deployment.keys import Access, signed_name
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import PART, Names, StreamLimits
 from qafel.deployment.server import DefenceSettings, ServerSettings
 from qafel.deployment.server.intake import RunningMedian, UploadChecker
+from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.server import DeploymentServer
 from qafel.errors import BrokerRefused, ConfigError
 from qafel.rng import Stream
-from tests.deployment.live import CONFIG, serving, taking_part, until, update
+from tests.deployment.live import CONFIG, replay, serving, taking_part, until, update
 
 
 def _settings(**defence: Any) -> ServerSettings:
@@ -368,3 +369,50 @@ def test_the_server_takes_only_what_the_clients_key_signed(tmp_path: Path) -> No
     folder = BrokerFolder.init(tmp_path / "broker", 2, port=port, sync="2m").path
     with LocalBroker(folder, port=port):
         asyncio.run(check(folder))
+
+
+def test_a_number_that_was_used_up_serves_again_after_the_client_got_a_new_key(tmp_path: Path) -> None:
+    """Whoever had the key for a moment sent number 2³²−1: nothing is higher. A restart and a replay know of it, too."""
+
+    async def check(keys: Path) -> None:
+        owner = Access.of(None, keys / "server")
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving(tmp_path, owner))
+            async with taking_part(tmp_path, Access.of(None, keys / "clients" / "0"), 0) as client:
+                await update(client)
+                old = client.outbox._signer.headers(
+                    signed_name(client.names.upload(0), server.ledger.run_id), frame := _upload(client, 9)
+                )
+                client.outbox.add(2**32 - 1, _upload(client, 2**32 - 1))
+                await until(lambda: server.ledger.traffic.uploads == 2)
+                await update(client)
+                assert client.outbox.counts["duplicate"] == 1
+            BrokerFolder(keys).add([0])
+            assert BrokerFolder(keys).reload()
+            await until(lambda: server.intake.checker._keys == owner.registry())
+            again = await stack.enter_async_context(taking_part(tmp_path, Access.of(None, keys / "clients" / "0"), 0))
+            for _ in range(3):
+                await update(again)
+            assert again.outbox.counts == {"accepted": 3}
+            async with session(owner, "server") as broker:
+                await broker.store(again.names.upload(0), frame, old)
+                await until(lambda: server.ledger.server.rejected["signature"] == 1)
+            held, windows = server.ledger.server.model.copy(), dict(server.ledger.server.seen.windows)
+        config = Config.from_dict(CONFIG)
+        task = config.task.make()
+        algorithm = config.algorithm.wire(task.layout)
+        initial = task.initial_model(Stream.named(config.seed, "initial-model"))
+        for checkpoint in (True, False):  # the second time from the journal alone
+            if not checkpoint:
+                for path in (tmp_path / "state").glob("checkpoint-*"):
+                    path.unlink()
+            with Ledger.open(tmp_path / "state", lambda: initial, algorithm, config.seed) as ledger:
+                assert ledger.server.model.tobytes() == held.tobytes()
+                assert ledger.server.seen.windows == windows
+                assert ledger.has_new_key(0, 1)
+        assert replay(tmp_path / "state", initial, algorithm, config.seed).model.tobytes() == held.tobytes()
+
+    port = free_port()
+    keys = BrokerFolder.init(tmp_path / "broker", 2, port=port, sync="2m").path
+    with LocalBroker(keys, port=port):
+        asyncio.run(check(keys))

@@ -43,6 +43,8 @@ from qafel.text import human_seconds
 from qafel.workers import pack, portable, unpack
 
 _TELL_MOST_S: Final = 60.0
+_PAUSE_S: Final = 1.0
+_PAUSE_MOST_S: Final = 16.0
 log = logging.getLogger(__name__)
 
 ClientEvent: TypeAlias = dict[str, Any]
@@ -78,6 +80,8 @@ class DeploymentClient:
     _wire: Counter[str] = field(default_factory=Counter)
     _stopping: bool = False
     _pause_until: float = 0.0
+    _pause_s: float = _PAUSE_S
+    """How long to rest if the server has had too much of us; longer each time, until it takes an update again."""
     _lost: str = ""
     """Why there is no connection, while there is none."""
     _full: bool = False
@@ -181,7 +185,8 @@ class DeploymentClient:
                 self.report.updates += 1
                 self._emit("update", sequence=start.sequence, version=start.hidden_state.version)
                 # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
-                at_once = self._more() and self._has_room() and not settings.min_interval_s
+                rests = settings.min_interval_s or time.monotonic() < self._pause_until
+                at_once = self._more() and self._has_room() and not rests
                 following = self.begin() if at_once else None
                 self.outbox.add(start.sequence, upload)
                 start = following
@@ -277,8 +282,11 @@ class DeploymentClient:
             log.warning("update %s was rejected: %s", sequence, text)
         if outcome == "future":
             self.follower.restart()
-        elif outcome == "rate":
-            self._pause_until = time.monotonic() + 1.0
+        elif outcome in ("rate", "share"):
+            self._pause_until = time.monotonic() + self._pause_s
+            self._pause_s = min(_PAUSE_MOST_S, 2 * self._pause_s)
+        elif outcome == "accepted":
+            self._pause_s = _PAUSE_S
 
     def _warn_of_twin(self) -> None:
         """Say, at most once a minute, that two processes are one client: each loses updates to the other."""

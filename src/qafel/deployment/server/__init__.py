@@ -3,6 +3,7 @@
 server         from a configuration and a folder to a server; its sessions with the broker
 pipeline       takes uploads from the work queue, syncs, broadcasts, acknowledges; writes checkpoints and snapshots
 announcements  everything the server says: broadcasts, snapshots, receipts, its state
+fairness       no client has more than its share of the recent updates
 intake         which uploads count, and what the clients of the others are told
 lease          one server a run: compare-and-set, epochs, and whose history the broker holds
 ledger         the server's state: checkpoint and journal, synced before anything is acknowledged
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from qafel.deployment.names import StreamLimits
+from qafel.errors import ConfigError
 from qafel.runs.trackers import NOT_TRACKED, Track
 
 
@@ -42,6 +44,14 @@ class DefenceSettings:
     """What a larger weight is taken for, the usual one being 1. None: ten, or the largest that the task's own samples
     give; infinity: nothing.
     """
+    max_share: float | None = 3.0
+    """One client's largest share of the recent updates, as a multiple of an equal one among the active clients, at
+    least 1; None: any.
+    """
+
+    def __post_init__(self) -> None:
+        if self.max_share is not None and not self.max_share >= 1:
+            raise ConfigError(f"a client's largest share is at least 1, an equal one; got {self.max_share:g}")
 
 
 @final

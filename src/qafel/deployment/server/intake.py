@@ -23,11 +23,12 @@ from nats.aio.msg import Msg
 
 from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.deployment.keys import Access, Verifier, signed_name
+from qafel.deployment.keys import Access, Verifier, key_number, signed_name
 from qafel.deployment.messages import Part, PartAssembler, Receipt, checksum_of
 from qafel.deployment.names import MALFORMED, PART, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
+from qafel.deployment.server.fairness import FairShare
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import (
     ConfigError,
@@ -102,8 +103,14 @@ class UploadChecker:
     median: RunningMedian = field(default_factory=lambda: RunningMedian({}, 0.0))
     _run_id: str = ""
     """What clients sign for, too: an upload of another run of this name is not ours."""
+    _has_new_key: Callable[[int, int], bool] = lambda client, key: False
+    """Whether a client that signs with this key signed with another one before."""
+    shares: FairShare = field(init=False)
     _keys_problem: str | None = None
     _allowance: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shares = FairShare(self._settings.max_share)
 
     def knows(self, client: int) -> bool:
         return client in self._keys if self._keys is not None else 0 <= client < self._clients
@@ -135,9 +142,18 @@ class UploadChecker:
         if upload.sender != client:
             raise WrongSender(f"the message says client {upload.sender}, it was sent by client {client}")
         upload.check(Kind.UPLOAD, server.model.size, self._algorithm.client_quantizer)
-        server.seen.check(upload.sender, upload.sequence)
+        self.check_number(server, client, upload.sequence)
         self._spend(client, now)
-        return self._bound(server, upload, now)
+        self.shares.check(client, now)
+        return self._bound(server, upload, now)._replace(key=self._key_number(client))
+
+    def check_number(self, server: Server, client: int, sequence: int) -> None:
+        """Raise if an upload of this number was counted before. With a new key, a client's numbers begin anew."""
+        if not self._has_new_key(client, self._key_number(client)):
+            server.seen.check(client, sequence)
+
+    def _key_number(self, client: int) -> int:
+        return 0 if self._keys is None else key_number(self._keys[client])
 
     def _spend(self, client: int, now: float) -> None:
         """Take a token from the client's bucket, or raise."""
@@ -305,7 +321,7 @@ class Intake:
         """
         self._assembler.check(part)
         try:
-            self.ledger.server.seen.check(client, part.upload)
+            self.checker.check_number(self.ledger.server, client, part.upload)
         except DuplicateUpload as error:
             if part.number == part.parts - 1:
                 self.ledger.server.rejected[error.reason] += 1
@@ -328,6 +344,7 @@ class Intake:
         self.lags.move_to_end(client)
         if len(self.lags) > _REMEMBERED:
             self.lags.popitem(last=False)
+        self.checker.shares.count(client)
         self.metrics.accepted.inc()
         if applied.factor < 1 or applied.weight < upload.weight:
             self.metrics.clipped.inc()

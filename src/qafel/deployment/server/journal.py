@@ -35,12 +35,13 @@ import xxhash
 from qafel.errors import DamagedJournal, DataError, OutputError
 from qafel.files import open_private, sync_folder, writing
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _KIND: Final = b"qafel journal "
 _HEADER: Final = re.compile(rb"qafel journal (\d+)\n(?:([0-9a-f]{16}) [0-9a-f]{16}\n)?")
-_HEADER_BYTES: Final = len(b"qafel journal 2\n0123456789abcdef 0123456789abcdef\n")
+_HEADER_BYTES: Final = len(b"qafel journal 3\n0123456789abcdef 0123456789abcdef\n")
 _MARK: Final = b"\x89QJ\n"
-_RECORD: Final = struct.Struct("<4sIQQ12sQ")
+_RECORD: Final = struct.Struct("<4sIQQ16sQ")
+_RECORDS: Final = {2: struct.Struct("<4sIQQ12sQ"), 3: _RECORD}  # by version
 _OLD_RECORD: Final = struct.Struct("<IQ")  # length and checksum, before version 2
 _OLD_START: Final = b"QF"  # every record was a frame; docs/wire-format.md
 _SYNCED: Final = re.compile(rb"(\d{12}) (\d{15}) ([0-9a-f]{16})\n")
@@ -59,7 +60,7 @@ class Record(NamedTuple):
     """The checksum of the record before."""
     checksum: int
     applied: bytes = b""
-    """What the defence made of it: twelve bytes, the ledger's own matter."""
+    """What the defence made of it: sixteen bytes, twelve in version 2, the ledger's own matter."""
 
 
 @final
@@ -200,9 +201,9 @@ class JournalReader:
 
     def _read(self, file: BinaryIO, path: Path, first: int, followed: bool, synced: int) -> Iterator[Record]:
         size = os.fstat(file.fileno()).st_size
-        old, salt = _read_header(file, path)
+        version, salt = _read_header(file, path)
         sound, number, last = file.tell(), first, None
-        while (record := _read_record(file, size, old, salt)) is not None:
+        while (record := _read_record(file, size, version, salt)) is not None:
             expected = self.checksum if number >= self.count else last
             if record.before is not None and expected is not None and record.before != expected:
                 if number == self._start:
@@ -215,7 +216,7 @@ class JournalReader:
         if sound == size and sound >= synced:
             return
         file.seek(sound)
-        if followed or sound < synced or _sound_follows(file.read(), salt):
+        if followed or sound < synced or _sound_follows(file.read(), version, salt):
             why = f"{synced} bytes of it were synced" if sound < synced else "sound records follow"
             raise DamagedJournal(
                 f"{path} is damaged at byte {sound}, in record {number}, and {why}; nothing was changed: restore it "
@@ -243,22 +244,26 @@ def read_journal(folder: Path, start: int = 0) -> Iterator[bytes]:
     return (record.data for record in JournalReader(folder, start))
 
 
-def _header(salt: int) -> bytes:
-    start = _KIND + b"%d\n%016x" % (_VERSION, salt)
+def _header(salt: int, version: int = _VERSION) -> bytes:
+    start = _KIND + b"%d\n%016x" % (version, salt)
     return start + b" %016x\n" % xxhash.xxh3_64_intdigest(start)
 
 
 def _head(salt: int, data: bytes, before: int, digest: int, applied: bytes) -> bytes:
     start = _RECORD.pack(_MARK, len(data), before, digest, applied, 0)[:-8]
+    return start + _checksum(salt, start, data).to_bytes(8, "little")
+
+
+def _checksum(salt: int, start: bytes, data: bytes) -> int:
     hasher = xxhash.xxh3_64(start, seed=salt)
     hasher.update(data)
-    return start + hasher.intdigest().to_bytes(8, "little")
+    return hasher.intdigest()
 
 
-def _read_header(file: BinaryIO, path: Path) -> tuple[bool, int | None]:
-    """Go to the first record; tell whether it is of an old format, and else the salt, None if it cannot be read.
+def _read_header(file: BinaryIO, path: Path) -> tuple[int, int | None]:
+    """Go to the first record; return the version of the format, and the salt, None if there is none that can be read.
 
-    Journals from before 0.2 have no header: their first record is at the start.
+    Journals from before 0.2 have no header: their first record is at the start, as in version 1 after its line.
     """
     start = file.read(_HEADER_BYTES)
     found = _HEADER.match(start)
@@ -268,44 +273,46 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[bool, int | None]:
             f"{path} has version {version} of its format, and this qafel reads up to version {_VERSION}: use the "
             "qafel that wrote it, or begin anew in another folder"
         )
-    if found is not None and found[2] is not None and start == _header(int(found[2], 16)):
-        return False, int(found[2], 16)
+    if version in _RECORDS and found is not None and found[2] is not None:
+        salt = int(found[2], 16)
+        if start == _header(salt, version):
+            return version, salt
     # What is not a header is a torn tail, which is cut off and written again, or damage.
     file.seek(len(_KIND) + 2 if version == 1 else 0)
-    return version == 1 or not start.startswith(b"qafel"), None
+    return (1 if version == 1 or not start.startswith(b"qafel") else _VERSION), None
 
 
-def _read_record(file: BinaryIO, size: int, old: bool, salt: int | None) -> Record | None:
+def _read_record(file: BinaryIO, size: int, version: int, salt: int | None) -> Record | None:
     """The next record, or None if there is no sound one. Memory is taken for what is there, not for what it claims."""
-    layout = _OLD_RECORD if old else _RECORD
+    layout = _RECORDS.get(version, _OLD_RECORD)
     head = file.read(layout.size)
-    if len(head) < layout.size or (salt is None and not old):
+    if len(head) < layout.size or (salt is None and version in _RECORDS):
         return None
-    if old:
+    if salt is None:
         length, checksum = layout.unpack(head)
         if length > size - file.tell():
             return None
         data = file.read(length)
         return Record(data, None, None, checksum) if xxhash.xxh3_64_intdigest(data) == checksum else None
-    assert salt is not None
     mark, length, before, digest, applied, checksum = layout.unpack(head)
     if mark != _MARK or length > size - file.tell():
         return None
     data = file.read(length)
-    sound = _head(salt, data, before, digest, applied) == head
+    sound = _checksum(salt, head[:-8], data) == checksum
     return Record(data, digest, before, checksum, applied) if sound else None
 
 
-def _sound_follows(rest: bytes, salt: int | None) -> bool:
+def _sound_follows(rest: bytes, version: int, salt: int | None) -> bool:
     """Whether a sound record lies anywhere in what could not be read. Where the salt is lost, a mark is enough."""
     if salt is None and _MARK in rest:
         return True
-    old = salt is None
-    mark, place = (_OLD_START, _OLD_RECORD.size) if old else (_MARK, 0)
+    if salt is None:
+        version = 1
+    mark, place = (_OLD_START, _OLD_RECORD.size) if salt is None else (_MARK, 0)
     file, found = io.BytesIO(rest), rest.find(mark, place)
     while found >= 0:
         file.seek(found - place)
-        if _read_record(file, len(rest), old, salt) is not None:
+        if _read_record(file, len(rest), version, salt) is not None:
             return True
         found = rest.find(mark, found + 1)
     return False

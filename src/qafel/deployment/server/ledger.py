@@ -28,7 +28,15 @@ from qafel.algorithm import (
     save_server,
 )
 from qafel.deployment.server.journal import JournalReader, Record, begins_at_start
-from qafel.errors import ConfigError, DamagedJournal, DataError, NonFiniteVector, OutputError
+from qafel.errors import (
+    ConfigError,
+    DamagedJournal,
+    DataError,
+    MessageError,
+    NonFiniteVector,
+    OutputError,
+    RejectedUpload,
+)
 from qafel.files import Lock, make_private, read_word, sync_folder, write_atomically, write_word, writing
 from qafel.params import Vector
 from qafel.runs.directory import read_checkpoint, write_checkpoint
@@ -36,7 +44,7 @@ from qafel.runs.progress import Traffic
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _QUARANTINED: Final = 100
-_APPLIED: Final = struct.Struct("<fff")
+_APPLIED: Final = struct.Struct("<fffI")
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
 
 log = logging.getLogger(__name__)
@@ -52,6 +60,8 @@ class Applied(NamedTuple):
     """What the update is multiplied by, so that its norm is within the bound."""
     norm: float = 0.0
     """The weighted norm before that: the client's vote on what is usual."""
+    key: int = 0
+    """Which of its keys the client signed with, as `key_number` tells them apart; zero if nobody signs."""
 
     def to_bytes(self) -> bytes:
         return _APPLIED.pack(*self)
@@ -59,12 +69,13 @@ class Applied(NamedTuple):
     @staticmethod
     def read(record: Record, upload: Message) -> Applied:
         """What was applied to an upload of the journal; as it came, if nobody judged it."""
-        return Applied(*_APPLIED.unpack(record.applied)) if any(record.applied) else Applied(upload.weight)
+        found = record.applied.ljust(_APPLIED.size, b"\0")  # a journal of version 2 does not tell the key
+        return Applied(*_APPLIED.unpack(found)) if any(found) else Applied(upload.weight)
 
     @staticmethod
-    def of(weight: float, factor: float = 1.0, norm: float = 0.0) -> Applied:
+    def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0) -> Applied:
         """Rounded to what the journal keeps."""
-        return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm)))
+        return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key)))
 
 
 class _Saved(NamedTuple):
@@ -73,6 +84,7 @@ class _Saved(NamedTuple):
     server: Server
     traffic: Traffic
     norms: Mapping[int, float]
+    keys: Mapping[int, int]
     checksum: int | None = None
     """Of the last record that it counts; None if an older qafel wrote it."""
 
@@ -84,9 +96,13 @@ class Ledger:
     def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
         """Made by `open`: receive the journal after what was saved; `history` broadcasts are kept in memory."""
         self.folder = folder
-        self.server, self.traffic, norms, checksum = saved
+        self.server, self.traffic, norms, keys, checksum = saved
         self.norms = dict(norms)
         """Each client's last norm, so that a restarted server judges as before."""
+        self.keys = dict(keys)
+        """The key with which each client signed its last upload that counted. With a new one its numbers begin anew:
+        nobody can play it what was signed with the old one.
+        """
         self.broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
         """The last broadcasts with their versions: what a broker that lost them is given again."""
         before = self.traffic.uploads
@@ -162,9 +178,21 @@ class Ledger:
                 f"record {self.traffic.uploads - 1} of the journal does not give the hidden state that it gave before"
             )
 
+    def has_new_key(self, client: int, key: int) -> bool:
+        """Whether a client that signs with this key signed with another one before."""
+        return bool(key) and self.keys.get(client, key) != key
+
     def _count(self, frame: bytes, upload: Message, applied: Applied) -> Accepted:
-        version = self.server.version
-        accepted = self.server.receive(upload._replace(weight=applied.weight), applied.factor)
+        version, client, windows = self.server.version, upload.sender, self.server.seen.windows
+        before = windows.pop(client, None) if self.has_new_key(client, applied.key) else None
+        try:
+            accepted = self.server.receive(upload._replace(weight=applied.weight), applied.factor)
+        except (MessageError, RejectedUpload):
+            if before is not None:
+                windows[client] = before
+            raise
+        if applied.key:
+            self.keys[client] = applied.key
         self.traffic.count_upload(frame, accepted.staleness)
         if accepted.broadcast is not None:
             self.traffic.count_broadcast(accepted.broadcast)
@@ -184,6 +212,7 @@ class Ledger:
             "server": saved.values,
             "traffic": asdict(now),
             "norms": list(norms.items()),
+            "keys": list(self.keys.items()),
             "journal_checksum": self.journal.checksum,
         }
         self.journal.rotate()
@@ -267,7 +296,7 @@ def _newest_sound(
         if failed and not begins_at_start(folder):  # without the first records, the run would start from nothing
             raise DataError(f"no checkpoint in {folder} can be used; {failed[0][0]}: {failed[0][1]}") from None
         server = Server(initial_model(), algorithm, seed, log_capacity=0)
-        ledger = Ledger(folder, _Saved(server, Traffic(), {}, 0), history)
+        ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}, 0), history)
     for path, _ in failed:  # it must not count as one of those that are kept
         path.rename(path.with_suffix(".unused"))
     return ledger
@@ -278,7 +307,8 @@ def _read(path: Path, algorithm: Algorithm, seed: int) -> _Saved:
     values = saved.values
     server = restore_server(Checkpoint(saved.arrays, values["server"]), algorithm, seed, log_capacity=0)
     norms = {int(client): norm for client, norm in values["norms"]}
-    return _Saved(server, Traffic(**values["traffic"]), norms, values.get("journal_checksum"))
+    keys = {int(client): key for client, key in values.get("keys", [])}
+    return _Saved(server, Traffic(**values["traffic"]), norms, keys, values.get("journal_checksum"))
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -77,7 +77,9 @@ class DeploymentServer:
         self._agreement = Agreement(ledger.run_id, agreed, task.layout).to_bytes()
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
         defence = resolved(settings.defence, algorithm, task)
-        checker = UploadChecker(algorithm, defence, task.clients, access.registry(), median, ledger.run_id)
+        checker = UploadChecker(
+            algorithm, defence, task.clients, access.registry(), median, ledger.run_id, ledger.has_new_key
+        )
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics, self._row_listeners)
         self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, ledger.server.hidden_state)

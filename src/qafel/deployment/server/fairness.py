@@ -1,0 +1,76 @@
+"""No client has more than its share of the recent updates, and none waits for clients that are not there.
+
+Each update of a client fills its bucket by one, and each update that is accepted, whoever sent it, empties all buckets
+by max_share/n, where n clients are active. A full bucket, twelve updates, takes no more. So one client's share is at
+most `max_share` times an equal one, which is never less than one in n, and it cannot save it up for a burst; where no
+more than `max_share` clients are active, nobody is limited. Without this, three of two hundred clients that send as
+fast as they can have most of the updates, and so the model.
+
+A client is active for three of its own longest recent pauses, at least five seconds and at most ten minutes: those who
+fell silent neither hold up the others nor shrink their shares. Time is an argument.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from qafel.errors import OverShare
+
+_BUCKET: Final = 12.0  # more than a client has on its way, which may come at once
+_PAUSES: Final = 3.0
+_FORGET: Final = 0.8  # of a long pause, with each upload since
+_LEAST_S: Final = 5.0
+_MOST_S: Final = 600.0
+_RENEW_S: Final = 0.5  # between two counts of who is active
+
+
+@final
+class FairShare:
+    """How full each client's bucket is, and who is active."""
+
+    __slots__ = ("_accepted", "_active", "_heard", "_levels", "_max_share", "_renew_at")
+
+    def __init__(self, max_share: float | None) -> None:
+        """`max_share` is a multiple of an equal share; None: any."""
+        self._max_share = max_share
+        self._accepted = 0
+        self._levels: dict[int, tuple[float, int]] = {}
+        """How full each bucket was, after so many updates of all."""
+        self._heard: dict[int, tuple[float, float]] = {}
+        """When each client sent its last upload, accepted or not, and its longest recent pause."""
+        self._active = 0
+        self._renew_at = float("-inf")
+
+    def check(self, client: int, now: float) -> None:
+        """Note that a client has sent an upload; raise `OverShare` if it has its share of the recent ones already."""
+        if self._max_share is None:
+            return
+        before = self._heard.get(client)
+        if before is None:
+            self._heard[client] = now, 0.0
+            self._active += 1
+        else:
+            self._heard[client] = now, max(now - before[0], _FORGET * before[1])
+        if now >= self._renew_at:
+            self._count_active(now)
+        if self._active > self._max_share and self._level(client) + 1 > _BUCKET:
+            raise OverShare(
+                f"client {client} has its share of the recent updates, {self._max_share:g} times an equal one among "
+                f"{self._active} active clients: wait until others have sent some"
+            )
+
+    def count(self, client: int) -> None:
+        """An update of this client was accepted."""
+        if self._max_share is not None:
+            self._accepted += 1
+            self._levels[client] = self._level(client) + 1, self._accepted
+
+    def _level(self, client: int) -> float:
+        level, then = self._levels.get(client, (0.0, 0))
+        emptied = (self._accepted - then) * (self._max_share or 0.0) / max(1, self._active)
+        return max(0.0, level - emptied)
+
+    def _count_active(self, now: float) -> None:
+        self._renew_at = now + _RENEW_S
+        self._heard = {client: heard for client, heard in self._heard.items() if now - heard[0] <= _MOST_S}
+        self._active = sum(now - last <= max(_LEAST_S, _PAUSES * pause) for last, pause in self._heard.values())

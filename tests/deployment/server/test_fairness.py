@@ -1,0 +1,152 @@
+"""A client has no more than its share of the recent updates; and nobody waits for clients that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from qafel.config import Config
+from qafel.deployment.keys import Access
+from qafel.deployment.server import DefenceSettings, ServerSettings, fairness
+from qafel.deployment.server.fairness import FairShare
+from qafel.errors import ConfigError, OverShare
+from tests.deployment.live import CONFIG, serving, taking_part, update
+
+
+class Fleet:
+    """Clients that send at their own rates, in virtual time."""
+
+    def __init__(self, rates: dict[int, float], max_share: float | None = 3.0) -> None:
+        self.shares, self.rates, self.now = FairShare(max_share), rates, 0.0
+        self.random = random.Random(1)
+
+    def run(self, seconds: float, only: set[int] | None = None) -> Counter[int]:
+        """How many updates of each client were accepted."""
+        accepted: Counter[int] = Counter()
+        sending = {client: rate for client, rate in self.rates.items() if only is None or client in only}
+        end, total = self.now + seconds, sum(sending.values())
+        while (now := self.now + self.random.expovariate(total)) < end:
+            self.now = now
+            (client,) = self.random.choices(list(sending), list(sending.values()))
+            with contextlib.suppress(OverShare):
+                self.shares.check(client, now)
+                self.shares.count(client)
+                accepted[client] += 1
+        self.now = end
+        return accepted
+
+
+def test_three_of_two_hundred_that_flood_have_no_more_than_their_shares() -> None:
+    honest = dict.fromkeys(range(3, 200), 0.1)
+    flood = dict.fromkeys(range(3), 100.0)
+    for max_share, most in ((None, 0.9), (3.0, 9 / 200), (1.0, 3 / 200)):
+        fleet = Fleet({**honest, **flood}, max_share)
+        fleet.run(60)
+        accepted = fleet.run(120)
+        share = sum(accepted[client] for client in range(3)) / accepted.total()
+        assert share > 0.9 if max_share is None else share < 1.2 * most, (max_share, share)
+        assert sum(accepted[client] for client in honest) > 0.9 * 197 * 0.1 * 120
+
+
+def test_a_share_cannot_be_saved_up_for_a_burst() -> None:
+    fleet = Fleet(dict.fromkeys(range(1, 100), 1.0) | {0: 0.0001})
+    fleet.run(300)
+    fleet.rates[0] = 1000.0
+    assert fleet.run(1)[0] <= 12 + 6
+
+
+def test_clients_that_are_alike_are_never_refused() -> None:
+    fleet = Fleet(dict.fromkeys(range(50), 2.0))
+    assert fleet.run(100).total() > 0.999 * 50 * 2.0 * 100 * 0.98
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_a_small_fleet_is_never_limited_however_unequal(clients: int) -> None:
+    rates = {client: 1000.0 if client == 0 else 0.01 for client in range(clients)}
+    assert Fleet(rates).run(30)[0] > 29_000
+
+
+def test_a_lone_fast_client_goes_on_when_the_others_fall_silent() -> None:
+    fleet = Fleet(dict.fromkeys(range(100), 1.0) | {0: 50.0})
+    limited = fleet.run(60)[0] / 60
+    assert limited < 0.05 * 150
+    fleet.run(20, only={0})  # the others were usually heard of every second
+    assert fleet.run(10, only={0})[0] > 0.9 * 50 * 10
+
+
+def test_clients_that_were_heard_of_once_hold_up_nobody() -> None:
+    fleet = Fleet(dict.fromkeys(range(20), 1.0))
+    for client in range(20):
+        fleet.shares.check(client, 0.0)
+        fleet.shares.count(client)
+    fleet.run(6, only={0})
+    assert fleet.run(60, only={0})[0] > 40
+
+
+def test_no_client_is_kept_below_an_equal_share() -> None:
+    """However slow the others are, and however many: one in n is always taken."""
+    fleet = Fleet(dict.fromkeys(range(30), 0.2) | {0: 100.0}, max_share=1.0)
+    fleet.run(120)
+    accepted = fleet.run(300)
+    assert accepted[0] / accepted.total() > 0.9 / 30
+
+
+def test_a_share_below_an_equal_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 1, an equal one; got 0.5"):
+        DefenceSettings(max_share=0.5)
+
+
+@pytest.mark.parametrize("max_share", [3.0, None])
+def test_a_client_that_floods_a_live_server_is_told_and_the_others_fill_the_buffer(
+    tmp_path: Path, access: Access, max_share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fairness, "_LEAST_S", 600.0)  # this machine may be slow
+    config = Config.from_dict({**CONFIG, "task": {"name": "mushrooms", "clients": 12}})
+    settings = ServerSettings(heartbeat_s=0.2, defence=DefenceSettings(max_share=max_share))
+
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving(tmp_path, access, config, settings))
+            fleet = [await stack.enter_async_context(taking_part(tmp_path, access, number)) for number in range(12)]
+            for client in fleet:
+                await update(client)
+            flooder = fleet[0]
+            for _ in range(40):
+                await update(flooder)
+            counts = flooder.outbox.counts
+            if max_share is None:
+                assert counts == {"accepted": 41}
+                return
+            assert (counts["accepted"], counts["share"]) == (16, 25), "12 at once, and a quarter of what comes"
+            assert server.ledger.server.rejected["share"] == 25
+            assert flooder._pause_until > 0, "it rests"
+            for client in fleet[1:]:
+                await update(client)
+                assert client.outbox.counts == {"accepted": 2}
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(("clients", "buffer"), [(2, 1), (2, 3), (5, 1)])
+def test_a_fast_client_of_a_small_fleet_makes_steps_while_the_others_rest(
+    tmp_path: Path, access: Access, clients: int, buffer: int
+) -> None:
+    algorithm = {**CONFIG["algorithm"], "buffer_size": buffer}
+    config = Config.from_dict({**CONFIG, "task": {"name": "mushrooms", "clients": clients}, "algorithm": algorithm})
+
+    async def check() -> None:
+        async with serving(tmp_path, access, config) as server:
+            async with taking_part(tmp_path, access, 1) as other:
+                await update(other)
+            async with taking_part(tmp_path, access, 0) as client:
+                for _ in range(100):
+                    await update(client)
+                assert client.outbox.counts == {"accepted": 100}
+                assert server.ledger.server.version == 101 // buffer
+
+    asyncio.run(check())
