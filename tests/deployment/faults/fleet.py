@@ -41,7 +41,7 @@ every = 1000
 server_steps = 1_000_000
 """
 _LAST_STEPS = 20
-_PATIENCE_S = 180.0
+_PATIENCE_S = 300.0
 
 
 class Fleet:
@@ -92,14 +92,14 @@ class Fleet:
         return Command(
             "server", self.folder / f"server-{self._servers}.out", str(self.recipe), "--out", str(self.run),
             *self._options("server"), "--keep-journal", "--checkpoint-every", "150", "--snapshot-every", "20",
-            "--json", *more, environment=self._environment("server"), piped=True,
+            "--patience", "60", "--json", *more, environment=self._environment("server"), piped=True,
         )  # fmt: skip
 
     def start_client(self, number: int) -> Command:
         self.clients[number] = Command(
             "client", self.folder / f"client-{number}.out", "--run", RUN, "--client-id", str(number),
             *self._options(f"clients/{number}"), "--state", str(self.state_of(number)), "--min-interval", "0.02",
-            "--json", environment=self._environment(str(number)), piped=True,
+            "--patience", "300", "--json", environment=self._environment(str(number)), piped=True,
         )  # fmt: skip
         return self.clients[number]
 
@@ -113,9 +113,18 @@ class Fleet:
         """The highest version that any client holds."""
         return max(map(_version, self.clients.values()), default=0)
 
+    def reach(self, version: int) -> None:
+        """Wait for it; meanwhile nobody ends."""
+
+        def reached() -> bool:
+            for command in (self.server, *self.clients.values()):
+                assert command.alive, f"{command.output} ended: {command.errors[-1000:]}"
+            return self.version() >= version
+
+        wait_for(reached, f"version {version}", _PATIENCE_S)
+
     def goes_on(self) -> None:
-        before = self.version()
-        wait_for(lambda: self.version() >= before + 2, f"training to go on after version {before}", _PATIENCE_S)
+        self.reach(self.version() + 2)
 
     def end(self) -> dict[str, Any]:
         """Stop the server; let it go on to a last step, after which all end by themselves; hold what is left to the

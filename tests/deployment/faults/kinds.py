@@ -317,7 +317,7 @@ def run_faults(
     fleet, began = Fleet(folder, clients, seed, secured=secured, longest_pause_s=longest_pause_s), time.monotonic()
     happened: Counter[str] = Counter()
     try:
-        wait_for(lambda: fleet.version() >= 2, "training to begin", 300)
+        fleet.reach(2)
         for fault in faults:
             if time.monotonic() - began > most_s:
                 break
