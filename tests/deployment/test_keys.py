@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
+import nkeys
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from qafel.deployment.keys import Signer, Verifier, new_seed, public_key, signed_name
 from qafel.deployment.names import SIGNATURE
-from qafel.errors import BadSignature
+from qafel.errors import BadSignature, ConfigError
 
 SEED = new_seed()
 
@@ -53,3 +58,23 @@ def test_what_is_no_signature_is_refused_and_raises_nothing_else(signature: str 
 def test_without_a_seed_nothing_is_signed() -> None:
     assert Signer(None).headers_of_all([("a", b""), ("b", b"")]) == [{}, {}]
     assert Signer(SEED).headers_of_all([]) == []
+
+
+def test_what_another_library_signs_is_a_signature_and_ours_is_one_to_it() -> None:
+    """Ed25519 is the same everywhere: a client may be written with any library."""
+    own = Ed25519PrivateKey.from_private_bytes(bytes(nkeys.decode_seed(bytearray(SEED.encode()))[1]))
+    context, data = signed_name("upload.3", "run"), b"frame"
+    (headers,) = Signer(SEED).headers_of_all([(context, data)])
+    hasher = hashlib.blake2b(context.encode() + b"\n", digest_size=32, person=b"qafel message")
+    hasher.update(data)
+    assert base64.b64decode(headers[SIGNATURE]) == own.sign(hasher.digest())
+    for length in (63, 65, 96):
+        forged = (own.sign(hasher.digest()) + bytes(32))[:length]
+        assert not _passes(context, data, base64.b64encode(forged).decode())
+
+
+def test_what_is_no_public_key_is_refused() -> None:
+    key = public_key(SEED)
+    for other in ("", "U", "UABC", key[:-8], key + "AAAAAAAA", "é" * 56):
+        with pytest.raises(ConfigError, match="a public nkey has 56 characters"):
+            Verifier(other)
