@@ -91,15 +91,15 @@ def test_the_metadata_names_every_python_that_the_workflow_tests(built):
 def test_the_wheel_runs_the_demo_where_nothing_else_of_this_tree_is(built, tmp_path):
     """The packages that it needs are those of this environment; qafel itself is the wheel's."""
     wheel, _ = built
+    # Nothing of Python's settings: a path to this tree would hide the wheel from pip, too.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     venv.create(tmp_path / "clean", with_pip=False)
     python = tmp_path / "clean/bin/python"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel], check=True
-    )
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*pip, wheel], check=True, env=environment)
     library = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "clean")}))
     # A folder in a .pth file is searched, its own .pth files are not read: so no editable qafel comes with it.
     (library / "present.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     place = "import qafel, numpy; print(qafel.__file__)"
     options = {"cwd": tmp_path, "env": environment, "text": True, "timeout": 280}
     assert Path(subprocess.check_output([python, "-c", place], **options).strip()).is_relative_to(library)

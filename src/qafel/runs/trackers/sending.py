@@ -26,7 +26,7 @@ BETWEEN_S = 1.0
 """Rows are sent so often: one by one they would cost more than many a run."""
 AGAIN_S = 60.0
 """After a failure it is tried again so often."""
-END_S = 60.0
+END_S = 120.0
 """A run that has ended waits so long for what is not yet sent."""
 _WHOLE, _SHARE = 1000, 500
 
@@ -103,14 +103,14 @@ class Sending:
         self._say_once()
 
     def on_end(self, summary: Summary | None) -> None:
-        """Send what is left. It takes at most a minute: a tracker that takes longer is left alone."""
+        """Send what is left. It takes at most two minutes: a tracker that takes longer is left alone."""
         if self._left_out is not None:
             self._waiting.append(self._left_out)
         self._summary = summary
         self._ended.set()
         self._thread.join(END_S)
         if self._thread.is_alive():
-            self._problem = self._problem or f"no answer within {END_S:.0f} s of the run's end"
+            self._problem = self._problem or f"it has not taken the last ones {END_S:.0f} s after the run's end"
         self._say_once()
 
     def _take(self, row: Mapping[str, Any]) -> None:
