@@ -206,6 +206,22 @@ def test_a_client_that_floods_fills_only_its_own_queue(tmp_path: Path, access: A
     asyncio.run(check())
 
 
+def test_the_median_is_that_of_all_votes_that_have_not_run_out():
+    """Held against sorting them all, over voters that come, repeat and fall silent."""
+    chooser, now = random.Random(3), 0.0
+    median, votes = RunningMedian({}, 0.0), {}
+    for _ in range(4000):
+        now += chooser.choice([0.0, 0.1, 1.0, 30.0, 700.0]) if chooser.random() < 0.5 else 0.01
+        client, norm = chooser.randrange(400), float(chooser.randrange(20))
+        before = votes.pop(client, None)
+        votes[client] = (norm, now, 600.0 if before is None else max(60.0, 10 * (now - before[1])))
+        votes = dict(list(votes.items())[-256:])
+        median.vote(client, norm, now)
+        counted = sorted(norm for norm, then, lasts_s in votes.values() if now <= then + lasts_s)
+        assert median.value(now) == (counted[len(counted) // 2] if len(counted) >= 3 else None)
+    assert median.norms() == {client: norm for client, (norm, _, _) in votes.items()}
+
+
 def test_the_median_is_over_clients_not_over_uploads() -> None:
     median = RunningMedian({}, 0.0)
     for _ in range(1000):

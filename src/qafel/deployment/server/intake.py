@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -72,18 +73,35 @@ class RunningMedian:
     def __init__(self, norms: Mapping[int, float], now: float) -> None:
         """Begin with the `norms` that clients sent last before a restart."""
         self._votes = OrderedDict((client, (norm, now, _FIRST_VOTE_S)) for client, norm in norms.items())
+        self._counted: dict[int, float] = {}
+        """The votes that have not run out, and their norms in order: no upload waits for all to be sorted again."""
+        self._sorted: list[float] = []
+        self._until = -math.inf
+        """When the next of them runs out."""
 
     def vote(self, client: int, norm: float, now: float) -> None:
         before = self._votes.pop(client, None)
         lasts_s = _FIRST_VOTE_S if before is None else max(_LEAST_VOTE_S, 10 * (now - before[1]))
         self._votes[client] = (norm, now, lasts_s)
+        self._uncount(client)
+        self._counted[client] = norm
+        insort(self._sorted, norm)
+        self._until = min(self._until, now + lasts_s)
         if len(self._votes) > _MOST_VOTES:
-            self._votes.popitem(last=False)
+            self._uncount(self._votes.popitem(last=False)[0])
 
     def value(self, now: float) -> float | None:
         """The upper median; None if too few clients have a say."""
-        norms = sorted(norm for norm, then, lasts_s in self._votes.values() if now - then <= lasts_s)
-        return norms[len(norms) // 2] if len(norms) >= _LEAST_VOTES else None
+        if now >= self._until:
+            last = [(then + lasts_s, client) for client, (_, then, lasts_s) in self._votes.items()]
+            self._counted = {client: self._votes[client][0] for until, client in last if now <= until}
+            self._sorted = sorted(self._counted.values())
+            self._until = min((until for until, _ in last if now <= until), default=math.inf)
+        return self._sorted[len(self._sorted) // 2] if len(self._sorted) >= _LEAST_VOTES else None
+
+    def _uncount(self, client: int) -> None:
+        if (norm := self._counted.pop(client, None)) is not None:
+            del self._sorted[bisect_left(self._sorted, norm)]
 
     def norms(self) -> dict[int, float]:
         return {client: norm for client, (norm, _, _) in self._votes.items()}
