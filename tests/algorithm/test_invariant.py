@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Client, HiddenState, LocalTraining, Message, Server, wire
-from qafel.errors import ClientAhead, Drifted, DuplicateUpload, HiddenStateError, MissedBroadcast, WrongKind
+from qafel.errors import ClientAhead, Drifted, DuplicateUpload, HiddenStateError, MissedBroadcast, WrongCodec, WrongKind
 
 SIZE, SEED = 400, 3
 
@@ -177,6 +177,47 @@ def test_a_damaged_snapshot_is_refused():
     forged = Message(message.kind, message.codec, SIZE, 1, bytes(4 * SIZE), digest=message.digest)
     with pytest.raises(HiddenStateError, match="does not match its digest"):
         HiddenState.from_snapshot(forged, SIZE, server.algorithm)
+
+
+def test_a_client_that_missed_much_starts_from_an_inexact_snapshot_and_holds_nothing_after_it():
+    algorithm = make_algorithm(buffer_size=1, server_quantizer="top_k:0.1", snapshot_quantizer="qsgd:4")
+    server, first, broadcasts = stepped(20, algorithm)
+    client = Client(1, first, algorithm, SEED)
+    (snapshot,) = server.catch_up(0, first.digest)
+    assert snapshot is server.snapshot(), "one message for all"
+    assert len(snapshot) < len(server.hidden_state.to_snapshot()) / 4
+    recent = next(version for version in range(20) if sum(map(len, broadcasts[version:])) <= len(snapshot))
+    assert 0 < recent < 20
+    assert server.catch_up(recent) == broadcasts[recent:]
+    assert server.catch_up(recent - 1) == [snapshot]
+    assert client.receive(snapshot)
+    start, state = client.hidden_state, server.hidden_state
+    assert (start.version, start.exact) == (20, False)
+    np.testing.assert_allclose(start.vector, state.vector, atol=0.2 * np.abs(state.vector).max())
+    upload = Message.from_bytes(client.update(noisy))
+    assert upload.version == 20
+    following = server.receive(upload).broadcast
+    with pytest.raises(MissedBroadcast, match="copy of hidden state 20 is an inexact one: fetch a snapshot"):
+        client.receive(following)
+    assert client.hidden_state is start
+    assert client.receive(server.snapshot())
+    assert server.snapshot() is not snapshot
+    assert client.receive(server.hidden_state.to_snapshot()), "x̂ itself is news to who holds an inexact copy of it"
+    assert client.hidden_state.digest == server.hidden_state.digest
+    assert not client.receive(server.snapshot()), "an inexact copy is none to who holds x̂"
+
+
+def test_an_inexact_snapshot_that_is_damaged_or_longer_than_the_hidden_state_is_not_taken():
+    server, _, _ = stepped(3, make_algorithm(buffer_size=1, snapshot_quantizer="qsgd:4"))
+    message = Message.from_bytes(server.snapshot())
+    forged = message._replace(digest=message.digest + 1)
+    with pytest.raises(HiddenStateError, match="does not match its digest"):
+        HiddenState.from_snapshot(forged, SIZE, server.algorithm)
+    with pytest.raises(WrongCodec, match="the receiver reads"):
+        HiddenState.from_snapshot(message, SIZE, make_algorithm())
+    longer = make_algorithm(buffer_size=1, snapshot_quantizer="top_k:1.0")
+    server, _, _ = stepped(3, longer, log_capacity=0)
+    assert server.catch_up(0) == [server.hidden_state.to_snapshot()] == [server.snapshot()]
 
 
 def test_hidden_states_are_never_changed():

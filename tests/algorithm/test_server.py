@@ -221,12 +221,27 @@ def test_a_client_refuses_to_send_what_is_not_finite():
         ({"memory_rate": 0.0}, "memory_rate lies in"),
         ({"memory_rate": "omega"}, "memory_rate lies in"),
         ({"uplink_memory_rate": 1.5}, "uplink_memory_rate lies in"),
+        ({"snapshot_quantizer": "qsgd:4", "memory_rate": 0.5}, "a snapshot_quantizer needs .* no memories"),
+        ({"snapshot_quantizer": "qsgd:4", "upload": "model"}, 'needs upload = "update"'),
+        ({"snapshot_quantizer": "qsgd4"}, "unknown quantizer 'qsgd4'"),
         ({"uplink_memory_rate": 0.5}, "an uplink memory needs the plain mean of updates, in rounds"),
     ],
 )
 def test_impossible_settings_are_refused(change, words):
     with pytest.raises(ConfigError, match=words):
         wire("qafel", **settings(**change))
+
+
+def test_methods_where_an_inexact_start_would_last_refuse_a_snapshot_quantizer():
+    for preset in ("fedbuff-direct", "mcm"):
+        with pytest.raises(
+            ConfigError, match=f"a snapshot_quantizer needs a hidden state .* no memories .*; {preset} has others"
+        ):
+            wire(preset, snapshot_quantizer="qsgd:4")
+    with pytest.raises(ConfigError, match='needs upload = "update": .*; fedasync has "model"'):
+        wire("fedasync", snapshot_quantizer="qsgd:4")
+    assert wire("fedbuff", snapshot_quantizer="qsgd:4").snapshot_quantizer.spec == "qsgd:4"
+    assert wire("fedasync", snapshot_quantizer="none").snapshot_quantizer is None
 
 
 def test_presets_refuse_what_contradicts_them():

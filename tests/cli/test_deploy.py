@@ -121,6 +121,14 @@ def test_a_local_broker_needs_no_set_up_and_trackers_hear_of_a_deployed_run(tmp_
             ],
             "a deployment sends all the same",
         ),
+        (
+            server,
+            [
+                *("mushrooms-fedbuff", "--set", "algorithm.snapshot_quantizer=trellis:4"),
+                *("--out", "OUT", "--broker", "nats://127.0.0.1:9"),
+            ],
+            "a deployed client holds the exact hidden state: leave algorithm.snapshot_quantizer out",
+        ),
         (server, ["mushrooms-fedbuff", "--local-broker", "--broker", "nats://x"], "leave out --broker"),
         (
             server,

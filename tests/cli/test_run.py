@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from qafel.text import human_bytes
 from tests.command import qafel, qafel_here
 
 QUICK = ["--set", "stop.server_steps=30", "--quiet"]
@@ -26,7 +27,11 @@ def test_the_same_command_gives_the_same_model_and_another_seed_another(tmp_path
 
 def test_a_run_says_what_it_did(tmp_path):
     shown, _ = qafel_here("run", "mushrooms-fedbuff", *QUICK, "--out", tmp_path / "out")
-    for word in ("f(x) − f*", "uploads", "300, 516 bytes each", "model sha256", "results in"):
+    received = human_bytes(json.loads((tmp_path / "out/summary.json").read_text())["received_bytes_total"])
+    for word in (
+        *("f(x) − f*", "uploads", "300, 516 bytes each", f"{received} by the clients that took part"),
+        *("model sha256", "results in"),
+    ):
         assert word in shown
 
 
@@ -39,6 +44,7 @@ def test_a_run_says_what_it_did(tmp_path):
         (["mushrooms-fedbuff", "--set", "stop.server_steps=many"], "valid integer, found 'many'"),
         (["mushrooms-fedbuff", "--set", "stop.server_steps=0"], "greater than or equal to 1, found 0"),
         (["mushrooms-qafel-4bit", "--set", "algorithm.client_quantizer=qsgd:99"], "qsgd"),
+        (["mushrooms-fedasync", "--set", "algorithm.snapshot_quantizer=qsgd:8"], 'needs upload = "update"'),
         (["mushrooms-fedbuff", "--set", "task.clients=9000"], "between 1 and 8124 clients"),
         (["mushrooms-fedbuff", "--out", "/dev/null/run"], "cannot write to /dev/null/run"),
         (["gone.toml"], "gone.toml cannot be read"),

@@ -29,6 +29,7 @@ from qafel.errors import ConfigError
         ("algorithm.preset=qafle", "unknown preset 'qafle'; did you mean 'qafel'?"),
         ("algorithm.preset=fedbuff", "fedbuff has client_quantizer = 'none' by definition"),
         ("algorithm.client_quantizer=qsdg:4", "qsgd"),
+        ("algorithm.snapshot_quantizer=qsdg:4", "qsgd"),
         ("task.name=mushroom", "mushrooms"),
         ("task.name.first=a", "name is a value, not a section"),
         ("stop.server_steps", "--set takes section.key=value"),
@@ -40,6 +41,15 @@ def test_a_wrong_setting_gets_one_clear_sentence(override, words):
         load_recipe("mushrooms-qafel-4bit", [override])
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_no_snapshot_quantizer_is_the_same_configuration_whether_said_or_not():
+    plain = load_recipe("mushrooms-qafel-4bit")
+    assert load_recipe("mushrooms-qafel-4bit", ["algorithm.snapshot_quantizer=none"]) == plain
+    assert "snapshot_quantizer" not in plain.to_toml(), "an older version reads it, too"
+    chosen = load_recipe("mushrooms-qafel-4bit", ["algorithm.snapshot_quantizer=trellis:4"])
+    assert Config.from_toml(chosen.to_toml(), "again") == chosen
+    assert chosen.algorithm.wire().snapshot_quantizer.spec == "trellis:4"
 
 
 def test_a_configuration_is_frozen():

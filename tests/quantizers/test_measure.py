@@ -19,6 +19,13 @@ def test_fitness_speaks_exactly_where_theory_does(spec: str) -> None:
     assert bool(fitness(quantizer, 29_282, "server")) == (quantizer.delta(29_282) <= 0)
 
 
+def test_a_snapshot_may_be_biased_but_keeps_half() -> None:
+    assert not fitness(parse("trellis:2,scale=least"), 29_282, "snapshot")
+    assert not fitness(parse("top_k:0.5"), 29_282, "snapshot")
+    (sentence,) = fitness(parse("top_k:0.1"), 29_282, "snapshot")
+    assert "can lose 90% of the hidden state's energy at 29282 coordinates" in sentence
+
+
 def test_a_memory_needs_an_unbiased_quantizer_and_a_rate_below_its_limit() -> None:
     (sentence,) = fitness(parse("top_k:0.1"), 100, "server", 0.3)
     assert "is biased: a memory" in sentence

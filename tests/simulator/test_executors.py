@@ -18,10 +18,12 @@ import pytest
 from qafel.algorithm import HiddenState, wire
 from qafel.errors import ConfigError, WorkerLost
 from qafel.rng import Stream
+from qafel.runs.summary import sha256
 from qafel.simulator import HalfNormal, Limits, Network, Rounds, Timing, simulate
 from qafel.simulator.executors import processes
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.executors.processes import Processes
+from qafel.simulator.simulation import Simulation
 from qafel.tasks import Quadratic
 
 TASK = Quadratic(30, 50)
@@ -58,6 +60,30 @@ def test_processes_draw_the_models_that_one_thread_draws():
     assert found[0]["model_sha256"] == found[1]["model_sha256"]
 
 
+@pytest.mark.parametrize("executor", ["processes", "ray"])
+def test_workers_are_handed_the_inexact_snapshots_that_clients_start_from(executor):
+    """Clients that start from one version may start from x̂ and from an inexact snapshot of it."""
+    if executor == "ray":
+        pytest.importorskip("ray", reason="the extra ray is not installed")
+    task = Quadratic(30, 400)
+    inexact = wire(
+        *("qafel",), server_lr=0.5, client_lr=0.1, local_steps=3, buffer_size=20, client_quantizer="qsgd:4",
+        server_quantizer="top_k:0.02", snapshot_quantizer="qsgd:4",
+    )  # fmt: skip
+    simulation = Simulation(task, inexact, TIMING, 0)
+    simulation.begin()
+    mixed = False
+    while simulation.server.version < 40:
+        simulation.advance()
+        states = [event.hidden_state for *_, event in simulation.clock.entries() if isinstance(event, Job)]
+        mixed |= len({state.version for state in states}) < len({(state.version, state.exact) for state in states})
+    assert mixed
+    limits = Limits(server_steps=40)
+    found = simulate(task, inexact, TIMING, limits=limits, executor=executor, workers=2).summary
+    assert found["model_sha256"] == sha256(simulation.server.model)
+    assert found["received_bytes_total"] == simulation.traffic.received_bytes
+
+
 def test_processes_are_handed_the_memories_that_uploads_are_relative_to():
     mcm = wire("mcm", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", server_quantizer="qsgd:4")
     found = [
@@ -84,14 +110,11 @@ def test_a_killed_worker_changes_nothing():
     with Processes(2, make_task, ALGORITHM, 0, 50) as pool:
         from qafel.runs.progress import Evaluation, Progress
         from qafel.simulator.run import drive
-        from qafel.simulator.simulation import Simulation
 
         simulation = Simulation(TASK, ALGORITHM, TIMING, 0, pool)
         for row in drive(simulation, Progress(Evaluation(), "min"), Limits(server_steps=40)):
             if row.version in (5, 20, 21):
                 os.kill(pool._pool._workers[row.version % 2].process.pid, signal.SIGKILL)
-        from qafel.runs.summary import sha256
-
         assert sha256(simulation.server.model) == sha("inline")
 
 

@@ -66,6 +66,7 @@ TIMINGS = {
 
 OTHERS = {
     "deadline": {"partial_work": True},
+    "network": {"server_quantizer": "top_k:0.01", "snapshot_quantizer": "qsgd:8"},
     "poisson": {"preset": "fedbuff-direct", "direct_draw": "start"},
     "rounds": {"preset": "mcm"},
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qafel.algorithm import BroadcastLog, Client, HiddenState, wire
+from qafel.algorithm import BroadcastLog, Client, HiddenState, Kind, Message, wire
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError
 from qafel.rng import Stream
@@ -23,6 +23,7 @@ from qafel.simulator import (
     Timing,
     simulate,
 )
+from qafel.simulator.executors.jobs import Job
 from qafel.tasks import Mushrooms, Quadratic
 
 STEPS = 60
@@ -190,6 +191,89 @@ def test_a_start_is_charged_what_brings_its_client_to_the_hidden_state(mushrooms
     assert charged == fetched
     assert found.traffic.received_bytes == sum(fetched)
     assert len(set(fetched)) > 1
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "changes", "some_follow"),
+    [
+        (AlwaysTraining(), {"server_quantizer": "top_k:0.01", "snapshot_quantizer": "qsgd:8"}, True),
+        (AlwaysTraining(), {"server_quantizer": "qsgd:4", "snapshot_quantizer": "trellis:3"}, False),
+        (ConstantRate(0, 20, rate=9.0), {"server_quantizer": "qsgd:2", "snapshot_quantizer": "qsgd:8"}, True),
+        (Rounds(timeout=2.0), {"preset": "fedavg", "snapshot_quantizer": "qsgd:4"}, False),
+    ],
+)
+def test_a_start_from_an_inexact_snapshot_is_charged_its_bytes(mushrooms, arrivals, changes, some_follow):
+    """Each client a real one, which decides by itself what to fetch, and receives real messages: the same bytes and y₀.
+
+    It follows broadcasts if it holds x̂ and they are no longer than the server's snapshot; it fetches x̂ itself once
+    inexact snapshots have cost as much more than broadcasts as x̂ costs more than one.
+    """
+    timing = Timing(HalfNormal(0), arrivals, dropout=0.1)
+    found = Simulation(mushrooms, algorithm(**changes), timing, 0)
+    server, fleet, regrets, fetched, kinds = found.server, {}, {}, [], set()
+    server.log = BroadcastLog(10**6)
+    start = found._start
+
+    def messages_for(client):
+        own, exact = fleet[client].hidden_state, server.hidden_state.to_snapshot()
+        if own.version == server.version:
+            return []
+        if own.exact and own.version >= 0:
+            messages = server.catch_up(own.version, own.digest)
+            if messages != [server.snapshot()]:
+                return messages
+        since = server.log.missed(
+            server.hidden_state, max(0, own.version), None, server.algorithm.broadcast_kind, 10**9
+        )
+        saved = 0 if own.version < 0 else len(server.snapshot()) - sum(map(len, since))
+        regrets[client] = (0 if own.exact else regrets[client]) + max(0, saved)
+        return [exact if regrets[client] >= len(exact) - len(server.snapshot()) else server.snapshot()]
+
+    def started(client, *arguments, **settings):
+        nothing = HiddenState.of(np.full(113, np.nan, np.float32), -1)
+        own = fleet.setdefault(client, Client(client, nothing, server.algorithm, 0))
+        messages = messages_for(client)
+        for message in messages:
+            own.receive(message)
+        fetched.append(sum(map(len, messages)))
+        kinds.update(Message.from_bytes(message).kind for message in messages)
+        assert own.hidden_state.version == server.version
+        if own.hidden_state.exact:
+            assert own.hidden_state.digest == server.hidden_state.digest
+        before = found.starts
+        start(client, *arguments, **settings)
+        begun = [event for *_, event in found.clock.entries() if isinstance(event, Job) and event.number == before]
+        for job in begun:  # none of a client that drops out
+            assert job.hidden_state.vector.tobytes() == own.hidden_state.vector.tobytes()
+
+    found._start = started
+    found.begin()
+    while server.version < STEPS:
+        found.advance()
+    assert found.traffic.received_bytes == sum(fetched)
+    assert Kind.SNAPSHOT in kinds
+    assert (Kind.BROADCAST in kinds) == some_follow
+    assert found.clients_hidden_state.digest == server.hidden_state.digest
+
+
+def test_an_exact_snapshot_is_what_no_quantizer_and_the_identity_give(mushrooms):
+    one, other = steps(mushrooms, 20, **FOUR_BITS), steps(mushrooms, 20, **FOUR_BITS, snapshot_quantizer="none")
+    assert one.server.model.tobytes() == other.server.model.tobytes()
+    assert one.traffic == other.traffic
+    inexact = steps(mushrooms, 20, **FOUR_BITS, snapshot_quantizer="qsgd:4")
+    assert inexact.server.model.tobytes() != one.server.model.tobytes()
+    assert inexact.traffic.received_bytes < one.traffic.received_bytes / 2
+
+
+def test_a_client_that_starts_often_pays_at_most_twice_what_it_pays_without_inexact_snapshots():
+    """One client and one broadcast between two starts: inexact snapshots until x̂ would have been cheaper, then x̂."""
+    task = Mushrooms(1)
+    settings = {"buffer_size": 1, "server_quantizer": "top_k:0.01"}
+    for count in (2, 5, 20, 100):
+        without = steps(task, count, **settings).traffic.received_bytes
+        found = steps(task, count, **settings, snapshot_quantizer="qsgd:8")
+        assert found.traffic.received_bytes <= 2 * without
+    assert found.overpaid[0] == -1, "it follows in the end"
 
 
 def test_the_fleet_and_the_server_hold_the_same_hidden_state(mushrooms):

@@ -117,9 +117,9 @@ class Client:
         """
         message = Message.from_bytes(data)
         if message.kind is Kind.SNAPSHOT:
-            state = self._from_snapshot(message)
-            newer = state.version > self.hidden_state.version
-            self.hidden_state = state if newer else self.hidden_state
+            state, held = self._from_snapshot(message), self.hidden_state
+            newer = (state.version, state.exact) > (held.version, held.exact)
+            self.hidden_state = state if newer else held
             return newer
         if message.version < self.hidden_state.version:
             message.check(self.algorithm.broadcast_kind, self.hidden_state.vector.size, self.algorithm.server_quantizer)

@@ -16,7 +16,7 @@ from typing import final
 import numpy as np
 import xxhash
 
-from qafel.algorithm.messages import Kind, Message
+from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.wiring import Algorithm
 from qafel.errors import ClientAhead, ConfigError, Drifted, MissedBroadcast
 from qafel.params import Vector, check_arithmetic
@@ -39,9 +39,11 @@ class HiddenState:
     """What the next difference is relative to: x̂ itself, but for a memory rate below one (MCM)."""
     version: int
     digest: int
+    exact: bool = True
+    """False of Q_snap(x̂), which is only a start to train from: no broadcast moves it."""
 
     @staticmethod
-    def of(vector: Vector, version: int = 0, memory: Vector | None = None) -> HiddenState:
+    def of(vector: Vector, version: int = 0, memory: Vector | None = None, *, exact: bool = True) -> HiddenState:
         """Take over a vector (it becomes read-only).
 
         Every x̂ of server, clients and workers passes here, and only one that was made by the common arithmetic counts.
@@ -49,7 +51,7 @@ class HiddenState:
         check_arithmetic()
         vector.flags.writeable = False
         if memory is None:
-            return HiddenState(vector, vector, version, xxhash.xxh3_64_intdigest(vector.data))
+            return HiddenState(vector, vector, version, xxhash.xxh3_64_intdigest(vector.data), exact)
         memory.flags.writeable = False
         hasher = xxhash.xxh3_64(vector.data)
         hasher.update(memory.data)
@@ -61,6 +63,8 @@ class HiddenState:
         A difference needs the version it is based on; a whole model replaces any older one.
         """
         message.check(algorithm.broadcast_kind, self.vector.size, algorithm.server_quantizer)
+        if not self.exact:
+            raise MissedBroadcast(f"this copy of hidden state {self.version} is an inexact one: fetch a snapshot")
         if message.kind is Kind.BROADCAST and message.version != self.version:
             raise MissedBroadcast(
                 f"this hidden state is at version {self.version}, the broadcast starts from {message.version}: catch up"
@@ -88,15 +92,24 @@ class HiddenState:
 
     @staticmethod
     def from_snapshot(message: Message, dimension: int, algorithm: Algorithm) -> HiddenState:
-        """The inverse of `to_snapshot`, for a model of that dimension."""
+        """The inverse of `to_snapshot`, for a model of that dimension; of `inexact_snapshot` what it decodes to."""
+        quantizer = algorithm.snapshot_quantizer
+        if quantizer is not None and message.codec != _SNAPSHOT_CODEC.codec:
+            message.check(Kind.SNAPSHOT, dimension, quantizer)
+            decoded = quantizer.decode(message.payload, dimension)
+            return HiddenState.of(decoded, message.version, exact=False).matching(message)
         with_memory = algorithm.downlink_rate(dimension) != 1 and message.dimension == 2 * dimension
         size = 2 * dimension if with_memory else dimension
         message.check(Kind.SNAPSHOT, size, _SNAPSHOT_CODEC)
         whole = _SNAPSHOT_CODEC.decode(message.payload, size)
-        state = HiddenState.of(whole[:dimension], message.version, whole[dimension:] if with_memory else None)
-        if state.digest != message.digest:
-            raise Drifted(f"the snapshot of version {state.version} does not match its digest: ask for another")
-        return state
+        memory = whole[dimension:] if with_memory else None
+        return HiddenState.of(whole[:dimension], message.version, memory).matching(message)
+
+    def matching(self, snapshot: Message) -> HiddenState:
+        """Return this hidden state, or raise if it does not have the snapshot's digest."""
+        if self.digest != snapshot.digest:
+            raise Drifted(f"the snapshot of version {self.version} does not match its digest: ask for another")
+        return self
 
 
 def advance(state: HiddenState, version: int, payload: Payload, algorithm: Algorithm) -> HiddenState:
@@ -120,6 +133,19 @@ def model_for_start(exact: HiddenState, algorithm: Algorithm, seed: int, client:
     quantizer, model = algorithm.server_quantizer, exact.vector
     payload = quantizer.encode(model, Stream.named(seed, "start-quantizer", client, sequence))
     return Message(Kind.MODEL, quantizer.codec, model.size, exact.version, payload).to_bytes()
+
+
+def inexact_snapshot(exact: HiddenState, algorithm: Algorithm, seed: int) -> bytes:
+    """Q_snap(x̂) as a message, one for a version: its random stream is named by the run's seed and the version.
+
+    Its digest is that of the vector it decodes to.
+    """
+    quantizer, vector = algorithm.snapshot_quantizer, exact.vector
+    assert quantizer is not None
+    payload = quantizer.encode(vector, Stream.named(seed, "snapshot-quantizer", number=exact.version))
+    codec, _ = expectations(quantizer, vector.size)
+    digest = HiddenState.of(quantizer.decode(payload, vector.size)).digest
+    return Message(Kind.SNAPSHOT, codec, vector.size, exact.version, payload, digest=digest).to_bytes()
 
 
 @lru_cache(maxsize=64)
@@ -146,8 +172,13 @@ class BroadcastLog:
     def append(self, digest_before: int, broadcast: bytes) -> None:
         self._entries.append((digest_before, broadcast))
 
-    def missed(self, current: HiddenState, version: int, digest: int | None, kind: Kind) -> list[bytes]:
-        """Messages that bring a client from its version (and, if it says, its digest) to the current hidden state."""
+    def missed(
+        self, current: HiddenState, version: int, digest: int | None, kind: Kind, most_bytes: int
+    ) -> list[bytes] | None:
+        """Messages that bring a client from its version (and, if it says, its digest) to the current hidden state.
+
+        None: they are not kept, or longer than `most_bytes`, and a snapshot is better.
+        """
         if version > current.version:
             raise ClientAhead(
                 f"the client holds hidden state {version}, the server {current.version}: "
@@ -166,9 +197,9 @@ class BroadcastLog:
             # A whole model replaces whatever the client holds: only the last one matters.
             wanted = 1 if kind is Kind.MODEL else behind
             messages = [data for _, data in islice(self._entries, len(self._entries) - wanted, None)]
-            if sum(map(len, messages)) <= current.snapshot_bytes:
+            if sum(map(len, messages)) <= most_bytes:
                 return messages
-        return [current.to_snapshot()]
+        return None
 
     def _digest(self, current: HiddenState, behind: int) -> int:
         return current.digest if behind == 0 else self._entries[-behind][0]

@@ -61,7 +61,7 @@ class Kind(IntEnum):
     MODEL = 3
     """The whole quantized model, Q_s(x): every receiver replaces its copy (direct quantization)."""
     SNAPSHOT = 4
-    """The hidden state itself, uncompressed, for a client that is too far behind."""
+    """The whole hidden state for a client that is too far behind: uncompressed, or Q_snap(x̂) to start from."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}

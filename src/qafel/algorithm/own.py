@@ -33,6 +33,7 @@ SERVER_STEP = Kind("server step", ("step",))
 OWN_KINDS = {
     "client_quantizer": QUANTIZER,
     "server_quantizer": QUANTIZER,
+    "snapshot_quantizer": QUANTIZER,
     "staleness": STALENESS,
     "aggregation": AGGREGATION,
     "server_step": SERVER_STEP,

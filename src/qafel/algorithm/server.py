@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.algorithm.aggregation import Buffer, PolynomialStaleness, ReplayWindows, ServerStep
-from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance
+from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance, inexact_snapshot
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.own import OwnPart, StalenessLaw, checked, own_parts
 from qafel.algorithm.wiring import Algorithm
@@ -50,6 +50,7 @@ class Server:
         "buffer",
         "clients",
         "hidden_state",
+        "inexact",
         "log",
         "model",
         "own_aggregation",
@@ -89,6 +90,8 @@ class Server:
             raise ConfigError("a server with an uplink memory is told how many clients there are")
         self.clients = clients or 0
         self.log = BroadcastLog(log_capacity)
+        self.inexact: tuple[int, bytes] | None = None
+        """The last version of which anyone asked Q_snap(x̂), and that message."""
         self.seen = ReplayWindows()
         self.rejected: Counter[str] = Counter()
 
@@ -113,11 +116,28 @@ class Server:
         return Accepted(staleness, self._step() if full else None)
 
     def catch_up(self, version: int, digest: int | None = None) -> list[bytes]:
-        """What a client at this version must receive to hold the current hidden state.
+        """What a client at this version must receive to hold the current hidden state, or an inexact one to start from.
 
         `digest` is that of the client's own hidden state; one that has drifted raises `Drifted`.
         """
-        return self.log.missed(self.hidden_state, version, digest, self.algorithm.broadcast_kind)
+        state, inexact = self.hidden_state, self._inexact_snapshot()
+        most_bytes = state.snapshot_bytes if inexact is None else len(inexact)
+        missed = self.log.missed(state, version, digest, self.algorithm.broadcast_kind, most_bytes)
+        return [self.snapshot()] if missed is None else missed
+
+    def snapshot(self) -> bytes:
+        """What a client fetches that holds nothing, or something too old: Q_snap(x̂), or x̂ where that is no longer."""
+        inexact = self._inexact_snapshot()
+        return self.hidden_state.to_snapshot() if inexact is None else inexact
+
+    def _inexact_snapshot(self) -> bytes | None:
+        """Q_snap(x̂) if it is shorter than x̂: made once for a version, when first asked for, and the same for all."""
+        if self.algorithm.snapshot_quantizer is None:
+            return None
+        if self.inexact is None or self.inexact[0] != self.version:
+            self.inexact = self.version, inexact_snapshot(self.hidden_state, self.algorithm, self.seed)
+        made = self.inexact[1]
+        return made if len(made) < self.hidden_state.snapshot_bytes else None
 
     def flush(self) -> bytes | None:
         """Step with what the buffer holds, be it fewer than K updates: a synchronous round that timed out."""

@@ -83,6 +83,8 @@ class Algorithm:
     client_weights: ClientWeights = "equal"
     client_quantizer: Quantizer = field(default_factory=Identity)
     server_quantizer: Quantizer = field(default_factory=Identity)
+    snapshot_quantizer: Quantizer | None = None
+    """Q_snap: a client that would have to fetch x̂ whole may start from Q_snap(x̂) instead; None: from x̂ itself."""
     broadcast: Broadcast = "difference"
     """What the server sends: Q_s(x − x̂), which moves the hidden state; or Q_s(x) itself, direct quantization."""
     direct_draw: DirectDraw = "step"
@@ -102,6 +104,7 @@ class Algorithm:
         _require(isinstance(self.local, LocalTraining), "local is a LocalTraining(lr, steps)", repr(self.local))
         for role in ("client_quantizer", "server_quantizer"):
             object.__setattr__(self, role, as_quantizer(getattr(self, role)))
+        self._settle_snapshots()
         _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
         _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
         _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
@@ -120,6 +123,23 @@ class Algorithm:
         _require(
             direct or self.direct_draw == "step", 'direct_draw = "start" needs broadcast = "model"', self.broadcast
         )
+
+    def _settle_snapshots(self) -> None:
+        """Take the identity for no quantizer, and refuse one where an inexact start would last.
+
+        docs/decisions/simulator-starts-pay-what-they-download.md
+        """
+        given = None if self.snapshot_quantizer is None else as_quantizer(self.snapshot_quantizer)
+        quantizer = None if isinstance(given, Identity) else given
+        object.__setattr__(self, "snapshot_quantizer", quantizer)
+        if quantizer is None:
+            return
+        if self.broadcast != "difference" or self.memory_rate != 1 or self.uplink_memory_rate:
+            rule = "a hidden state that broadcasts move by differences, and no memories (MCM)"
+            raise ConfigError(f"a snapshot_quantizer needs {rule}; {self.name} has others: leave it out")
+        if self.upload != "update":
+            rule = 'upload = "update": a model would bring the snapshot\'s error to the server'
+            raise ConfigError(f'a snapshot_quantizer needs {rule}; {self.name} has "{self.upload}"')
 
     def _require_fit_memories(self) -> None:
         down, up = self.memory_rate, self.uplink_memory_rate

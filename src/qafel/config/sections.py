@@ -116,6 +116,8 @@ class AlgorithmConfig(Section):
     preset: str = "qafel"
     client_quantizer: PartName = "none"
     server_quantizer: PartName = "none"
+    snapshot_quantizer: PartName | None = None
+    """What a client may start from that would have to fetch the hidden state whole; none: from that itself."""
     buffer_size: int = Field(10, ge=1)
     server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
@@ -149,6 +151,8 @@ class AlgorithmConfig(Section):
             return data
         if name not in PRESETS:
             raise ValueError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
+        if data.get("snapshot_quantizer") == "none":  # as if it were not said
+            data = {key: value for key, value in data.items() if key != "snapshot_quantizer"}
         resolved = PRESETS[name].resolve(name, data)
         if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
             resolved["local_steps"] = DEFAULT_LOCAL_STEPS
@@ -162,7 +166,7 @@ class AlgorithmConfig(Section):
 
     def own_quantizers(self) -> dict[str, str]:
         """The import paths of those quantizers that are the user's own, by their roles."""
-        found = {role: own_path(getattr(self, role), FAMILIES) for role in ("client_quantizer", "server_quantizer")}
+        found = {role: own_path(getattr(self, role), FAMILIES) for role in _QUANTIZERS}
         return {role: path for role, path in found.items() if path is not None}
 
     def wire(self, layout: Layout | None = None, *, at_client: bool = False) -> Algorithm:
@@ -171,8 +175,9 @@ class AlgorithmConfig(Section):
         `at_client` leaves out own parts that only the server works with, so that a client imports none of them.
         """
         settings = {name: getattr(self, name) for name in type(self).model_fields if name != "preset"}
-        for role in ("client_quantizer", "server_quantizer"):
-            settings[role] = make_quantizer(settings[role], layout)
+        for role in _QUANTIZERS:
+            if settings[role] is not None:
+                settings[role] = make_quantizer(settings[role], layout)
         for role, kind in _SERVER_PARTS.items():
             if own_path(part := settings.pop(role)) is None:
                 settings.update({} if part is None else {role: part})
@@ -181,6 +186,7 @@ class AlgorithmConfig(Section):
         return assemble(self.preset, settings, layout)
 
 
+_QUANTIZERS = [role for role, kind in OWN_KINDS.items() if kind is QUANTIZER]
 _SERVER_PARTS = {role: kind for role, kind in OWN_KINDS.items() if kind is not QUANTIZER}
 
 
@@ -271,8 +277,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        for quantizer in (self.algorithm.client_quantizer, self.algorithm.server_quantizer):
-            if own_path(quantizer, FAMILIES) is None:
+        for quantizer in (getattr(self.algorithm, role) for role in _QUANTIZERS):
+            if quantizer is not None and own_path(quantizer, FAMILIES) is None:
                 parse(str(quantizer))
         if PRESETS[self.algorithm.preset].synchronous and self.timing.arrivals != "rounds":
             raise ValueError(f'{self.algorithm.preset} is synchronous: it needs timing.arrivals = "rounds"')

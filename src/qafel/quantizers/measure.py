@@ -18,7 +18,7 @@ from qafel.quantizers.protocol import Codec, Quantizer, is_measured
 from qafel.quantizers.qsgd import Qsgd
 from qafel.rng import Stream
 
-Role = Literal["client", "server"]
+Role = Literal["client", "server", "snapshot"]
 
 SHOWN: Final = (
     "none", "qsgd:8", "qsgd:4", "qsgd:4+zstd", "qsgd:4,bucket=256", "qsgd:2", "scaled:qsgd:4", "dithered:4",
@@ -82,7 +82,8 @@ def fitness(quantizer: Quantizer, size: int, role: Role, memory_rate: float = 1.
 
     The server's Q_s must contract (δ > 0, or the hidden state may run away from the model); the clients' Q_c must be
     unbiased (or the errors of the K buffered updates do not average out). Section II-A of the paper. A Q_s whose
-    messages a memory takes up at a `memory_rate` below one (MCM) must be unbiased, and the rate below 2/(1 + ω).
+    messages a memory takes up at a `memory_rate` below one (MCM) must be unbiased, and the rate below 2/(1 + ω). A
+    snapshot's quantizer may be biased, since nobody takes its error up, but must keep at least half of ‖x̂‖².
     """
     if role == "server" and memory_rate != 1:
         return _unfit_for_a_memory(quantizer, size, memory_rate)
@@ -97,6 +98,12 @@ def fitness(quantizer: Quantizer, size: int, role: Role, memory_rate: float = 1.
             f"server quantizer {quantizer.spec!r} has no δ > 0 at {size} coordinates: its error can exceed what it "
             f"sends (ω = {quantizer.omega(size):.3g}{found or ' in the worst case'}), so the hidden state may run away "
             "from the model; " + _remedy(quantizer, size)
+        ]
+    if role == "snapshot" and quantizer.delta(size) < 0.5:
+        return [
+            f"snapshot quantizer {quantizer.spec!r} can lose {min(1.0, 1 - quantizer.delta(size)):.0%} of the hidden "
+            f"state's energy at {size} coordinates{found or ' in the worst case'}, so clients may train from a model "
+            "that is far from it; use more bits, such as trellis:4"
         ]
     return []
 

@@ -50,6 +50,7 @@ def summarise(
         "algorithm": algorithm.name,
         "client_quantizer": algorithm.client_quantizer.spec,
         "server_quantizer": algorithm.server_quantizer.spec,
+        "snapshot_quantizer": "none" if algorithm.snapshot_quantizer is None else algorithm.snapshot_quantizer.spec,
         "seed": server.seed,
         "dimension": int(server.model.size),
         "clients": task.clients,
@@ -135,6 +136,7 @@ def figures_of(summary: Summary) -> list[tuple[str, str]]:
         ("uploads", f"{summary['uploads']:,}, {summary['upload_bytes_mean']:,.0f} bytes each"),
         ("sent up", human_bytes(summary["upload_bytes_total"])),
         ("broadcast", human_bytes(summary["broadcast_bytes_total"])),
+        ("received", f"{human_bytes(summary['received_bytes_total'])} by the clients that took part"),
         ("staleness", f"mean {summary['staleness_mean']:.2f}, max {summary['staleness_max']}"),
         *([] if summary["target"] is None else [("target", target)]),
         (

@@ -239,6 +239,8 @@ def quantizer_warnings(algorithm: Algorithm, size: int) -> list[str]:
     found = fitness(algorithm.client_quantizer, size, "client")
     if algorithm.broadcast == "difference":
         found += fitness(algorithm.server_quantizer, size, "server", algorithm.downlink_rate(size))
+    if algorithm.snapshot_quantizer is not None:
+        found += fitness(algorithm.snapshot_quantizer, size, "snapshot")
     return found
 
 

@@ -27,21 +27,23 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     arrays: dict[str, NDArray[Any]] = {f"server.{name}": array for name, array in server.arrays.items()}
     arrays["sequences"] = np.array(simulation.sequences, np.uint32)
     arrays["held"] = np.array(simulation.held)
+    if simulation.algorithm.snapshot_quantizer is not None:
+        arrays["overpaid"] = np.array(simulation.overpaid)
     if simulation.memories:
         arrays["memories.clients"] = np.fromiter(simulation.memories, np.int64)
         arrays["memories"] = np.stack(list(simulation.memories.values()))
-    versions = {simulation.clients_hidden_state.version: simulation.clients_hidden_state}
+    states = {_name(simulation.clients_hidden_state): simulation.clients_hidden_state}
     entries = []
     for time, priority, serial, event in simulation.clock.entries():
         entries.append([time, priority, serial, *_pack(event)])
         if (job := _job_of(event)) is not None:
-            versions[job.hidden_state.version] = job.hidden_state
+            states[_name(job.hidden_state)] = job.hidden_state
             if job.memory is not None:  # its client's may have moved on since
                 arrays[f"job_memory.{job.number}"] = job.memory
-    for version, state in versions.items():
-        arrays[f"version.{version}"] = state.vector
+    for name, state in states.items():
+        arrays[name] = state.vector
         if state.memory is not state.vector:
-            arrays[f"memory.{version}"] = state.memory
+            arrays[f"memory.{state.version}"] = state.memory
     values = {
         "server": server.values,
         "clients_hidden_state": simulation.clients_hidden_state.version,
@@ -68,16 +70,12 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
             log_capacity=0,
             clients=simulation.task.clients,
         )
-        states = {
-            int(name.partition(".")[2]): HiddenState.of(
-                array, int(name.partition(".")[2]), arrays.get(f"memory.{name.partition('.')[2]}")
-            )
-            for name, array in arrays.items()
-            if name.startswith("version.")
-        }
-        simulation.clients_hidden_state = states[values["clients_hidden_state"]]
+        states = _states(arrays)
+        simulation.clients_hidden_state = states[f"version.{values['clients_hidden_state']}"]
         simulation.sequences = arrays["sequences"].tolist()
         simulation.held = array("q", arrays["held"].tobytes())
+        if simulation.algorithm.snapshot_quantizer is not None:
+            simulation.overpaid = array("q", arrays["overpaid"].tobytes())
         for name in _COUNTERS:
             setattr(simulation, name, values["counters"][name])
         simulation.traffic = Traffic(**values["traffic"])
@@ -104,6 +102,23 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
     simulation.follow_arrivals()
 
 
+def _name(state: HiddenState) -> str:
+    """The name of a hidden state's array; an inexact one (Q_snap(x̂)) may stand beside the exact one of its version."""
+    return f"{'version' if state.exact else 'inexact'}.{state.version}"
+
+
+def _states(arrays: dict[str, NDArray[Any]]) -> dict[str, HiddenState]:
+    """The hidden states of a checkpoint, by the names of their arrays."""
+    found = {}
+    for name, vector in arrays.items():
+        kind, _, version = name.partition(".")
+        if kind == "version":
+            found[name] = HiddenState.of(vector, int(version), arrays.get(f"memory.{version}"))
+        elif kind == "inexact":
+            found[name] = HiddenState.of(vector, int(version), exact=False)
+    return found
+
+
 def _dump(progress: Progress, simulation: Simulation) -> dict[str, Any]:
     kept = {entry.name: getattr(progress, entry.name) for entry in fields(progress)}
     for name in ("evaluation", "goal", "began"):
@@ -120,14 +135,17 @@ def _pack(event: Event) -> list[Any]:
     name = type(event).__name__
     if (job := _job_of(event)) is None:
         return [name, *event]
-    return [name, job.number, job.client, job.sequence, job.hidden_state.version, job.weight, job.steps]
+    start = job.hidden_state
+    packed = [name, job.number, job.client, job.sequence, start.version, job.weight, job.steps]
+    return packed if start.exact else [*packed, "inexact"]
 
 
-def _unpack(packed: list[Any], states: dict[int, HiddenState], arrays: dict[str, NDArray[Any]]) -> Event:
+def _unpack(packed: list[Any], states: dict[str, HiddenState], arrays: dict[str, NDArray[Any]]) -> Event:
     name, *rest = packed
     if name not in ("Job", "Deliver"):
         other: Event = {"Arrive": Arrive, "Gone": Gone, "Timeout": Timeout}[name](*rest)
         return other
-    number, client, sequence, version, weight, steps = rest
-    job = Job(number, client, sequence, states[version], weight, steps, arrays.get(f"job_memory.{number}"))
+    number, client, sequence, version, weight, steps, *inexact = rest
+    start = states[f"{inexact[0] if inexact else 'version'}.{version}"]
+    job = Job(number, client, sequence, start, weight, steps, arrays.get(f"job_memory.{number}"))
     return job if name == "Job" else Deliver(job, None)

@@ -92,6 +92,7 @@ class Timeout(NamedTuple):
 Event = Job | Arrive | Deliver | Gone | Timeout
 """A job on the clock is due when its client has finished training; then its upload sets out."""
 _AFTER_ALL_ELSE = 1
+_HOLDS = -1
 _NEVER = -(2**62)  # so long ago that more bytes came since than any snapshot has
 _MANY_ROUNDS = 1000
 """Without a single update by then, none will come."""
@@ -136,8 +137,12 @@ class Simulation:
         """What each client's uploads are relative to (MCM); zero for those that are not in it."""
         self.held = array("q", [_NEVER]) * task.clients
         """How many bytes had been broadcast when each client last started: it misses what came since."""
+        self.overpaid = array("q", [0]) * task.clients
+        """With a snapshot quantizer: `_HOLDS` of a client that holds x̂; of others, how many bytes less broadcasts would
+        have been than the inexact snapshots that it fetched."""
         self.whole_bytes = self.clients_hidden_state.snapshot_bytes
         """What a client downloads that holds nothing: a snapshot, or a broadcast that is a whole model."""
+        self._inexact: tuple[HiddenState, int] | None = None
         self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
         self._dropouts = uniform_draws(seed, "dropout")
         self._arrivals: Iterator[Arrival] = iter(())
@@ -237,7 +242,8 @@ class Simulation:
         if duration is None:
             duration = self._duration(client, number)
         download, steps = 0.0, None
-        download_bytes = self._fetch(client, sequence)
+        download_bytes, start = self._fetch(client, sequence)
+        self.traffic.count_download(download_bytes)
         if timing.network is not None:
             download = timing.network.download_time(client, download_bytes)
         if deadline is not None and self.algorithm.partial_work:
@@ -252,30 +258,59 @@ class Simulation:
             self.clock.schedule(download + duration, Gone(client))
             return
         weight = self._weights[client] if self._weights else 1.0
-        job = Job(number, client, sequence, self.clients_hidden_state, weight, steps, self.memories.get(client))
+        job = Job(number, client, sequence, start, weight, steps, self.memories.get(client))
         delay = download + duration
         self.clock.schedule(delay, job)
         if self.executor.looks_ahead:
             self.train_ahead_of(self.clock.now + delay, job)
 
-    def _fetch(self, client: int, sequence: int) -> int:
-        """Bring a client to the newest hidden state; return the bytes that it downloads: what `Server.catch_up` sends.
+    def _fetch(self, client: int, sequence: int) -> tuple[int, HiddenState]:
+        """Bring a client to the newest hidden state; return the bytes that it downloads, and what it starts from.
+
+        It downloads what `Server.catch_up` sends.
 
         The broadcasts since its last start (of whole models the newest), or a snapshot where that is shorter or it
         never took part. docs/decisions/simulator-starts-pay-what-they-download.md
         With `direct_draw = "start"`, a model of its own.
         """
+        current = self.clients_hidden_state
         if self.algorithm.direct_draw == "start":
-            drawn = model_for_start(self.clients_hidden_state, self.algorithm, self.seed, client, sequence)
-            self.traffic.count_download(len(drawn))
-            return len(drawn)
+            return len(model_for_start(current, self.algorithm, self.seed, client, sequence)), current
         missed = self.traffic.broadcast_bytes - self.held[client]
-        if not missed:
-            return 0
         self.held[client] += missed
-        size = min(missed, self.whole_bytes)
-        self.traffic.count_download(size)
-        return size
+        if self.algorithm.snapshot_quantizer is not None:
+            return self._fetch_inexactly(client, missed)
+        return min(missed, self.whole_bytes), current
+
+    def _fetch_inexactly(self, client: int, missed: int) -> tuple[int, HiddenState]:
+        """What a client fetches and starts from where there is a snapshot quantizer, and it missed so many bytes.
+
+        An inexact snapshot where the broadcasts are longer, or the client holds no x̂ to add them to. Once such
+        snapshots have cost it as much more than broadcasts would have as x̂ costs more than one of them, it fetches x̂
+        and follows: so a client that starts often pays at most about twice what it would have paid with x̂ at once.
+        """
+        current, overpaid = self.clients_hidden_state, self.overpaid[client]
+        if overpaid == _HOLDS and not missed:
+            return 0, current
+        inexact, size = self._inexact_snapshot()
+        if not missed:
+            return 0, inexact
+        if overpaid == _HOLDS and missed <= size:
+            return missed, current
+        overpaid = max(0, overpaid) + max(0, size - missed)
+        if overpaid >= current.snapshot_bytes - size:
+            self.overpaid[client] = _HOLDS
+            return current.snapshot_bytes, current
+        self.overpaid[client] = overpaid
+        return size, inexact
+
+    def _inexact_snapshot(self) -> tuple[HiddenState, int]:
+        """What the server's snapshot of the newest version decodes to, and its length."""
+        if self._inexact is None or self._inexact[0].version != self.server.version:
+            data = self.server.snapshot()
+            size = self.server.model.size
+            self._inexact = HiddenState.from_snapshot(Message.from_bytes(data), size, self.algorithm), len(data)
+        return self._inexact
 
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing

@@ -103,7 +103,7 @@ def assemble(preset: str, settings: Mapping[str, Any], layout: Layout | None = N
             local["steps"] = DEFAULT_LOCAL_STEPS
         resolved["local"] = LocalTraining(**{"lr": DEFAULT_CLIENT_LR, **local})
     resolved.setdefault("staleness", PolynomialStaleness(**law))
-    for role in ("client_quantizer", "server_quantizer"):
+    for role in ("client_quantizer", "server_quantizer", "snapshot_quantizer"):
         if isinstance(spec := resolved.get(role), str):
             resolved[role] = parse(spec, layout)
     return Algorithm(name=preset, **{"server_lr": DEFAULT_SERVER_LR, **resolved})

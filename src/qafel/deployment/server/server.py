@@ -269,6 +269,8 @@ def open_server(
         raise ConfigError(f"{config.algorithm.preset} goes in rounds, a deployment does not: take fedbuff or qafel")
     if config.algorithm.direct_draw == "start":
         raise ConfigError('direct_draw = "start" sends each client its own model, a deployment sends all the same')
+    if config.algorithm.snapshot_quantizer is not None:
+        raise ConfigError("a deployed client holds the exact hidden state: leave algorithm.snapshot_quantizer out")
     algorithm = config.algorithm.wire(task.layout)
     if (out / "config.toml").exists() and state_of(out, config) == "other":
         raise ConfigError(f"{out} holds a run of another configuration: choose another --out")

@@ -46,6 +46,7 @@ def make_executor(
     count = workers or os.cpu_count() or 1
     # These parts are the server's business; a user's own may not travel to another process.
     travelling = replace(algorithm, staleness=PolynomialStaleness(), aggregation="mean", server_step=None)
+    travelling = replace(travelling, snapshot_quantizer=None)
     match name:
         case "processes":
             return Processes(count, make_task, travelling, seed, task.layout.size)

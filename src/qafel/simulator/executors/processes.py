@@ -46,6 +46,7 @@ class TrainingWork(NamedTuple):
     steps: int | None
     memory: Vector | None
     version: int
+    digest: int
     vector_slot: int
     upload_slot: int
 
@@ -114,7 +115,7 @@ class _WorkerSide:
             return portable(error)
 
     def _train(self, work: TrainingWork) -> TrainingAnswer:
-        number, client, sequence, weight, steps, memory, version, vector_slot, upload_slot = work
+        number, client, sequence, weight, steps, memory, version, _, vector_slot, upload_slot = work
         trainer = self._trainer
         before = trainer.training_s
         start = HiddenState.of(self._shared.vectors[vector_slot].copy(), version)
@@ -160,7 +161,7 @@ class Processes:
         self._most_ready = max(slots, min(_READY_PER_WORKER * workers, _READY_BYTES // upload_bytes))
         self._free_uploads = list(range(slots))
         self._free_vectors = list(range(slots))
-        self._held: dict[int, tuple[int, int]] = {}  # version: (slot, how many jobs use it)
+        self._held: dict[int, tuple[int, int]] = {}  # digest: (slot, how many jobs use it)
         self._submitted: set[int] = set()
         self._waiting: OrderedDict[int, TrainingWork] = OrderedDict()  # the one to be handed out next first
         self._ready: dict[int, bytes | QafelError] = {}
@@ -175,8 +176,9 @@ class Processes:
         while not self._free_uploads:
             self._collect()
         number, client, sequence, start, weight, steps, memory = job
+        named = start.version, start.digest
         slots = self._hold(start), self._free_uploads.pop()
-        self._waiting[number] = TrainingWork(number, client, sequence, weight, steps, memory, start.version, *slots)
+        self._waiting[number] = TrainingWork(number, client, sequence, weight, steps, memory, *named, *slots)
         self._submitted.add(number)
         self._hand_out()
 
@@ -211,18 +213,18 @@ class Processes:
         return combined(task, sums)
 
     def _hold(self, hidden_state: HiddenState) -> int:
-        """The slot with the hidden state; one slot per version in use."""
-        version = hidden_state.version
-        slot, users = self._held.get(version) or (self._free_vectors.pop(), 0)
+        """The slot with the hidden state; one slot per vector in use."""
+        digest = hidden_state.digest
+        slot, users = self._held.get(digest) or (self._free_vectors.pop(), 0)
         if not users:
             self._shared.vectors[slot] = hidden_state.vector
-        self._held[version] = (slot, users + 1)
+        self._held[digest] = (slot, users + 1)
         return slot
 
     def _release(self, work: TrainingWork) -> None:
-        slot, users = self._held.pop(work.version)
+        slot, users = self._held.pop(work.digest)
         if users > 1:
-            self._held[work.version] = (slot, users - 1)
+            self._held[work.digest] = (slot, users - 1)
         else:
             self._free_vectors.append(slot)
         self._free_uploads.append(work.upload_slot)

@@ -81,32 +81,33 @@ class RayCluster:
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Actor)
         self._actors = [actor.remote(opening) for _ in range(workers)]
         self._load = [0] * workers
-        self._vectors: dict[int, tuple[Any, int]] = {}  # version: (reference, how many jobs use it)
-        self._pending: dict[int, tuple[Any, int, int]] = {}  # job: (reference, worker, version)
+        self._vectors: dict[int, tuple[Any, int]] = {}  # digest: (reference, how many jobs use it)
+        self._pending: dict[int, tuple[Any, int, int]] = {}  # job: (reference, worker, digest)
 
     @property
     def room(self) -> int:
         return JOBS_PER_WORKER * len(self._actors) - len(self._pending)
 
     def submit(self, job: Job) -> None:
-        version = job.hidden_state.version
-        vector, users = self._vectors.get(version) or (self._ray.put(job.hidden_state.vector), 0)
-        self._vectors[version] = (vector, users + 1)
+        start = job.hidden_state
+        vector, users = self._vectors.get(start.digest) or (self._ray.put(start.vector), 0)
+        self._vectors[start.digest] = (vector, users + 1)
         worker = min(range(len(self._actors)), key=self._load.__getitem__)
         self._load[worker] += 1
         plain = (job.number, job.client, job.sequence, job.weight, job.steps, job.memory)
-        self._pending[job.number] = (self._actors[worker].perform.remote(vector, version, plain), worker, version)
+        reference = self._actors[worker].perform.remote(vector, start.version, plain)
+        self._pending[job.number] = (reference, worker, start.digest)
 
     def result(self, job: Job) -> bytes:
         if job.number not in self._pending:
             self.submit(job)
-        reference, worker, version = self._pending.pop(job.number)
+        reference, worker, digest = self._pending.pop(job.number)
         result, training_s = self._ray.get(reference)
         self._load[worker] -= 1
         self.training_s += training_s
-        vector, users = self._vectors.pop(version)
+        vector, users = self._vectors.pop(digest)
         if users > 1:
-            self._vectors[version] = (vector, users - 1)
+            self._vectors[digest] = (vector, users - 1)
         if isinstance(result, QafelError):
             raise result
         upload: bytes = result
