@@ -68,7 +68,7 @@ def test_workers_are_handed_the_inexact_snapshots_that_clients_start_from(execut
     task = Quadratic(30, 400)
     inexact = wire(
         *("qafel",), server_lr=0.5, client_lr=0.1, local_steps=3, buffer_size=20, client_quantizer="qsgd:4",
-        server_quantizer="top_k:0.02", snapshot_quantizer="qsgd:4",
+        server_quantizer="top_k:0.02", snapshot_quantizer="qsgd:8",
     )  # fmt: skip
     simulation = Simulation(task, inexact, TIMING, 0)
     simulation.begin()
