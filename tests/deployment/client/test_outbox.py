@@ -136,3 +136,34 @@ def test_a_flipped_bit_never_makes_a_client_use_a_number_twice(tmp_path: Path) -
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match="delete the client's folder"), ClientState(tmp_path):
             pass
+
+
+def test_where_receipts_take_long_an_upload_is_sent_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a thousand clients whose receipts take four seconds would send everything twice."""
+    now, sent = [0.0], []
+
+    class Line:
+        part_bytes = 1000
+
+        async def send(self, subject: str, data: bytes, headers: object) -> None:
+            sent.append(now[0])
+
+    async def updates() -> list[list[float]]:
+        outbox = Outbox("s", "run", Signer(None), 8, lambda *_: None, asyncio.Event())
+        times = []
+        for sequence in range(20):
+            sent.clear()
+            outbox.add(sequence, b"x")
+            pending, added = outbox._pending[sequence], now[0]
+            while now[0] < added + 4.0:  # when its receipt comes
+                if pending.due <= now[0]:
+                    await outbox._send(Line(), sequence, pending)  # type: ignore[arg-type]
+                now[0] += 0.5
+            outbox._settle(sequence, "accepted", "", 0)
+            times.append([moment - added for moment in sent])
+        return times
+
+    monkeypatch.setattr("qafel.deployment.client.outbox.time.monotonic", lambda: now[0])
+    first, *_, last = asyncio.run(updates())
+    assert first == [0.0, 3.5]
+    assert last == [0.0]

@@ -45,6 +45,8 @@ class _Pending:
     data: bytes
     due: float
     wait_s: float
+    sent_at: float = 0.0
+    """When it was sent first."""
 
 
 @final
@@ -69,6 +71,8 @@ class Outbox:
     """The highest number that the server has seen, if it said so."""
     newest: int = -1
     """The highest number that this process, or one before it in the same folder, has used."""
+    _usual_s: float = 0.0
+    """How long receipts took lately."""
     _pending: dict[int, _Pending] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -83,7 +87,8 @@ class Outbox:
         return len(self._pending)
 
     def add(self, sequence: int, upload: bytes) -> None:
-        wait_s = _RESEND_S + len(upload) / _RESEND_BYTES_PER_S
+        # Where receipts take long, all clients sending twice would make them take longer.
+        wait_s = max(_RESEND_S, min(_RESEND_MOST_S, 4 * self._usual_s)) + len(upload) / _RESEND_BYTES_PER_S
         self._pending[sequence] = _Pending(upload, time.monotonic(), wait_s)
         self.newest = max(self.newest, sequence)
         self._wake.set()
@@ -140,12 +145,16 @@ class Outbox:
             self._heard(sequence, ANOTHER_PROCESS, "", version)
 
     def _settle(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
-        if sequence is not None and self._pending.pop(sequence, None) is None:
+        pending = None if sequence is None else self._pending.pop(sequence, None)
+        if sequence is not None and pending is None:
             return  # a receipt for one that was sent twice, or by an earlier process
+        if pending is not None and pending.sent_at:
+            self._usual_s += 0.25 * (time.monotonic() - pending.sent_at - self._usual_s)
         self.counts[outcome] += 1
         self._heard(sequence, outcome, text, version)
 
     async def _send(self, broker: Broker, sequence: int, pending: _Pending) -> None:
+        pending.sent_at = pending.sent_at or time.monotonic()
         pending.due = time.monotonic() + pending.wait_s
         pending.wait_s = max(pending.wait_s, min(_RESEND_MOST_S, 2 * pending.wait_s))
         headers = self._signer.headers(signed_name(self._subject, self.run_id), pending.data)
