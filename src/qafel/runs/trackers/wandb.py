@@ -27,14 +27,15 @@ class WandbRun:
     def __init__(self, run: TrackedRun) -> None:
         self._tracked, self._memory = run, run.memory("wandb")
         self._run: Any = None
+        self._position = -1
         self._id = ""
 
     def begin(self) -> Position:
         tracked = self._tracked
         known = self._memory.read() if tracked.resumed or self._id else {}
         self._id = str(known.get("id") or uuid4().hex[:12])
-        reached = Position(*known.get("reached", NOTHING))
-        self._remember(reached)
+        self._memory.write(id=self._id)
+        reached = self._open_position(anew="id" not in known)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "qafel",
             id=self._id,
@@ -52,9 +53,9 @@ class WandbRun:
         return reached
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        # Remembered first: offline nobody can be asked what has arrived, and no row may come twice.
-        self._remember(Position(rows[-1]["uploads"], rows[-1]["version"]))
         for row in rows:
+            # Remembered first: offline nobody can be asked what has arrived, and no row may come twice.
+            os.pwrite(self._position, f"{row['uploads']:20} {row['version']:20}\n".encode(), 0)
             self._run.log(scalars(row, self._tracked.metric_name), step=row["uploads"])
 
     def end(self, summary: Summary | None) -> None:
@@ -66,9 +67,14 @@ class WandbRun:
                 artifact.add_file(str(file))
             self._run.log_artifact(artifact)
         self._run.finish(exit_code=0 if summary is not None else 1)
+        os.close(self._position)
 
-    def _remember(self, reached: Position) -> None:
-        self._memory.write(id=self._id, reached=list(reached))
+    def _open_position(self, anew: bool) -> Position:
+        """The last row that was handed over, from a file of a fixed length: it is written for every row."""
+        file, how = self._memory.file.with_suffix(".position"), os.O_RDWR | os.O_CREAT
+        self._position = os.open(file, how | os.O_TRUNC if anew else how, 0o644)
+        numbers = os.pread(self._position, 64, 0).split()
+        return Position(int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else NOTHING
 
 
 def _is_set_up() -> bool:
