@@ -128,6 +128,7 @@ def fine(states: int, number: int) -> dict:
     search(y * ratio, np.empty(0), np.empty(0), states, TRELLIS[states], v)
     v = np.clip(v, -reach + (reach + v) % 2, reach - (reach - v) % 2)
     figures = described(y, v.astype(float), float(bits(counts)[v + reach].mean()))
+    figures["square"] = round(float(np.square(v).mean()), 5)
     return {**figures, "ratio": float(f"{ratio:.6g}"), "counts": counts.tolist()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,22 @@ def test_the_rate_is_met_in_bytes(rate: float, options: str) -> None:
         for number in range(5):
             bits = 8 * len(quantizer.encode(vector, stream(number))) / SIZE
             assert bits == pytest.approx(rate, rel=0.01 if rate >= 0.75 else 0.02)
+
+
+@pytest.mark.parametrize("spec", ["trellis:0.25", "trellis:0.5,states=32", "trellis:0.78", "trellis:0.8", "trellis:1"])
+def test_a_message_is_made_once(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What misses the rate is put right within the search, by the last groups, not by another message."""
+    attempts, make = [], codec.Trellis._attempt
+
+    def counted(self: codec.Trellis, *arguments: Any) -> Any:
+        attempts.append(spec)
+        return make(self, *arguments)
+
+    monkeypatch.setattr(codec.Trellis, "_attempt", counted)
+    quantizer = parse(spec)
+    for number in range(20):
+        quantizer.encode(heavy_tailed(SIZE) if number % 2 else gaussian(SIZE), stream(number))
+    assert len(attempts) <= 22
 
 
 def test_bits_go_where_they_pay() -> None:
@@ -120,7 +137,15 @@ def test_damage_never_crashes_and_changes_nothing(spec: str) -> None:
 
 @pytest.mark.parametrize("size", [1024, 1100, 4097, 9000])
 @pytest.mark.parametrize(
-    "spec", ["trellis:0.25", "trellis:0.6,states=32", "trellis:1.3", "trellis:6", "trellis:3,states=32,scale=least"]
+    "spec",
+    [
+        "trellis:0.25",
+        "trellis:0.6,states=32",
+        "trellis:0.78",
+        "trellis:1.3",
+        "trellis:6",
+        "trellis:3,states=32,scale=least",
+    ],
 )
 def test_plain_numpy_writes_and_reads_the_same_bits(spec: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     quantizer = parse(spec)

@@ -91,34 +91,71 @@ def write(v, tables, classes, edges, message, out):  # type: ignore[no-untyped-d
 
 
 @njit(**INNER)
+def _opened(data, begin, coders):  # type: ignore[no-untyped-def]
+    """Where the coders of a stream stand; False for states that none has."""
+    for lane in range(LANES):
+        coders[lane] = int32(data[begin + 2 * lane]) | (int32(data[begin + 2 * lane + 1]) << int32(16))
+        if coders[lane] < _LOWEST:
+            return False
+    return True
+
+
+@njit(**INNER)
+def _read_row(data, at, end, tables, base, x, path, states, v, row):  # type: ignore[no-untyped-def]
+    """Sixteen numbers; where that leaves the words, the coders and the paths."""
+    first, last, book = (0, 2, 1) if states == 8 else (1, 4, 2)
+    one = words(int16(1))
+    c = (path >> words(int16(book))) & one
+    place = (as_longs(c) << longs(int32(_BITS))) | (x & longs(int32(CODES - 1)))
+    entry = gather(tables, place + base)
+    x = ((entry & longs(int32(CODES - 1))) + longs(int32(1))) * (x >> longs(int32(_BITS)))
+    x = x + ((entry >> longs(int32(_BITS))) & longs(int32(CODES - 1)))
+    short = below(x, longs(int32(_LOWEST)))
+    word = as_longs(expand(data, at, short)) & longs(int32(0xFFFF))
+    x = choose(short, (x << longs(int32(16))) | word, x)
+    number = as_words(entry >> longs(int32(24)))
+    store(v, row, number + number + c - words(int16(MIDDLE)))
+    u = number ^ (path >> words(int16(first))) ^ (path >> words(int16(last)))
+    return min(at + count(short), end + 1), x, ((path << one) | (u & one)) & words(int16(states - 1))
+
+
+@njit(**INNER)
 def read(data, begin, end, tables, classes, edges, states, v, message):  # type: ignore[no-untyped-def]
     """Read all numbers from the words data[begin:end]; False unless they are as many as the numbers say.
 
     At least sixteen words more must stand in `data`: some are looked at before it shows that they are not there.
     """
-    first, last, book = (0, 2, 1) if states == 8 else (1, 4, 2)
-    coders, one = np.empty(LANES, np.int32), words(int16(1))
-    for lane in range(LANES):
-        coders[lane] = int32(data[begin + 2 * lane]) | (int32(data[begin + 2 * lane + 1]) << int32(16))
-        if coders[lane] < _LOWEST:
-            return False
-    x, path = load(coders, 0), words(int16(0))
-    at = begin + 2 * LANES
+    coders = np.empty(LANES, np.int32)
+    if not _opened(data, begin, coders):
+        return False
+    at, x, path = begin + 2 * LANES, load(coders, 0), words(int16(0))
     for group in range(classes.size):
         base = longs(int32(classes[group] * 2 * CODES))
         for row in range(edges[group], edges[group + 1], LANES):
-            c = (path >> words(int16(book))) & one
-            place = (as_longs(c) << longs(int32(_BITS))) | (x & longs(int32(CODES - 1)))
-            entry = gather(tables, place + base)
-            x = ((entry & longs(int32(CODES - 1))) + longs(int32(1))) * (x >> longs(int32(_BITS)))
-            x = x + ((entry >> longs(int32(_BITS))) & longs(int32(CODES - 1)))
-            short = below(x, longs(int32(_LOWEST)))
-            word = as_longs(expand(data, at, short)) & longs(int32(0xFFFF))
-            x = choose(short, (x << longs(int32(16))) | word, x)
-            at = min(at + count(short), end + 1)
-            number = as_words(entry >> longs(int32(24)))
-            store(v, row, number + number + c - words(int16(MIDDLE)))
-            u = number ^ (path >> words(int16(first))) ^ (path >> words(int16(last)))
-            path = ((path << one) | (u & one)) & words(int16(states - 1))
+            at, x, path = _read_row(data, at, end, tables, base, x, path, states, v, row)
     store(coders, 0, x)
     return at == end and unhide(coders, message)
+
+
+@njit(**INNER)
+def read_two(data, ends, tables, classes, edges, states, v, messages):  # type: ignore[no-untyped-def]
+    """Read two streams of equal groups at once, the second one's numbers right after the first one's.
+
+    A row waits for the row before, and most of the time for the table; two streams share this time.
+    """
+    coders, others = np.empty(LANES, np.int32), np.empty(LANES, np.int32)
+    if not (_opened(data, ends[0], coders) and _opened(data, ends[1], others)):
+        return False
+    at, x, path = ends[0] + 2 * LANES, load(coders, 0), words(int16(0))
+    at2, x2, path2 = ends[1] + 2 * LANES, load(others, 0), words(int16(0))
+    groups, further = edges.size - 1, edges[edges.size - 1] - edges[0]
+    for group in range(groups):
+        base = longs(int32(classes[group] * 2 * CODES))
+        base2 = longs(int32(classes[groups + group] * 2 * CODES))
+        for row in range(edges[group], edges[group + 1], LANES):
+            at, x, path = _read_row(data, at, ends[1], tables, base, x, path, states, v, row)
+            at2, x2, path2 = _read_row(data, at2, ends[2], tables, base2, x2, path2, states, v, row + further)
+    store(coders, 0, x)
+    store(others, 0, x2)
+    sound = at == ends[1] and at2 == ends[2]
+    return sound and unhide(coders, messages[0]) and unhide(others, messages[1])

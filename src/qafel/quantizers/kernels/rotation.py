@@ -238,20 +238,43 @@ def _mix_columns(x, size):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
+def _mixed_butterflies8(x):  # type: ignore[no-untyped-def]
+    """Multiply a full block by M, then the first three stages, of eight rows next to each other, at once."""
+    for at in range(0, BLOCK, 8 * COLUMNS):
+        a, b = mixed(load(x, at)), mixed(load(x, at + COLUMNS))
+        c, d = mixed(load(x, at + 2 * COLUMNS)), mixed(load(x, at + 3 * COLUMNS))
+        e, f = mixed(load(x, at + 4 * COLUMNS)), mixed(load(x, at + 5 * COLUMNS))
+        g, h = mixed(load(x, at + 6 * COLUMNS)), mixed(load(x, at + 7 * COLUMNS))
+        a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
+        a, c, b, d, e, g, f, h = a + c, a - c, b + d, b - d, e + g, e - g, f + h, f - h
+        store(x, at, a + e)
+        store(x, at + COLUMNS, b + f)
+        store(x, at + 2 * COLUMNS, c + g)
+        store(x, at + 3 * COLUMNS, d + h)
+        store(x, at + 4 * COLUMNS, a - e)
+        store(x, at + 5 * COLUMNS, b - f)
+        store(x, at + 6 * COLUMNS, c - g)
+        store(x, at + 7 * COLUMNS, d - h)
+
+
+@njit(**INNER)
 def rotate_window(x, size, signs):  # type: ignore[no-untyped-def]
     """Rotate x[:size] as a whole, times size: x ← H·M·D₂·G·H′·M·D₁·x."""
     flip_signs(x, size, signs, 0)
-    _mix_columns(x, size)
     if size == BLOCK:
-        _butterflies8(x, BLOCK, 16)
+        _mixed_butterflies8(x)
         _butterflies8(x, BLOCK, 128)
         _last_turned(x, signs)
+        _mixed_butterflies8(x)
+        _butterflies8(x, BLOCK, 128)
+        _butterflies4(x)
     else:
+        _mix_columns(x, size)
         _stages(x, size, COLUMNS, size // 2)
         _turn(x, size, COLUMNS)
         flip_signs(x, size, signs, 1)
-    _mix_columns(x, size)
-    hadamard(x, size, COLUMNS)
+        _mix_columns(x, size)
+        hadamard(x, size, COLUMNS)
 
 
 @njit(**INNER)

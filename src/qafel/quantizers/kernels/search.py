@@ -20,6 +20,7 @@ from qafel.quantizers.kernels.lanes import (
     as_words,
     below,
     choose,
+    count,
     floats,
     largest,
     least,
@@ -34,15 +35,19 @@ _FINE_UNIT, _COARSE_UNIT, _MOST = 256.0, 128.0, 2047.0
 
 
 @njit(**INNER)
-def _fine_costs(y, costs):  # type: ignore[no-untyped-def]
+def _fine_costs(y):  # type: ignore[no-untyped-def]
     """Squared distances to the nearest v = 0, 1, 2, 3 mod 4."""
-    unit = floats(float32(_FINE_UNIT))
-    for c in range(2):
-        part = y - floats(float32(c))
-        part = part - floats(float32(4)) * nearest(part * floats(float32(0.25)))
-        far = floats(float32(2)) - largest(part, floats(float32(0)) - part)
-        store(costs, c * LANES, as_words(part * part * unit))
-        store(costs, (c + 2) * LANES, as_words(far * far * unit))
+    unit, four, quarter = floats(float32(_FINE_UNIT)), floats(float32(4)), floats(float32(0.25))
+    two, none = floats(float32(2)), floats(float32(0))
+    even, odd = y - four * nearest(y * quarter), y - floats(float32(1))
+    odd = odd - four * nearest(odd * quarter)
+    far_even, far_odd = two - largest(even, none - even), two - largest(odd, none - odd)
+    return (
+        as_words(even * even * unit),
+        as_words(odd * odd * unit),
+        as_words(far_even * far_even * unit),
+        as_words(far_odd * far_odd * unit),
+    )
 
 
 @njit(**INNER)
@@ -52,53 +57,95 @@ def _coarse_cost(y, levels, biases, at):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _coarse_costs(y, levels, biases, costs):  # type: ignore[no-untyped-def]
+def _coarse_whole(cost):  # type: ignore[no-untyped-def]
+    return as_words(least(cost * floats(float32(_COARSE_UNIT)), floats(float32(_MOST))))
+
+
+@njit(**INNER)
+def _coarse_costs(y, levels, biases):  # type: ignore[no-untyped-def]
     """Squared distance and λ · bits of the best of the levels −3 … 3, in each class mod 4."""
-    unit, most = floats(float32(_COARSE_UNIT)), floats(float32(_MOST))
-    for j in range(4):
-        cost = _coarse_cost(y, levels, biases, 3 + j)
-        if j > 0:
-            cost = least(cost, _coarse_cost(y, levels, biases, j - 1))
-        store(costs, j * LANES, as_words(least(cost * unit, most)))
+    return (
+        _coarse_whole(_coarse_cost(y, levels, biases, 3)),
+        _coarse_whole(least(_coarse_cost(y, levels, biases, 4), _coarse_cost(y, levels, biases, 0))),
+        _coarse_whole(least(_coarse_cost(y, levels, biases, 5), _coarse_cost(y, levels, biases, 1))),
+        _coarse_whole(least(_coarse_cost(y, levels, biases, 6), _coarse_cost(y, levels, biases, 2))),
+    )
 
 
 @njit(**INNER)
-def _butterfly(metrics, old, new, half, costs, choices, p, j):  # type: ignore[no-untyped-def]
-    """The states p and p + half lead to 2p and 2p + 1; the choices of those two become the lowest bits."""
-    a, b = load(metrics, old + p * LANES), load(metrics, old + (p + half) * LANES)
-    near, far = load(costs, j * LANES), load(costs, (j ^ 2) * LANES)
+def _butterfly(a, b, near, far, choices, bit):  # type: ignore[no-untyped-def]
+    """The states p and p + half lead to 2p and 2p + 1; the choices of those two become this bit and the one below."""
+    down, one = words(int16(15 - bit)), words(int16(1))
     stay, cross = a + near, b + far
-    choices = (choices + choices) - below(cross, stay)
-    store(metrics, new + 2 * p * LANES, least(stay, cross))
+    choices = choices | (((cross - stay) >> down) & words(int16(1 << bit)))
+    even = least(stay, cross)
     stay, cross = a + far, b + near
-    choices = (choices + choices) - below(cross, stay)
-    store(metrics, new + (2 * p + 1) * LANES, least(stay, cross))
-    return choices
+    choices = choices | (((cross - stay) >> (down + one)) & words(int16(1 << (bit - 1))))
+    return even, least(stay, cross), choices
 
 
 @njit(**INNER)
-def _step8(metrics, old, new, costs, choices, at):  # type: ignore[no-untyped-def]
-    """One row of the trellis with eight states: z₁ = u ⊕ u₋₁ ⊕ u₋₃, c = u₋₂."""
-    chosen = words(int16(0))
-    chosen = _butterfly(metrics, old, new, 4, costs, chosen, 0, 0)
-    chosen = _butterfly(metrics, old, new, 4, costs, chosen, 1, 2)
-    chosen = _butterfly(metrics, old, new, 4, costs, chosen, 2, 1)
-    chosen = _butterfly(metrics, old, new, 4, costs, chosen, 3, 3)
-    store(choices, at, chosen)
+def _forward8(y, rows, factor, levels, biases, metrics, choices):  # type: ignore[no-untyped-def]
+    """Eight states: z₁ = u ⊕ u₋₁ ⊕ u₋₃, c = u₋₂. Their costs stay in registers."""
+    at = (rows[0] & 1) * 8 * LANES
+    m0, m1 = load(metrics, at), load(metrics, at + LANES)
+    m2, m3 = load(metrics, at + 2 * LANES), load(metrics, at + 3 * LANES)
+    m4, m5 = load(metrics, at + 4 * LANES), load(metrics, at + 5 * LANES)
+    m6, m7 = load(metrics, at + 6 * LANES), load(metrics, at + 7 * LANES)
+    fine, scale = levels.size == 0, floats(factor)
+    for row in range(rows[0], rows[1]):
+        value = load(y, row * LANES) * scale
+        c0, c1, c2, c3 = _fine_costs(value) if fine else _coarse_costs(value, levels, biases)
+        if row & 7 == 0:
+            m1, m2, m3, m4, m5, m6, m7 = m1 - m0, m2 - m0, m3 - m0, m4 - m0, m5 - m0, m6 - m0, m7 - m0
+            m0 = words(int16(0))
+        n0, n1, chosen = _butterfly(m0, m4, c0, c2, words(int16(0)), 7)
+        n2, n3, chosen = _butterfly(m1, m5, c2, c0, chosen, 5)
+        n4, n5, chosen = _butterfly(m2, m6, c1, c3, chosen, 3)
+        n6, n7, chosen = _butterfly(m3, m7, c3, c1, chosen, 1)
+        m0, m1, m2, m3, m4, m5, m6, m7 = n0, n1, n2, n3, n4, n5, n6, n7
+        store(choices, row * LANES, chosen)
+    at = (rows[1] & 1) * 8 * LANES
+    store(metrics, at, m0)
+    store(metrics, at + LANES, m1)
+    store(metrics, at + 2 * LANES, m2)
+    store(metrics, at + 3 * LANES, m3)
+    store(metrics, at + 4 * LANES, m4)
+    store(metrics, at + 5 * LANES, m5)
+    store(metrics, at + 6 * LANES, m6)
+    store(metrics, at + 7 * LANES, m7)
 
 
 @njit(**INNER)
-def _step32(metrics, old, new, costs, choices, at):  # type: ignore[no-untyped-def]
-    """One row of the trellis with 32 states: z₁ = u ⊕ u₋₂ ⊕ u₋₅, c = u₋₃. Two words of choices a lane."""
-    for word in range(2):
-        chosen = words(int16(0))
-        for part in range(0, 8, 4):
-            p, c = 8 * word + part, part // 4
-            chosen = _butterfly(metrics, old, new, 16, costs, chosen, p, c)
-            chosen = _butterfly(metrics, old, new, 16, costs, chosen, p + 1, c)
-            chosen = _butterfly(metrics, old, new, 16, costs, chosen, p + 2, c + 2)
-            chosen = _butterfly(metrics, old, new, 16, costs, chosen, p + 3, c + 2)
-        store(choices, at + word * LANES, chosen)
+def _step32(metrics, old, new, near, far, word, part, chosen):  # type: ignore[no-untyped-def]
+    """Two butterflies that share their costs, of the states p, p + 1, p + 16 and p + 17."""
+    for turn in range(2):
+        p = 8 * word + part + turn
+        a, b = load(metrics, old + p * LANES), load(metrics, old + (p + 16) * LANES)
+        even, odd, chosen = _butterfly(a, b, near, far, chosen, 15 - 2 * (part + turn))
+        store(metrics, new + 2 * p * LANES, even)
+        store(metrics, new + (2 * p + 1) * LANES, odd)
+    return chosen
+
+
+@njit(**INNER)
+def _forward32(y, rows, factor, levels, biases, metrics, choices):  # type: ignore[no-untyped-def]
+    """32 states: z₁ = u ⊕ u₋₂ ⊕ u₋₅, c = u₋₃. Two words of choices a lane."""
+    fine, scale = levels.size == 0, floats(factor)
+    for row in range(rows[0], rows[1]):
+        value = load(y, row * LANES) * scale
+        c0, c1, c2, c3 = _fine_costs(value) if fine else _coarse_costs(value, levels, biases)
+        old = (row & 1) * 32 * LANES
+        if row & 7 == 0:
+            lowest = load(metrics, old)
+            for i in range(old, old + 32 * LANES, LANES):
+                store(metrics, i, load(metrics, i) - lowest)
+        for word in range(2):
+            chosen = _step32(metrics, old, 32 * LANES - old, c0, c2, word, 0, words(int16(0)))
+            chosen = _step32(metrics, old, 32 * LANES - old, c2, c0, word, 2, chosen)
+            chosen = _step32(metrics, old, 32 * LANES - old, c1, c3, word, 4, chosen)
+            chosen = _step32(metrics, old, 32 * LANES - old, c3, c1, word, 6, chosen)
+            store(choices, (2 * row + word) * LANES, chosen)
 
 
 @njit(**INNER)
@@ -110,30 +157,15 @@ def start(metrics, states):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def forward(y, rows, factor, levels, biases, metrics, states, choices):  # type: ignore[no-untyped-def]
-    """Multiply these rows of y, from the first to before the last, by the factor, and extend all paths over them.
+    """Extend all paths over these rows of y · factor, from the first to before the last.
 
     With levels, these are what the numbers −3 … 3 stand for; without, a number stands for itself. `metrics` holds the
-    costs of all states, twice: rows read one half and write the other.
+    costs of all states, twice: those after an even number of rows, and after an odd one.
     """
-    costs = np.empty(4 * LANES, np.int16)
-    fine, size = levels.size == 0, states * LANES
-    wide = LANES * (1 if states == 8 else 2)
-    for row in range(rows[0], rows[1]):
-        value = load(y, row * LANES) * floats(factor)
-        store(y, row * LANES, value)
-        if fine:
-            _fine_costs(value, costs)
-        else:
-            _coarse_costs(value, levels, biases, costs)
-        old = (row & 1) * size
-        if row & 7 == 0:
-            lowest = load(metrics, old)
-            for i in range(old, old + size, LANES):
-                store(metrics, i, load(metrics, i) - lowest)
-        if states == 8:
-            _step8(metrics, old, size - old, costs, choices, row * wide)
-        else:
-            _step32(metrics, old, size - old, costs, choices, row * wide)
+    if states == 8:
+        _forward8(y, rows, factor, levels, biases, metrics, choices)
+    else:
+        _forward32(y, rows, factor, levels, biases, metrics, choices)
 
 
 @njit(**INNER)
@@ -184,45 +216,52 @@ def _fine_number(y, j, reach):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _coarse_number(y, j, levels, biases):  # type: ignore[no-untyped-def]
-    """The better one of the levels in class j, and what it stands for."""
-    v, value = words(int16(0)), floats(levels[3])
+    """The better one of the levels in class j, what it stands for, and its bias."""
+    v, value, bias = words(int16(0)), floats(levels[3]), floats(biases[3])
     for k in range(1, 4):
         cost, other = _coarse_cost(y, levels, biases, 3 + k), _coarse_cost(y, levels, biases, k - 1)
         swap = below(other, cost)
         here = below(words(int16(k - 1)), j) & below(j, words(int16(k + 1)))
         v = choose(here, choose(swap, words(int16(k - 4)), words(int16(k))), v)
         value = choose(here, choose(swap, floats(levels[k - 1]), floats(levels[3 + k])), value)
-    return v, value
+        bias = choose(here, choose(swap, floats(biases[k - 1]), floats(biases[3 + k])), bias)
+    return v, value, bias
 
 
 @njit(**INNER)
-def back(y, rows, levels, biases, reach, choices, states, paths, v, sums):  # type: ignore[no-untyped-def]
-    """Follow the best paths back over these rows and write the numbers along them.
+def back(y, rows, factor, levels, biases, reach, choices, states, paths, v, sums):  # type: ignore[no-untyped-def]
+    """Follow the best paths back over these rows and write the numbers along them; whether they begin elsewhere now.
 
-    `paths` holds the states after the last row, then those before the first. `sums` becomes ⟨y, q⟩, ‖q‖² and ‖y‖², q
-    being what v stands for.
+    `paths` holds the states before the first row, which are written, then those after the last. `sums` becomes ⟨y, q⟩,
+    ‖q‖², ‖y‖² and the sum of biases, y being scaled by the factor, and q what v stands for.
     """
     wide = LANES * (1 if states == 8 else 2)
-    state = load(paths, 0)
-    dot, square, energy = floats(float32(0)), floats(float32(0)), floats(float32(0))
+    state, scale = load(paths, LANES), floats(factor)
+    dot = floats(float32(0))
+    square, energy, paid = dot, dot, dot
     for row in range(rows[1] - 1, rows[0] - 1, -1):
         before = _before(state, choices, row * wide, states)
         j = _class_of(before, state, states)
-        value = load(y, row * LANES)
+        value = load(y, row * LANES) * scale
         if levels.size == 0:
             number = _fine_number(value, j, reach)
             level = as_floats(number)
         else:
-            number, level = _coarse_number(value, j, levels, biases)
+            number, level, bias = _coarse_number(value, j, levels, biases)
+            paid = paid + bias
         store(v, row * LANES, number)
         dot, square, energy = dot + value * level, square + level * level, energy + value * value
         state = before
+    old = load(paths, 0)
+    moved = count(below(state, old) | below(old, state)) > 0
     store(paths, 0, state)
-    parts = np.empty(3 * LANES, np.float32)
+    parts = np.empty(4 * LANES, np.float32)
     store(parts, 0, dot)
     store(parts, LANES, square)
     store(parts, 2 * LANES, energy)
-    for k in range(3):
+    store(parts, 3 * LANES, paid)
+    for k in range(4):
         sums[k] = 0.0
         for lane in range(LANES):
             sums[k] += parts[k * LANES + lane]
+    return moved

@@ -7,8 +7,8 @@ import math
 _PULL = 4.0  # λ must go this much further than from table to table for the rate to follow
 
 
-def share_out(sigmas, windows, places, rates, knobs, coarse, target, classes, knob):  # type: ignore[no-untyped-def]
-    """Give every group a table, and a knob to go with it, such that all take `target` bits. Also compiled.
+def share_out(sigmas, windows, places, rates, knobs, coarse, target, classes, knob, planned):  # type: ignore[no-untyped-def]
+    """Give every group a table, and a knob to go with it, such that they take `planned` bits each and `target` in all.
 
     With e the relative error of the unbiased Q at some rate, the sum of all errors is least where σ²·(e² + e) is the
     same in all groups. So a table has the place 1/√(e² + e), and one factor, found by bisection, takes all σ to places.
@@ -22,7 +22,7 @@ def share_out(sigmas, windows, places, rates, knobs, coarse, target, classes, kn
     for _ in range(21):
         factor, total = math.sqrt(low) * math.sqrt(high), 0.0
         for group in range(sigmas.size):
-            classes[group], knob[group] = 0, 1.0
+            classes[group], knob[group], planned[group] = 0, 1.0, 0.0
             if sigmas[group] > 0:
                 place = min(max(sigmas[group] * factor, places[1]), places[count - 1])
                 below, above = 1, count - 1
@@ -30,7 +30,8 @@ def share_out(sigmas, windows, places, rates, knobs, coarse, target, classes, kn
                     middle = (below + above) // 2
                     below, above = (middle, above) if places[middle] <= place else (below, middle)
                 share = (place - places[below]) / (places[above] - places[below])
-                total += windows[group, 2] * (rates[below] + share * (rates[above] - rates[below]))
+                planned[group] = windows[group, 2] * (rates[below] + share * (rates[above] - rates[below]))
+                total += planned[group]
                 nearest = above if share > 0.5 else below
                 between = knobs[below] + share * (knobs[above] - knobs[below])
                 pull = 0.0 if below == coarse else _PULL if nearest <= coarse else 1.0
@@ -39,3 +40,12 @@ def share_out(sigmas, windows, places, rates, knobs, coarse, target, classes, kn
             low = factor
         else:
             high = factor
+
+
+def nudged(k, knob, change, rates, knobs, coarse):  # type: ignore[no-untyped-def]
+    """The knob with which a group takes `change` bits a coordinate more in its table, about."""
+    low, high = (1, coarse) if k <= coarse else (coarse + 1, rates.size - 1)
+    a, b = max(k - 1, low), min(k + 1, high)
+    pull = _PULL if k <= coarse else 1.0
+    moved = knob + pull * change * (knobs[b] - knobs[a]) / (rates[b] - rates[a])
+    return min(max(moved, 0.5 * knobs[k]), 2.0 * knobs[k])

@@ -6,20 +6,23 @@ trellis/tables.py says what windows, groups and streams are. Streams share nothi
 from __future__ import annotations
 
 import numpy as np
-from numba import float32, float64, njit, uint8, uint16, uint32, uint64
+from numba import float32, float64, int16, njit, uint8, uint16, uint32, uint64
 
-from qafel.quantizers.kernels import BLOCK, HIDDEN_BYTES, INNER, KERNEL, LARGEST, ROOM, SEED_BYTES, sharing
+from qafel.quantizers.kernels import ADD, BLOCK, HIDDEN_BYTES, INNER, KERNEL, LARGEST, ROOM, SEED_BYTES, sharing
 from qafel.quantizers.kernels.blocks import power_of_two
-from qafel.quantizers.kernels.lanes import LANES, load, store
-from qafel.quantizers.kernels.rans import read, write
+from qafel.quantizers.kernels.lanes import LANES, as_floats, below, choose, floats, largest, least, load, store, words
+from qafel.quantizers.kernels.rans import read, read_two, write
 from qafel.quantizers.kernels.rotation import draw_signs, rotate_window, rotate_window_back
 from qafel.quantizers.kernels.search import back, ends, forward, start
-from qafel.quantizers.kernels.shared import apply_values, hash_pair, round_keys, weyl
+from qafel.quantizers.kernels.shared import hash_pair, round_keys, weyl
 
 _SMALLEST_POWER, _LARGEST_POWER = -126, 127
+_TURNS = 6  # of a stream's search, at most
+_FIRST = 0.75  # of the change that should do, for the second turn
+_FLATTEST, _LEAST = 0.2, 0.1  # of the slope and of the bits that are expected
 
 
-share_out = njit(**KERNEL)(sharing.share_out)
+share_out, nudged = njit(**KERNEL)(sharing.share_out), njit(**INNER)(sharing.nudged)
 
 
 @njit(**INNER)
@@ -93,54 +96,130 @@ def _scale_bits(scale, number, keys):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _search(y, groups, windows, plan, power, states, contract, known, scratch, keys, notes):  # type: ignore[no-untyped-def]
-    """The numbers for the rotated groups in y, and their scales, into v and the notes; ‖error‖²."""
-    sigmas, classes, knob = plan
-    levels, bits, reach = known
-    choices, metrics, paths, v, edges = scratch
-    none, sums = np.empty(0, np.float32), np.empty(3)
-    begin, end = groups
-    biases, units = np.empty((end - begin, 7), np.float32), np.empty(end - begin)
-    start(metrics, states)
-    for g in range(end - begin):
-        k, sigma = classes[begin + g], sigmas[begin + g]
-        edges[g + 1] = edges[g] + windows[begin + g, 2]
-        coarse = k < levels.shape[0]
-        units[g] = sigma if coarse else sigma / knob[begin + g]
-        factor = float32(power_of_two(power) / (windows[begin + g, 1] * units[g])) if k > 0 else float32(0)
-        if coarse:
-            for i in range(7):
-                biases[g, i] = bits[k, i] * float32(knob[begin + g])
-        rows = (edges[g] // LANES, edges[g + 1] // LANES)
-        forward(y, rows, factor, levels[k] if coarse else none, biases[g], metrics, states, choices)
-    ends(metrics, edges[end - begin] // LANES, states, paths)
-    error = 0.0
-    for g in range(end - begin - 1, -1, -1):
-        k, rows = classes[begin + g], (edges[g] // LANES, edges[g + 1] // LANES)
-        table = levels[k] if k < levels.shape[0] else none
-        back(y, rows, table, biases[g], reach[k], choices, states, paths, v, sums)
+def _units(group, windows, plan, known, power, units, factors, biases):  # type: ignore[no-untyped-def]
+    """The unit of a group, the factor that takes a rotated coordinate to it, and what its levels cost."""
+    sigma, k, knob = plan[0][group], plan[1][group], plan[2][group]
+    coarse = k < known[0].shape[0]
+    units[0] = sigma if coarse else sigma / knob
+    factors[0] = float32(power_of_two(power) / (windows[group, 1] * units[0])) if k > 0 else float32(0)
+    if coarse:
+        for i in range(7):
+            biases[i] = known[1][k, i] * float32(knob)
+
+
+@njit(**INNER)
+def _bits(sums, count, k, knob, known):  # type: ignore[no-untyped-def]
+    """What the numbers of a group take: exactly so in a coarse table, by the size of the numbers in a fine one."""
+    if k == 0:
+        return 0.0
+    if k < known[0].shape[0]:
+        return sums[3] / knob
+    return known[3][k, 0] * count + known[3][k, 1] * sums[1]
+
+
+@njit(**INNER)
+def _tail(edges, count):  # type: ignore[no-untyped-def]
+    """From which of the groups on numbers are found again: the last quarter of all, or a bit more."""
+    group = count - 1
+    while group > 0 and 4 * (edges[count] - edges[group]) < edges[count]:
+        group -= 1
+    return group
+
+
+@njit(**INNER)
+def _extend(y, own, tail, again, windows, plan, power, states, known, scratch, group):  # type: ignore[no-untyped-def]
+    """All paths over a stream's groups; again: over those of the tail, from where they stood before it."""
+    choices, metrics, saved, _, _, edges = scratch
+    begin, count = own
+    units, factors, biases = group[0], group[1], group[2]
+    none = np.empty(0, np.float32)
+    for g in range(tail if again else 0, count):
+        if g == tail and again:
+            metrics[:] = saved
+        elif g == tail:
+            saved[:] = metrics
+        _units(begin + g, windows, plan, known, power, units[g:], factors[g:], biases[g])
+        k, rows = plan[1][begin + g], (edges[g] // LANES, edges[g + 1] // LANES)
+        table = known[0][k] if k < known[0].shape[0] else none
+        forward(y, rows, factors[g], table, biases[g], metrics, states, choices)
+
+
+@njit(**INNER)
+def _trace(y, own, tail, again, plan, states, contract, known, scratch, keys, notes, group):  # type: ignore[no-untyped-def]
+    """Numbers, scales, bits and errors along the best paths; again: back to where these are what they were before."""
+    choices, metrics, _, paths, v, edges = scratch
+    begin, count = own
+    units, factors, biases, taken, errors = group
+    none, sums = np.empty(0, np.float32), np.empty(4)
+    ends(metrics, edges[count] // LANES, states, paths[count * LANES :])
+    for g in range(count - 1, -1, -1):
+        k, rows = plan[1][begin + g], (edges[g] // LANES, edges[g + 1] // LANES)
+        table = known[0][k] if k < known[0].shape[0] else none
+        path = paths[g * LANES :]
+        moved = back(y, rows, factors[g], table, biases[g], known[2][k], choices, states, path, v, sums)
         dot, square, energy = sums[0], sums[1], sums[2]
         scale = 0.0
         if dot > 0:
             scale = dot / square if contract else energy / dot
-        error += (energy - 2 * scale * dot + scale * scale * square) * units[g] * units[g]
+        errors[g] = (energy - 2 * scale * dot + scale * scale * square) * units[g] * units[g]
+        taken[g] = _bits(sums, edges[g + 1] - edges[g], k, plan[2][begin + g], known)
         at, pattern = SEED_BYTES + 2 * (begin + g), _scale_bits(scale * units[g], begin + g, keys)
         notes[at], notes[at + 1] = uint8(pattern), uint8(pattern >> uint16(8))
-    return error
+        if again and g <= tail and not moved:
+            break
+
+
+@njit(**INNER)
+def _search(y, groups, windows, plan, power, states, contract, known, curve, within, scratch, keys, notes):  # type: ignore[no-untyped-def]
+    """The numbers for the rotated groups in y, and their scales, into v and the notes; ‖error‖².
+
+    Where they miss the planned bits by more than the part `within`, the last quarter of the groups makes up for it: its
+    numbers are found again, with other knobs.
+    """
+    edges, classes, knob = scratch[5], plan[1], plan[2]
+    begin, count = groups[0], groups[1] - groups[0]
+    own, taken, errors = (begin, count), np.empty(count), np.empty(count)
+    group = (np.empty(count), np.empty(count, np.float32), np.empty((count, 7), np.float32), taken, errors)
+    base, shares = np.empty(count), np.empty(count)
+    goal, got, change, earlier = 0.0, 0.0, 0.0, 0.0
+    for g in range(count):
+        edges[g + 1] = edges[g] + windows[begin + g, 2]
+    wanted, tail = plan[3][begin : groups[1]].sum(), _tail(edges, count)
+    start(scratch[1], states)
+    for turn in range(_TURNS):
+        _extend(y, own, tail, turn > 0, windows, plan, power, states, known, scratch, group)
+        _trace(y, own, tail, turn > 0, plan, states, contract, known, scratch, keys, notes, group)
+        free, total = taken[tail:].sum(), taken.sum()
+        if abs(total - wanted) <= within * wanted or turn == _TURNS - 1 or not free > 0:
+            break
+        if turn == 0:
+            base[:], shares[:], goal = knob[begin : groups[1]], taken, max(free + wanted - total, _LEAST * free)
+            earlier, got, change = 0.0, free, _FIRST * (goal / free - 1)
+        else:  # a straight line through the last two turns, which must rise
+            slope = max((free - got) / (change - earlier), _FLATTEST * goal)
+            earlier, got, change = change, free, change + (goal - free) / slope
+        for g in range(tail, count):
+            if classes[begin + g] > 0:
+                bits = change * (shares[g] / windows[begin + g, 2])
+                knob[begin + g] = nudged(classes[begin + g], base[g], bits, curve[0], curve[1], curve[2])
+    return errors.sum()
 
 
 @njit(**KERNEL)
-def encode_streams(x, windows, streams, power, word, states, contract, plan, known, notes, room, found, first, last):  # type: ignore[no-untyped-def]
+def encode_streams(
+    x, windows, streams, power, word, states, contract, plan, known, curve, within, notes, room, found, first, last
+):  # type: ignore[no-untyped-def]
     """Encode the streams first … last−1 of x · 2^−power.
 
-    plan     σ, table and knob of every group
-    known    of all tables: levels and bits of the coarse ones, reach, how to write numbers
+    plan     σ, table, knob and bits of every group; knobs may change
+    known    of all tables: levels and bits of the coarse ones, reach, bits of the fine ones; how to write numbers
+    curve    of all tables: rates and knobs, and which is the last coarse one
+    within   by which part of its bits a stream may miss them
     notes    becomes the scales
     room     of a stream's words, the last one first, from its first coordinate and ROOM for each stream before it on
     found    a row each: how many words, ‖error‖²
     """
-    levels, bits, reach, writing = known
-    keys = round_keys(word, 0)
+    writing, keys = known[4], round_keys(word, 0)
     most, groups = 0, 0
     for s in range(first, last):
         begin, end = streams[s, 0], streams[s, 1]
@@ -148,14 +227,13 @@ def encode_streams(x, windows, streams, power, word, states, contract, plan, kno
         groups = max(groups, end - begin)
     y, v, message = np.empty(most, np.float32), np.empty(most, np.int16), np.empty(HIDDEN_BYTES, np.uint8)
     choices, edges = np.empty(most * (states // 32 + 1), np.int16), np.zeros(groups + 1, np.int64)
-    metrics, paths = np.empty(2 * states * LANES, np.int16), np.empty(LANES, np.int16)
+    metrics, paths = np.empty(2 * states * LANES, np.int16), np.zeros((groups + 1) * LANES, np.int16)
+    scratch = (choices, metrics, np.empty_like(metrics), paths, v, edges)
     for s in range(first, last):
         begin, end = streams[s, 0], streams[s, 1]
         _rotate_stream(x, windows, begin, end, power, keys, y)
-        scratch = (choices, metrics, paths, v, edges)
-        levels_and_costs = (levels, bits, reach)
         found[s, 1] = _search(
-            y, (begin, end), windows, plan, power, states, contract, levels_and_costs, scratch, keys, notes
+            y, (begin, end), windows, plan, power, states, contract, known, curve, within, scratch, keys, notes
         )
         for i in range(HIDDEN_BYTES):
             message[i] = notes[streams[s, 2] + i] if streams[s, 2] + i < streams[s, 3] else 0
@@ -164,45 +242,83 @@ def encode_streams(x, windows, streams, power, word, states, contract, plan, kno
     return True
 
 
+@njit(**INNER)
+def _unhidden(message, stream, notes):  # type: ignore[no-untyped-def]
+    """Put a stream's hidden notes to the others; False if more is hidden than a stream has."""
+    for i in range(HIDDEN_BYTES):
+        if stream[2] + i < stream[3]:
+            notes[stream[2] + i] = message[i]
+        elif message[i] != 0:
+            return False
+    return True
+
+
 @njit(**KERNEL)
 def decode_streams(data, ends, windows, streams, classes, states, reading, v, notes, first, last):  # type: ignore[no-untyped-def]
     """Read the numbers and hidden notes of the streams first … last−1; False if a stream is not sound."""
-    message = np.empty(HIDDEN_BYTES, np.uint8)
-    for s in range(first, last):
+    messages = np.empty((2, HIDDEN_BYTES), np.uint8)
+    s = first
+    while s < last:
         begin, end = streams[s, 0], streams[s, 1]
         edges = np.empty(end - begin + 1, np.int64)
         edges[0] = windows[begin, 0]
         for g in range(end - begin):
             edges[g + 1] = edges[g] + windows[begin + g, 2]
-        if not read(data, ends[s], ends[s + 1], reading, classes[begin:end], edges, states, v, message):
+        two = s + 1 < last and streams[s + 1, 1] - end == end - begin
+        for g in range(end - begin if two else 0):
+            two = two and windows[end + g, 2] == windows[begin + g, 2]
+        if two:
+            sound = read_two(data, ends[s:], reading, classes[begin:], edges, states, v, messages)
+        else:
+            sound = read(data, ends[s], ends[s + 1], reading, classes[begin:end], edges, states, v, messages[0])
+        if not sound or not _unhidden(messages[0], streams[s], notes):
             return False
-        for i in range(HIDDEN_BYTES):
-            if streams[s, 2] + i < streams[s, 3]:
-                notes[streams[s, 2] + i] = message[i]
-            elif message[i] != 0:
-                return False
+        if two and not _unhidden(messages[1], streams[s + 1], notes):
+            return False
+        s += 2 if two else 1
     return True
 
 
 @njit(**INNER)
 def _put(v, at, count, known, unit, block):  # type: ignore[no-untyped-def]
-    """What the numbers stand for, times the unit."""
+    """What the numbers stand for, times the unit; `count` is a multiple of sixteen."""
+    factor = floats(unit)
     if known.size == 0:
-        for i in range(count):
-            block[uint64(i)] = float32(v[uint64(at) + uint64(i)]) * unit
-    else:
-        for i in range(count):
-            block[uint64(i)] = known[uint64(v[uint64(at) + uint64(i)] + 3)] * unit
+        for i in range(0, count, LANES):
+            store(block, i, as_floats(load(v, at + i)) * factor)
+        return
+    for i in range(0, count, LANES):
+        number = load(v, at + i)
+        value = floats(known[0])
+        for k in range(1, 7):
+            value = choose(below(number, words(int16(k - 3))), value, floats(known[k]))
+        store(block, i, value * factor)
+
+
+@njit(**INNER)
+def _hand_out(block, begin, count, up, target, at, mode, weight):  # type: ignore[no-untyped-def]
+    """Assign or add block[begin : begin + count] · up, cut to the finite range, to target[at:]."""
+    factor, share = floats(up), floats(weight)
+    top, bottom = floats(LARGEST), floats(-LARGEST)
+    whole = count // LANES * LANES
+    for i in range(0, whole, LANES):
+        value = largest(bottom, least(top, load(block, begin + i) * factor))
+        if mode == ADD:
+            value = load(target, at + i) + share * value
+        store(target, at + i, value)
+    for i in range(whole, count):
+        value = max(-LARGEST, min(LARGEST, block[begin + i] * up))
+        target[at + i] = target[at + i] + weight * value if mode == ADD else value
 
 
 @njit(**KERNEL)
 def apply_streams(target, v, windows, streams, classes, scales, levels, word, mode, factor, first, last):  # type: ignore[no-untyped-def]
     """Rotate the numbers of the streams first … last−1 back, and assign or add them to the target."""
     keys, weight = round_keys(word, 0), float32(factor)
-    none, largest = np.empty(0, np.float32), uint16(0)
+    none, highest = np.empty(0, np.float32), uint16(0)
     for bits in scales:
-        largest = max(largest, bits)
-    power = max(int(largest >> uint16(8)) - 127, _SMALLEST_POWER)
+        highest = max(highest, bits)
+    power = max(int(highest >> uint16(8)) - 127, _SMALLEST_POWER)
     down, up = float32(power_of_two(-power)), float32(power_of_two(power))
     block, later = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     signs = np.empty(2 * BLOCK // 32, np.uint32)
@@ -221,8 +337,5 @@ def apply_streams(target, v, windows, streams, classes, scales, levels, word, mo
             if number > 0 and windows[number - 1, 0] + windows[number - 1, 1] > begin:
                 at = windows[number - 1, 0] + windows[number - 1, 1] - begin
                 later[:at] = block[:at]
-            length = min(size, target.size - begin)
-            for i in range(length - at):
-                block[uint64(i)] = block[uint64(i + at)] * up
-            apply_values(target, uint64(begin + at), block, length - at, mode, weight)
+            _hand_out(block, at, min(size, target.size - begin) - at, up, target, begin + at, mode, weight)
     return True

@@ -117,6 +117,11 @@ class Trellis:
         """What short vectors are sent with."""
         return Rotated(min(max(round(self.rate), 1), max(LEVELS)))
 
+    @property
+    def _tolerance(self) -> float:
+        """By which part of its bytes a payload may miss them."""
+        return 0.009 if self.rate >= 0.75 else 0.018
+
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         vector = payloads.as_vector(vector)
         size, seed = vector.size, payloads.seed_of(stream)
@@ -137,7 +142,7 @@ class Trellis:
         """
         size = vector.size
         target, most, overhead, _ = _figures(self.rate, self.states, size)
-        within = max(4.0, target * (0.009 if self.rate >= 0.75 else 0.018))
+        within = max(4.0, target * self._tolerance)
         most_error = self.omega(size) * energy
         asked = 8.0 * (target - overhead)
         low, high, wanted, best = 0.0, math.inf, asked, None
@@ -162,16 +167,17 @@ class Trellis:
         """Encode with rotations from the seed, in about `wanted` bits for the numbers alone."""
         windows, streams = parts.windows, parts.streams
         known = tables_for(self.states)
-        classes, knob = np.empty(len(windows), np.int64), np.empty(len(windows))
-        curve = (known.places, known.rates, known.knobs, len(known.levels) - 1)
-        kernels.windows.share_out(sigmas, windows, *curve, wanted, classes, knob)
+        classes, knob, planned = np.empty(len(windows), np.int64), np.empty(len(windows)), np.empty(len(windows))
+        curve = (known.rates, known.knobs, len(known.levels) - 1)
+        kernels.windows.share_out(sigmas, windows, known.places, *curve, wanted, classes, knob, planned)
         power = min(max(math.frexp(energy)[1] // 2, -126), 127)
         notes = np.empty(SEED_BYTES + 2 * len(windows), np.uint8)
         notes[:SEED_BYTES] = np.frombuffer(seed, np.uint8)
         room, found = np.empty(parts.padded + ROOM * len(streams), np.uint16), np.empty((len(streams), 2))
+        tables = (known.levels, known.bits, known.reach, known.prices, known.writing)
         common = (
             *(vector, windows, streams, power, payloads.seed_word(seed), self.states, self.scale == "least"),
-            *((sigmas, classes, knob), (known.levels, known.bits, known.reach, known.writing), notes, room, found),
+            *((sigmas, classes, knob, planned), tables, curve, 0.9 * self._tolerance, notes, room, found),
         )
         payloads.encode_spanwise(kernels.windows.encode_streams, vector, common, len(streams))
         lengths = found[:, 0].astype(np.int64)

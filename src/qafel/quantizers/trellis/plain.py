@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qafel.params import Vector
 from qafel.quantizers.kernels import BLOCK, CODES, COLUMNS, HIDDEN_BYTES, MIDDLE, ROOM, SEED_BYTES
-from qafel.quantizers.kernels.sharing import share_out
+from qafel.quantizers.kernels.sharing import nudged, share_out
 
 __all__ = ["apply_streams", "decode_streams", "deviations", "encode_streams", "share_out"]
 
@@ -25,6 +25,7 @@ Keys = tuple[int, int, int, int]
 
 _MASK64 = (1 << 64) - 1
 _LOWEST = 1 << 15
+_TURNS, _FIRST, _FLATTEST, _LEAST = 6, 0.75, 0.2, 0.1  # see kernels/windows.py
 _TAPS = {8: (1, 3, 2), 32: (2, 5, 3)}  # z₁ = u ⊕ u₋ₐ ⊕ u₋ᵦ, codebook u₋ᵧ
 _FLOAT = np.float32
 _LARGEST = np.finfo(np.float32).max
@@ -154,29 +155,33 @@ def _costs(y: Array, levels: Array | None, biases: Array) -> Array:
     return np.stack([d * d * _FLOAT(256) for d in distances], 1).astype(np.int16)
 
 
-def _paths(costs: Array, states: int) -> Array:
-    """The class 2·z₁ + c of every row and lane on the best paths from state zero (Viterbi)."""
+def _extended(metrics: Array, costs: Array, row: int, states: int) -> tuple[Array, Array]:
+    """All paths over these rows, the first being number `row` of its stream: their costs, and what led to them."""
     first, last, book = _TAPS[states]
     half = states // 2
     p = np.arange(half)
     near = 2 * (((p >> (first - 1)) ^ (p >> (last - 1))) & 1) + ((p >> (book - 1)) & 1)
-    metrics = np.full((states, COLUMNS), 8192, np.int16)
-    metrics[0] = 0
     choices = np.empty((len(costs), states, COLUMNS), np.bool_)
-    for row, cost in enumerate(costs):
-        if row % 8 == 0:
+    for number, cost in enumerate(costs):
+        if (row + number) % 8 == 0:
             metrics = metrics - metrics[0]
         a, b = metrics[:half], metrics[half:]
         stay = np.stack([a + cost[near], a + cost[near ^ 2]], 1).reshape(states, COLUMNS)
         cross = np.stack([b + cost[near ^ 2], b + cost[near]], 1).reshape(states, COLUMNS)
-        choices[row], metrics = cross < stay, np.minimum(stay, cross)
-    result, state, lanes = np.empty((len(costs), COLUMNS), np.int16), metrics.argmin(0), np.arange(COLUMNS)
-    for row in range(len(costs) - 1, -1, -1):
-        before = (state >> 1) | np.where(choices[row, state, lanes], half, 0)
+        choices[number], metrics = cross < stay, np.minimum(stay, cross)
+    return metrics, choices
+
+
+def _classes(choices: Array, state: Array, states: int) -> tuple[Array, Array]:
+    """The class 2·z₁ + c of every row and lane on the best paths that end in these states, and where they begin."""
+    first, last, book = _TAPS[states]
+    result, lanes = np.empty((len(choices), COLUMNS), np.int16), np.arange(COLUMNS)
+    for row in range(len(choices) - 1, -1, -1):
+        before = (state >> 1) | np.where(choices[row, state, lanes], states // 2, 0)
         full = (before << 1) | (state & 1)
         result[row] = 2 * ((full ^ (full >> first) ^ (full >> last)) & 1) + ((full >> book) & 1)
         state = before
-    return result
+    return result, state
 
 
 def _numbers(y: Array, j: Array, levels: Array | None, biases: Array, reach: int) -> tuple[Array, Array]:
@@ -201,42 +206,96 @@ def _scale_bits(scale: float, number: int, keys: Keys) -> int:
 
 def encode_streams(
     x: Vector, windows: Array, streams: Array, power: int, word: int, states: int, contract: bool,
-    plan: tuple[Array, Array, Array], known: tuple[Array, ...], notes: Array, room: Array, found: Array,
-    begin: int, end: int,
+    plan: tuple[Array, ...], known: tuple[Array, ...], curve: tuple[Any, ...], within: float, notes: Array,
+    room: Array, found: Array, begin: int, end: int,
 ) -> bool:  # fmt: skip
     """As the kernel of this name."""
     keys = round_keys((word & _MASK64, 0))
     for s in range(begin, end):
-        groups = range(streams[s, 0], streams[s, 1])
-        y = _rotate_stream(x, windows, groups.start, groups.stop, power, keys).reshape(-1, COLUMNS)
-        rows = np.concatenate([[0], np.cumsum(windows[groups.start : groups.stop, 2])]) // COLUMNS
-        settings = [_setting(g, windows, power, plan, known) for g in groups]
-        parts = [slice(a, b) for a, b in pairwise(rows)]
-        for part, (_, factor, _, _) in zip(parts, settings, strict=True):
-            y[part] *= factor
-        costs = [_costs(y[part], levels, biases) for part, (_, _, levels, biases) in zip(parts, settings, strict=True)]
-        path = _paths(np.concatenate(costs), states)
-        v, error = np.empty(y.shape, np.int16), 0.0
-        for g, part, (unit, _, levels, biases) in reversed(list(zip(groups, parts, settings, strict=True))):
-            v[part], q = _numbers(y[part], path[part], levels, biases, int(known[2][plan[1][g]]))
-            products = [np.cumsum((a * b)[::-1], axis=0)[-1] for a, b in ((y[part], q), (q, q), (y[part], y[part]))]
-            dot, square, energy = (sum(map(float, product), 0.0) for product in products)
-            scale = 0.0 if dot <= 0 else dot / square if contract else energy / dot
-            error += (energy - 2 * scale * dot + scale * scale * square) * unit * unit
-            at = SEED_BYTES + 2 * g
-            notes[at : at + 2] = np.array([_scale_bits(scale * unit, g, keys)], "<u2").view(np.uint8)
+        first, last = map(int, streams[s, :2])
+        y = _rotate_stream(x, windows, first, last, power, keys).reshape(-1, COLUMNS)
+        own = tuple(part[first:last] for part in plan)
+        groups = _searched(y, windows[first:last], own, power, states, contract, known, curve, within)
+        for number, group in enumerate(groups, first):
+            at = SEED_BYTES + 2 * number
+            notes[at : at + 2] = np.array([_scale_bits(group.scale, number, keys)], "<u2").view(np.uint8)
         message = notes[streams[s, 2] : streams[s, 3]].tobytes()[:HIDDEN_BYTES]
-        tables = np.repeat(plan[1][groups.start : groups.stop], np.diff(rows))
-        words = _written(v, tables, known[3], message)
-        first = int(windows[groups.start, 0]) + s * ROOM
-        room[first : first + len(words)] = words[::-1]
-        found[s] = len(words), error
+        tables = np.repeat(own[1], [len(group.v) for group in groups])
+        words = _written(np.concatenate([group.v for group in groups]), tables, known[4], message)
+        origin = int(windows[first, 0]) + s * ROOM
+        room[origin : origin + len(words)] = words[::-1]
+        found[s] = len(words), sum((group.error for group in groups), 0.0)
     return True
+
+
+class _Group(NamedTuple):
+    v: Array
+    scale: float
+    error: float
+    bits: float
+
+
+def _searched(
+    y: Array, windows: Array, plan: tuple[Array, ...], power: int, states: int, contract: bool,
+    known: tuple[Array, ...], curve: tuple[Any, ...], within: float,
+) -> list[_Group]:  # fmt: skip
+    """The numbers of a stream; its last quarter again, with other knobs, where all take other bits than planned."""
+    _, classes, knob, planned = plan
+    edges = np.concatenate([[0], np.cumsum(windows[:, 2])])
+    count, wanted = len(windows), sum(planned.tolist(), 0.0)
+    tail = max(g for g in range(count) if g == 0 or 4 * (edges[-1] - edges[g]) >= edges[-1])
+    metrics = np.full((states, COLUMNS), 8192, np.int16)
+    metrics[0] = 0
+    before, choices = [metrics] * (count + 1), [np.empty(0)] * count
+    goal = got = change = earlier = 0.0
+    base, shares = knob, [0.0] * count
+    for turn in range(_TURNS):
+        parts = [slice(a // COLUMNS, b // COLUMNS) for a, b in pairwise(edges)]
+        settings = [_setting(g, windows, power, plan, known) for g in range(count)]
+        scaled = [y[part] * setting[1] for part, setting in zip(parts, settings, strict=True)]
+        for g in range(tail if turn else 0, count):
+            costs = _costs(scaled[g], *settings[g][2:])
+            before[g + 1], choices[g] = _extended(before[g], costs, parts[g].start, states)
+        state, groups = before[-1].argmin(0), []
+        for g in range(count - 1, -1, -1):
+            path, state = _classes(choices[g], state, states)
+            groups.insert(0, _group(scaled[g], path, settings[g], contract, int(classes[g]), float(knob[g]), known))
+        total, free = (sum((group.bits for group in part), 0.0) for part in (groups, groups[tail:]))
+        if abs(total - wanted) <= within * wanted or turn == _TURNS - 1 or not free > 0:
+            break
+        if turn == 0:
+            base, shares, goal = (
+                knob.copy(),
+                [group.bits for group in groups],
+                max(free + wanted - total, _LEAST * free),
+            )
+            earlier, got, change = 0.0, free, _FIRST * (goal / free - 1)
+        else:
+            slope = max((free - got) / (change - earlier), _FLATTEST * goal)
+            earlier, got, change = change, free, change + (goal - free) / slope
+        for g in range(tail, count):
+            if classes[g] > 0:
+                knob[g] = nudged(classes[g], base[g], change * (shares[g] / windows[g, 2]), *curve)
+    return groups
+
+
+def _group(
+    y: Array, path: Array, setting: tuple[float, Any, Any, Array], contract: bool, k: int, knob: float, known: Any
+) -> _Group:
+    unit, _, levels, biases = setting
+    v, q = _numbers(y, path, levels, biases, int(known[2][k]))
+    paid = biases[v + 3] if levels is not None else np.zeros_like(y)
+    products = [np.cumsum(a[::-1], axis=0, dtype=np.float32)[-1] for a in (y * q, q * q, y * y, paid)]
+    dot, square, energy, bias = (sum(map(float, product), 0.0) for product in products)
+    scale = 0.0 if dot <= 0 else dot / square if contract else energy / dot
+    error = (energy - 2 * scale * dot + scale * scale * square) * unit * unit
+    fine = known[3][k, 0] * y.size + known[3][k, 1] * square
+    return _Group(v, scale * unit, error, 0.0 if k == 0 else bias / knob if levels is not None else float(fine))
 
 
 def _setting(g: int, windows: Array, power: int, plan: Any, known: Any) -> tuple[float, Any, Any, Array]:
     """Unit, factor that takes a rotated coordinate to it, levels (None: all whole numbers) and costs of a group."""
-    sigma, k, knob = (part[g] for part in plan)
+    sigma, k, knob, _ = (part[g] for part in plan)
     coarse = k < len(known[0])
     unit = sigma if coarse else sigma / knob
     factor = _FLOAT(2.0**power / (int(windows[g, 1]) * unit)) if k > 0 else _FLOAT(0)

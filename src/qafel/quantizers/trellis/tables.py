@@ -27,6 +27,7 @@ Table: TypeAlias = NDArray[np.int64]
 _NARROWEST: Final = 256  # coordinates of a window
 _GROUPS: Final = 16  # of a stream, at least
 _LEVEL_UNIT: Final = 1024
+_BITS_OF_E: Final = 1.4426950408889634  # log₂ e
 _NEVER: Final = 1e4  # bits that no encoder pays
 _NOTHING: Final = {
     "rate": 0.0, "error": math.inf, "place": 0.0, "lambda": 1.0, "levels": [0] * 7,
@@ -46,6 +47,7 @@ class Tables:
     levels    of coarse tables: what the numbers −3 … 3 stand for, in units of σ
     bits      of coarse tables: what they cost
     reach     the largest number
+    prices    of fine tables: a and b, where a number v takes about a + b·v² bits
     writing   for every table and number from −256 on: its count, and where its codes begin · 2¹³
     reading   for every table and code, first the even numbers': count − 1, place within it · 2¹², (⌊v/2⌋ + 128) · 2²⁴
     """
@@ -57,6 +59,7 @@ class Tables:
     levels: Vector
     bits: Vector
     reach: Table
+    prices: NDArray[np.float64]
     writing: NDArray[np.uint32]
     reading: NDArray[np.uint32]
 
@@ -79,9 +82,18 @@ def tables_for(states: int) -> Tables:
         levels=np.array([row["levels"] for row in coarse], np.float32) / np.float32(_LEVEL_UNIT),
         bits=np.array([row["bits"] for row in coarse], np.float32),
         reach=reach,
+        prices=np.array([_prices(row) for row in rows]),
         writing=_writing(counts),
         reading=_reading(counts),
     )
+
+
+def _prices(row: dict[str, Any]) -> list[float]:
+    """The counts are those of a Gaussian, so bits grow with v², and `rate` is what they are at the usual ‖v‖²."""
+    if "ratio" not in row:
+        return [0.0, 0.0]
+    slope = _BITS_OF_E / (2 * (row["ratio"] ** 2 + 0.26))
+    return [row["rate"] - slope * row["square"], slope]
 
 
 def _writing(counts: Table) -> NDArray[np.uint32]:
