@@ -206,9 +206,9 @@ def _search(y, groups, windows, plan, power, states, contract, known, curve, wit
 
 
 @njit(**KERNEL)
-def encode_streams(
+def encode_streams(  # type: ignore[no-untyped-def]
     x, windows, streams, power, word, states, contract, plan, known, curve, within, notes, room, found, first, last
-):  # type: ignore[no-untyped-def]
+):
     """Encode the streams first … last−1 of x · 2^−power.
 
     plan     σ, table, knob and bits of every group; knobs may change

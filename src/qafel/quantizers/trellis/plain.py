@@ -248,7 +248,7 @@ def _searched(
     metrics[0] = 0
     before, choices = [metrics] * (count + 1), [np.empty(0)] * count
     goal = got = change = earlier = 0.0
-    base, shares = knob, [0.0] * count
+    base, shares, groups = knob, [0.0] * count, list[_Group]()
     for turn in range(_TURNS):
         parts = [slice(a // COLUMNS, b // COLUMNS) for a, b in pairwise(edges)]
         settings = [_setting(g, windows, power, plan, known) for g in range(count)]
@@ -256,7 +256,7 @@ def _searched(
         for g in range(tail if turn else 0, count):
             costs = _costs(scaled[g], *settings[g][2:])
             before[g + 1], choices[g] = _extended(before[g], costs, parts[g].start, states)
-        state, groups = before[-1].argmin(0), []
+        state, groups = before[-1].argmin(0), list[_Group]()
         for g in range(count - 1, -1, -1):
             path, state = _classes(choices[g], state, states)
             groups.insert(0, _group(scaled[g], path, settings[g], contract, int(classes[g]), float(knob[g]), known))
@@ -275,7 +275,7 @@ def _searched(
             earlier, got, change = change, free, change + (goal - free) / slope
         for g in range(tail, count):
             if classes[g] > 0:
-                knob[g] = nudged(classes[g], base[g], change * (shares[g] / windows[g, 2]), *curve)
+                knob[g] = nudged(classes[g], base[g], change * (shares[g] / windows[g, 2]), *curve)  # type: ignore[no-untyped-call]
     return groups
 
 
