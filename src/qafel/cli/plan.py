@@ -1,210 +1,257 @@
-"""`qafel plan`: what a budget affords, before anything is run."""
+"""`qafel plan`: which bits and K a budget is best spent on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
-import tomli_w
 import typer
 from rich.table import Column, Table
 
-from qafel.cli.console import JsonOption, console, errors
-from qafel.config import Config
-from qafel.config.tasks import TASKS
-from qafel.errors import ConfigError
-from qafel.parts import is_path
-from qafel.planning import BudgetPlan, Choice, DurationLaw, Fleet, PlanRequest, make_plan, plan_json, reasons
-from qafel.planning.plan import CLIENT_SPECS, SERVER_SPECS
-from qafel.quantizers import Quantizer, is_measured
-from qafel.tasks.protocol import Task
-from qafel.text import human_bytes, human_seconds, read_bytes, read_seconds
-from qafel.theory import Constants, estimate_constants, sampled_clients
+from qafel.cli.console import JsonOption, QuietOption, SetOption, SweepProgress, console, errors
+from qafel.config import Config, load_recipe
+from qafel.errors import ConfigError, UserError
+from qafel.files import write_atomically
+from qafel.planning import (
+    Candidates,
+    DurationLaw,
+    Fleet,
+    Plan,
+    PlanRequest,
+    Prediction,
+    caveats,
+    checked_candidates,
+    column,
+    default_candidates,
+    make_plan,
+    plan_json,
+    reasons,
+)
+from qafel.planning.explain import prediction_json, theory
+from qafel.planning.pilot import require_plannable
+from qafel.planning.plan import Counted, predict_from_figures, default_specs
+from qafel.sweeps.making import Planned, make_runs, unfinished
+from qafel.text import human_bytes, human_count, read_bytes, read_seconds
+
+_RECIPE, _FIGURES = "With a recipe", "Without a recipe"
 
 
 def plan(
-    size: Annotated[int | None, typer.Option("--size", "-d", min=1, help="Parameters of the model.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="The number of clients.")] = None,
-    task_name: Annotated[
-        str | None, typer.Option("--task", help="Take the size and clients of a task; measure L, σ_ℓ and B on it.")
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A recipe's name (`qafel recipes`) or a TOML file.")
     ] = None,
-    byte_budget: Annotated[str | None, typer.Option(help="For uploads and broadcasts (each once): 10GB.")] = None,
-    every_copy: Annotated[bool, typer.Option("--every-copy", help="Count a broadcast once per receiver.")] = False,
+    byte_budget: Annotated[str | None, typer.Option(help="For what --count says: 200MB.")] = None,
     time_budget: Annotated[str | None, typer.Option(help="For the training: 3600, 90min, 12h, 2d.")] = None,
-    duration: Annotated[
-        str, typer.Option(help="The time per update: seconds, or half-normal:1, log-normal:1,0.5, uniform:1,0.5.")
-    ] = "half-normal:1",
-    upload_rate: Annotated[str | None, typer.Option(help="Bytes per second that a client uploads: 1Mbit.")] = None,
-    download_rate: Annotated[str | None, typer.Option(help="Bytes per second that a client downloads.")] = None,
-    latency: Annotated[str, typer.Option(help="The latency of every message: 50ms.")] = "0",
-    arrival_rate: Annotated[float | None, typer.Option(help="Clients that start per second; else all train.")] = None,
-    local_steps: Annotated[int, typer.Option(min=1, help="P, the local steps of an update.")] = 10,
-    buffer_size: Annotated[int | None, typer.Option(min=1, help="K; by default the plan chooses it.")] = None,
+    target: Annotated[float | None, typer.Option(help="The metric to reach; the recipe's own by default.")] = None,
+    count: Annotated[
+        Counted, typer.Option(help="Count bytes sent (up, and each broadcast once) or received (up, and downloaded).")
+    ] = "sent",
+    most_uploads: Annotated[float, typer.Option(min=1, help="At most so many times FedBuff's uploads.")] = 2.0,
     client_quantizer: Annotated[
-        list[str] | None, typer.Option(help="A client quantizer to consider; can be repeated; by default many.")
+        list[str] | None, typer.Option(help="A client quantizer to consider; can be repeated; by default trellis.")
     ] = None,
     server_quantizer: Annotated[
-        list[str] | None, typer.Option(help="A server quantizer to consider; can be repeated; by default many.")
+        list[str] | None, typer.Option(help="A server quantizer to consider; can be repeated; by default trellis.")
     ] = None,
-    smoothness: Annotated[float | None, typer.Option(help="L, the smoothness of the loss.")] = None,
-    noise: Annotated[float | None, typer.Option(help="σ_ℓ, the noise of a gradient.")] = None,
-    heterogeneity: Annotated[float | None, typer.Option(help="B, the heterogeneity of the clients.")] = None,
-    gap: Annotated[float | None, typer.Option(help="f(x⁰) − f*, the gap at the start.")] = None,
-    max_staleness: Annotated[int | None, typer.Option(min=0, help="τ_max,1 in updates; else from durations.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size of the measured gradients.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of the measured constants; 0 by default.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="TASK.KEY=VALUE", help="Change a setting of the --task.")
+    buffer_size: Annotated[
+        list[int] | None, typer.Option(min=1, help="A K to consider; can be repeated; by default 1, 2, 4 times it.")
+    ] = None,
+    settings: SetOption = None,
+    pilot_uploads: Annotated[
+        int, typer.Option(min=200, help="Uploads of each run of the pilot.", rich_help_panel=_RECIPE)
+    ] = 20_000,
+    checks: Annotated[
+        int, typer.Option(min=0, help="How many of the best are checked by a run.", rich_help_panel=_RECIPE)
+    ] = 2,
+    seed: Annotated[int, typer.Option(help="The seed of pilot and checks.", rich_help_panel=_RECIPE)] = 100,
+    folder: Annotated[
+        Path, typer.Option(help="The pilot's run directories; finished ones serve again.", rich_help_panel=_RECIPE)
+    ] = Path("plan"),
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; one per core by default.", rich_help_panel=_RECIPE)
+    ] = None,
+    with_theory: Annotated[
+        bool, typer.Option("--theory", help="Say which step sizes Theorem 3.1 admits.", rich_help_panel=_RECIPE)
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan as a recipe that `qafel run` takes.", rich_help_panel=_RECIPE)
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", "-d", min=1, help="Parameters.", rich_help_panel=_FIGURES)
+    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients.", rich_help_panel=_FIGURES)] = None,
+    uploads: Annotated[
+        float | None, typer.Option(min=1, help="Uploads that FedBuff takes.", rich_help_panel=_FIGURES)
+    ] = None,
+    client_cost: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="The share of progress that ω = 1 takes, from an earlier plan.", rich_help_panel=_FIGURES
+        ),
+    ] = None,
+    server_cost: Annotated[
+        float | None,
+        typer.Option(min=0, help="The same for the server's q/(1 − q) = 1.", rich_help_panel=_FIGURES),
+    ] = None,
+    duration: Annotated[
+        str | None,
+        typer.Option(help="Time per update: seconds, or half-normal:1, log-normal:1,0.5.", rich_help_panel=_FIGURES),
+    ] = None,
+    upload_rate: Annotated[
+        str | None, typer.Option(help="Bytes a second that a client uploads: 1Mbit.", rich_help_panel=_FIGURES)
+    ] = None,
+    download_rate: Annotated[
+        str | None, typer.Option(help="Bytes a second that it downloads.", rich_help_panel=_FIGURES)
+    ] = None,
+    latency: Annotated[
+        str | None, typer.Option(help="The latency of a message: 50ms.", rich_help_panel=_FIGURES)
+    ] = None,
+    arrival_rate: Annotated[
+        float | None, typer.Option(help="Clients that start a second; else all train.", rich_help_panel=_FIGURES)
     ] = None,
     json_output: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
-    """Recommend quantizers, K and step sizes for a budget of bytes or time, by the paper's theorem.
+    """Recommend quantizers and K for a budget or a target, from a short pilot of the recipe's own task.
 
-    Example: qafel plan --task quadratic --byte-budget 100MB --duration half-normal:1
+    The pilot runs the recipe without quantizers, with rough ones, and with a large K; the best pairs are checked by
+    runs of the same length. Step sizes stay the recipe's. Without a recipe, bytes and time follow from figures.
+
+    Example: qafel plan mushrooms-qafel-4bit --byte-budget 5MB --out plan.toml
     """
-    given = {"smoothness": smoothness, "gradient_noise": noise, "heterogeneity": heterogeneity, "initial_gap": gap}
-    missing = [name for name, value in given.items() if value is None]
-    if byte_budget is None and time_budget is None:
-        raise ConfigError("a plan needs a budget: --byte-budget, --time-budget, or both")
-    if every_copy and byte_budget is None:
-        raise ConfigError("--every-copy needs a --byte-budget: give one, or leave out --every-copy")
-    if task_name is None and batch_size is not None:
-        raise ConfigError("--batch-size needs a --task: name one, or leave out --batch-size")
-    for setting in settings or ():
-        if task_name is None or not setting.strip().startswith("task."):
-            raise ConfigError(f"--set changes settings of the --task, such as task.clients=10; got {setting!r}")
-    if seed is not None and (task_name is None or not missing):
-        raise ConfigError("--seed is used only to measure constants on a --task, and none are measured: leave it out")
-    fleet_of: dict[str, Any] = {
-        "durations": DurationLaw.parse(duration),
-        "upload_rate": None if upload_rate is None else read_bytes(upload_rate, "--upload-rate"),
-        "download_rate": None if download_rate is None else read_bytes(download_rate, "--download-rate"),
-        "latency": read_seconds(latency, "--latency"),
-        "arrival_rate": arrival_rate,
-    }
-    budgets = {
-        "budget_bytes": None if byte_budget is None else read_bytes(byte_budget, "--byte-budget"),
-        "budget_s": None if time_budget is None else read_seconds(time_budget, "--time-budget"),
-    }
-    task = None if task_name is None else _task(task_name, clients, size, settings or ())
-    size, clients = (task.layout.size, task.clients) if task else (size, clients)
-    if size is None or clients is None:
-        raise ConfigError("give --size and --clients, or a --task that has them")
-    fleet = Fleet(clients=clients, **fleet_of)
-    constants, measured = _constants(task, given, missing, seed or 0, batch_size)
+    for_figures: dict[str, Any] = {
+        "--size": size, "--clients": clients, "--uploads": uploads, "--client-cost": client_cost,
+        "--server-cost": server_cost, "--duration": duration, "--upload-rate": upload_rate,
+        "--download-rate": download_rate, "--latency": latency, "--arrival-rate": arrival_rate,
+    }  # fmt: skip
+    if recipe is None:
+        for_recipe = {"--byte-budget": byte_budget, "--time-budget": time_budget, "--target": target, "--out": out}
+        _refuse_given({**for_recipe, "--set": settings or None}, "needs a RECIPE to plan for")
+        _from_figures(for_figures, client_quantizer, server_quantizer, buffer_size, most_uploads, json_output)
+        return
+    _refuse_given(for_figures, "is for a plan without a recipe; change the recipe with --set instead")
+    config = load_recipe(recipe, settings or ())
+    require_plannable(config)
+    if target is not None:
+        config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"target": target})})
+    layout = config.task.make().layout
+    base = default_candidates(config, layout)
+    asked = Candidates(client_quantizer or base.clients, server_quantizer or base.servers, buffer_size or base.buffers)
     request = PlanRequest(
-        size=size,
-        fleet=fleet,
-        constants=constants,
-        local_steps=local_steps,
-        batch_size=batch_size,
-        every_copy=every_copy,
-        max_staleness=max_staleness,
-        client_specs=client_quantizer or CLIENT_SPECS,
-        server_specs=server_quantizer or SERVER_SPECS,
-        buffer_sizes=None if buffer_size is None else (buffer_size,),
-        layout=task.layout if task else None,
-        measured=measured,
-        **budgets,
+        config=config,
+        candidates=checked_candidates(asked, layout),
+        target=config.evaluation.target,
+        budget_bytes=None if byte_budget is None else read_bytes(byte_budget, "--byte-budget"),
+        budget_s=None if time_budget is None else read_seconds(time_budget, "--time-budget"),
+        counted=count,
+        most_uploads=most_uploads,
+        pilot_uploads=pilot_uploads,
+        checks=checks,
+        seed=seed,
     )
-    made = make_plan(request)
+    made = make_plan(request, folder, lambda runs: _make(runs, folder, workers, quiet))
+    if out is not None:
+        write_atomically(out, _recipe_text(made).encode(), make_folder=True)
+    said = theory(config, made.recommended) if with_theory else []
     if json_output:
-        print(json.dumps(plan_json(made), indent=2, ensure_ascii=False))
+        print(json.dumps(plan_json(made) | ({"theory": said} if said else {}), indent=2, ensure_ascii=False))
     else:
-        _show(made)
+        _show(made, said)
+        if out is not None:
+            console.print(f"the plan as a recipe: qafel run {out}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _task(name: str, clients: int | None, size: int | None, overrides: Iterable[str]) -> Task:
-    if is_path(name) and (clients or size) is not None:
-        raise ConfigError(f"--clients and --size: {name} sets its own; say --set task.arguments.NAME=VALUE instead")
-    if size is not None and name in TASKS and "dimension" not in TASKS[name].model_fields:
-        raise ConfigError(f"--size: the task {name} sets the size of its model; leave it out")
-    settings = {"name": name, "clients": clients, "dimension": size}
-    given = {key: value for key, value in settings.items() if value is not None}
-    return Config.from_toml(tomli_w.dumps({"task": given}), "qafel plan", overrides).task.make()
+def _refuse_given(options: dict[str, Any], why: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{name} {why}")
 
 
-def _constants(
-    task: Task | None, given: dict[str, float | None], missing: list[str], seed: int, batch: int | None
-) -> tuple[Constants, dict[str, int | None]]:
-    """The constants as given, and those that are missing measured on the task; and on how many clients each was."""
-    if not missing:
-        return Constants(**given), {}  # type: ignore[arg-type]  # none is missing
-    if task is None:
-        raise ConfigError(
-            "the theorem needs --smoothness (L), --noise (σ_ℓ), --heterogeneity (B) and --gap (f(x⁰) − f*); "
-            "or name a --task to measure them on"
-        )
-    errors.print(f"measuring L, σ_ℓ and B of {task.name} at x⁰ …", style="dim", highlight=False)
-    found = estimate_constants(task, seed=seed, initial_gap=given["initial_gap"], batch_size=batch)
-    sampled = sampled_clients(task)
-    values = {name: getattr(found, name) if value is None else value for name, value in given.items()}
-    return Constants(**values), {name: sampled.get(name) for name in missing}
+def _make(runs: Sequence[Planned], folder: Path, workers: int | None, quiet: bool) -> None:
+    with SweepProgress(runs, unfinished(runs, folder), quiet) as progress:
+        failed = make_runs(runs, folder, progress, workers=workers or os.cpu_count() or 1)
+    if failed:
+        name, reason = next(iter(failed.items()))
+        raise UserError(f"the run {folder / name} failed: {reason}")
 
 
-def _show(made: BudgetPlan) -> None:
-    for line in _asked(made.request):
-        console.print(line, highlight=False)
-    other = "FedBuff, same budget" if made.fedbuff_fits else "FedBuff, one step"
-    columns = (Column(name, no_wrap=True) for name in ("", "recommended", other))
-    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for (name, ours), theirs in zip(_column(made.recommended).items(), _column(made.fedbuff).values(), strict=True):
-        table.add_row(f"[bold]{name}[/]", ours, theirs)
-    console.print(table)
+def _recipe_text(made: Plan) -> str:
+    config: Config = made.recipe()
+    return f"# Planned by `qafel plan {made.request.config.name}`: {made.recommended.pair}.\n{config.to_toml()}"
+
+
+def _show(made: Plan, said: list[str]) -> None:
+    request = made.request
+    for caveat in caveats(made):
+        console.print(f"[yellow]note:[/] {caveat}", highlight=False)
+    counted = "up and broadcast" if request.counted == "sent" else "up and received"
+    aims = [] if request.target is None else [f"target {request.target:g}"]
+    aims += [] if request.budget_bytes is None else [f"{human_bytes(request.budget_bytes)} {counted}"]
+    aims += [] if request.budget_s is None else [f"{request.budget_s:g} of the recipe's clock"]
+    console.print(f"{request.config.name}: {', '.join(aims)}", highlight=False)
+    _print_table({"recommended": made.recommended, "FedBuff": made.fedbuff})
     for reason in reasons(made):
         console.print(f"• {reason}", highlight=False)
-    if made.alternatives:
-        listed = "; ".join(
-            f"{it.client.spec} up, {it.server.spec} down, K = {it.setting.buffer_size}: {it.bound.total:.4g}"
-            for it in made.alternatives
+    for it in made.others:
+        uploads = human_count(it.uploads.middle)
+        line = f"{it.pair}: {uploads} uploads, {human_bytes(it.bytes_of(request.counted))}"
+        console.print(f"next: {line}", style="dim", highlight=False)
+    for line in said:
+        console.print(f"• {line}", highlight=False)
+
+
+def _print_table(predictions: dict[str, Prediction]) -> None:
+    columns = (Column(name, no_wrap=True) for name in ("", *predictions))
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    shown = [column(it) for it in predictions.values()]
+    for name in shown[0]:
+        if any(it[name] != "NaN" for it in shown):
+            table.add_row(f"[bold]{name}[/]", *(it[name] for it in shown))
+    console.print(table)
+
+
+def _from_figures(
+    given: dict[str, Any],
+    client_specs: list[str] | None,
+    server_specs: list[str] | None,
+    buffers: list[int] | None,
+    most_uploads: float,
+    json_output: bool,
+) -> None:
+    size, clients, uploads = (given[name] for name in ("--size", "--clients", "--uploads"))
+    if None in (size, clients, uploads):
+        raise ConfigError(
+            "nothing can be predicted without a measurement: name a RECIPE for a pilot of its task, or give --size, "
+            "--clients and --uploads (what FedBuff takes)"
         )
-        console.print(f"next best bounds: {listed}", style="dim", highlight=False)
-
-
-def _asked(request: PlanRequest) -> list[str]:
-    """What was asked for, as the plan understood it."""
-    constants, fleet = request.constants, request.fleet
-    up, down = (
-        f"{human_bytes(rate)}/s" if rate else "without delay" for rate in (fleet.upload_rate, fleet.download_rate)
-    )
-    arrivals = "all clients always train" if fleet.arrival_rate is None else f"{fleet.arrival_rate:g} arrive per second"
-    counted = ", every copy counted" if request.every_copy else ", a broadcast counted once"
-    budget = [] if request.budget_bytes is None else [human_bytes(request.budget_bytes) + counted]
-    budget += [] if request.budget_s is None else [human_seconds(request.budget_s)]
-    stale = "from the durations" if request.max_staleness is None else f"{request.max_staleness:,} updates"
-    return [
-        f"{request.size:,} parameters, {fleet.clients:,} clients; L = {constants.smoothness:.4g}, "
-        f"σ_ℓ = {constants.gradient_noise:.4g}, B = {constants.heterogeneity:.4g}, "
-        f"f(x⁰) − f* = {constants.initial_gap:.4g}",
-        f"{fleet.durations} s per update, {arrivals}; up {up}, down {down}, latency {fleet.latency:g} s; "
-        f"budget: {' and '.join(budget)}; τ_max,1: {stale}",
-    ]
-
-
-def _column(choice: Choice) -> dict[str, str]:
-    setting, cost, sizes, bound = choice.setting, choice.forecast, choice.step_sizes, choice.bound
-    return {
-        "client quantizer": f"{choice.client.spec}, δ_c {_equals(choice.client)} {setting.client_delta:.3g}",
-        "server quantizer": f"{choice.server.spec}, δ_s {_equals(choice.server)} {setting.server_delta:.3g}",
-        "buffer size K": f"{setting.buffer_size:,}",
-        "local steps P": f"{setting.local_steps}",
-        "client rate η_ℓ": f"{sizes.client_lr:.4g}",
-        "server rate η_g": f"{sizes.server_lr:.4g}",
-        "server steps": f"{cost.server_steps:,}",
-        "staleness τ": f"{setting.max_staleness:,}",
-        "uploads": f"{cost.uploads:,}",
-        "bytes per upload": f"{choice.message_sizes.upload_bytes:,}",
-        "bytes per broadcast": f"{choice.message_sizes.broadcast_bytes:,}",
-        "sent up": human_bytes(cost.upload_bytes),
-        "broadcast": human_bytes(cost.broadcast_bytes),
-        "received by all": human_bytes(cost.received_by_all_bytes),
-        "time": human_seconds(cost.duration_s),
-        "bound on ‖∇f‖²": f"{bound.total:.4g}",
-        **{f"  {term}": f"{value:.3g}" for term, value in asdict(bound).items()},
+    costs = {name: given[f"--{name}-cost"] for name in ("client", "server") if given[f"--{name}-cost"] is not None}
+    rates = {
+        name: None if given[option] is None else read_bytes(given[option], option)
+        for name, option in (("upload_rate", "--upload-rate"), ("download_rate", "--download-rate"))
     }
-
-
-def _equals(quantizer: Quantizer) -> str:
-    return "≈ (measured)" if is_measured(quantizer) else "="
+    fleet = Fleet(
+        clients=clients,
+        durations=DurationLaw.parse(given["--duration"] or "half-normal:1"),
+        latency=read_seconds(given["--latency"] or "0", "--latency"),
+        arrival_rate=given["--arrival-rate"],
+        **rates,
+    )
+    up, down = default_specs(size)
+    candidates = Candidates(client_specs or up, server_specs or down, buffers or [10])
+    fedbuff, *found = predict_from_figures(size, fleet, candidates, uploads, costs, most_uploads)
+    unknown = [name for name in ("client", "server") if name not in costs]
+    note = (
+        f"nothing is known of what the {' and the '.join(unknown)}'s quantizer costs in uploads on this problem: "
+        "here it costs none, so take these bytes as a lower limit; a RECIPE would be measured"
+    )
+    if json_output:
+        listed = {"caveats": [note] if unknown else [], "recommended": prediction_json(found[0])}
+        listed |= {"fedbuff": prediction_json(fedbuff), "others": [prediction_json(it) for it in found[1:]]}
+        print(json.dumps(listed, indent=2, ensure_ascii=False))
+        return
+    if unknown:
+        console.print(f"[yellow]note:[/] {note}", highlight=False)
+    _print_table({"recommended" if costs else "fewest bytes": found[0], "FedBuff": fedbuff})

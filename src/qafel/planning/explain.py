@@ -1,212 +1,194 @@
-"""Why a plan says what it says, in sentences; and all of it as plain values for programs."""
+"""What a plan says: first what cannot be said, then why, in sentences; and all of it as plain values for programs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import math
+from dataclasses import asdict
 from typing import Any
 
-from qafel.planning.forecast import Forecast
-from qafel.planning.plan import BudgetPlan, Choice, PlanRequest
-from qafel.theory.theorem import conditions, largest_client_lr, largest_server_lr, trivial_bound
+from qafel.config import Config
+from qafel.planning.pilot import BUFFER, CLIENT, SERVER
+from qafel.planning.plan import Plan, Prediction, Range
+from qafel.text import human_bytes, human_count, human_metric, human_seconds
+from qafel.theory import Setting, estimate_constants, largest_client_lr, largest_server_lr, max_staleness
 
-SYMBOLS = {"smoothness": "L", "gradient_noise": "σ_ℓ", "heterogeneity": "B", "initial_gap": "f(x⁰) − f*"}
-
-_BINDING = 0.999
-"""A step size above this share of the largest counts as the largest."""
-
-
-def reasons(plan: BudgetPlan) -> list[str]:
-    """What decided: the quantizers, K, the step sizes; then what the plan gains, what it rests on and leaves out."""
-    return [
-        _of_client(plan.recommended),
-        _of_server(plan),
-        _of_buffer(plan),
-        *_of_downlink(plan),
-        _of_step_sizes(plan),
-        _of_gain(plan),
-        _of_staleness(plan),
-        *_of_constants(plan),
-        *_of_payloads(plan),
-        *_of_bound(plan),
-    ]
+FAR = 1.5
+"""A target that takes so many times the pilot's uploads is far beyond it."""
+SMALL = 0.005
+"""A cause that takes less than this share of the progress costs nothing that the pilot could see."""
 
 
-def _of_client(choice: Choice) -> str:
-    setting, bound = choice.setting, choice.bound
-    share = (bound.noise + bound.staleness) / bound.total
-    return (
-        f"clients send {choice.client.spec}: its error multiplies the variance of updates by 1 + ω_c = "
-        f"{1 + setting.client_omega:.3g} in the noise and the staleness term, and both are divided by "
-        f"K = {setting.buffer_size}; together they make {100 * share:.2g} % of the bound"
-    )
-
-
-def _of_server(plan: BudgetPlan) -> str:
-    choice, constants = plan.recommended, plan.request.constants
-    setting, client_lr = choice.setting, choice.step_sizes.client_lr
-    most = largest_server_lr(constants, setting, client_lr)
-    exact = largest_server_lr(constants, replace(setting, server_delta=1.0), client_lr)
-    return (
-        f"the server sends {choice.server.spec}: its δ_s = {setting.server_delta:.3g} adds to staleness, "
-        f"τ² + 12/δ_s² = {setting.max_staleness**2} + {setting.hidden_state_lag:.3g}, "
-        f"and allows η_g up to {most:.3g}; unquantized broadcasts would allow {exact:.3g}"
-    )
-
-
-def _of_buffer(plan: BudgetPlan) -> str:
-    request, size = plan.request, plan.recommended.setting.buffer_size
-    tried = request.searched
-    if len(tried) == 1:
-        return f"K = {size} as asked for" if request.buffer_sizes else f"K = {size}: no other K is possible"
-    at, all_clients = tried.index(size), size >= request.fleet.clients
-    smaller = "a buffer cannot be smaller" if size == 1 else "no smaller one was asked for"
-    larger = f"no larger one was {'tried, as it holds an update of every client' if all_clients else 'asked for'}"
-    below = _with_buffer(plan, tried[at - 1]) if at else smaller
-    above = _with_buffer(plan, tried[at + 1]) if at + 1 < len(tried) else larger
-    return f"K = {size}, of {tried[0]} to {tried[-1]}: {below}; {above}"
-
-
-def _with_buffer(plan: BudgetPlan, size: int) -> str:
-    """What another K would do, in figures."""
-    found = next((it for it in plan.other_buffers if it.setting.buffer_size == size), None)
-    if found is None:
-        return f"with {size} the budget does not pay for a step"
-    setting, total = found.setting, found.bound.total
-    more = ", for more bytes" if total < plan.recommended.bound.total else ""
-    run = f"{setting.server_steps:,} steps, τ = {setting.max_staleness}{more}"
-    return f"with {size} the bound would be {total:.4g} ({run})"
-
-
-def _of_downlink(plan: BudgetPlan) -> list[str]:
-    rate = plan.request.fleet.download_rate
-    if not plan.recommended.forecast.limited_by_downlink or not rate:
-        return []
-    each = plan.recommended.message_sizes.broadcast_bytes / rate
-    return [
-        f"the downlink limits the pace: every client must receive every broadcast, which takes {each:.3g} s at "
-        f"{rate:g} B/s, and K updates come sooner"
-    ]
-
-
-def _of_step_sizes(plan: BudgetPlan) -> str:
-    constants, setting, sizes = plan.request.constants, plan.recommended.setting, plan.recommended.step_sizes
-    server, *_ = conditions(constants, setting, sizes.client_lr, sizes.server_lr)
-    largest = "as large as the theorem allows"
-    of_server = largest if server.excess > _BINDING else "where noise and progress balance"
-    at_most = sizes.client_lr >= _BINDING * largest_client_lr(constants, setting)
-    return f"η_g is {of_server}, η_ℓ is {largest if at_most else 'where drift and progress balance'}"
-
-
-def _of_gain(plan: BudgetPlan) -> str:
-    ours, theirs = plan.recommended, plan.fedbuff
-    if not ours.quantized:
-        return "no quantizer is worth its error within this budget: the recommendation is FedBuff"
-    if not plan.fedbuff_fits:
-        return "the budget does not pay for a single server step of unquantized FedBuff: one step is shown to compare"
-    within = f"within the budget the bound is {ours.bound.total / theirs.bound.total:.3g} times unquantized FedBuff's"
-    if plan.matching is None:
-        return f"{within}; reaching FedBuff's bound would take too many steps to count"
-    in_bytes = 100 * (plan.matching.traffic_bytes / theirs.forecast.traffic_bytes)
-    in_time = 100 * (plan.matching.duration_s / theirs.forecast.duration_s)
-    return f"{within}; reaching FedBuff's bound takes {in_bytes:.3g} % of its bytes and {in_time:.3g} % of its time"
-
-
-def _of_staleness(plan: BudgetPlan) -> str:
-    stale, steps = plan.recommended.setting.max_staleness, plan.recommended.setting.server_steps
-    if stale == steps - 1:
-        return f"τ = {stale}: no update can be staler in {steps} steps"
-    if plan.request.max_staleness is not None:
-        return f"τ = {stale} steps, from the {plan.request.max_staleness} updates given"
-    return f"τ = {stale} steps is what one cycle of the run exceeds on average; a single update can be staler"
-
-
-def _of_constants(plan: BudgetPlan) -> list[str]:
-    said, measured = [], plan.request.measured
-    if listed := ", ".join(f"{SYMBOLS[name]} on {count}" for name, count in measured.items() if count is not None):
+def caveats(plan: Plan) -> list[str]:
+    """What cannot be said, or not surely."""
+    request, base, best = plan.request, plan.pilot.base, plan.recommended
+    reached = float(base.level(base.knots[1][-1:])[0])
+    said = []
+    if request.target is not None and not math.isfinite(plan.fedbuff.uploads.middle):
         said.append(
-            f"{listed} of {plan.request.fleet.clients:,} clients were measured, at x⁰ only: these are estimates, from "
-            "below for L and B, and the theorem needs the largest of any x"
+            f"nothing can be said of the target {request.target:g}: without quantizers the pilot came to "
+            f"{human_metric(reached)} in {human_count(base.end)} uploads, and its course does not lead there"
         )
-    if measured and plan.request.batch_size is None:
-        said.append("a gradient is over all data of a client (full batch), because no batch size was given")
-    return said
-
-
-def _of_payloads(plan: BudgetPlan) -> list[str]:
-    zipped = dict.fromkeys(spec for spec in plan.recommended.pair if spec.endswith("+zstd"))
-    said = [f"{spec} is counted with its longest payload; it sends less" for spec in zipped]
-    return [*said, "bytes are those of updates and broadcasts; the initial model and the transport add to them"]
-
-
-def _of_bound(plan: BudgetPlan) -> list[str]:
-    trivial, total = trivial_bound(plan.request.constants), plan.recommended.bound.total
-    said = [
-        "the bound is for the worst case of such constants: real runs do better, with larger step sizes than the "
-        "theorem allows"
-    ]
-    if total >= trivial:
+    elif not best.within:
+        aim = "the budget" if request.target is None else f"{request.target:g} within the limits"
+        said.append(f"no pair is expected to reach {aim}; this one comes nearest, to {human_metric(best.metric)}")
+    needed = plan.fedbuff.uploads.middle if request.target is not None else best.forecast.uploads / best.slowdown
+    if math.isfinite(needed) and needed > FAR * base.end:
         said.append(
-            f"the bound, {total:.3g}, is above 2L(f(x⁰) − f*) = {trivial:.3g}, which holds without any "
-            "training: for this budget the theory promises nothing, and only the comparison is of use"
+            f"the pilot ended after {human_count(base.end)} uploads, and this looks {needed / base.end:.2g} times as "
+            "far ahead, by the law that foretold the pilot's own last third best: --pilot-uploads makes it surer"
         )
     return said
 
 
-def plan_json(plan: BudgetPlan) -> dict[str, Any]:
-    """A plan as plain values, for files and other programs; `algorithm` is a section of a recipe."""
-    request, fleet = plan.request, plan.request.fleet
+def reasons(plan: Plan) -> list[str]:
+    """What decided, and what it rests on."""
+    return [*_of_causes(plan), *_of_checks(plan), *_of_step_sizes(plan), _of_cost(plan)]
+
+
+def _of_causes(plan: Plan) -> list[str]:
+    """What each part of the recommended pair costs, at the rate of progress where the pilot ended."""
+    pilot, pair = plan.pilot, plan.recommended.pair
+    strengths = pilot.errors.strengths(pair)
+    names = {
+        CLIENT: f"clients send {pair.client} (error ω = {strengths[CLIENT]:.3g} on the task's updates)",
+        SERVER: f"the server sends {pair.server} (error {pilot.errors.servers[pair.server].nmse:.3g})",
+        BUFFER: f"K = {pair.buffer_size}, with the recipe's step per upload",
+    }
+    said = []
+    for name, text in names.items():
+        if name == BUFFER and not strengths[name]:
+            continue
+        cost = pilot.costs[name]
+        share = strengths[name] * (cost.proportional + cost.constant)
+        lost = "nothing that the pilot could see" if share < SMALL else f"about {100 * share:.2g} % of the progress"
+        said.append(f"{text}: it takes {lost}")
+    return said
+
+
+def _of_checks(plan: Plan) -> list[str]:
+    return [
+        f"check of {it.pair}: " + (
+            "it diverged" if not math.isfinite(it.corrected) else f"{it.corrected:.2f} times the uploads foretold"
+        )
+        for it in plan.checked
+        if it.corrected is not None
+    ]  # fmt: skip
+
+
+def _of_step_sizes(plan: Plan) -> list[str]:
+    config, pair = plan.request.config, plan.recommended.pair
+    scaled = config.algorithm.aggregation == "mean" and pair.buffer_size != config.algorithm.buffer_size
+    how = f", η_g times {pair.buffer_size / config.algorithm.buffer_size:g} as K is" if scaled else ""
+    return [f"step sizes are those of {config.name}{how}; `qafel tune` searches for better ones"]
+
+
+def _of_cost(plan: Plan) -> str:
+    runs = plan.pilot.runs
+    wall = sum(run.number("wall_s") for run in runs)
+    uploads = sum(run.number("uploads") for run in runs)
+    seconds = f", {human_seconds(wall)} of computing" if math.isfinite(wall) else ""
+    return (
+        f"the pilot was {len(runs)} runs of {human_count(uploads)} uploads in all{seconds}; the checks were "
+        f"{len(plan.checked)} more such runs"
+    )
+
+
+def theory(config: Config, prediction: Prediction) -> list[str]:
+    """What Theorem 3.1 admits of step sizes for this pair: true for every problem of such constants, and so far lower."""
+    task = config.task.make()
+    constants = estimate_constants(task, seed=config.seed, initial_gap=1.0, batch_size=config.algorithm.batch_size)
+    algorithm, pair, size = config.algorithm, prediction.pair, task.layout.size
+    wired = algorithm.model_copy(update={"client_quantizer": pair.client, "server_quantizer": pair.server}).wire(
+        task.layout
+    )
+    steps = max(1, prediction.forecast.server_steps)
+    setting = Setting(
+        local_steps=algorithm.local_steps or 1,
+        buffer_size=pair.buffer_size,
+        server_steps=steps,
+        max_staleness=max_staleness(task.clients, pair.buffer_size),
+        client_delta=wired.client_quantizer.delta(size),
+        server_delta=wired.server_quantizer.delta(size),
+    ).of_length(steps)
+    client = largest_client_lr(constants, setting)
+    server = largest_server_lr(constants, setting, client)
+    return [
+        f"in theory: L ≈ {constants.smoothness:.3g}, σ_ℓ ≈ {constants.gradient_noise:.3g}, B ≈ "
+        f"{constants.heterogeneity:.3g} at x⁰; Theorem 3.1 admits η_ℓ up to {client:.3g} and with it η_g up to "
+        f"{server:.3g} (the recipe has {algorithm.client_lr:.3g} and {algorithm.server_lr:.3g}): it holds for the worst "
+        "problem of such constants, and no step size is taken from it"
+    ]
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values, for files and other programs."""
+    request, pilot = plan.request, plan.pilot
     return {
-        "size": request.size,
-        "clients": fleet.clients,
-        "inputs": {
-            "duration": str(fleet.durations),
-            "upload_rate": fleet.upload_rate,
-            "download_rate": fleet.download_rate,
-            "latency_s": fleet.latency,
-            "arrival_rate": fleet.arrival_rate,
-            "byte_budget": request.budget_bytes,
-            "every_copy": request.every_copy,
-            "time_budget_s": request.budget_s,
-            "max_staleness_updates": request.max_staleness,
-            "batch_size": request.batch_size,
-        },
-        "constants": asdict(request.constants),
-        "measured": list(request.measured),
-        "measured_on_clients": {name: clients for name, clients in request.measured.items() if clients is not None},
-        "recommended": _choice(plan.recommended, request),
-        "fedbuff": _choice(plan.fedbuff, request),
-        "fedbuff_fits_the_budget": plan.fedbuff_fits,
-        "to_reach_fedbuffs_bound": None if plan.matching is None else _forecast(plan.matching),
-        "trivial_bound": trivial_bound(request.constants),
+        "recipe": request.config.name,
+        "target": request.target,
+        "byte_budget": request.budget_bytes,
+        "time_budget": request.budget_s,
+        "counted": request.counted,
+        "caveats": caveats(plan),
+        "recommended": prediction_json(plan.recommended),
+        "fedbuff": prediction_json(plan.fedbuff),
+        "others": [prediction_json(it) for it in plan.others],
         "why": reasons(plan),
-        "alternatives": [_choice(choice, request) for choice in plan.alternatives],
-    }
-
-
-def _choice(choice: Choice, request: PlanRequest) -> dict[str, Any]:
-    setting, sizes, batch = choice.setting, choice.message_sizes, request.batch_size
-    return {
-        "algorithm": {
-            "preset": "qafel" if choice.quantized else "fedbuff",
-            "client_quantizer": choice.client.spec,
-            "server_quantizer": choice.server.spec,
-            "buffer_size": setting.buffer_size,
-            "local_steps": setting.local_steps,
-            **({} if batch is None else {"batch_size": batch}),
-            **asdict(choice.step_sizes),
+        "pilot": {
+            "uploads": request.pilot_uploads,
+            "seed": request.seed,
+            "runs": [run.name for run in pilot.runs],
+            "costs": {name: asdict(cost) for name, cost in pilot.costs.items()},
         },
-        "client_delta": setting.client_delta,
-        "server_delta": setting.server_delta,
-        "client_bits_per_coordinate": choice.client.bits_per_coordinate(request.size),
-        "server_bits_per_coordinate": choice.server.bits_per_coordinate(request.size),
-        "max_staleness": setting.max_staleness,
-        "upload_message_bytes": sizes.upload_bytes,
-        "broadcast_message_bytes": sizes.broadcast_bytes,
-        "forecast": _forecast(choice.forecast),
-        "bound": {**asdict(choice.bound), "total": choice.bound.total},
     }
 
 
-def _forecast(forecast: Forecast) -> dict[str, Any]:
-    totals = {"traffic_bytes": forecast.traffic_bytes, "crossing_bytes": forecast.crossing_bytes}
-    return asdict(forecast) | totals
+def prediction_json(it: Prediction) -> dict[str, Any]:
+    """A prediction as plain values."""
+    return {
+        "client_quantizer": it.pair.client,
+        "server_quantizer": it.pair.server,
+        "buffer_size": it.pair.buffer_size,
+        "uploads": _range(it.uploads),
+        "slowdown": _finite(it.slowdown),
+        "metric": _finite(it.metric),
+        "within": it.within,
+        "upload_message_bytes": it.sizes.upload_bytes,
+        "broadcast_message_bytes": it.sizes.broadcast_bytes,
+        "upload_bytes": it.forecast.upload_bytes,
+        "broadcast_bytes": it.forecast.broadcast_bytes,
+        "received_bytes": it.received_bytes,
+        "time": it.forecast.duration_s,
+        "check": _finite(it.corrected),
+    }
+
+
+def _range(it: Range) -> dict[str, float | None]:
+    return {name: _finite(value) for name, value in asdict(it).items()}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
+
+
+def column(it: Prediction) -> dict[str, str]:
+    """A prediction's figures for people."""
+    if not math.isfinite(it.uploads.middle):
+        uploads = "not reached"
+    elif it.uploads.low == it.uploads.high:
+        uploads = human_count(it.uploads.middle)
+    else:
+        low, middle, high = (human_count(value) for value in (it.uploads.low, it.uploads.middle, it.uploads.high))
+        uploads = f"{middle} ({low} to {high})"
+    return {
+        "clients send": it.pair.client,
+        "the server sends": it.pair.server,
+        "buffer size K": f"{it.pair.buffer_size:,}",
+        "uploads": uploads,
+        "of FedBuff's to a level": f"{it.slowdown:.2f}×" if math.isfinite(it.slowdown) else "∞",
+        "bytes up": human_bytes(it.forecast.upload_bytes),
+        "bytes broadcast": human_bytes(it.forecast.broadcast_bytes),
+        "received by starts": human_bytes(it.received_bytes),
+        "time": human_seconds(it.forecast.duration_s),
+        "metric then": human_metric(it.metric),
+    }

@@ -1,245 +1,402 @@
-"""Which quantizers, K and step sizes a budget affords, by Theorem 3.1.
+"""Which quantizers and K a budget is best spent on, predicted from a pilot and checked by short runs.
 
-For every pair of quantizers and every K: how many server steps T the budget pays for, the step sizes with the least
-bound, and that bound. The least bound wins; where bytes are not what is budgeted, the fewest bytes within 5 % of it.
+For every pair of quantizers and every K: how many uploads the target takes (or how far the budget goes), from the
+pilot's course and what its runs say each cause of slowness costs; then bytes and time. The best are run for as long as
+the pilot was, which corrects their predictions, and the best of those is recommended. Step sizes are the recipe's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias, final
 
+import numpy as np
+
+from qafel.algorithm.messages import HEADER_BYTES
+from qafel.config import Config
 from qafel.config.parts import make_quantizer
 from qafel.errors import ConfigError
 from qafel.params import Layout
-from qafel.planning.forecast import Fleet, Forecast, MessageSizes, affordable_steps, forecast
-from qafel.quantizers import fitness, parse
-from qafel.quantizers.measure import Role
-from qafel.quantizers.payloads import check_size
-from qafel.quantizers.protocol import Quantizer
-from qafel.tasks.convex.synthetic import Constants
-from qafel.theory.corollary import StepSizes, best_step_sizes, steps_to_reach
-from qafel.theory.theorem import Bound, Setting, bound, max_staleness, require_positive
-
-CLIENT_SPECS = (
-    *("none", "qsgd:8", "qsgd:6", "qsgd:4,bucket=128", "dithered:8", "dithered:6", "dithered:4"),
-    *("rotated:6", "rotated:5", "rotated:4", "rotated:3"),
+from qafel.planning.curves import Curve, Slowed, correction, first_hit, slowed
+from qafel.planning.forecast import Fleet, Forecast, MessageSizes, forecast
+from qafel.planning.pilot import (
+    Candidates,
+    Errors,
+    Pair,
+    Pilot,
+    measured_errors,
+    pilot_runs,
+    read_pilot,
+    require_plannable,
+    short_run,
+    uploads_between_evaluations,
+    with_pair,
 )
-SERVER_SPECS = (*CLIENT_SPECS, "scaled:rotated:2", "top_k:0.1", "top_k:0.01", "sign")
+from qafel.planning.updates import DurationLaw
+from qafel.quantizers import fitness
+from qafel.quantizers.measure import Role, gaussian, measured
+from qafel.rng import Stream
+from qafel.runs.reading import Run
+from qafel.sweeps.making import Planned
 
-NEAR = 1.05
-"""Where bytes are not budgeted, bounds up to 5 % above the least count as equal, and the fewest bytes win."""
+RATES = (4.0, 3.0, 2.0, 1.5, 1.0, 0.75, 0.5, 0.35, 0.25)
+"""Bits a coordinate of the default candidates."""
+SMALLEST_TRELLIS = 1024
+"""Below so many coordinates `trellis` sends what `rotated` does."""
+SMALL_CLIENTS = ("rotated:4", "rotated:3", "rotated:2", "rotated:1")
+SMALL_SERVERS = ("rotated:4", "rotated:3", "sign")
+"""The server's fit (δ > 0) at every such size."""
+NEAR = 1.02
+"""Predictions up to 2 % above the fewest bytes count as equal, and the fewest uploads win."""
 
-_MOST_ALTERNATIVES = 4
+Counted: TypeAlias = Literal["sent", "received"]
+"""Which bytes: uploaded and broadcast once; or uploaded and downloaded by clients that start."""
+MakeRuns: TypeAlias = Callable[[Sequence[Planned]], None]
 
-
-def _buffer_sizes_up_to(clients: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, … and the number of clients."""
-    sizes = (factor * 10**power for power in range(len(str(clients))) for factor in (1, 2, 5))
-    return tuple(sorted({clients, *(size for size in sizes if size <= clients)}))
+_LISTED = 5
+_SEEDS_APART = 0.08
+"""Standard deviation of log(uploads to a target) between seeds, which one pilot does not show."""
+_QUANTILE = 1.2816
+"""Of a normal law: four in five lie within so many standard deviations."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What is to be planned for: a model, a fleet, the problem's constants, a budget, and what may be chosen."""
+    """What is to be planned: a recipe, a target or a budget or both, and what may be chosen."""
 
-    size: int
-    """Parameters of the model."""
-    fleet: Fleet
-    constants: Constants
-    local_steps: int = 10
-    batch_size: int | None = None
-    """Of a local step; None: all that a client has."""
+    config: Config
+    candidates: Candidates
+    target: float | None = None
     budget_bytes: float | None = None
-    """Uploaded, and broadcast once; or received, with every copy."""
-    every_copy: bool = False
     budget_s: float | None = None
-    max_staleness: int | None = None
-    """τ_max,1, in updates; None: as the durations say."""
-    client_specs: Sequence[str] = CLIENT_SPECS
-    server_specs: Sequence[str] = SERVER_SPECS
-    buffer_sizes: Sequence[int] | None = None
-    """None: 1, 2, 5, 10, … up to the number of clients."""
-    layout: Layout | None = None
-    measured: Mapping[str, int | None] = field(default_factory=dict)
-    """The constants that were measured rather than given, each with how many clients were sampled (None: none were)."""
+    """In the units of the recipe's clock."""
+    counted: Counted = "sent"
+    most_uploads: float = 2.0
+    """How many times FedBuff's uploads a plan may take."""
+    pilot_uploads: int = 20_000
+    checks: int = 2
+    seed: int = 100
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"a model has at least one parameter; got {self.size}")
-        try:
-            check_size(self.size)
-        except ValueError as error:
-            raise ConfigError(f"no quantizer takes a model of this size: {error}") from None
-        if self.budget_bytes is None and self.budget_s is None:
-            raise ConfigError("a plan needs a budget: of bytes, of time, or both")
+        require_plannable(self.config)
+        if self.target is None and self.budget_bytes is None and self.budget_s is None:
+            raise ConfigError(
+                "a plan needs an aim: a --byte-budget, a --time-budget, or a target (the recipe's or --target)"
+            )
         for name, value in (("byte budget", self.budget_bytes), ("time budget", self.budget_s)):
-            if value is not None:
-                require_positive(name, value)
-
-    @property
-    def searched(self) -> tuple[int, ...]:
-        """The buffer sizes to try, ascending; one above the number of clients only if no smaller one was asked for."""
-        if self.buffer_sizes is None:
-            return _buffer_sizes_up_to(self.fleet.clients)
-        asked = tuple(sorted(set(self.buffer_sizes)))
-        return tuple(size for size in asked if size <= self.fleet.clients) or asked[:1]
-
-    def messages(self, client: Quantizer, server: Quantizer, buffer_size: int) -> MessageSizes:
-        """The bytes of what two quantizers send: between two starts of a client all others send an update."""
-        return MessageSizes.of(client, server, self.size, self.fleet.clients / buffer_size)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"the {name} is a positive number; got {value}")
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One way to spend the budget."""
+@dataclass(frozen=True)
+class Range:
+    """A figure and where four in five such figures should lie."""
 
-    client: Quantizer
-    server: Quantizer
-    message_sizes: MessageSizes
-    setting: Setting
-    step_sizes: StepSizes
-    bound: Bound
+    low: float
+    middle: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        return Range(factor * self.low, factor * self.middle, factor * self.high)
+
+
+@final
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of one pair."""
+
+    pair: Pair
+    uploads: Range
+    """To the target; or without one, what the budget pays for."""
+    slowdown: float
+    """Uploads to the same level over those without quantizers."""
+    sizes: MessageSizes
     forecast: Forecast
+    """Bytes each way and time of these uploads."""
+    metric: float
+    """What is reached with these uploads, or with what the budget pays for if that is fewer."""
+    within: bool
+    """Whether it meets the target, if there is one, within the budget and the allowed uploads."""
+    corrected: float | None = None
+    """How many times the uploads that were foretold its check took; None: it was not checked."""
+
+    def bytes_of(self, counted: Counted) -> float:
+        """What the budget counts."""
+        if counted == "sent":
+            return self.forecast.traffic_bytes
+        return self.forecast.upload_bytes + self.received_bytes
 
     @property
-    def quantized(self) -> bool:
-        return self.setting.client_delta < 1 or self.setting.server_delta < 1
-
-    @property
-    def pair(self) -> tuple[str, str]:
-        return self.client.spec, self.server.spec
+    def received_bytes(self) -> float:
+        """What clients that start download."""
+        return self.forecast.uploads * self.sizes.download_bytes
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class BudgetPlan:
-    """The recommendation, what it is compared with, and what came close."""
+@dataclass(frozen=True)
+class Plan:
+    """The recommendation, what it is compared with, and how it came about."""
 
     request: PlanRequest
-    recommended: Choice
-    fedbuff: Choice
-    """The best of unquantized FedBuff within the same budget; a single step where not even that fits."""
-    fedbuff_fits: bool
-    matching: Forecast | None
-    """What the recommendation needs to reach FedBuff's bound; None: more steps than can be counted."""
-    other_buffers: tuple[Choice, ...]
-    """The recommended pair with every other K that the budget pays for, ascending."""
-    alternatives: tuple[Choice, ...]
-    """The best K of other pairs of quantizers, the least bound first."""
+    pilot: Pilot
+    recommended: Prediction
+    fedbuff: Prediction
+    others: tuple[Prediction, ...]
+    """The next best pairs, best first."""
+    checked: tuple[Prediction, ...]
+
+    def recipe(self) -> Config:
+        """The recommended pair as a recipe: the one that was asked about, with other quantizers, K and limits."""
+        request, config = self.request, self.request.config
+        stop = config.stop.model_dump(exclude_none=True)
+        if request.budget_bytes is not None and request.counted == "sent":
+            stop = {"traffic_bytes": int(request.budget_bytes)}
+        elif request.budget_bytes is not None:
+            stop = {"uploads": max(1, self.recommended.forecast.uploads)}
+        if request.budget_s is not None:
+            stop["virtual_time"] = request.budget_s
+        stop["at_target"] = request.target is not None
+        made = with_pair(config, self.recommended.pair, f"{config.name}-plan", **stop)
+        evaluation = made.evaluation.model_copy(update={"target": request.target})
+        return made.model_copy(update={"evaluation": evaluation, "description": f"planned: {self.recommended.pair}"})
 
 
-def make_plan(request: PlanRequest) -> BudgetPlan:
-    """Search all pairs of quantizers and buffer sizes for the least bound within the budget of `request`.
+def default_specs(size: int) -> tuple[Sequence[str], Sequence[str]]:
+    """Quantizers of many rates, for clients and for the server: trellis, which models of few parameters are too short for."""
+    if size < SMALLEST_TRELLIS:
+        return SMALL_CLIENTS, SMALL_SERVERS
+    return [f"trellis:{rate:g}" for rate in RATES], [f"trellis:{rate:g},scale=least" for rate in RATES]
 
-    Raises a ConfigError if the budget does not pay for a single server step.
+
+def default_candidates(config: Config, layout: Layout) -> Candidates:
+    """Quantizers of many rates, and the recipe's K with its double and fourfold where clients are as many."""
+    up, down = default_specs(layout.size)
+    own, clients = config.algorithm.buffer_size, config.value("task.clients")
+    scaled = config.algorithm.aggregation in ("mean", "sum")
+    sizes = [size for size in (own, 2 * own, 4 * own) if size == own or (scaled and size <= (clients or own))]
+    return Candidates(up, down, sizes)
+
+
+def checked_candidates(candidates: Candidates, layout: Layout, *, strict: bool = True) -> Candidates:
+    """The candidates with the roughest quantizers last. If `strict`, one that does not suit its role is an error."""
+
+    def sorted_by_error(specs: Sequence[str], role: Role) -> list[str]:
+        rough = {}
+        for spec in dict.fromkeys(specs):
+            quantizer = make_quantizer(spec, layout)
+            if strict and (unfit := fitness(quantizer, layout.size, role)):
+                raise ConfigError(unfit[0])
+            rough[spec] = measured(quantizer, [gaussian(layout.size)], 1, Stream.named(0, "plan-order")).nmse
+        return sorted(rough, key=rough.__getitem__)
+
+    clients, servers = sorted_by_error(candidates.clients, "client"), sorted_by_error(candidates.servers, "server")
+    return Candidates(clients, servers, sorted(set(candidates.buffers)))
+
+
+def make_plan(request: PlanRequest, folder: Path, make: MakeRuns) -> Plan:
+    """Make the pilot's runs in `folder` (with `make`, which leaves finished ones alone), predict, check, recommend."""
+    config, candidates = request.config, request.candidates
+    planned = pilot_runs(config, candidates, request.pilot_uploads, request.seed)
+    make(planned)
+    models = [folder / planned[0].folder / "model.safetensors"]
+    errors = measured_errors(config, candidates, models, request.seed)
+    predictor = Predictor(request, read_pilot(planned, folder, errors))
+    every = predictor.ranked([predictor.predict(pair) for pair in candidates.pairs()])
+    checked = predictor.checked(every[: request.checks], folder, make)
+    seen = {it.pair for it in checked}
+    final = predictor.ranked(checked) or every[:1]
+    recommended = final[0]
+    others = (*final[1:], *(it for it in every if it.pair != recommended.pair and it.pair not in seen))
+    return Plan(request, predictor.pilot, recommended, predictor.fedbuff, others[:_LISTED], tuple(checked))
+
+
+@final
+class Predictor:
+    """Predictions from one pilot."""
+
+    def __init__(self, request: PlanRequest, pilot: Pilot) -> None:
+        self.request = request
+        self.pilot = pilot
+        config = request.config
+        clients = config.value("task.clients")
+        self._clients = int(clients) if clients is not None else config.task.make().clients
+        self._fleet = fleet_of(config, self._clients)
+        base = pilot.base
+        self.level, self._hit = math.inf, Range(math.inf, math.inf, math.inf)
+        if request.target is not None:
+            every = uploads_between_evaluations(config)
+            self._hit = Range(*first_hit(base, request.target, every, Stream.named(request.seed, "plan-hits")))
+            if math.isfinite(self._hit.middle):
+                self.level = float(base.smooth(np.array([self._hit.middle]))[0])
+        self._plain = slowed(base, pilot.costs, {})
+        self.fedbuff = self.predict(Pair("none", "none", config.algorithm.buffer_size))
+
+    @property
+    def extrapolated(self) -> float:
+        """How many times the pilot's length the target takes without quantizers; 0 without a target."""
+        return 0.0 if self.request.target is None else self._hit.middle / self.pilot.base.end
+
+    def predict(self, pair: Pair, corrected: float | None = None) -> Prediction:
+        """What is expected of a pair; `corrected` is by how much a check has shown more uploads than foretold."""
+        course = self.course(pair)
+        factor = 1.0 if corrected is None else corrected
+        sizes, request = self._sizes(pair), self.request
+        affordable = self._affordable(pair, sizes)
+        if math.isfinite(self.level):
+            middle = factor * course.at(self.level)
+            uploads = self._range(middle, corrected)
+        else:
+            middle = affordable
+            uploads = Range(middle, middle, middle)
+        used = min(middle, affordable) if math.isfinite(min(middle, affordable)) else self.pilot.base.end
+        height = course.height_after(used / factor)
+        slowdown = self._slowdown(course, factor, height)
+        metric = float(self.pilot.base.level(np.array([height]))[0])
+        meets = request.target is None or math.isfinite(middle)
+        within = meets and middle <= affordable * 1.0000001 and slowdown <= request.most_uploads
+        steps = max(1, math.ceil(used / pair.buffer_size))
+        return Prediction(pair, uploads, slowdown, sizes, self._forecast(sizes, pair, steps), metric, within, corrected)
+
+    def course(self, pair: Pair) -> Slowed:
+        """The pilot's course, as slow as this pair makes it."""
+        strengths = self.pilot.errors.strengths(pair)
+        return slowed(self.pilot.base, self.pilot.costs, strengths)
+
+    def checked(self, predictions: Sequence[Prediction], folder: Path, make: MakeRuns) -> list[Prediction]:
+        """The predictions, corrected by a run of each that is as long as the pilot."""
+        request, found = self.request, []
+        runs = {
+            it.pair: short_run(request.config, "check", it.pair, request.pilot_uploads, request.seed)
+            for it in predictions
+        }
+        make(list(runs.values()))
+        for pair, run in runs.items():
+            try:
+                measured_course = Curve.of(Run.load(folder / run.folder))
+                factor = correction(self.course(pair), self.pilot.base, measured_course)
+            except ConfigError:  # it diverged
+                factor = math.inf
+            found.append(self.predict(pair, factor))
+        return found
+
+    def ranked(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+        """The best first: those within the limits by bytes to the target, or by how far the budget goes."""
+        height = self.pilot.base.height
+
+        def cost(it: Prediction) -> float:
+            return it.bytes_of(self.request.counted)
+
+        def key(it: Prediction) -> tuple[float, ...]:
+            if self.request.target is None or not it.within:
+                return (not it.within, -float(height(np.array([it.metric]))[0]), cost(it))
+            return (False, cost(it), it.uploads.middle)
+
+        ordered = sorted(predictions, key=key)
+        if self.request.target is None or not ordered or not ordered[0].within:
+            return ordered
+        least = cost(ordered[0])
+        near = [it for it in ordered if it.within and cost(it) <= NEAR * least]
+        near.sort(key=lambda it: it.uploads.middle)
+        return [*near, *(it for it in ordered if it not in near)]
+
+    def _range(self, middle: float, corrected: float | None) -> Range:
+        """Around a prediction: chance of the first hit, of another law beyond the pilot, of seeds, of the model."""
+        if not math.isfinite(middle):
+            return Range(math.inf, math.inf, math.inf)
+        low, high = (math.log(it / self._hit.middle) / _QUANTILE for it in (self._hit.low, self._hit.high))
+        beyond = 0.25 * max(0.0, math.log(max(1.0, self.extrapolated)))
+        model = 0.1 if corrected is None else max(0.05, abs(math.log(corrected)) / 2)
+        rest = math.hypot(_SEEDS_APART, beyond, model)
+        return Range(
+            middle * math.exp(-_QUANTILE * math.hypot(low, rest)),
+            middle,
+            middle * math.exp(_QUANTILE * math.hypot(high, rest)),
+        )
+
+    def _slowdown(self, course: Slowed, factor: float, height: float) -> float:
+        """Uploads to a level over those without quantizers."""
+        at = self.level if math.isfinite(self.level) else height
+        plain = self._plain.at(at)
+        return factor * course.at(at) / plain if plain else math.inf
+
+    def _sizes(self, pair: Pair) -> MessageSizes:
+        errors: Errors = self.pilot.errors
+        up, down = errors.clients[pair.client].payload_bytes, errors.servers[pair.server].payload_bytes
+        whole = errors.servers["none"].payload_bytes
+        missed = self._clients / pair.buffer_size
+        return MessageSizes(*(HEADER_BYTES + math.ceil(it) for it in (up, down, whole)), missed)
+
+    def _affordable(self, pair: Pair, sizes: MessageSizes) -> float:
+        """Uploads within both budgets; infinite without any."""
+        request, size = self.request, pair.buffer_size
+        each = sizes.upload_bytes
+        each += sizes.broadcast_bytes / size if request.counted == "sent" else sizes.download_bytes
+        most = math.inf if request.budget_bytes is None else request.budget_bytes / each
+        if request.budget_s is not None:
+            most = min(most, request.budget_s / self._forecast(sizes, pair, 1000).duration_s * 1000 * size)
+        return most
+
+    def _forecast(self, sizes: MessageSizes, pair: Pair, steps: int) -> Forecast:
+        """Bytes and time; the time by the fleet's laws, or at the pilot's pace where they are the user's own."""
+        fleet = self._fleet or Fleet(clients=self._clients, durations=DurationLaw("constant", 1.0))
+        found = forecast(sizes, fleet, pair.buffer_size, steps)
+        return found if self._fleet else replace(found, duration_s=found.uploads * self.pilot.time_per_upload)
+
+
+def predict_from_figures(
+    size: int,
+    fleet: Fleet,
+    candidates: Candidates,
+    uploads: float,
+    costs: Mapping[str, float],
+    most_uploads: float = 2.0,
+) -> list[Prediction]:
+    """Predictions where there is no task to run: from the uploads that FedBuff takes, and what each cause costs.
+
+    `costs` are shares of the progress that a unit of a cause takes ("client": ω, "server": q/(1 − q)), as an earlier
+    plan's JSON states them; what is missing counts as nothing. Errors are those on Gaussian data. FedBuff is the
+    first, then the pairs with the fewest bytes sent.
     """
-    plain = parse("none")
-    unquantized = _choices(request, [plain], [plain])
-    clients = _suitable(request.client_specs, request, "client")
-    servers = _suitable(request.server_specs, request, "server")
-    fleet = request.fleet
-    fleet.require_enough_clients(request.messages(clients[0], servers[0], request.searched[-1]))
-    # Messages so long that the arrivals would need more clients than there are cannot be recommended.
-    choices = [it for it in _choices(request, clients, servers) if fleet.has_enough_clients(it.message_sizes)]
-    if not choices:
-        remedy = "raise it" if request.buffer_sizes is None else "raise it, or lower K"
-        raise ConfigError(f"the budget does not pay for one server step even with the shortest messages: {remedy}")
-    near = NEAR if request.budget_bytes is None else 1.0
-    recommended = _least(choices, near)
-    fedbuff = _least(unquantized or [evaluate_choice(request, plain, plain, request.searched[0], 1)], near)
-    matching = _matching(request, recommended, fedbuff.bound.total)
-    others = tuple(choice for choice in choices if choice.pair == recommended.pair and choice is not recommended)
-    alternatives = _alternatives(choices, recommended)
-    return BudgetPlan(request, recommended, fedbuff, bool(unquantized), matching, others, alternatives)
+    data = [gaussian(size)]
+    stream = Stream.named(0, "plan-figures")
+    made = {spec: make_quantizer(spec, None) for spec in ("none", *candidates.clients, *candidates.servers)}
+    found = {spec: measured(quantizer, data, 2, stream) for spec, quantizer in made.items()}
+    errors = Errors(found, found, candidates.buffers[0])
+
+    def predict(pair: Pair) -> Prediction:
+        strengths = errors.strengths(pair)
+        left = 1 - sum(costs.get(name, 0.0) * strength for name, strength in strengths.items())
+        slowdown = 1 / left if left > 0 else math.inf
+        lengths = (found[spec].payload_bytes for spec in (pair.client, pair.server, "none"))
+        sizes = MessageSizes(*(HEADER_BYTES + math.ceil(it) for it in lengths), fleet.clients / pair.buffer_size)
+        needed = uploads * slowdown
+        steps = math.ceil((needed if math.isfinite(needed) else uploads) / pair.buffer_size)
+        costs_of = forecast(sizes, fleet, pair.buffer_size, max(1, steps))
+        within = slowdown <= most_uploads
+        return Prediction(pair, Range(needed, needed, needed), slowdown, sizes, costs_of, math.nan, within)
+
+    predicted = sorted(map(predict, candidates.pairs()), key=lambda it: (not it.within, it.forecast.traffic_bytes))
+    return [predict(Pair("none", "none", candidates.buffers[0])), *predicted]
 
 
-def evaluate_choice(
-    request: PlanRequest, client: Quantizer, server: Quantizer, buffer_size: int, server_steps: int
-) -> Choice:
-    """What Theorem 3.1 and the forecast say of one pair of quantizers, `buffer_size` K and `server_steps` T."""
-    messages = request.messages(client, server, buffer_size)
-    setting = Setting(
-        local_steps=request.local_steps,
-        buffer_size=buffer_size,
-        server_steps=server_steps,
-        max_staleness=_staleness(request, messages, buffer_size, server_steps),
-        client_delta=client.delta(request.size),
-        server_delta=server.delta(request.size),
-    ).of_length(server_steps)
-    steps = best_step_sizes(request.constants, setting)
-    found = bound(request.constants, setting, steps.client_lr, steps.server_lr)
-    costs = forecast(messages, request.fleet, buffer_size, server_steps)
-    return Choice(client, server, messages, setting, steps, found, costs)
-
-
-def _suitable(specs: Sequence[str], request: PlanRequest, role: Role) -> list[Quantizer]:
-    """The quantizers of `specs` that suit the `role`, without those that another one beats in bytes and δ.
-
-    A default spec that does not suit is left out; one that the user asked for is an error. The bound falls with δ and
-    with every byte saved.
-    """
-    found, size = [], request.size
-    for spec in specs:
-        quantizer = make_quantizer(spec, request.layout)
-        unfit = fitness(quantizer, size, role)
-        if not unfit and math.isinf(quantizer.omega(size)):
-            unfit = [f"{role} quantizer {spec!r} has no bound on its error: the theorem does not hold for it"]
-        if not unfit:
-            found.append(quantizer)
-        elif specs not in (CLIENT_SPECS, SERVER_SPECS):
-            raise ConfigError(unfit[0])
-    kept: list[Quantizer] = []
-    for it in sorted(found, key=lambda it: (it.max_payload_bytes(size), -it.delta(size))):
-        if not kept or it.delta(size) > kept[-1].delta(size):
-            kept.append(it)
-    return kept
-
-
-def _staleness(request: PlanRequest, sizes: MessageSizes, buffer_size: int, server_steps: int) -> int:
-    """τ_max,K of a run that is long enough for it."""
-    updates = request.max_staleness
-    if updates is None:
-        updates = request.fleet.largest_staleness(sizes, buffer_size * server_steps)
-    return max_staleness(updates, buffer_size)
-
-
-def _choices(request: PlanRequest, clients: Iterable[Quantizer], servers: Sequence[Quantizer]) -> list[Choice]:
-    """All pairs of quantizers with every K that the budget pays for, at the most steps that it pays for."""
-    budget = {name: getattr(request, name) for name in ("budget_bytes", "budget_s", "every_copy")}
-    found = []
-    for client, server, size in product(clients, servers, request.searched):
-        sizes = request.messages(client, server, size)
-        if steps := affordable_steps(sizes, request.fleet, size, **budget):
-            found.append(evaluate_choice(request, client, server, size, steps))
-    return found
-
-
-def _matching(request: PlanRequest, choice: Choice, target: float) -> Forecast | None:
-    size, steps = choice.setting.buffer_size, choice.setting.server_steps
-    stale = replace(choice.setting, max_staleness=_staleness(request, choice.message_sizes, size, steps))
-    try:
-        needed = steps_to_reach(request.constants, stale, target)
-    except ConfigError:
-        return None  # a plan is of use without the comparison, too
-    return forecast(choice.message_sizes, request.fleet, size, needed)
-
-
-def _least(choices: Sequence[Choice], near: float) -> Choice:
-    """The choice with the fewest bytes, every copy counted, of those whose bound is at most `near` times the least."""
-    enough = near * min(choice.bound.total for choice in choices)
-    good = (choice for choice in choices if choice.bound.total <= enough)
-    return min(good, key=lambda choice: choice.forecast.crossing_bytes)
-
-
-def _alternatives(choices: Sequence[Choice], recommended: Choice) -> tuple[Choice, ...]:
-    best: dict[tuple[str, str], Choice] = {}
-    for choice in sorted(choices, key=lambda choice: choice.bound.total):
-        best.setdefault(choice.pair, choice)
-    best.pop(recommended.pair, None)
-    return tuple(best.values())[:_MOST_ALTERNATIVES]
+def fleet_of(config: Config, clients: int) -> Fleet | None:
+    """The fleet that a recipe's [timing] describes; None if its laws are of another kind than a forecast knows."""
+    timing, network = config.timing, config.timing.network
+    known = ("half-normal", "log-normal", "uniform", "constant")
+    plain = not (timing.speed_spread or timing.per_example or network.spread or timing.max_concurrency)
+    if timing.arrivals not in ("always-training", "constant", "poisson") or timing.duration not in known or not plain:
+        return None
+    law = DurationLaw(timing.duration, timing.scale, timing.spread)  # type: ignore[arg-type]  # one of `known`
+    return Fleet(
+        clients=clients,
+        durations=law,
+        upload_rate=network.upload_rate,
+        download_rate=network.download_rate,
+        latency=network.latency,
+        arrival_rate=None if timing.arrivals == "always-training" else timing.rate * (1 - timing.dropout),
+    )

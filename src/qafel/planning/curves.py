@@ -1,0 +1,264 @@
+"""How a metric goes with uploads: read off a run, carried on beyond its end, and slowed down.
+
+A run's metric is noisy. What lies below it is taken to be monotone: isotonic regression, averaged in a few bins that
+are even in log(uploads), and lines between them, of log(metric) where that is to become small. Beyond the last
+evaluation the line goes on with the slope of the last three quarters of the uploads: runs slow down as they go, and a
+law that is linear in u or √u, though it may fit the beginning, promises too much.
+
+At a level ℓ the run makes progress at a rate a(ℓ) = |dm/du|. What adds noise takes some of that away. A cause of
+strength s, such as the variance ω of a quantizer, leaves a(ℓ)(1 − s(c₁ + c₀/a(ℓ))): c₁ is noise in proportion to the
+progress, as that of an update that shrinks with the gradient, and c₀ is noise that stays, which makes a floor where
+nothing is left. So uploads to a level are ∫ du / (1 − s(c₁ + c₀/a)), which is infinite below the floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qafel.errors import ConfigError
+from qafel.rng import Stream
+from qafel.runs.reading import Run
+from qafel.tasks.protocol import Goal
+
+Wide: TypeAlias = NDArray[np.float64]
+
+FEWEST_ROWS = 8
+"""A curve of fewer evaluations says nothing."""
+_BINS = 12
+_POINTS = 400
+_FURTHEST = 50.0
+"""How many times a run's length a curve is carried on at most."""
+_LEAST_LEFT = 0.02
+"""Progress below this share of the undisturbed counts as none."""
+_DRAWS = 400
+_COSTS = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 40)])
+"""What c₁ and c₀ may be, times the strength at which they were measured: shares of the progress."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one unit of a cause takes away of the progress: the shares c₁ and c₀/a, a being relative to `rate`."""
+
+    proportional: float
+    constant: float
+    rate: float
+    """The progress per upload that c₀ is relative to."""
+
+    def of(self, strength: float, rates: Wide) -> Wide:
+        """The shares that are lost at these rates of progress."""
+        lost: Wide = strength * (self.proportional + self.constant * self.rate / rates)
+        return lost
+
+
+@final
+@dataclass(frozen=True)
+class Curve:
+    """A run's metric by uploads, as it was measured."""
+
+    uploads: Wide
+    metric: Wide
+    goal: Goal
+
+    @staticmethod
+    def of(run: Run) -> Curve:
+        """The curve of a run, up to where it was last finite; a ConfigError if it has too few evaluations."""
+        uploads, metric = run.column("uploads"), run.column("metric")
+        finite = int(np.argmin(np.isfinite(metric))) if not np.isfinite(metric).all() else len(metric)
+        kept = slice(int(np.searchsorted(uploads, 0.0, side="right")), finite)
+        curve = Curve(uploads[kept], metric[kept], run.goal)
+        if len(curve.uploads) < FEWEST_ROWS:
+            raise ConfigError(
+                f"{run.name} has {len(curve.uploads)} finite evaluations, and {FEWEST_ROWS} are needed to tell its "
+                "course: make the pilot longer, or its evaluations more frequent"
+            )
+        return curve
+
+    @property
+    def end(self) -> float:
+        """The uploads of the last evaluation."""
+        return float(self.uploads[-1])
+
+    def height(self, metric: Wide) -> Wide:
+        """The metric so that progress is upwards: −log m where it is to become small and is positive, else m or −m."""
+        if self.goal == "max":
+            return metric
+        return -np.log(np.maximum(metric, 1e-300)) if self._positive else -metric
+
+    def level(self, height: Wide) -> Wide:
+        """The inverse of `height`."""
+        if self.goal == "max":
+            return height
+        return np.exp(-height) if self._positive else -height
+
+    @cached_property
+    def _positive(self) -> bool:
+        return bool(np.all(self.metric > 0))
+
+    @cached_property
+    def _heights(self) -> Wide:
+        return self.height(self.metric)
+
+    @cached_property
+    def knots(self) -> tuple[Wide, Wide]:
+        """Uploads and heights between which the smooth curve is a line in log(uploads): strictly ascending."""
+        smooth, logs = _isotonic(self._heights), np.log(self.uploads)
+        edges = np.linspace(logs[0], logs[-1], min(_BINS, len(logs) // 2) + 1)
+        bins = np.clip(np.searchsorted(edges, logs, side="right") - 1, 0, len(edges) - 2)
+        x, y = [], []
+        for number in range(len(edges) - 1):
+            inside = bins == number
+            if inside.any() and (not y or smooth[inside].mean() > y[-1] + 1e-9):
+                x.append(logs[inside].mean())
+                y.append(float(smooth[inside].mean()))
+        return np.exp(np.array(x)), np.array(y)
+
+    @cached_property
+    def noise(self) -> float:
+        """The standard deviation of evaluations around the smooth curve, in height, over the second half."""
+        late = self.uploads >= self.end / 2
+        beside = self._heights[late] - self.smooth(self.uploads[late])
+        return float(np.std(beside)) if late.sum() > 2 else 0.0
+
+    def smooth(self, uploads: Wide) -> Wide:
+        """The height at so many uploads, also beyond the end."""
+        x, y = self.knots
+        inside = np.interp(np.log(uploads), np.log(x), y)
+        beyond = y[-1] + self._slope * np.log(np.maximum(uploads, x[-1]) / x[-1])
+        return np.where(uploads > x[-1], beyond, inside)
+
+    @cached_property
+    def _slope(self) -> float:
+        """By how much the height rises with log(uploads), in the end."""
+        late = self.uploads >= self.end / 4
+        x, y = np.log(self.uploads[late]), self._heights[late]
+        centred = x - x.mean()
+        return max(0.0, float(centred @ (y - y.mean()) / max(centred @ centred, 1e-300)))
+
+    def grid(self) -> tuple[Wide, Wide]:
+        """Uploads, even in their logarithm, to far beyond the end; and the smooth metric there."""
+        uploads = np.geomspace(self.knots[0][0], _FURTHEST * self.end, _POINTS)
+        return uploads, self.level(self.smooth(uploads))
+
+
+def first_hit(curve: Curve, target: float, every: float, stream: Stream) -> tuple[float, float, float]:
+    """Uploads at the first noisy evaluation that meets a target, one each `every` uploads: quantiles 10, 50 and 90 %.
+
+    A noisy metric meets it sooner than a smooth one would. Infinite where the curve does not come near.
+    """
+    wanted = float(curve.height(np.array([target]))[0])
+    times = np.arange(1, int(_FURTHEST * curve.end / every) + 1) * every
+    heights = curve.smooth(times)
+    near = int(np.searchsorted(heights, wanted - 4 * curve.noise))
+    last = int(np.searchsorted(heights, wanted + 4 * curve.noise)) + 1
+    times, heights = times[near:last], heights[near:last]
+    if not len(times) or heights[-1] + curve.noise < wanted:
+        return (math.inf,) * 3
+    noise = curve.noise * stream.generator().standard_normal((_DRAWS, len(times)))
+    met = heights + noise >= wanted
+    hits = np.where(met.any(1), times[np.argmax(met, 1)], math.inf)
+    low, middle, high = np.quantile(hits, (0.1, 0.5, 0.9), method="lower")
+    return float(low), float(middle), float(high)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """A curve with something in its way."""
+
+    uploads: Wide
+    """Infinite from the level on that is not reached."""
+    heights: Wide
+
+    def at(self, height: float) -> float:
+        """The uploads to a height."""
+        if height > self.heights[-1]:
+            return math.inf
+        return float(np.interp(height, self.heights, self.uploads))
+
+    def height_after(self, uploads: float) -> float:
+        """The height after so many uploads."""
+        finite = np.isfinite(self.uploads)
+        return float(np.interp(uploads, self.uploads[finite], self.heights[finite]))
+
+
+def slowed(base: Curve, costs: Mapping[str, Cost], strengths: Mapping[str, float]) -> Slowed:
+    """The base's smooth curve with causes of these strengths in its way."""
+    uploads, metric = base.grid()
+    rates = _rates(uploads, metric)
+    left = 1.0 - sum((costs[name].of(strength, rates) for name, strength in strengths.items()), np.zeros(_POINTS))
+    with np.errstate(divide="ignore"):
+        slowness = np.where(left > _LEAST_LEFT, 1 / np.maximum(left, 1e-12), math.inf)
+    steps = np.diff(uploads, prepend=0.0)
+    stretched = np.cumsum(np.where(np.isfinite(slowness), slowness, 0.0) * steps)
+    stretched[np.maximum.accumulate(~np.isfinite(slowness))] = math.inf
+    return Slowed(stretched, base.height(metric))
+
+
+def fitted_cost(base: Curve, other: Curve, strength: float) -> Cost:
+    """What a cause costs, from a run in which it had this strength, beside one without it."""
+    uploads, metric = base.grid()
+    inside = uploads <= base.end
+    rates = _rates(uploads, metric)
+    rate = float(np.median(rates[inside][-(inside.sum() // 2) :]))
+    heights = base.height(metric)
+    x, y = other.knots
+    levels = np.linspace(*_common_heights(base, other), 24)
+    reached = levels <= y[-1]
+    measured = np.where(reached, np.interp(levels, y, np.log(x)), math.log(other.end))
+    best, found = math.inf, Cost(0.0, 0.0, rate)
+    steps = np.diff(uploads, prepend=0.0)
+    for proportional in _COSTS:
+        left = 1 - proportional - _COSTS[:, None] * rate / rates[None, :]
+        slowness = np.where(left > _LEAST_LEFT, 1 / np.maximum(left, _LEAST_LEFT), 1 / _LEAST_LEFT)
+        logs = np.log(np.cumsum(slowness * steps, axis=1))
+        for number, constant in enumerate(_COSTS):
+            foretold = np.interp(levels, heights, logs[number])
+            error = np.where(reached, foretold - measured, np.minimum(0.0, foretold - measured))
+            if (total := float(np.mean(error**2))) < best - 1e-12:
+                best, found = total, Cost(float(proportional) / strength, float(constant) / strength, rate)
+    return found
+
+
+def correction(foretold: Slowed, base: Curve, measured: Curve) -> float:
+    """How many times the uploads that were foretold a run really took, over the levels of its second half."""
+    x, y = measured.knots
+    levels = np.linspace(*_common_heights(base, measured), 12)
+    levels = levels[levels <= y[-1]]
+    pairs = [(math.exp(float(np.interp(level, y, np.log(x)))), foretold.at(float(level))) for level in levels]
+    logs = [math.log(took / said) for took, said in pairs if math.isfinite(said)]
+    return math.exp(float(np.mean(logs))) if logs else math.inf
+
+
+def _common_heights(base: Curve, other: Curve) -> tuple[float, float]:
+    """From where the base is after a quarter of the pilot's levels to the highest that it reached."""
+    low, high = float(base.knots[1][0]), float(base.knots[1][-1])
+    begin = max(low + (high - low) / 4, float(other.knots[1][0]))
+    return min(begin, high - 1e-9), high
+
+
+def _rates(uploads: Wide, metric: Wide) -> Wide:
+    """Progress per upload of a smooth curve: never zero, never rising again by a kink of the laws."""
+    rates = np.abs(np.gradient(metric, uploads))
+    return np.maximum(rates, 1e-12 * float(rates.max() or 1.0))
+
+
+def _isotonic(values: Wide) -> Wide:
+    """The nearest ascending sequence in least squares: neighbours that descend are pooled."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        means.append(value)
+        counts.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            last, many = means.pop(), counts.pop()
+            means[-1] = (means[-1] * counts[-1] + last * many) / (counts[-1] + many)
+            counts[-1] += many
+    return np.repeat(means, counts)
