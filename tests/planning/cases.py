@@ -1,10 +1,9 @@
-"""Fleets, requests and runs that several tests of planning share."""
+"""Fleets and runs that several tests of planning share."""
 
 import pytest
 
 from qafel import Constant, Evaluation, HalfNormal, Limits, LogNormal, Network, Timing, Uniform, simulate, wire
-from qafel.planning import DurationLaw, Fleet, PlanRequest, reasons
-from qafel.theory import Constants
+from qafel.planning import DurationLaw, Fleet
 
 LAWS = {
     "constant": (DurationLaw("constant", 2.0), Constant(2.0)),
@@ -13,25 +12,7 @@ LAWS = {
     "uniform": (DurationLaw("uniform", 2.0, 0.5), Uniform(0, 2.0, 0.5)),
 }
 
-ONES = Constants(1.0, 1.0, 1.0, 1.0)
-NOISY = Constants(1.0, 1e5, 0.0, 1.0)
-FLEET = Fleet(clients=100, durations=DurationLaw("half-normal", 1.0), upload_rate=1000.0, download_rate=5000.0)
-REQUEST = PlanRequest(size=1000, fleet=FLEET, constants=ONES, budget_bytes=1e8)
-
 SLOW_FLEET = Fleet(clients=1000, durations=DurationLaw("half-normal", 5.0), upload_rate=1e5, download_rate=1e5)
-SLOW_REQUEST = PlanRequest(
-    size=29_282,
-    fleet=SLOW_FLEET,
-    constants=ONES,
-    budget_s=1e5,
-    client_specs=["none", "rotated:4"],
-    server_specs=["none", "rotated:4"],
-)
-"""Its broadcasts keep a client's downlink busy for longer than ten updates take to come."""
-
-
-def said(plan):
-    return " ".join(reasons(plan))
 
 
 def summary_of(task, settings, fleet, durations, steps, **timing):

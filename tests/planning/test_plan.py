@@ -1,161 +1,208 @@
-"""Plans: what they recommend keeps to the budget, and a run of it costs what was forecast."""
+"""A plan from a pilot: what it runs, what it recommends, what it writes, and that runs then go as it says."""
 
-from dataclasses import replace
+import math
+from pathlib import Path
 
 import pytest
 
-from qafel import (
-    HalfNormal,
-    Mushrooms,
-    Quadratic,
-)
+from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
-from qafel.planning import (
-    DurationLaw,
-    Fleet,
-    MessageSizes,
-    PlanRequest,
-    affordable_steps,
-    forecast,
-    make_plan,
-    plan_json,
-)
-from qafel.theory import Constants, admissible, estimate_constants
-from tests.planning.cases import FLEET, NOISY, REQUEST, SLOW_FLEET, SLOW_REQUEST, assert_as_forecast, said, summary_of
+from qafel.planning import Candidates, DurationLaw, Fleet, Pair, PlanRequest, caveats, checked_candidates, make_plan
+from qafel.planning.explain import plan_json, reasons, theory
+from qafel.planning.pilot import BUFFER, CLIENT, SERVER, pilot_runs, short_run, with_pair
+from qafel.planning.plan import default_candidates, fleet_of, predict_from_figures
+from qafel.runs.reading import Run
+from qafel.sweeps.making import perform
+
+TABLE = {
+    "name": "small",
+    "task": {"name": "quadratic", "clients": 20, "dimension": 40, "noise": 0.2, "heterogeneity": 0.2},
+    "algorithm": {"buffer_size": 5, "local_steps": 2, "client_lr": 0.05, "server_lr": 0.1},
+    "evaluation": {"unit": "uploads", "every": 20},
+    "stop": {"uploads": 4000},
+}
+SMALL = Config.from_dict(TABLE)
+LAYOUT = SMALL.task.make().layout
+CANDIDATES = Candidates(["rotated:4", "rotated:2", "rotated:1"], ["rotated:4", "sign"], [5, 10])
+UPLOADS = 1500
 
 
-@pytest.mark.parametrize("task", [Quadratic(50, 200), Mushrooms(100)], ids=["quadratic", "mushrooms"])
-@pytest.mark.parametrize("budget", [{"budget_bytes": 2e6}, {"budget_s": 60.0}], ids=["bytes", "time"])
-def test_a_run_of_the_recommendation_costs_what_the_plan_forecast(task, budget):
-    fleet = replace(FLEET, clients=task.clients, latency=0.01)
-    constants = estimate_constants(task)
-    made = make_plan(PlanRequest(size=task.layout.size, fleet=fleet, constants=constants, local_steps=2, **budget))
-    chosen, settings = made.recommended, plan_json(made)["recommended"]["algorithm"]
-    settings.pop("preset")
-    summary = summary_of(task, settings, fleet, HalfNormal(0), chosen.setting.server_steps)
-    assert_as_forecast(chosen.forecast, summary)
-    # The stalest update of a run is a matter of chance: what the theorem was told is near it, or above.
-    assert summary["staleness_max"] <= 1.3 * chosen.setting.max_staleness + 1
+def request(**changes):
+    made = {"config": SMALL, "candidates": CANDIDATES, "pilot_uploads": UPLOADS, "checks": 1, **changes}
+    return PlanRequest(**made)
 
 
-@pytest.mark.parametrize("every_copy", [False, True])
-@pytest.mark.parametrize("budget", [{"budget_bytes": 1e8}, {"budget_s": 1e4}, {"budget_bytes": 1e8, "budget_s": 1e3}])
-def test_a_plan_keeps_to_its_budget_and_one_step_more_would_not(budget, every_copy):
-    request = replace(REQUEST, **{"budget_bytes": None, **budget}, every_copy=every_copy)
-    for choice in (made := make_plan(request)).recommended, made.fedbuff, *made.alternatives:
-        size, steps = choice.setting.buffer_size, choice.setting.server_steps
+def maker(folder: Path, made: list[str] | None = None):
+    def make(runs):
+        for run in runs:
+            if made is not None and not (folder / run.folder / "summary.json").exists():
+                made.append(run.folder)
+            perform(run.config, folder / run.folder)
 
-        def cost(steps, choice=choice, size=size):
-            expected = forecast(choice.message_sizes, request.fleet, size, steps)
-            counted = expected.crossing_bytes if every_copy else expected.traffic_bytes
-            return {"budget_bytes": counted, "budget_s": expected.duration_s}
-
-        assert all(cost(steps)[name] <= limit * (1 + 1e-9) for name, limit in budget.items())
-        assert any(cost(steps + 1)[name] > limit for name, limit in budget.items())
+    return make
 
 
-def test_the_step_sizes_of_a_plan_are_admissible_and_its_bound_no_worse_than_fedbuffs():
-    made = make_plan(REQUEST)
-    for choice in (made.recommended, made.fedbuff, *made.alternatives):
-        sizes = choice.step_sizes
-        assert admissible(REQUEST.constants, choice.setting, sizes.client_lr, sizes.server_lr)
-        assert made.recommended.bound.total <= choice.bound.total
-    assert made.matching.traffic_bytes < 0.5 * made.fedbuff.forecast.traffic_bytes
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The pilot's runs, made once: another plan finds them finished."""
+    return tmp_path_factory.mktemp("plan")
 
 
-def test_a_larger_budget_never_has_a_larger_bound():
-    bounds = [make_plan(replace(REQUEST, budget_bytes=10.0**power)).recommended.bound.total for power in (6, 7, 8, 9)]
-    assert bounds == sorted(bounds, reverse=True)
+def planned(folder, **changes):
+    return make_plan(request(**changes), folder, maker(folder))
 
 
-def test_where_only_time_counts_and_messages_travel_at_once_quantizing_costs_next_to_nothing_and_saves_bytes():
-    instant = Fleet(clients=100, durations=DurationLaw("half-normal"))
-    made = make_plan(replace(REQUEST, fleet=instant, budget_bytes=None, budget_s=1e5))
-    assert made.recommended.bound.total <= 1.06 * made.fedbuff.bound.total
-    assert made.recommended.forecast.crossing_bytes < 0.5 * made.fedbuff.forecast.crossing_bytes
+def test_the_pilot_is_one_run_without_quantizers_and_one_for_each_cause():
+    runs = {run.method: run.config.algorithm for run in pilot_runs(SMALL, CANDIDATES, UPLOADS, 100)}
+    assert list(runs) == ["pilot", CLIENT, SERVER, BUFFER]
+    pairs = {name: (it.client_quantizer, it.server_quantizer, it.buffer_size) for name, it in runs.items()}
+    assert pairs == {
+        "pilot": ("none", "none", 5),
+        CLIENT: ("rotated:1", "none", 5),
+        SERVER: ("none", "sign", 5),
+        BUFFER: ("none", "none", 10),
+    }
 
 
-def test_a_client_quantizer_whose_error_exceeds_what_it_sends_can_be_asked_for():
-    """An unbiased Q_c with ω > 1 has no δ by the paper's definition; its proof holds with 2 − δ_c = 1 + ω."""
-    chosen = make_plan(replace(REQUEST, client_specs=["rand_k:0.1"])).recommended
-    assert chosen.setting.client_delta == pytest.approx(-8)
+def test_a_larger_buffer_keeps_the_step_of_an_upload():
+    mean, summed = with_pair(SMALL, Pair("none", "none", 20), "x"), TABLE | {"algorithm": {"aggregation": "sum", "server_lr": 1.0}}
+    assert mean.algorithm.server_lr == pytest.approx(0.4)
+    assert with_pair(Config.from_dict(summed), Pair("none", "none", 40), "x").algorithm.server_lr == 1.0
 
 
-def test_a_budget_that_pays_for_nothing_is_an_error():
-    with pytest.raises(ConfigError, match="does not pay for one server step"):
-        make_plan(replace(REQUEST, budget_bytes=100.0))
-    assert affordable_steps(MessageSizes(100, 100, 100), FLEET, 1, budget_s=1e-9) == 0
+def test_a_pilot_is_evaluated_often_enough_to_tell_its_course_and_no_more():
+    rare = Config.from_dict(TABLE | {"evaluation": {"unit": "uploads", "every": 5000}})
+    assert short_run(rare, "pilot", Pair("none", "none", 5), 1000, 0).config.evaluation.every == 40
+    each = Config.from_dict(TABLE | {"evaluation": {"unit": "server_steps", "every": 1}})
+    assert short_run(each, "pilot", Pair("none", "none", 5), 40_000, 0).config.evaluation.every == 100
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"server_specs": ["qsgd:2"]}, "no δ > 0"),
-        ({"client_specs": ["sign"]}, "is biased"),
-        ({"client_specs": ["qsgd:4", "sign"]}, "is biased"),
-        ({"budget_bytes": None}, "needs a budget"),
-        ({"budget_bytes": -1.0}, "is positive"),
-        ({"size": 0}, "at least one parameter"),
-    ],
-)
-def test_an_impossible_request_is_an_error_that_says_why(change, words):
-    with pytest.raises(ConfigError, match=words):
-        make_plan(replace(REQUEST, **change))
+def test_under_a_budget_the_recommended_pair_gets_further_than_fedbuff(folder):
+    plan = planned(folder, budget_bytes=200_000)
+    assert plan.recommended.pair.client != "none"
+    assert plan.recommended.metric < plan.fedbuff.metric
+    assert plan.recommended.forecast.traffic_bytes <= 200_000 * 1.01
+    assert plan.checked[0].corrected == pytest.approx(1.0, abs=0.5)
 
 
-@pytest.mark.parametrize("clients", [20_000, 10**6])
-def test_k_is_searched_up_to_the_number_of_clients(clients):
-    request = replace(SLOW_REQUEST, fleet=replace(SLOW_FLEET, clients=clients, download_rate=None), constants=NOISY)
-    assert request.searched[:4] == (1, 2, 5, 10)
-    assert request.searched[-1] == clients
-    made = make_plan(request)
-    assert made.recommended.setting.buffer_size > 1000
-    sizes = [choice.setting.buffer_size for choice in made.other_buffers]
-    assert sorted([*sizes, made.recommended.setting.buffer_size]) == list(request.searched)
+def test_a_target_is_met_with_the_uploads_and_bytes_that_were_foretold(folder, tmp_path):
+    plan = planned(folder, target=0.01)
+    took, sent = [], []
+    for seed in range(3):
+        config = plan.recipe().model_copy(update={"seed": seed})
+        perform(config, tmp_path / str(seed))
+        run = Run.load(tmp_path / str(seed))
+        took.append(run.at_target(run.column("uploads")))
+        sent.append(run.at_target(run.traffic))
+    foretold = plan.recommended
+    assert sum(took) / 3 == pytest.approx(foretold.uploads.middle, rel=0.3)
+    assert sum(sent) / 3 == pytest.approx(foretold.forecast.traffic_bytes, rel=0.3)
+    assert foretold.uploads.low < foretold.uploads.middle < foretold.uploads.high
+    assert foretold.forecast.traffic_bytes < plan.fedbuff.forecast.traffic_bytes / 1.5
 
 
-@pytest.mark.parametrize("given", [None, 10**6])
-def test_staleness_is_no_larger_than_the_run_is_long(given):
-    made = make_plan(replace(SLOW_REQUEST, budget_s=None, budget_bytes=1e6, max_staleness=given))
-    for choice in (made.recommended, made.fedbuff, *made.alternatives):
-        assert choice.setting.max_staleness <= choice.setting.server_steps - 1
-    assert "no update can be staler" in said(made)
+def test_a_plan_is_the_same_again_and_makes_no_run_twice(folder):
+    first, made = planned(folder, budget_bytes=200_000), []
+    again = make_plan(request(budget_bytes=200_000), folder, maker(folder, made))
+    assert made == []
+    assert plan_json(again) == plan_json(first)
 
 
-def test_messages_too_long_for_the_arrivals_are_not_recommended_and_arrivals_beyond_all_an_error():
-    fleet = replace(SLOW_FLEET, durations=DurationLaw("constant", 0.1), arrival_rate=1000.0)
-    made = make_plan(replace(SLOW_REQUEST, fleet=fleet))  # 117 kB each way take 2.4 s, 15 kB 0.4 s
-    assert made.recommended.pair == ("rotated:4", "rotated:4")
-    with pytest.raises(ConfigError, match="clients training at a time"):
-        make_plan(replace(SLOW_REQUEST, fleet=fleet, client_specs=["none"]))
+def test_the_recipe_ends_at_the_budget_and_keeps_the_recipes_other_settings(folder):
+    recipe = planned(folder, budget_bytes=200_000).recipe()
+    assert recipe.stop.traffic_bytes == 200_000
+    assert recipe.algorithm.client_lr == SMALL.algorithm.client_lr
+    assert Config.from_toml(recipe.to_toml(), "the plan") == recipe
 
 
-@pytest.mark.parametrize(("sizes", "remedy"), [(None, "raise it$"), ([10], "raise it, or lower K$")])
-def test_a_budget_that_pays_for_nothing_says_what_would_help(sizes, remedy):
-    with pytest.raises(ConfigError, match=remedy):
-        make_plan(replace(SLOW_REQUEST, budget_s=None, budget_bytes=10.0, buffer_sizes=sizes))
+def test_received_bytes_count_what_starting_clients_download(folder):
+    sent, received = (planned(folder, budget_bytes=200_000, counted=counted) for counted in ("sent", "received"))
+    assert received.recommended.forecast.uploads < sent.recommended.forecast.uploads
+    assert received.recommended.bytes_of("received") <= 200_000 * 1.02
+    assert received.recipe().stop.uploads == received.recommended.forecast.uploads
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"size": 3 * 10**9}, "no quantizer takes a model of this size"),
-        ({"budget_s": 1e61}, "time budget is positive, from 1e-60 to 1e\\+60"),
-        ({"constants": Constants(1e200, 1.0, 1.0, 1.0)}, "smoothness L is positive, from 1e-60"),
-        ({"constants": Constants(1.0, 1e200, 1.0, 1.0)}, "gradient noise σ_ℓ is zero or more, and at most"),
-    ],
-)
-def test_a_number_beyond_reason_is_an_error_that_names_it(change, words):
-    with pytest.raises(ConfigError, match=words):
-        make_plan(replace(SLOW_REQUEST, **change))
+def test_a_time_budget_allows_as_many_uploads_as_come_by_then(folder):
+    plan = planned(folder, budget_s=30.0)
+    fleet = fleet_of(SMALL, 20)
+    assert plan.recommended.forecast.duration_s <= 30.0 * 1.05
+    assert plan.recommended.forecast.uploads == pytest.approx(30 * 20 / fleet.durations.mean, rel=0.1)
 
 
-def test_even_the_largest_numbers_that_are_taken_make_a_plan():
-    fleet = Fleet(clients=50, durations=DurationLaw("log-normal", 1.0, 11.0), upload_rate=1e-60, latency=1e60)
-    constants = Constants(1e60, 1e60, 1e60, 1e60)
-    request = replace(
-        SLOW_REQUEST, fleet=fleet, constants=constants, budget_s=None, budget_bytes=1e60, local_steps=10**18
+def test_a_target_that_nothing_leads_to_is_said_first(folder):
+    plan = planned(folder, target=1e-12)
+    assert "nothing can be said" in caveats(plan)[0] or "no pair is expected" in caveats(plan)[0]
+    assert plan_json(plan)["recommended"]["within"] is False
+
+
+def test_a_plan_says_what_each_part_costs_and_what_it_cost_itself(folder):
+    said = " ".join(reasons(planned(folder, budget_bytes=200_000)))
+    for words in (
+        "clients send",
+        "the server sends",
+        "check of",
+        "step sizes are those of small",
+        "the pilot was 4 runs",
+    ):
+        assert words in said
+
+
+def test_theory_is_shown_as_theory(folder):
+    (said,) = theory(SMALL, planned(folder, budget_bytes=200_000).recommended)
+    assert "Theorem 3.1 admits η_ℓ up to" in said
+    assert "no step size is taken from it" in said
+
+
+def test_only_recipes_with_a_hidden_state_are_planned():
+    with pytest.raises(ConfigError, match="needs a recipe of qafel or fedbuff"):
+        request(config=load_recipe("mushrooms-direct-qsgd"), target=0.1)
+
+
+def test_a_plan_needs_an_aim():
+    with pytest.raises(ConfigError, match="a plan needs an aim"):
+        request()
+    with pytest.raises(ConfigError, match="byte budget is a positive number"):
+        request(budget_bytes=-1.0)
+
+
+def test_a_quantizer_that_does_not_suit_its_role_is_refused():
+    for unfit in (Candidates(["sign"], ["rotated:4"], [5]), Candidates(["rotated:4"], ["qsgd:2"], [5])):
+        with pytest.raises(ConfigError):
+            checked_candidates(unfit, LAYOUT)
+
+
+def test_candidates_are_sorted_by_their_error_and_fit_for_every_size():
+    found = checked_candidates(
+        Candidates(["rotated:1", "rotated:4", "rotated:2"], ["sign", "rotated:4"], [9, 3]), LAYOUT
     )
-    made = make_plan(request)
-    assert made.recommended.forecast.duration_s > 0
-    assert affordable_steps(made.recommended.message_sizes, fleet, 1, budget_s=1e60) == 0
+    assert found == Candidates(["rotated:4", "rotated:2", "rotated:1"], ["rotated:4", "sign"], [3, 9])
+    for dimension in (1, 2, 113, 1023, 1024, 5000):
+        config = Config.from_dict(TABLE | {"task": {"name": "quadratic", "dimension": dimension}})
+        layout = config.task.make().layout
+        assert checked_candidates(default_candidates(config, layout), layout).clients
+
+
+def test_a_diverging_anchor_rules_its_kind_out(tmp_path):
+    wild = Config.from_dict(TABLE | {"algorithm": {**TABLE["algorithm"], "server_lr": 1.0, "client_lr": 0.2}})
+    rough = Candidates(["rotated:4", "rand_k:0.025"], ["rotated:4"], [5])
+    plan = make_plan(request(config=wild, candidates=rough, budget_bytes=300_000), tmp_path, maker(tmp_path))
+    assert plan.recommended.pair.client == "rotated:4"
+
+
+def test_a_pilot_without_progress_says_that_nothing_can_be_said(tmp_path):
+    still = Config.from_dict(TABLE | {"algorithm": {**TABLE["algorithm"], "server_lr": 1e-12}})
+    with pytest.raises(ConfigError, match="nothing can be said: without quantizers the pilot made no progress"):
+        make_plan(request(config=still, budget_bytes=1e6), tmp_path, maker(tmp_path))
+
+
+def test_figures_give_bytes_and_time_and_costs_slow_them_down():
+    fleet = Fleet(clients=100, durations=DurationLaw("half-normal", 1.0))
+    candidates = Candidates(["trellis:1"], ["trellis:1,scale=least"], [10])
+    fedbuff, free = predict_from_figures(5000, fleet, candidates, 10_000, {})
+    _, dear = predict_from_figures(5000, fleet, candidates, 10_000, {"client": 0.5})
+    assert fedbuff.forecast.uploads == free.forecast.uploads == 10_000
+    assert free.forecast.traffic_bytes < fedbuff.forecast.traffic_bytes / 20
+    assert dear.slowdown == pytest.approx(1 / (1 - 0.5 * 0.39), rel=0.1)
+    _, gone = predict_from_figures(5000, fleet, candidates, 10_000, {"client": 5.0})
+    assert gone.slowdown == math.inf
+    assert not gone.within

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from qafel.cli.console import JsonOption, QuietOption, SetOption, SweepProgress, console, errors
+from qafel.cli.console import JsonOption, QuietOption, SetOption, SweepProgress, console
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, UserError
 from qafel.files import write_atomically
@@ -32,7 +32,7 @@ from qafel.planning import (
 )
 from qafel.planning.explain import prediction_json, theory
 from qafel.planning.pilot import require_plannable
-from qafel.planning.plan import Counted, predict_from_figures, default_specs
+from qafel.planning.plan import Counted, default_specs, predict_from_figures
 from qafel.sweeps.making import Planned, make_runs, unfinished
 from qafel.text import human_bytes, human_count, read_bytes, read_seconds
 

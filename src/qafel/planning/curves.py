@@ -186,6 +186,8 @@ class Slowed:
     def height_after(self, uploads: float) -> float:
         """The height after so many uploads."""
         finite = np.isfinite(self.uploads)
+        if not finite.any():
+            return float(self.heights[0])
         return float(np.interp(uploads, self.uploads[finite], self.heights[finite]))
 
 
@@ -203,26 +205,28 @@ def slowed(base: Curve, costs: Mapping[str, Cost], strengths: Mapping[str, float
 
 
 def fitted_cost(base: Curve, other: Curve, strength: float) -> Cost:
-    """What a cause costs, from a run in which it had this strength, beside one without it."""
+    """What a cause costs, from a run in which it had this strength, beside one without it.
+
+    Of all shares c₁ and c₀ those under which the base's levels would be met when the other run met them; a level that
+    it did not meet must come after its end.
+    """
     uploads, metric = base.grid()
-    inside = uploads <= base.end
-    rates = _rates(uploads, metric)
-    rate = float(np.median(rates[inside][-(inside.sum() // 2) :]))
-    heights = base.height(metric)
+    heights, rates = base.height(metric), _rates(uploads, metric)
     x, y = other.knots
-    levels = np.linspace(*_common_heights(base, other), 24)
+    begin, top = _common_heights(base, other)
+    rate = float(np.interp(top, heights, rates))
+    levels = np.concatenate([np.linspace(begin, top, 20), np.linspace(top, base.knots[1][-1], 4)[1:]])
     reached = levels <= y[-1]
     measured = np.where(reached, np.interp(levels, y, np.log(x)), math.log(other.end))
-    best, found = math.inf, Cost(0.0, 0.0, rate)
     steps = np.diff(uploads, prepend=0.0)
+    best, found = math.inf, Cost(0.0, 0.0, rate)
     for proportional in _COSTS:
         left = 1 - proportional - _COSTS[:, None] * rate / rates[None, :]
-        slowness = np.where(left > _LEAST_LEFT, 1 / np.maximum(left, _LEAST_LEFT), 1 / _LEAST_LEFT)
-        logs = np.log(np.cumsum(slowness * steps, axis=1))
-        for number, constant in enumerate(_COSTS):
-            foretold = np.interp(levels, heights, logs[number])
-            error = np.where(reached, foretold - measured, np.minimum(0.0, foretold - measured))
-            if (total := float(np.mean(error**2))) < best - 1e-12:
+        logs = np.log(np.cumsum(steps / np.maximum(left, _LEAST_LEFT), axis=1))
+        for constant, course in zip(_COSTS, logs, strict=True):
+            error = np.interp(levels, heights, course) - measured
+            total = float(np.mean(np.where(reached, error, np.minimum(0.0, error)) ** 2))
+            if total < best - 1e-12:
                 best, found = total, Cost(float(proportional) / strength, float(constant) / strength, rate)
     return found
 
@@ -231,17 +235,16 @@ def correction(foretold: Slowed, base: Curve, measured: Curve) -> float:
     """How many times the uploads that were foretold a run really took, over the levels of its second half."""
     x, y = measured.knots
     levels = np.linspace(*_common_heights(base, measured), 12)
-    levels = levels[levels <= y[-1]]
     pairs = [(math.exp(float(np.interp(level, y, np.log(x)))), foretold.at(float(level))) for level in levels]
     logs = [math.log(took / said) for took, said in pairs if math.isfinite(said)]
     return math.exp(float(np.mean(logs))) if logs else math.inf
 
 
 def _common_heights(base: Curve, other: Curve) -> tuple[float, float]:
-    """From where the base is after a quarter of the pilot's levels to the highest that it reached."""
-    low, high = float(base.knots[1][0]), float(base.knots[1][-1])
-    begin = max(low + (high - low) / 4, float(other.knots[1][0]))
-    return min(begin, high - 1e-9), high
+    """From a quarter of the way to the highest level that both reached, up to it."""
+    low = max(float(base.knots[1][0]), float(other.knots[1][0]))
+    top = max(low, min(float(base.knots[1][-1]), float(other.knots[1][-1])))
+    return low + (top - low) / 4, top
 
 
 def _rates(uploads: Wide, metric: Wide) -> Wide:

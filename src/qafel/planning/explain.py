@@ -35,7 +35,7 @@ def caveats(plan: Plan) -> list[str]:
     if math.isfinite(needed) and needed > FAR * base.end:
         said.append(
             f"the pilot ended after {human_count(base.end)} uploads, and this looks {needed / base.end:.2g} times as "
-            "far ahead, by the law that foretold the pilot's own last third best: --pilot-uploads makes it surer"
+            "far ahead: --pilot-uploads makes it surer"
         )
     return said
 
@@ -94,7 +94,7 @@ def _of_cost(plan: Plan) -> str:
 
 
 def theory(config: Config, prediction: Prediction) -> list[str]:
-    """What Theorem 3.1 admits of step sizes for this pair: true for every problem of such constants, and so far lower."""
+    """What Theorem 3.1 admits of step sizes for this pair: true for every problem of such constants, so far lower."""
     task = config.task.make()
     constants = estimate_constants(task, seed=config.seed, initial_gap=1.0, batch_size=config.algorithm.batch_size)
     algorithm, pair, size = config.algorithm, prediction.pair, task.layout.size
@@ -115,8 +115,8 @@ def theory(config: Config, prediction: Prediction) -> list[str]:
     return [
         f"in theory: L ≈ {constants.smoothness:.3g}, σ_ℓ ≈ {constants.gradient_noise:.3g}, B ≈ "
         f"{constants.heterogeneity:.3g} at x⁰; Theorem 3.1 admits η_ℓ up to {client:.3g} and with it η_g up to "
-        f"{server:.3g} (the recipe has {algorithm.client_lr:.3g} and {algorithm.server_lr:.3g}): it holds for the worst "
-        "problem of such constants, and no step size is taken from it"
+        f"{server:.3g} (the recipe has {algorithm.client_lr:.3g} and {algorithm.server_lr:.3g}): it holds for the "
+        "worst problem of such constants, and no step size is taken from it"
     ]
 
 

@@ -161,13 +161,14 @@ class Plan:
         if request.budget_s is not None:
             stop["virtual_time"] = request.budget_s
         stop["at_target"] = request.target is not None
-        made = with_pair(config, self.recommended.pair, f"{config.name}-plan", **stop)
-        evaluation = made.evaluation.model_copy(update={"target": request.target})
-        return made.model_copy(update={"evaluation": evaluation, "description": f"planned: {self.recommended.pair}"})
+        evaluation = config.evaluation.model_copy(update={"target": request.target})
+        aimed = config.model_copy(update={"evaluation": evaluation})
+        made = with_pair(aimed, self.recommended.pair, f"{config.name}-plan", **stop)
+        return made.model_copy(update={"description": f"planned: {self.recommended.pair}"})
 
 
 def default_specs(size: int) -> tuple[Sequence[str], Sequence[str]]:
-    """Quantizers of many rates, for clients and for the server: trellis, which models of few parameters are too short for."""
+    """Quantizers of many rates, for clients and for the server: trellis, for which small models are too short."""
     if size < SMALLEST_TRELLIS:
         return SMALL_CLIENTS, SMALL_SERVERS
     return [f"trellis:{rate:g}" for rate in RATES], [f"trellis:{rate:g},scale=least" for rate in RATES]
@@ -259,7 +260,8 @@ class Predictor:
         metric = float(self.pilot.base.level(np.array([height]))[0])
         meets = request.target is None or math.isfinite(middle)
         within = meets and middle <= affordable * 1.0000001 and slowdown <= request.most_uploads
-        steps = max(1, math.ceil(used / pair.buffer_size))
+        rounded = math.floor if used == affordable else math.ceil
+        steps = max(1, rounded(used / pair.buffer_size))
         return Prediction(pair, uploads, slowdown, sizes, self._forecast(sizes, pair, steps), metric, within, corrected)
 
     def course(self, pair: Pair) -> Slowed:
