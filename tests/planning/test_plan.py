@@ -9,8 +9,8 @@ from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
 from qafel.planning import Candidates, DurationLaw, Fleet, Pair, PlanRequest, caveats, checked_candidates, make_plan
 from qafel.planning.explain import plan_json, reasons, theory
-from qafel.planning.pilot import BUFFER, CLIENT, SERVER, pilot_runs, short_run, with_pair
-from qafel.planning.plan import default_candidates, fleet_of, predict_from_figures
+from qafel.planning.pilot import BUFFER, CLIENT, SERVER, measured_errors, pilot_runs, short_run, with_pair
+from qafel.planning.plan import default_candidates, fleet_of, for_thin_downlinks, predict_from_figures
 from qafel.runs.reading import Run
 from qafel.sweeps.making import perform
 
@@ -65,7 +65,10 @@ def test_the_pilot_is_one_run_without_quantizers_and_one_for_each_cause():
 
 
 def test_a_larger_buffer_keeps_the_step_of_an_upload():
-    mean, summed = with_pair(SMALL, Pair("none", "none", 20), "x"), TABLE | {"algorithm": {"aggregation": "sum", "server_lr": 1.0}}
+    mean, summed = (
+        with_pair(SMALL, Pair("none", "none", 20), "x"),
+        TABLE | {"algorithm": {"aggregation": "sum", "server_lr": 1.0}},
+    )
     assert mean.algorithm.server_lr == pytest.approx(0.4)
     assert with_pair(Config.from_dict(summed), Pair("none", "none", 40), "x").algorithm.server_lr == 1.0
 
@@ -120,6 +123,18 @@ def test_received_bytes_count_what_starting_clients_download(folder):
     assert received.recommended.forecast.uploads < sent.recommended.forecast.uploads
     assert received.recommended.bytes_of("received") <= 200_000 * 1.02
     assert received.recipe().stop.uploads == received.recommended.forecast.uploads
+
+
+def test_thin_downlinks_get_shorter_snapshots_unless_the_recipe_says_otherwise():
+    large = Config.from_dict(TABLE | {"task": {"name": "quadratic", "dimension": 2000}})
+    layout = large.task.make().layout
+    shorter = for_thin_downlinks(large, layout)
+    assert shorter.algorithm.snapshot_quantizer == "trellis:4"
+    assert for_thin_downlinks(SMALL, LAYOUT) == SMALL
+    none = Candidates(["none"], ["none"], [10])
+    sizes = [measured_errors(config, none, [], 0).snapshot_bytes for config in (large, shorter)]
+    assert sizes[0] == 8000
+    assert sizes[1] == pytest.approx(1000, rel=0.02)
 
 
 def test_a_time_budget_allows_as_many_uploads_as_come_by_then(folder):

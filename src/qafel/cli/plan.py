@@ -32,7 +32,7 @@ from qafel.planning import (
 )
 from qafel.planning.explain import prediction_json, theory
 from qafel.planning.pilot import require_plannable
-from qafel.planning.plan import Counted, default_specs, predict_from_figures
+from qafel.planning.plan import Counted, default_specs, for_thin_downlinks, predict_from_figures
 from qafel.sweeps.making import Planned, make_runs, unfinished
 from qafel.text import human_bytes, human_count, read_bytes, read_seconds
 
@@ -138,6 +138,7 @@ def plan(
     if target is not None:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"target": target})})
     layout = config.task.make().layout
+    config = for_thin_downlinks(config, layout) if count == "received" else config
     base = default_candidates(config, layout)
     asked = Candidates(client_quantizer or base.clients, server_quantizer or base.servers, buffer_size or base.buffers)
     request = PlanRequest(
@@ -248,7 +249,7 @@ def _from_figures(
         "here it costs none, so take these bytes as a lower limit; a RECIPE would be measured"
     )
     if json_output:
-        listed = {"caveats": [note] if unknown else [], "recommended": prediction_json(found[0])}
+        listed: dict[str, Any] = {"caveats": [note] if unknown else [], "recommended": prediction_json(found[0])}
         listed |= {"fedbuff": prediction_json(fedbuff), "others": [prediction_json(it) for it in found[1:]]}
         print(json.dumps(listed, indent=2, ensure_ascii=False))
         return

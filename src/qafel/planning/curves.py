@@ -112,11 +112,12 @@ class Curve:
         smooth, logs = _isotonic(self._heights), np.log(self.uploads)
         edges = np.linspace(logs[0], logs[-1], min(_BINS, len(logs) // 2) + 1)
         bins = np.clip(np.searchsorted(edges, logs, side="right") - 1, 0, len(edges) - 2)
-        x, y = [], []
+        x: list[float] = []
+        y: list[float] = []
         for number in range(len(edges) - 1):
             inside = bins == number
             if inside.any() and (not y or smooth[inside].mean() > y[-1] + 1e-9):
-                x.append(logs[inside].mean())
+                x.append(float(logs[inside].mean()))
                 y.append(float(smooth[inside].mean()))
         return np.exp(np.array(x)), np.array(y)
 
@@ -154,7 +155,7 @@ def first_hit(curve: Curve, target: float, every: float, stream: Stream) -> tupl
     A noisy metric meets it sooner than a smooth one would. Infinite where the curve does not come near.
     """
     wanted = float(curve.height(np.array([target]))[0])
-    times = np.arange(1, int(_FURTHEST * curve.end / every) + 1) * every
+    times = every * np.arange(1, int(_FURTHEST * curve.end / every) + 1, dtype=np.float64)
     heights = curve.smooth(times)
     near = int(np.searchsorted(heights, wanted - 4 * curve.noise))
     last = int(np.searchsorted(heights, wanted + 4 * curve.noise)) + 1

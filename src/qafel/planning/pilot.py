@@ -69,6 +69,8 @@ class Errors:
     servers: Mapping[str, MeasuredError]
     buffer_size: int
     """The recipe's own K."""
+    snapshot_bytes: float
+    """What a client downloads that cannot follow the broadcasts."""
 
     def strengths(self, pair: Pair) -> dict[str, float]:
         """How strong each cause of slowness is."""
@@ -191,7 +193,7 @@ def measured_errors(config: Config, candidates: Candidates, models: Sequence[Pat
          for client in sampled]
         for number, start in enumerate(starts)
     ]  # fmt: skip
-    means = [np.mean(of_start, axis=0, dtype=np.float32) for of_start in updates]
+    means: list[Vector] = [np.stack(of_start).mean(axis=0, dtype=np.float32) for of_start in updates]
     alone = [update for of_start in updates for update in of_start if np.any(update)]
     if not alone:
         raise ConfigError("nothing can be said: the sampled clients' updates are all zero")
@@ -201,7 +203,13 @@ def measured_errors(config: Config, candidates: Candidates, models: Sequence[Pat
         stream = Stream.named(seed, "plan-errors")
         return {spec: measured(quantizer, vectors, 2, stream) for spec, quantizer in made.items()}
 
-    return Errors(of(candidates.clients, alone), of(candidates.servers, means), config.algorithm.buffer_size)
+    snapshot = str(config.algorithm.snapshot_quantizer or "none")
+    return Errors(
+        of(candidates.clients, alone),
+        of(candidates.servers, means),
+        config.algorithm.buffer_size,
+        of([snapshot], starts[-1:])[snapshot].payload_bytes,
+    )
 
 
 def _update(task: Task, client: int, start: Vector, local: Any, stream: Stream) -> Vector:

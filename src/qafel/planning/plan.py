@@ -49,6 +49,8 @@ SMALLEST_TRELLIS = 1024
 SMALL_CLIENTS = ("rotated:4", "rotated:3", "rotated:2", "rotated:1")
 SMALL_SERVERS = ("rotated:4", "rotated:3", "sign")
 """The server's fit (δ > 0) at every such size."""
+SNAPSHOT = "trellis:4"
+"""How precise the snapshots of a plan are that counts received bytes."""
 NEAR = 1.02
 """Predictions up to 2 % above the fewest bytes count as equal, and the fewest uploads win."""
 
@@ -181,6 +183,14 @@ def default_candidates(config: Config, layout: Layout) -> Candidates:
     scaled = config.algorithm.aggregation in ("mean", "sum")
     sizes = [size for size in (own, 2 * own, 4 * own) if size == own or (scaled and size <= (clients or own))]
     return Candidates(up, down, sizes)
+
+
+def for_thin_downlinks(config: Config, layout: Layout) -> Config:
+    """The recipe with snapshots of 4 bits a coordinate, unless it says how precise they are or the model is small."""
+    algorithm = config.algorithm
+    if algorithm.snapshot_quantizer is not None or layout.size < SMALLEST_TRELLIS:
+        return config
+    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"snapshot_quantizer": SNAPSHOT})})
 
 
 def checked_candidates(candidates: Candidates, layout: Layout, *, strict: bool = True) -> Candidates:
@@ -329,14 +339,13 @@ class Predictor:
     def _sizes(self, pair: Pair) -> MessageSizes:
         errors: Errors = self.pilot.errors
         up, down = errors.clients[pair.client].payload_bytes, errors.servers[pair.server].payload_bytes
-        whole = errors.servers["none"].payload_bytes
-        missed = self._clients / pair.buffer_size
-        return MessageSizes(*(HEADER_BYTES + math.ceil(it) for it in (up, down, whole)), missed)
+        whole = errors.snapshot_bytes
+        return _sizes(up, down, whole, self._clients / pair.buffer_size)
 
     def _affordable(self, pair: Pair, sizes: MessageSizes) -> float:
         """Uploads within both budgets; infinite without any."""
         request, size = self.request, pair.buffer_size
-        each = sizes.upload_bytes
+        each = float(sizes.upload_bytes)
         each += sizes.broadcast_bytes / size if request.counted == "sent" else sizes.download_bytes
         most = math.inf if request.budget_bytes is None else request.budget_bytes / each
         if request.budget_s is not None:
@@ -368,14 +377,14 @@ def predict_from_figures(
     stream = Stream.named(0, "plan-figures")
     made = {spec: make_quantizer(spec, None) for spec in ("none", *candidates.clients, *candidates.servers)}
     found = {spec: measured(quantizer, data, 2, stream) for spec, quantizer in made.items()}
-    errors = Errors(found, found, candidates.buffers[0])
+    errors = Errors(found, found, candidates.buffers[0], found["none"].payload_bytes)
 
     def predict(pair: Pair) -> Prediction:
         strengths = errors.strengths(pair)
         left = 1 - sum(costs.get(name, 0.0) * strength for name, strength in strengths.items())
         slowdown = 1 / left if left > 0 else math.inf
-        lengths = (found[spec].payload_bytes for spec in (pair.client, pair.server, "none"))
-        sizes = MessageSizes(*(HEADER_BYTES + math.ceil(it) for it in lengths), fleet.clients / pair.buffer_size)
+        up, down, whole = (found[spec].payload_bytes for spec in (pair.client, pair.server, "none"))
+        sizes = _sizes(up, down, whole, fleet.clients / pair.buffer_size)
         needed = uploads * slowdown
         steps = math.ceil((needed if math.isfinite(needed) else uploads) / pair.buffer_size)
         costs_of = forecast(sizes, fleet, pair.buffer_size, max(1, steps))
@@ -384,6 +393,12 @@ def predict_from_figures(
 
     predicted = sorted(map(predict, candidates.pairs()), key=lambda it: (not it.within, it.forecast.traffic_bytes))
     return [predict(Pair("none", "none", candidates.buffers[0])), *predicted]
+
+
+def _sizes(up: float, down: float, whole: float, missed: float) -> MessageSizes:
+    """Messages of these payloads, in their frames."""
+    upload, broadcast, snapshot = (HEADER_BYTES + math.ceil(payload) for payload in (up, down, whole))
+    return MessageSizes(upload, broadcast, snapshot, missed)
 
 
 def fleet_of(config: Config, clients: int) -> Fleet | None:
