@@ -45,7 +45,7 @@ from qafel.deployment.messages import Receipt, RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server
-from qafel.errors import BrokerRefused
+from qafel.errors import BrokerRefused, DataError
 from qafel.params import Layout
 from qafel.quantizers import set_threads
 from qafel.rng import Stream
@@ -139,7 +139,7 @@ def _measure(case: DeploymentCase) -> Figures:
             light = light_client(RUN, case.all_clients - 1, folder, case.access(folder, "").servers[0], credentials)
             before_s = cpu_s(broker.pid)
             with _processes(works, case, folder) as uploaders:
-                found = serving() + uploaders()
+                found = uploaders() + serving()  # in this order: if no more uploads come, the server waits forever
         figures = _figures(case, found, resident_bytes(broker.pid), cpu_s(broker.pid) - before_s)
         if bare:
             figures["share_of_broker"] = figures["updates_per_s"] / bare["messages_per_s"]
@@ -163,19 +163,31 @@ def _processes(works: list[tuple[str, Work]], case: DeploymentCase, folder: Path
     for process in processes:
         process.start()
     try:
-        yield lambda: [results.get(timeout=60 + case.updates / 20) for _ in processes]
-    finally:
+        yield lambda: [_result(results, 60 + case.updates / 20) for _ in processes]
         for process in processes:
             process.join(20)
+    finally:
+        for process in processes:
             if process.is_alive():
                 process.terminate()
+
+
+def _result(results: Results, most_s: float) -> tuple[str, Figures]:
+    kind, found = results.get(timeout=most_s)
+    if kind == "failure":
+        raise DataError(f"the benchmark failed: {found['text']}")
+    return kind, found
 
 
 def _perform(kind: str, work: Work, case: DeploymentCase, name: str, results: Results) -> None:
     """What a process does: its work in that folder, on one thread."""
     set_threads(1)
-    found = work(case, Path(name))
-    results.put((kind, found if isinstance(found, dict) else asyncio.run(found)))
+    try:
+        found = work(case, Path(name))
+        results.put((kind, found if isinstance(found, dict) else asyncio.run(found)))
+    except Exception as error:
+        results.put(("failure", {"text": f"{kind}: {error}"}))
+        raise
 
 
 @contextmanager

@@ -26,12 +26,12 @@ from qafel.deployment.keys import Access, signed_name
 from qafel.deployment.messages import Agreement, RunState, read_status
 from qafel.deployment.names import KEY_VALUE_STREAM, Names, StreamLimits
 from qafel.deployment.server.pipeline import UploadQueue
-from qafel.errors import BrokerError, QafelError
+from qafel.errors import BrokerError, DataError, QafelError
 from qafel.params import Layout, Vector
 from qafel.quantizers.kernels import CHOICE
 from qafel.rng import Stream
 
-_WINDOW: Final = 48  # uploads of a client on their way: fewer than its replay window and its queue hold
+_WINDOW: Final = 8  # uploads of a client on their way, as a client has: no burst is more than its share
 _GROUP: Final = 64
 _LIGHT_UPDATES: Final = 20
 
@@ -121,6 +121,8 @@ async def send_made(
         while not ended.is_set() and any(sender.answered < each for sender in senders):
             await asyncio.sleep(0.05)
         outcomes = sum((sender.outcomes for sender in senders), Counter[str]())
+        if agreed and not ended.is_set():
+            raise DataError(f"all uploads are answered and the run goes on: {dict(outcomes)}")
         figures = {"wall_s": time.monotonic() - began_s, "cpu_s": time.process_time() - cpu_s}
     return {**figures, "outcomes": dict(outcomes), "wire_sent": wire["sent"], "wire_received": wire["received"]}
 

@@ -126,8 +126,9 @@ def bench_deployment(
 ) -> None:
     """Measure a real broker, a server and client processes, d = 29,282, 4 bits both ways, file storage.
 
-    In the cases `made` one process sends uploads made beforehand, so that server and broker have the machine, and the
-    rate is held against the broker's own: as many bytes published, taken and acknowledged, and nothing done with them.
+    In the cases `made` one process sends uploads made beforehand, as four times as many clients, so that server and
+    broker have the machine. The rate is held against the broker's own: as many bytes published, taken and acknowledged,
+    and nothing done with them.
 
     Example: qafel bench deployment --json deployment.json
     """
@@ -136,8 +137,8 @@ def bench_deployment(
     from qafel.bench.deployment import measure  # noqa: PLC0415
 
     cases = {
-        "made": Case(updates, clients, dimension, made=True),
-        "made-secured": Case(updates, clients, dimension, made=True, secured=True),
+        "made": Case(updates, 4 * clients, dimension, made=True),
+        "made-secured": Case(updates, 4 * clients, dimension, made=True, secured=True),
         "default": Case(updates, clients, dimension),
         "always": Case(updates, clients, dimension, sync="always"),
         "paced": Case(max(500, updates // 10), clients, dimension, min_interval_s=clients / 200),
