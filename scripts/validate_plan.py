@@ -17,6 +17,7 @@ from pathlib import Path
 
 from qafel.config import Config, load_recipe
 from qafel.paper.entry import Change, configuration, uploads_limit
+from qafel.paper.pareto import pair_change
 from qafel.planning import Candidates, PlanRequest, checked_candidates
 from qafel.planning.pilot import Pair, measured_errors, pilot_runs, read_pilot
 from qafel.planning.plan import Prediction, Predictor
@@ -54,20 +55,13 @@ CASES: dict[str, tuple[str, float, tuple[tuple[str, str], ...], tuple[int, ...],
 PILOT_UPLOADS, PILOT_SEED = 20_000, 100
 
 
-def change(client: str, server: str) -> Change:
-    """A pair as a change of a recipe, with the tag that `qafel paper pareto` gives it."""
-    text = client if client == server else f"{client}-{server}"
-    tag = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in text)
-    return Change(tag, (f'algorithm.client_quantizer="{client}"', f'algorithm.server_quantizer="{server}"'))
-
-
 def run_of(recipe: str, target: float, pair: tuple[str, str], seed: int, most: int) -> Planned:
     """A run of a pair to the target."""
     aim = Change("", ()) if load_recipe(recipe).evaluation.target == target else Change(
         f"to{target:g}",
         (f"evaluation.target={target}", "stop.at_target=true", 'evaluation.unit="uploads"', "evaluation.every=100"),
     )  # fmt: skip
-    changes = [it for it in (change(*pair), aim) if it.settings]
+    changes = [it for it in (pair_change(*pair), aim) if it.settings]
     return Planned("pair", configuration(recipe, seed, *changes, uploads_limit(most)))
 
 

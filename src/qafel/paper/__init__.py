@@ -4,14 +4,14 @@ entry        what is run; an entry as data and small functions; a claim and its 
 statistics   intervals over paired seeds, and what they decide
 measured     the runs read back, with their spread over seeds; methods compared on equal seeds
 display      tables, and the panels that several figures share
-convex, rate, pareto, neural, bits, methods    the entries themselves
+convex, rate, pareto, fewest, neural, bits, methods    the entries themselves
 kept         finished runs in a few kB each
 outputs      where results come from, and an entry's files
 document     docs/reproduction.md: every claim and its verdict, then every figure
 """
 
 from qafel.errors import ConfigError
-from qafel.paper import bits, convex, methods, neural, pareto, rate
+from qafel.paper import bits, convex, fewest, methods, neural, pareto, rate
 from qafel.paper.entry import Entry, Extent, Request
 from qafel.text import did_you_mean
 
@@ -32,6 +32,7 @@ ENTRIES: dict[str, Entry] = {
         methods.ENTRY,
         methods.TARGETS,
         pareto.ENTRY,
+        fewest.ENTRY,
     )
 }
 """All entries of `qafel paper`, in the paper's order."""

@@ -61,11 +61,12 @@ WITHIN = 1.1
 
 def _plan(extent: Extent) -> list[Planned]:
     # The recipe's own quantizers are qsgd:4.
-    changes = {label: [] if label == "qsgd:4" else [_change(*pair)] for label, pair in PAIRS.items()}
+    changes = {label: [] if label == "qsgd:4" else [pair_change(*pair)] for label, pair in PAIRS.items()}
     return mushrooms(extent, {label: ("mushrooms-qafel-4bit", change) for label, change in changes.items()})
 
 
-def _change(client: str, server: str) -> Change:
+def pair_change(client: str, server: str) -> Change:
+    """A recipe with these quantizers, and a tag that names them."""
     text = client if client == server else f"{client}-{server}"
     tag = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in text)
     return Change(tag, (f'algorithm.client_quantizer="{client}"', f'algorithm.server_quantizer="{server}"'))
