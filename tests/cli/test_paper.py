@@ -23,7 +23,7 @@ def in_this_process(name, out, *only, **options):
 def test_the_list_names_every_entry():
     shown = qafel("paper").stdout
     listed = json.loads(qafel("paper", "list", "--json").stdout)
-    assert len(listed) == len(ENTRIES) == 14
+    assert len(listed) == len(ENTRIES) == 15
     assert all(entry["name"] in shown for entry in listed)
 
 

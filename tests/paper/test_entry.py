@@ -29,6 +29,7 @@ ISSUED = (
     "pareto",
     "methods",
     "targets",
+    "pareto-cifar10",
 )
 
 
