@@ -144,6 +144,13 @@ def test_every_hook_before_a_commit_is_a_program_of_this_environment():
         assert (Path(sys.executable).parent / Path(program).name).exists(), program
 
 
+def test_version_citation_and_changelog_agree():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    released = re.findall(r"^## (\d\S*) – (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == (__version__, str(citation["date-released"]))
+    assert citation["version"] == __version__
+
+
 @pytest.fixture
 def notes():
     spec = importlib.util.spec_from_file_location("release_notes", ROOT / "scripts/release_notes.py")
