@@ -233,7 +233,7 @@ def test_what_is_no_vector_gets_a_sentence(part, found):
         ({"server_step": object()}, "an object with a method step"),
         ({"server_step": Plain}, "an object with a method step"),
         ({"aggregation": Plain()}, "an object with a method aggregate"),
-        ({"aggregation": "median"}, "aggregation is one of mean"),
+        ({"aggregation": "mode"}, "aggregation is one of mean"),
         ({"server_step": Plain(), "server_lr": 0.1}, "leave server_lr out"),
         ({"server_step": Plain(), "server_momentum": 0.1}, "leave server_momentum out"),
         ({"staleness": 0.5}, "a staleness law is a function"),

@@ -216,7 +216,7 @@ def test_a_client_refuses_to_send_what_is_not_finite():
         ({"buffer_size": 0}, "at least one update"),
         ({"server_momentum": 1.0}, "momentum lies in"),
         ({"max_staleness": -1}, "zero or more"),
-        ({"aggregation": "median"}, "aggregation is one of"),
+        ({"aggregation": "mode"}, "aggregation is one of"),
         ({"upload": "gradient"}, "upload is one of"),
         ({"memory_rate": 0.0}, "memory_rate lies in"),
         ({"memory_rate": "omega"}, "memory_rate lies in"),

@@ -14,12 +14,14 @@ from nats.aio.msg import Msg
 from typer.testing import CliRunner
 
 from qafel.deployment.broker.local import free_port
-from qafel.deployment.keys import Access
-from qafel.deployment.messages import Part, PartAssembler, read_status
-from qafel.deployment.names import PART, Names
+from qafel.deployment.connection import session
+from qafel.deployment.keys import Access, Verifier, new_seed, public_key, signed_name
+from qafel.deployment.messages import Agreement, Part, PartAssembler, Receipt, RunState, read_status
+from qafel.deployment.names import EPOCH, PART, Names
 from qafel.deployment.server import ServerSettings
-from qafel.errors import OversizedMessage
-from tests.deployment.live import serving, taking_part, update
+from qafel.errors import BadSignature, DataError, OversizedMessage
+from qafel.text import printable
+from tests.deployment.live import serving, taking_part, until, update
 
 _stored = itertools.count(1)
 
@@ -122,3 +124,42 @@ def test_a_runs_name_must_fit_the_broker() -> None:
 
     with pytest.raises(ConfigError, match="letters, digits"):
         Names("a.b")
+
+
+ODD = "fine\n2026-01-01 forged line\x1b[2J\x9b1m\u202e\r"
+
+
+def test_text_from_outside_is_escaped_where_it_comes_in() -> None:
+    """A line of a log, or of a terminal, is ours, whatever a peer writes."""
+    receipt = Receipt(rejected=[(1, ODD, ODD)])
+    state = RunState(ODD, 0, 0, problem=ODD, metric_name=ODD, buffer=ODD)
+    (_, reason, text), read = Receipt.from_bytes(receipt.to_bytes()).rejected[0], RunState.from_bytes(state.to_bytes())
+    shown = [reason, text, read.state, read.problem, read.metric_name, read.buffer]
+    for refused in (Receipt.from_bytes, RunState.from_bytes, Agreement.from_bytes):
+        with pytest.raises(DataError) as error:
+            refused(
+                json.dumps({"format": 2, "run_id": "x", "layout": [], "config": f"name = 'x{ODD}", ODD: ODD}).encode()
+            )
+        shown.append(str(error.value))
+    with pytest.raises(BadSignature) as unsigned:
+        Verifier(public_key(new_seed())).check(signed_name(ODD.replace("\n", "")), b"", None)
+    shown.append(str(unsigned.value))
+    assert all(each.isprintable() for each in shown), shown
+    assert "\\x1b[2J" in text
+    assert printable("größer als ε, 3 × 4") == "größer als ε, 3 × 4"
+
+
+def test_a_live_client_logs_a_rejection_on_one_line(
+    tmp_path: Path, access: Access, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving(tmp_path, access), taking_part(tmp_path, access, 0) as client:
+            await until(lambda: client.follower.state is not None)
+            client.outbox.add(5, bytes(64))
+            epoch = {EPOCH: str(client.follower.state.epoch)}  # type: ignore[union-attr]
+            async with session(access, "test") as broker:
+                await broker.send(client.names.receipt(0), Receipt(rejected=[(5, ODD, ODD)]).to_bytes(), headers=epoch)
+                await until(lambda: "update 5 was rejected" in caplog.text)
+
+    asyncio.run(check())
+    assert all(record.getMessage().isprintable() for record in caplog.records)

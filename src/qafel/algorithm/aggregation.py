@@ -6,7 +6,7 @@ All of it is O(d), however many clients there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,11 @@ from qafel.errors import ConfigError, DuplicateUpload, require_numbers
 from qafel.params import Vector
 from qafel.quantizers.protocol import Payload, Quantizer
 
-Aggregation: TypeAlias = Literal["mean", "sum", "weighted-mean"]
+Aggregation: TypeAlias = Literal["mean", "sum", "weighted-mean", "median", "trimmed-mean"]
+ROBUST: Final = ("median", "trimmed-mean")
+"""Aggregations over the means of buckets: a few clients that lie move them little, however far they go."""
+MOST_BUCKETS: Final = 10
+"""By default; fewer where the buffer is smaller."""
 NOTHING: Vector = np.empty(0, np.float32)
 WINDOW = 64
 """How many of a client's uploads may be on their way out of order."""
@@ -69,20 +73,23 @@ class ReplayWindows:
 class Buffer:
     """Σ wₖΔₖ and what is needed to turn it into Δ̄. Algorithm 1, lines 6 to 8.
 
-    For an own aggregation it keeps the updates themselves, O(Kd), instead of their sum.
+    For an own aggregation it keeps the updates themselves, O(Kd), instead of their sum. A robust one has `Buckets`.
     """
 
-    __slots__ = ("client_weight_sum", "count", "kept", "total", "weight_sum")
+    __slots__ = ("buckets", "client_weight_sum", "count", "kept", "total", "weight_sum")
 
-    def __init__(self, dimension: int, *, keeps: bool = False) -> None:
+    def __init__(self, dimension: int, *, keeps: bool = False, buckets: int = 0) -> None:
         self.total: Vector = np.zeros(dimension, np.float32)
         self.kept: list[tuple[Vector, float]] | None = [] if keeps else None
+        self.buckets = Buckets(buckets, dimension) if buckets else None
         self.empty_()
 
     def empty_(self) -> None:
         self.total[:] = 0
         if self.kept:
             self.kept.clear()
+        if self.buckets is not None:
+            self.buckets.empty_()
         self.count = 0
         self.weight_sum = 0.0
         self.client_weight_sum = 0.0
@@ -94,13 +101,17 @@ class Buffer:
         client_weight: float,
         staleness_weight: float,
         factor: float = 1.0,
+        sender: int = 0,
     ) -> None:
         """Add one decoded update, times both weights and a `factor`. A payload that does not decode changes nothing.
 
         Where updates are kept, the factor scales the update itself: an own aggregation may not look at weights.
         """
         weight = client_weight * staleness_weight
-        if self.kept is None:
+        if self.buckets is not None:
+            weight *= factor
+            self.buckets.add_(payload, quantizer, weight, sender)
+        elif self.kept is None:
             weight *= factor
             quantizer.add_decoded_(self.total, payload, weight)
         else:
@@ -125,6 +136,70 @@ class Buffer:
                 return self.client_weight_sum
             case _:
                 return 1.0
+
+
+@final
+class Buckets:
+    """The sums of m parts of a buffer, and from their means a Δ̄ that no few clients decide: O(md).
+
+    All updates of one client go to one bucket, and each new client to one of the emptiest, so that f clients that lie
+    spoil at most f of the m means. The median of m means, coordinate by coordinate, lies among the honest ones as long
+    as fewer than half are spoilt; the trimmed mean, which leaves out a quarter at each end, as long as a quarter at
+    most is. Where clients differ, either is biased: that is the price. Chen, Su & Xu 2017; Yin et al. 2018.
+    """
+
+    __slots__ = ("counts", "places", "totals", "weight_sums")
+
+    def __init__(self, buckets: int, dimension: int) -> None:
+        self.totals: NDArray[np.float32] = np.zeros((buckets, dimension), np.float32)
+        self.empty_()
+
+    def empty_(self) -> None:
+        self.totals[:] = 0
+        self.counts = [0] * len(self.totals)
+        self.weight_sums = [0.0] * len(self.totals)
+        self.places: dict[int, int] = {}
+        """The bucket of each client that is in the buffer."""
+
+    def add_(self, payload: Payload, quantizer: Quantizer, weight: float, sender: int) -> None:
+        """Add one decoded update, times its weight. A payload that does not decode changes nothing."""
+        place = self.places.get(sender)
+        if place is None:
+            place = self.counts.index(min(self.counts))
+        quantizer.add_decoded_(self.totals[place], payload, weight)
+        self.places[sender] = place
+        self.counts[place] += 1
+        self.weight_sums[place] += weight
+
+    def combined(self, aggregation: object, model: Vector | None) -> Vector:
+        """Δ̄. Where clients upload models, `model` is x: a bucket's sum is then (Σ wₖ)x − Σ wₖyₖ."""
+        used = [place for place, count in enumerate(self.counts) if count]
+        means = self.totals[used]
+        if model is not None:
+            means = np.array([self.weight_sums[place] for place in used], np.float32)[:, None] * model - means
+        means = np.sort(means / np.array([self.counts[place] for place in used], np.float32)[:, None], axis=0)
+        cut = (len(used) - 1) // 2 if aggregation == "median" else len(used) // 4
+        kept = means[cut : len(used) - cut]
+        total: Vector = kept[0].copy()
+        for row in kept[1:]:  # in a fixed order, so that a replay gives the same bits on every machine
+            total += row
+        total /= np.float32(len(kept))
+        return total
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """For a checkpoint."""
+        return {
+            "bucket_totals": self.totals.copy(),
+            "bucket_counts": np.array(self.counts, np.int64),
+            "bucket_weight_sums": np.array(self.weight_sums, np.float64),
+            "bucket_places": np.array(list(self.places.items()), np.int64).reshape(-1, 2),
+        }
+
+    def from_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:
+        self.totals[:] = arrays["bucket_totals"]
+        self.counts = arrays["bucket_counts"].tolist()
+        self.weight_sums = arrays["bucket_weight_sums"].tolist()
+        self.places = dict(arrays["bucket_places"].tolist())
 
 
 @final

@@ -82,7 +82,8 @@ class Server:
         law = algorithm.staleness
         self.weigh: StalenessLaw = law if isinstance(law, PolynomialStaleness) else checked(law)
         self.own_aggregation, self.own_step = own_parts(algorithm.aggregation, algorithm.server_step)
-        self.buffer = Buffer(model.size, keeps=self.own_aggregation is not None)
+        keeps, buckets = self.own_aggregation is not None, algorithm.bucket_count
+        self.buffer = Buffer(model.size, keeps=keeps, buckets=buckets)
         self.step = ServerStep(algorithm.server_lr, algorithm.server_momentum, model.size)
         self.uplink_memory: Vector | None = np.zeros(model.size, np.float32) if algorithm.uplink_memory_rate else None
         """h̄, the mean of all clients' memories. They are apart from each other, and only with the clients."""
@@ -153,19 +154,19 @@ class Server:
         if most is not None and staleness > most:
             raise StaleUpload(f"staleness {staleness} is above the maximum, {most}")
         window = self.seen.check(message.sender, message.sequence)
-        self.buffer.add_(message.payload, quantizer, message.weight, self.weigh(staleness), factor)
+        self.buffer.add_(message.payload, quantizer, message.weight, self.weigh(staleness), factor, message.sender)
         self.seen.windows[message.sender] = window
         return staleness
 
     def _step(self) -> bytes:
         """Step: x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q. Algorithm 1, lines 9 to 14."""
         buffer, algorithm = self.buffer, self.algorithm
-        if self.own_aggregation is None and self.own_step is None:
+        if self.own_aggregation is None and self.own_step is None and buffer.buckets is None:
             mixed = buffer.weight_sum if algorithm.upload == "model" else 0.0
             divisor = buffer.divisor(algorithm.aggregation)
             following = self.step.apply(self.model, buffer.total, divisor, mixed, self.uplink_memory)
         else:
-            following = self._own_model()
+            following = self._another_model()
         if not kernels.shared.is_finite(following):
             require_finite(following, f"server model {self.version + 1}")
         self.model = following
@@ -176,12 +177,14 @@ class Server:
         buffer.empty_()
         return self._broadcast()
 
-    def _own_model(self) -> Vector:
-        """The next server model where a user's own aggregation makes Δ̄, a user's own step makes x, or both."""
+    def _another_model(self) -> Vector:
+        """The next server model where a robust or a user's own aggregation makes Δ̄, or a user's own step makes x."""
         model, buffer, mixes = self.model, self.buffer, self.algorithm.upload == "model"
         if self.own_aggregation is not None:
             updates, weights = buffer.rows()
             update = self.own_aggregation(model.size, model - updates if mixes else updates, weights)
+        elif buffer.buckets is not None:
+            update = buffer.buckets.combined(self.algorithm.aggregation, model if mixes else None)
         else:
             total = np.float32(buffer.weight_sum) * model - buffer.total if mixes else buffer.total
             update = total / np.float32(buffer.divisor(self.algorithm.aggregation))
@@ -233,6 +236,8 @@ def save_server(server: Server) -> Checkpoint:
         arrays["uplink_memory"] = server.uplink_memory
     if server.buffer.kept is not None:
         arrays["buffer_rows"], arrays["buffer_weights"] = server.buffer.rows()
+    if server.buffer.buckets is not None:
+        arrays |= server.buffer.buckets.to_arrays()
     for prefix, part in _own(server):
         arrays.update({f"{prefix}{name}": array for name, array in part.state().items()})
     return Checkpoint(
@@ -288,6 +293,8 @@ def restore_server(
         if server.buffer.kept is not None:
             weights: list[float] = arrays["buffer_weights"].tolist()
             server.buffer.kept = list(zip(arrays["buffer_rows"].copy(), weights, strict=True))
+        if server.buffer.buckets is not None:
+            server.buffer.buckets.from_arrays(arrays)
         for prefix, part in _own(server):
             names = [name for name in arrays if name.startswith(prefix)]
             part.restore({name.removeprefix(prefix): arrays[name].copy() for name in names})

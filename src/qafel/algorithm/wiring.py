@@ -9,7 +9,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import Any, Literal, TypeAlias, final, get_args
 
-from qafel.algorithm.aggregation import Aggregation, PolynomialStaleness
+from qafel.algorithm.aggregation import MOST_BUCKETS, ROBUST, Aggregation, PolynomialStaleness
 from qafel.algorithm.messages import Kind
 from qafel.algorithm.own import Aggregator, StalenessLaw, Step, checked, own_parts
 from qafel.errors import ConfigError, require_numbers
@@ -76,6 +76,8 @@ class Algorithm:
     buffer_size: int = 10
     server_momentum: float = 0.0
     aggregation: Aggregation | Aggregator = "mean"
+    buckets: int | None = None
+    """Of a robust aggregation; None: ten, or one for each update of a smaller buffer."""
     server_step: Step | None = None
     """An own step instead of x ← x − η_g v: it has its own learning rate and momentum."""
     staleness: StalenessLaw = field(default_factory=PolynomialStaleness)
@@ -108,6 +110,8 @@ class Algorithm:
         _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
         _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
         _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
+        buckets = self.buckets is None or 1 <= self.buckets <= self.buffer_size
+        _require(buckets, f"there are 1 to {self.buffer_size} buckets, the buffer's size", self.buckets)
         _require((self.max_staleness or 0) >= 0, "maximum staleness is zero or more", self.max_staleness)
         _require(callable(self.staleness), "a staleness law is a function of τ", self.staleness)
         checked(self.staleness)(0)
@@ -149,6 +153,13 @@ class Algorithm:
         plain_mean = self.upload == "update" and self.aggregation == "mean" and self.client_weights == "equal"
         rule = "an uplink memory needs the plain mean of updates, in rounds (max_staleness = 0)"
         _require(not up or (plain_mean and self.max_staleness == 0), rule, f"{self.name} with other settings")
+
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets a robust aggregation has; 0 for any other."""
+        if not isinstance(self.aggregation, str) or self.aggregation not in ROBUST:
+            return 0
+        return self.buckets or min(MOST_BUCKETS, self.buffer_size)
 
     @property
     def broadcast_kind(self) -> Kind:

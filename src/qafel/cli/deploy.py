@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -90,6 +91,27 @@ def revoke(folder: Folder, client: Annotated[int, typer.Option(min=0)]) -> None:
     _say(changed.reload(), f"client {client} revoked", "it is still let in")
 
 
+@broker.command("remove-run")
+def remove_run(
+    run: Annotated[str, typer.Argument(help="The run's name on the broker.")],
+    credentials: Annotated[
+        Path | None, typer.Option(help="The server's folder that `qafel broker init` wrote.")
+    ] = None,
+    broker: BrokerUrl = None,
+    force: Annotated[bool, typer.Option("--force", help="Even if it does not say that it was stopped.")] = False,
+) -> None:
+    """Take a run that was stopped or has ended off the broker, with all that is reserved for it.
+
+    The server's folder stays as it is. Example: qafel broker remove-run mushrooms --credentials broker/server
+    """
+    require_extra()
+    from qafel.deployment import Access  # noqa: PLC0415
+    from qafel.deployment.broker import removal  # noqa: PLC0415
+
+    word = asyncio.run(removal.remove_run(Access.of(broker, credentials), run, force=force))
+    typer.echo(f"run {run!r}, {word}, is off the broker; its server's folder is as it was")
+
+
 def _say(reloaded: bool, what: str, until_then: str) -> None:
     not_reloaded = (
         "the broker could not be reloaded, because none runs in this folder: if one runs in a container or on another "
@@ -137,7 +159,7 @@ def server(
     max_share: Annotated[
         float,
         typer.Option(help="One client's largest share of recent updates, as a multiple of an equal one; 0: any."),
-    ] = 3.0,
+    ] = 2.0,
     take_over: Annotated[
         bool,
         typer.Option("--take-over", help="Take the run from another server, with all that only it has."),

@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from qafel.algorithm import PRESETS, Algorithm
-from qafel.algorithm.aggregation import Aggregation
+from qafel.algorithm.aggregation import ROBUST, Aggregation
 from qafel.algorithm.methods import DEFAULT_CLIENT_LR, DEFAULT_LOCAL_STEPS, DEFAULT_SERVER_LR, assemble
 from qafel.algorithm.own import OWN_KINDS, QUANTIZER
 from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
@@ -130,6 +130,8 @@ class AlgorithmConfig(Section):
     proximal: float = Field(0.0, ge=0)
     partial_work: bool = False
     aggregation: Annotated[PartName, one_of(get_args(Aggregation), "aggregation")] = "mean"
+    buckets: int | None = Field(None, ge=1)
+    """Of the robust aggregations, median and trimmed-mean; None: ten, or K if that is less."""
     server_step: Annotated[PartName, one_of((), "server step")] | None = None
     """A user's own step, which has its own learning rate and momentum, in place of those here."""
     client_weights: ClientWeights = "equal"
@@ -162,6 +164,8 @@ class AlgorithmConfig(Section):
     def _steps_or_epochs(self) -> Self:
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError("local training lasts local_steps or local_epochs, not both")
+        if self.buckets is not None and self.aggregation not in ROBUST:
+            raise ValueError(f"buckets belong to the aggregations {' and '.join(ROBUST)}, not to {self.aggregation}")
         return self
 
     def own_quantizers(self) -> dict[str, str]:

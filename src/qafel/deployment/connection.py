@@ -31,11 +31,20 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, Header, ObjectMeta, ObjectMetaOptions, StorageType
 
 from qafel.deployment.keys import Access
-from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, MALFORMED, OBJECT_STREAM, Names, StreamLimits, streams
+from qafel.deployment.names import (
+    BUCKET,
+    KEY_VALUE_STREAM,
+    MALFORMED,
+    OBJECT_STREAM,
+    OVERHEAD_BYTES,
+    Names,
+    StreamLimits,
+    streams,
+)
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
+from qafel.text import printable
 
 ANSWER_S: Final = 5.0
-OVERHEAD_BYTES: Final = 4096  # what a message's subject and headers may add to its payload
 ACK_WAIT_S: Final = 30
 MAX_ACK_PENDING: Final = 4096
 LOST: Final = (
@@ -174,7 +183,7 @@ async def connect_patiently(
                     log.warning("%s; trying again", problem)
                 told = True
             except (nats.errors.Error, OSError, AssertionError) as error:
-                problem = str(error) or type(error).__name__
+                problem = printable(str(error)) or type(error).__name__
                 # nats-server says one thing to a wrong, revoked or missing key, and trying again is useless. All else,
                 # such as its timeout for a slow handshake or its limit of connections, may be over at the next attempt.
                 if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in problem.lower():
@@ -207,7 +216,7 @@ async def _connect(access: Access, url: str, name: str) -> Broker:
         gone.set()
 
     async def on_error(error: Exception) -> None:
-        log.info("broker: %s", error)
+        log.info("broker: %s", printable(str(error)))
 
     try:
         await connection.connect(
@@ -295,7 +304,8 @@ class Broker:
         """Wait until the connection breaks, then raise. The library does not always say so: we look, too."""
         while not (self._gone.is_set() or self.connection.is_closed):
             await wait_for_event(self._gone, _LOOK_S)
-        raise BrokerLost(f"the connection to the broker broke: {self.connection.last_error or 'closed'}")
+        why = printable(str(self.connection.last_error or "closed"))
+        raise BrokerLost(f"the connection to the broker broke: {why}")
 
     async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:
         """Have `handle` called with every message that is published to a subject from now on; one whose headers cannot
@@ -350,7 +360,7 @@ class Broker:
         except ValueError:
             error = {"description": "an answer that is not JSON"}
         if error:
-            raise BrokerRefused(f"the broker did not store {subject}: {error.get('description')}")
+            raise BrokerRefused(f"the broker did not store {subject}: {printable(str(error.get('description')))}")
         return int(found.get("seq", 0))
 
     async def stored(self, stream: str, subject: str) -> Stored | None:
@@ -433,9 +443,24 @@ class Broker:
             return (await self._js.stream_info(stream)).state.messages
         return None
 
-    async def purge(self, stream: str) -> None:
+    async def purge(self, stream: str, subject: str | None = None) -> None:
+        """Empty a stream, or of one subject."""
         with _broker_errors():
-            await self._js.purge_stream(stream)
+            await self._js.purge_stream(stream, subject=subject)
+
+    async def delete(self, stream: str) -> bool:
+        """Delete a stream with all that the broker reserves for it; False if there is none."""
+        with _broker_errors(), contextlib.suppress(nats.js.errors.NotFoundError):
+            return await self._js.delete_stream(stream)
+        return False
+
+    async def delete_objects(self, prefix: str) -> None:
+        """Delete the objects whose names begin so, and all trace of them."""
+        for subject in await self.subjects(OBJECT_STREAM, f"$O.{BUCKET}.M.*"):
+            name = base64.urlsafe_b64decode(subject.rsplit(".", 1)[-1]).decode(errors="replace")
+            if name.startswith(prefix):
+                await self.delete_object(name)
+                await self.purge(OBJECT_STREAM, subject)
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """The subjects that a stream holds messages of; none if there is no such stream."""
@@ -491,6 +516,6 @@ def _broker_errors() -> Any:
     except nats.js.errors.NotFoundError:
         raise
     except nats.js.errors.APIError as error:
-        raise BrokerRefused(f"the broker refused: {error.description or error}") from None
+        raise BrokerRefused(f"the broker refused: {printable(str(error.description or error))}") from None
     except LOST as error:
-        raise BrokerLost(f"the broker did not answer: {str(error) or type(error).__name__}") from None
+        raise BrokerLost(f"the broker did not answer: {printable(str(error)) or type(error).__name__}") from None

@@ -28,6 +28,7 @@ from pydantic import TypeAdapter
 from qafel.deployment.names import SIGNATURE
 from qafel.errors import BadSignature, ConfigError
 from qafel.quantizers.protocol import Payload
+from qafel.text import printable
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _KEY_BYTES: Final = nacl.bindings.crypto_sign_PUBLICKEYBYTES
@@ -95,7 +96,7 @@ class Verifier:
         """Raise unless the signature belongs to this context and these bytes."""
         if self._key is None:
             return
-        name = context.partition("\n")[0]
+        name = printable(context.partition("\n")[0])
         try:
             own, *path = (signature or "").split(" ", _DEEPEST)
             root = _digest(context, data)

@@ -8,7 +8,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, NamedTuple, final
 
 from nats.aio.msg import Msg
@@ -19,9 +19,17 @@ from qafel.config import Config
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access, Verifier, signed_name
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import BrokerError, BrokerUnreachable, DataError, MalformedPayload, MessageError, OversizedMessage
+from qafel.errors import (
+    BrokerError,
+    BrokerUnreachable,
+    ConfigError,
+    DataError,
+    MalformedPayload,
+    MessageError,
+    OversizedMessage,
+)
 from qafel.params import Layout
-from qafel.text import human_seconds
+from qafel.text import human_seconds, printable
 
 _AGREEMENT_FORMAT: Final = 2  # the format of what is signed, and of receipts, goes with it
 _PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
@@ -73,8 +81,8 @@ class Agreement:
             layout = Layout(tuple((str(name), tuple(map(int, shape))) for name, shape in read["layout"]))
             config = Config.from_toml(read["config"], "the server's configuration")
             return Agreement(str(read["run_id"]), config, layout)
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"the broker does not hold a run's configuration: {error}") from None
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
+            raise DataError(f"the broker does not hold a run's configuration: {printable(str(error))}") from None
 
 
 def _other_format(found: object) -> DataError:
@@ -134,9 +142,16 @@ class RunState:
     @staticmethod
     def from_bytes(data: bytes) -> RunState:
         try:
-            return _RUN_STATE.validate_json(data)
+            state = _RUN_STATE.validate_json(data)
         except ValueError as error:
-            raise DataError(f"the broker does not hold a run's state: {error}") from None
+            raise DataError(f"the broker does not hold a run's state: {printable(str(error))}") from None
+        return replace(
+            state,
+            state=printable(state.state),
+            buffer=printable(state.buffer),
+            metric_name=printable(state.metric_name),
+            problem=printable(state.problem),
+        )
 
 
 _RUN_STATE: Final = TypeAdapter(RunState)
@@ -236,9 +251,11 @@ class Receipt:
     @staticmethod
     def from_bytes(data: bytes) -> Receipt:
         try:
-            return Receipt(*_RECEIPT.validate_json(data))
+            receipt = Receipt(*_RECEIPT.validate_json(data))
         except ValueError as error:
-            raise DataError(f"not a receipt: {error}") from None
+            raise DataError(f"not a receipt: {printable(str(error))}") from None
+        receipt.rejected = [(number, printable(why), printable(text)) for number, why, text in receipt.rejected]
+        return receipt
 
 
 _RECEIPT: Final = TypeAdapter(tuple[list[tuple[int, int, int]], list[int], int, list[tuple[int | None, str, str]]])

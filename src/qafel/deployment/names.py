@@ -18,7 +18,7 @@ docs/decisions/deployment-reads-by-subject.md
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -35,6 +35,8 @@ EPOCH: Final = "Qafel-Epoch"
 MALFORMED: Final = "\N{REPLACEMENT CHARACTER}"
 """Under which a message's unreadable headers are noted: a name that no sender can write."""
 MESSAGE_ID: Final = "Nats-Msg-Id"
+OVERHEAD_BYTES: Final = 4096
+"""What a message's subject and headers may add to its payload."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -89,8 +91,24 @@ class StreamLimits:
     """All uploads that wait, together."""
     queue_per_client: int = 128
     """Messages of one client that wait."""
+    message_bytes: int = -1
+    """The largest upload message, so that a client's messages cannot take more than so many times it; -1: any."""
     replicas: int = 1
     """Copies that a clustered broker keeps."""
+
+    def fitted(self, clients: int, upload_bytes: int, part_bytes: int) -> StreamLimits:
+        """The limits for so many clients with uploads of at most so many bytes, in parts of at most `part_bytes`.
+
+        What one client's messages may take is its part of the queue, as far as that holds a few uploads of each: one
+        that floods does not fill the others' parts. No more is reserved on the broker than all can take.
+        """
+        parts = -(-upload_bytes // part_bytes)
+        message_bytes = min(upload_bytes, part_bytes) + OVERHEAD_BYTES
+        part = self.queue_bytes // (max(1, clients) * message_bytes)
+        # Room for a few uploads a client, however many messages each comes in.
+        per_client = max(4 * parts, min(max(self.queue_per_client, 4 * parts), part))
+        queue_bytes = min(self.queue_bytes, max(1, clients) * per_client * message_bytes)
+        return replace(self, queue_per_client=per_client, message_bytes=message_bytes, queue_bytes=queue_bytes)
 
 
 def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
@@ -115,6 +133,7 @@ def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
             max_bytes=limits.queue_bytes,
             # One client that floods fills its own queue, not everyone's.
             max_msgs_per_subject=limits.queue_per_client,
+            max_msg_size=limits.message_bytes,
             discard=DiscardPolicy.NEW,
             discard_new_per_subject=True,
             # Uploads are read by the server's consumer and by no one else.

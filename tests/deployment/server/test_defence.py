@@ -107,7 +107,7 @@ def test_the_bounds_follow_from_the_recipe() -> None:
     assert resolved(DefenceSettings(max_norm=3.0, max_weight=math.inf), algorithm, task).max_norm == 3.0
 
 
-@pytest.mark.parametrize("aggregation", ["mean", "weighted-mean"])
+@pytest.mark.parametrize("aggregation", ["mean", "weighted-mean", "median", "trimmed-mean"])
 def test_what_was_applied_is_in_the_journal_and_votes_survive_a_kill(tmp_path: Path, aggregation: Any) -> None:
     algorithm = _algorithm(aggregation=aggregation)
     judged = [Applied.of(1.0, norm=1.0), Applied.of(10.0, 0.1, 7.0), Applied.of(0.7, 1 / 3, 2.0), Applied.of(1, norm=3)]

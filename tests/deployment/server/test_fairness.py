@@ -21,7 +21,7 @@ from tests.deployment.live import CONFIG, serving, taking_part, update
 class Fleet:
     """Clients that send at their own rates, in virtual time."""
 
-    def __init__(self, rates: dict[int, float], max_share: float | None = 3.0) -> None:
+    def __init__(self, rates: dict[int, float], max_share: float | None = 2.0) -> None:
         self.shares, self.rates, self.now = FairShare(max_share), rates, 0.0
         self.random = random.Random(1)
 
@@ -44,7 +44,7 @@ class Fleet:
 def test_three_of_two_hundred_that_flood_have_no_more_than_their_shares() -> None:
     honest = dict.fromkeys(range(3, 200), 0.1)
     flood = dict.fromkeys(range(3), 100.0)
-    for max_share, most in ((None, 0.9), (3.0, 9 / 200), (1.0, 3 / 200)):
+    for max_share, most in ((None, 0.9), (2.0, 6 / 200), (1.0, 3 / 200)):
         fleet = Fleet({**honest, **flood}, max_share)
         fleet.run(60)
         accepted = fleet.run(120)
@@ -57,7 +57,7 @@ def test_a_share_cannot_be_saved_up_for_a_burst() -> None:
     fleet = Fleet(dict.fromkeys(range(1, 100), 1.0) | {0: 0.0001})
     fleet.run(300)
     fleet.rates[0] = 1000.0
-    assert fleet.run(1)[0] <= 12 + 6
+    assert fleet.run(1)[0] <= 8 + 4
 
 
 def test_clients_that_are_alike_are_never_refused() -> None:
@@ -65,7 +65,7 @@ def test_clients_that_are_alike_are_never_refused() -> None:
     assert fleet.run(100).total() > 0.999 * 50 * 2.0 * 100 * 0.98
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3])
+@pytest.mark.parametrize("clients", [1, 2])
 def test_a_small_fleet_is_never_limited_however_unequal(clients: int) -> None:
     rates = {client: 1000.0 if client == 0 else 0.01 for client in range(clients)}
     assert Fleet(rates).run(30)[0] > 29_000
@@ -101,7 +101,7 @@ def test_a_share_below_an_equal_one_is_refused() -> None:
         DefenceSettings(max_share=0.5)
 
 
-@pytest.mark.parametrize("max_share", [3.0, None])
+@pytest.mark.parametrize("max_share", [2.0, None])
 def test_a_client_that_floods_a_live_server_is_told_and_the_others_fill_the_buffer(
     tmp_path: Path, access: Access, max_share: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,8 +122,8 @@ def test_a_client_that_floods_a_live_server_is_told_and_the_others_fill_the_buff
             if max_share is None:
                 assert counts == {"accepted": 41}
                 return
-            assert (counts["accepted"], counts["share"]) == (16, 25), "12 at once, and a quarter of what comes"
-            assert server.ledger.server.rejected["share"] == 25
+            assert (counts["accepted"], counts["share"]) == (10, 31), "8 at once, and a sixth of what comes"
+            assert server.ledger.server.rejected["share"] == 31
             assert flooder._pause_until > 0, "it rests"
             for client in fleet[1:]:
                 await update(client)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from qafel.errors import ConfigError
+from qafel.text import printable
 
 
 @final
@@ -40,6 +41,7 @@ class ClientSettings:
     def require_named(self, what: str, path: str) -> None:
         """Refuse an own part that the run's server names and this client's user does not: to import is to run code."""
         if path not in self.parts:
+            path = printable(path)
             raise ConfigError(
                 f"the run's {what} is {path}, and a client imports only what its own command line names: if you trust "
                 f"that module on this machine, add --part {path}"

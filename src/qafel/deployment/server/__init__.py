@@ -44,7 +44,7 @@ class DefenceSettings:
     """What a larger weight is taken for, the usual one being 1. None: ten, or the largest that the task's own samples
     give; infinity: nothing.
     """
-    max_share: float | None = 3.0
+    max_share: float | None = 2.0
     """One client's largest share of the recent updates, as a multiple of an equal one among the active clients, at
     least 1; None: any.
     """

@@ -1,7 +1,7 @@
 """No client has more than its share of the recent updates, and none waits for clients that are not there.
 
 Each update of a client fills its bucket by one, and each update that is accepted, whoever sent it, empties all buckets
-by max_share/n, where n clients are active. A full bucket, twelve updates, takes no more. So one client's share is at
+by max_share/n, where n clients are active. A full bucket, eight updates, takes no more. So one client's share is at
 most `max_share` times an equal one, which is never less than one in n, and it cannot save it up for a burst; where no
 more than `max_share` clients are active, nobody is limited. Without this, three of two hundred clients that send as
 fast as they can have most of the updates, and so the model.
@@ -16,7 +16,7 @@ from typing import Final, final
 
 from qafel.errors import OverShare
 
-_BUCKET: Final = 12.0  # more than a client has on its way, which may come at once
+_BUCKET: Final = 8.0  # as many as a client has on its way, which may come at once
 _PAUSES: Final = 3.0
 _FORGET: Final = 0.8  # of a long pause, with each upload since
 _LEAST_S: Final = 5.0

@@ -130,6 +130,11 @@ class UploadChecker:
     def __post_init__(self) -> None:
         self.shares = FairShare(self._settings.max_share)
 
+    @property
+    def registered(self) -> int:
+        """How many clients have a key; none if nobody signs."""
+        return len(self._keys or {})
+
     def knows(self, client: int) -> bool:
         return client in self._keys if self._keys is not None else 0 <= client < self._clients
 
@@ -266,16 +271,16 @@ class Intake:
     def __post_init__(self) -> None:
         server = self.ledger.server
         quantizer = server.algorithm.client_quantizer
-        self._max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(server.model.size)
+        self.max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(server.model.size)
         self.begin_session()
 
     def parts(self, part_bytes: int) -> int:
         """In how many messages the largest upload comes."""
-        return -(-self._max_upload_bytes // part_bytes)
+        return -(-self.max_upload_bytes // part_bytes)
 
     def begin_session(self) -> None:
         """Forget unfinished uploads: a new consumer delivers their parts again, perhaps under other numbers."""
-        self._assembler = PartAssembler(self._max_upload_bytes, _ASSEMBLY_BYTES)
+        self._assembler = PartAssembler(self.max_upload_bytes, _ASSEMBLY_BYTES)
 
     def take(self, message: Msg, group: UploadGroup, now: float) -> None:
         """Count an upload, or reject it and say why; a part of an upload only waits.

@@ -143,8 +143,9 @@ class DeploymentServer:
         await broker.ensure_buckets(self._settings.limits.replicas)
         await self._lease.claim(broker, self._run_state("running"))
         self._publisher.epoch = self._lease.epoch
-        limits = self._settings.limits  # room for a few uploads a client, however many messages each comes in
-        await broker.ensure(names, replace(limits, queue_per_client=max(limits.queue_per_client, 4 * parts)))
+        clients = max(self._task.clients, self.intake.checker.registered)
+        limits = self._settings.limits.fitted(clients, self.intake.max_upload_bytes, broker.part_bytes)
+        await broker.ensure(names, limits)
         await refill(broker, self._publisher, self.ledger, self._agreement)
         self.intake.begin_session()
         await broker.new_consumer(names, self._lease.epoch, parts)
@@ -160,7 +161,7 @@ class DeploymentServer:
             await self.evaluator.measure_last()  # a run whose metric is not finite has diverged, and says so
             names, model = self._publisher.names, self.ledger.server.model
             await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
-            await broker.purge(names.upload_stream)
+            await broker.delete(names.upload_stream)  # and what the broker reserves for it
         await self._beat(broker, self.evaluator.status)
         await broker.flush()
 

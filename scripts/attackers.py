@@ -1,0 +1,147 @@
+"""What clients that lie can do to mushrooms: f − f* after so many steps, by the defence and by how many lie.
+
+    python scripts/attackers.py --seeds 3 --steps 1000
+
+The fleet of the recipe mushrooms-qafel-4bit, 100 clients that always train, in virtual time; uploads go through the
+deployed server's own checks (`UploadChecker`) into the core's `Server`. A client that lies sends its honest update
+reversed, with the largest norm that counts: it knows the median. One that floods also starts twenty times as often.
+The table in docs/security.md is what this prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qafel.algorithm import HiddenState, Message, Server, make_upload
+from qafel.config import load_recipe
+from qafel.deployment.server import DefenceSettings
+from qafel.deployment.server.intake import RunningMedian, UploadChecker, resolved
+from qafel.errors import RejectedUpload
+from qafel.rng import Stream
+
+RECIPE = "mushrooms-qafel-4bit"
+FASTER = 20.0
+
+
+class Case(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    defence: DefenceSettings
+    aggregation: str = "mean"
+    floods: bool = False
+
+
+CASES = [
+    Case("the default", DefenceSettings()),
+    Case("the default, liars flood", DefenceSettings(), floods=True),
+    Case("the same without shares", DefenceSettings(max_share=None), floods=True),
+    Case("shares of 1, liars flood", DefenceSettings(max_share=1.0), floods=True),
+    Case("`aggregation = median`", DefenceSettings(), "median"),
+    Case("`aggregation = median`, liars flood", DefenceSettings(), "median", floods=True),
+    Case("`aggregation = trimmed-mean`", DefenceSettings(), "trimmed-mean"),
+    Case("clip at 3", DefenceSettings(max_norm_ratio=3.0)),
+    Case("clip at 10", DefenceSettings(max_norm_ratio=10.0)),
+    Case("reject at 10", DefenceSettings(max_norm_ratio=10.0, norm_excess="reject")),
+    Case("reject at 100", DefenceSettings(max_norm_ratio=100.0, norm_excess="reject")),
+]
+
+
+class Outcome(NamedTuple):
+    """What became of one run."""
+
+    error: float
+    """f − f*."""
+    lies: float
+    """The share of the accepted updates that were lies."""
+    refused: float
+    """The share of the honest updates that were rejected."""
+
+
+def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
+    """One run in which the first so many clients lie."""
+    config = load_recipe(RECIPE, [f"algorithm.aggregation={case.aggregation}"], seed)
+    task = config.task.make()
+    algorithm = config.algorithm.wire(task.layout)
+    server = Server(config.initial_model(task), algorithm, seed, log_capacity=0)
+    checker = UploadChecker(
+        algorithm, resolved(case.defence, algorithm, task), task.clients, None, RunningMedian({}, 0.0)
+    )
+    times, counts, honest = np.random.default_rng(seed), Counter[str](), Counter[bool]()
+
+    def lasts(client: int) -> float:
+        return abs(float(times.standard_normal())) / (FASTER if case.floods and client < liars else 1.0)
+
+    queue: list[tuple[float, int, int, HiddenState]] = []
+    for client in range(task.clients):
+        heapq.heappush(queue, (lasts(client), client, 0, server.hidden_state))
+    while server.version < steps:
+        now, client, sequence, start = heapq.heappop(queue)
+        heapq.heappush(queue, (now + lasts(client), client, sequence + 1, server.hidden_state))
+        trained = task.train(client, start.vector, algorithm.local, Stream.named(seed, "train", client, sequence))
+        if client < liars:
+            trained = _lie(start.vector, trained, checker, case.defence, now)
+        stream = Stream.named(seed, "client-quantizer", client, sequence)
+        upload = Message.from_bytes(make_upload(start, trained, algorithm, stream, client=client, sequence=sequence))
+        try:
+            applied = checker.check(server, client, upload, now)
+            server.receive(upload._replace(weight=applied.weight), applied.factor)
+        except RejectedUpload:
+            honest[False] += client >= liars
+        else:
+            checker.shares.count(client)
+            honest[True] += client >= liars
+            counts["lies"] += client < liars
+            counts["all"] += 1
+    refused = honest[False] / max(1, honest.total())
+    return Outcome(_error(task, server.model), counts["lies"] / counts["all"], refused)
+
+
+def _lie(start: Any, trained: Any, checker: UploadChecker, defence: DefenceSettings, now: float) -> Any:
+    """The honest update reversed, as long as it may be."""
+    update = start - trained
+    norm, median = float(np.linalg.norm(update)), checker.median.value(now)
+    most = 1.0 if median is None or defence.max_norm_ratio is None else 0.98 * defence.max_norm_ratio * median
+    return start + np.float32(most / max(norm, 1e-12)) * update
+
+
+def _error(task: Any, model: Any) -> float:
+    return float(task.evaluate(model)["metric"])
+
+
+def table(seeds: Iterable[int], steps: int, cases: Iterable[Case] = CASES) -> str:
+    """The rows as Markdown: the median over seeds, and the largest where it differs."""
+    lines = ["| | no liar | 1 of 100 | 10 of 100 | lies among accepted, 1 and 10 | honest rejected, at most |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    chosen = list(seeds)
+    for case in cases:
+        runs = {liars: [attack(case, liars, seed, steps) for seed in chosen] for liars in (0, 1, 10)}
+        errors = [_range([run.error for run in runs[liars]]) for liars in runs]
+        lies = " and ".join(f"{100 * np.mean([run.lies for run in runs[liars]]):.1f} %" for liars in (1, 10))
+        refused = 100 * max(run.refused for found in runs.values() for run in found)
+        lines.append(f"| {case.name} | {' | '.join(errors)} | {lies} | {refused:.1f} % |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def _range(values: list[float]) -> str:
+    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
+    return low if low == high else f"{low} … {high}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1000)
+    options = parser.parse_args()
+    print(table(range(options.seeds), options.steps))
+
+
+if __name__ == "__main__":
+    main()
