@@ -14,6 +14,7 @@ import argparse
 import heapq
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,14 +43,12 @@ CASES = [
     Case("the default", DefenceSettings()),
     Case("the default, liars flood", DefenceSettings(), floods=True),
     Case("the same without shares", DefenceSettings(max_share=None), floods=True),
-    Case("shares of 1, liars flood", DefenceSettings(max_share=1.0), floods=True),
+    Case("`--max-share 1`, liars flood", DefenceSettings(max_share=1.0), floods=True),
     Case("`aggregation = median`", DefenceSettings(), "median"),
     Case("`aggregation = median`, liars flood", DefenceSettings(), "median", floods=True),
     Case("`aggregation = trimmed-mean`", DefenceSettings(), "trimmed-mean"),
     Case("clip at 3", DefenceSettings(max_norm_ratio=3.0)),
-    Case("clip at 10", DefenceSettings(max_norm_ratio=10.0)),
     Case("reject at 10", DefenceSettings(max_norm_ratio=10.0, norm_excess="reject")),
-    Case("reject at 100", DefenceSettings(max_norm_ratio=100.0, norm_excess="reject")),
 ]
 
 
@@ -115,19 +114,22 @@ def _error(task: Any, model: Any) -> float:
     return float(task.evaluate(model)["metric"])
 
 
-def table(seeds: Iterable[int], steps: int, cases: Iterable[Case] = CASES) -> str:
-    """The rows as Markdown: the median over seeds, and the largest where it differs."""
-    lines = ["| | no liar | 1 of 100 | 10 of 100 | lies among accepted, 1 and 10 | honest rejected, at most |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
+def table(seeds: Iterable[int], steps: int, cases: Iterable[Case] = CASES, workers: int = 2) -> None:
+    """Print the rows as Markdown, with the smallest and the largest value over the seeds."""
+    print("| | no liar | 1 of 100 | 10 of 100 | lies among accepted, 1 and 10 | honest rejected, at most |")
+    print("|---|---:|---:|---:|---:|---:|")
     chosen = list(seeds)
-    for case in cases:
-        runs = {liars: [attack(case, liars, seed, steps) for seed in chosen] for liars in (0, 1, 10)}
-        errors = [_range([run.error for run in runs[liars]]) for liars in runs]
-        lies = " and ".join(f"{100 * np.mean([run.lies for run in runs[liars]]):.1f} %" for liars in (1, 10))
-        refused = 100 * max(run.refused for found in runs.values() for run in found)
-        lines.append(f"| {case.name} | {' | '.join(errors)} | {lies} | {refused:.1f} % |")
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
+    with ProcessPoolExecutor(workers) as pool:
+        made = [
+            (case, {n: [pool.submit(attack, case, n, seed, steps) for seed in chosen] for n in (0, 1, 10)})
+            for case in cases
+        ]
+        for case, started in made:
+            runs = {liars: [future.result() for future in futures] for liars, futures in started.items()}
+            errors = [_range([run.error for run in found]) for found in runs.values()]
+            lies = " and ".join(f"{100 * np.mean([run.lies for run in runs[liars]]):.1f} %" for liars in (1, 10))
+            refused = 100 * max(run.refused for found in runs.values() for run in found)
+            print(f"| {case.name} | {' | '.join(errors)} | {lies} | {refused:.1f} % |", flush=True)
 
 
 def _range(values: list[float]) -> str:
@@ -140,7 +142,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
-    print(table(range(options.seeds), options.steps))
+    table(range(options.seeds), options.steps)
 
 
 if __name__ == "__main__":
