@@ -1,0 +1,78 @@
+"""While one key asks or sends without end, another client's updates go on, and no session ends; on a secured broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from qafel.deployment.broker.folder import BrokerFolder
+from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.connection import Broker, session
+from qafel.deployment.keys import Access, signed_name
+from qafel.deployment.names import PART, Names
+from qafel.errors import BrokerError
+from tests.deployment.live import serving, taking_part, until, update
+
+NAMES = Names("live")
+
+
+async def _flood(
+    broker: Broker, subject: str, data: bytes, headers: dict[str, str] | None, reply: str, stop: asyncio.Event
+) -> int:
+    sent = 0
+    with contextlib.suppress(BrokerError):  # the broker may shut it out
+        while not stop.is_set() and sent < 20_000:
+            for _ in range(100):
+                await broker.send(subject, data, reply=reply, headers=headers)
+                sent += 1
+            await broker.flush()
+    return sent
+
+
+@pytest.mark.timeout(180)
+def test_a_stolen_operators_key_and_a_registered_client_that_flood_stop_nobody(tmp_path: Path) -> None:
+    async def check(keys: Path) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving(tmp_path, Access.of(None, keys / "server")))
+            good, bad = [
+                await stack.enter_async_context(taking_part(tmp_path, Access.of(None, keys / "clients" / str(n)), n))
+                for n in range(2)
+            ]
+            await until(lambda: bad.follower.state is not None)
+            begun, accepted = server._session_id, server.ledger.traffic
+            start = bad.begin()
+            frame = bad.finish(start, bad._train)
+            own = bad.outbox._signer.headers(signed_name(NAMES.upload(1), server.ledger.run_id), frame)
+            state = f"$JS.API.DIRECT.GET.KV_qafel.{NAMES.state}"
+            step = f"$JS.API.DIRECT.GET.{NAMES.broadcast_stream}.{NAMES.broadcast(0)}"
+            upload = NAMES.upload(1)
+            floods: list[tuple[str, str, bytes, dict[str, str] | None, str]] = [
+                ("operator", "qafel.api.STREAM.INFO.KV_qafel", b"", None, "_INBOX_operator.x"),
+                ("operator", state, b"", None, NAMES.state),
+                ("clients/1", upload, frame, own, ""),  # the same again and again
+                ("clients/1", upload, bytes(900_000), None, ""),
+                ("clients/1", upload, frame, {**own, "Nats-Rollup": "all"}, ""),
+                ("clients/1", upload, frame[:30], {**own, PART: "5/0/2"}, ""),
+                ("clients/1", "$JS.API.DIRECT.GET.OBJ_qafel", b'{"seq":1,"batch":1000}', None, "_INBOX_1.x"),
+                ("clients/1", step, b"", None, NAMES.broadcast(7)),
+            ]
+            for who, *flood in floods:
+                access, stop = Access.of(None, keys / who), asyncio.Event()
+                async with session(access, access.name, patience_s=10) as broker:
+                    work = asyncio.create_task(_flood(broker, *flood, stop))  # type: ignore[arg-type]
+                    await asyncio.sleep(0.1)
+                    for _ in range(5):
+                        await update(good)
+                    stop.set()
+                    assert await work
+            assert good.outbox.counts == {"accepted": 5 * len(floods)}
+            assert accepted.uploads <= 5 * len(floods) + 1, "of the flood at most its first update counts"
+            assert server._session_id == begun, "a session ended"
+
+    port = free_port()
+    keys = BrokerFolder.init(tmp_path / "broker", 2, port=port, sync="2m").path
+    with LocalBroker(keys, port=port):
+        asyncio.run(check(keys))
