@@ -130,8 +130,9 @@ def _measure(case: DeploymentCase) -> Figures:
     with tempfile.TemporaryDirectory(prefix="qafel-bench-") as name, _broker(Path(name) / "broker", case) as broker:
         folder = Path(name)
         bare = _bare(case, folder) if case.made else {}
-        uploading: list[tuple[str, Work]] = [("client", partial(upload, number)) for number in range(case.clients)]
-        works = [("load", send)] if case.made else uploading
+        works: list[tuple[str, Work]] = [("client", partial(upload, number)) for number in range(case.clients)]
+        if case.made:
+            works = [("load", send)]
         works += [("listening", listen)] * (case.listeners > 0) + [("mutants", send_mutants)] * (case.mutants > 0)
         with _processes([("server", serve_run)], case, folder) as serving:
             wait_for_run(case.access(folder, "server"), RUN)
