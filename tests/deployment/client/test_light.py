@@ -66,8 +66,14 @@ def test_clients_without_numba_and_with_it_hold_the_same_hidden_state_as_the_ser
     server = Command("server", tmp_path / "server.out", str(tmp_path / "recipe.toml"), "--out", str(out),
                      "--broker", local_broker.url, "--json")  # fmt: skip
     clients = [client(number, local_broker.url, tmp_path, hidden=number < 2) for number in range(3)]
-    said = [process.communicate(timeout=200) for process in clients]
-    assert server.process.wait(60) == 0
+    try:
+        said = [process.communicate(timeout=200) for process in clients]
+        assert server.process.wait(60) == 0
+    finally:
+        for process in clients:
+            process.kill()
+            process.communicate()
+        server.kill()
     reports = [json.loads(stdout.splitlines()[-1]) for stdout, _ in said]
     assert all(report["event"] == "report" and report["run_state"] == "finished" for report in reports), said
     assert {report["version"] for report in reports} == {12}
