@@ -34,7 +34,7 @@ bench: $(STAMP) ## Run the benchmarks (alone: others' load shows in the figures)
 	$(BIN)/qafel bench quantizers
 	$(BIN)/qafel bench simulator
 	$(BIN)/qafel bench training
-	$(BIN)/qafel bench deployment --case default --case mutants --updates 3000
+	$(BIN)/qafel bench deployment --case made --case default --case mutants --updates 3000
 
 format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix
