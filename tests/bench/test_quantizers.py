@@ -37,3 +37,12 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_spec_that_does_not_parse_is_named_before_anything_is_measured() -> None:
     with pytest.raises(SpecError, match="did you mean"):
         bench("qsdg:4")
+
+
+def test_trellis_is_held_against_the_encoder_of_rotated(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    shown = bench("trellis:1", "rotated:4", "--size", "2000", "--threads", "1", "--json", str(file))
+    trellis, rotated = json.loads(file.read_text())
+    assert set(trellis) == COLUMNS | {"encode_mean_s", "rotated_4_encode_s"}
+    assert set(rotated) == COLUMNS
+    assert f"{trellis['decode_s'] / trellis['rotated_4_encode_s']:.2f}" in shown

@@ -43,7 +43,8 @@ def test_fitness_names_reason_and_remedies() -> None:
         assert part in sentence
     (sentence,) = fitness(parse("top_k:0.1"), 29_282, "client")
     assert "biased" in sentence
-    assert "qsgd:4" in sentence
+    assert "trellis:4" in sentence
+    assert not fitness(parse("trellis:4"), 29_282, "client")
     assert parse("qsgd:4,bucket=256").delta(29_282) > 0
 
 

@@ -13,7 +13,7 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from qafel.bench.quantizers import SIZES, time_quantizer
+from qafel.bench.quantizers import ROTATED, SIZES, time_quantizer
 from qafel.bench.simulator import all_cases, measure_simulator
 from qafel.cli.client import require_extra
 from qafel.cli.console import console, errors, figures_table
@@ -32,7 +32,7 @@ def bench_quantizers(
     sizes: Annotated[list[int] | None, typer.Option("--size", help="Coordinates; may be repeated.", min=1)] = None,
     thread_counts: Annotated[list[int] | None, typer.Option("--threads", help="May be repeated.", min=1)] = None,
 ) -> None:
-    """Time encode, decode and add_decoded_ against memcpy of the same float32 vector.
+    """Time encode, decode and add_decoded_ against memcpy of the same float32 vector; trellis against rotated:4 too.
 
     Example: qafel bench quantizers --json quantizers.json
     """
@@ -47,7 +47,19 @@ def bench_quantizers(
             rows.append(time_quantizer(spec, size, count))
             progress.advance(task)
     console.print(_quantizer_table(rows))
+    if any("rotated_4_encode_s" in row for row in rows):
+        console.print(_trellis_table(rows))
     _write(json_file, rows)
+
+
+def _trellis_table(rows: list[dict[str, Any]]) -> Table:
+    headings = ("quantizer", "size", "thr", f"{ROTATED}", "encode", "encode, mean", "decode")
+    table = figures_table(f"time over that in which {ROTATED} encodes the same vector", *headings)
+    for row in rows:
+        if base := row.get("rotated_4_encode_s"):
+            ratios = (f"{row[key] / base:.2f}" for key in ("encode_s", "encode_mean_s", "decode_s"))
+            table.add_row(row["quantizer"], f"{row['size']:.3g}", str(row["threads"]), f"{base * 1e6:,.0f} µs", *ratios)
+    return table
 
 
 def _quantizer_table(rows: list[dict[str, Any]]) -> Table:

@@ -91,7 +91,7 @@ def fitness(quantizer: Quantizer, size: int, role: Role, memory_rate: float = 1.
     if role == "client" and not quantizer.unbiased(size):
         return [
             f"client quantizer {quantizer.spec!r} is biased{found}: its errors add up over the buffered updates "
-            "instead of averaging out; use an unbiased one, such as trellis:2, qsgd:4 or rand_k"
+            "instead of averaging out; use an unbiased one, such as trellis:4"
         ]
     if role == "server" and quantizer.delta(size) <= 0:
         return [
@@ -113,7 +113,7 @@ def _unfit_for_a_memory(quantizer: Quantizer, size: int, rate: float) -> list[st
     if not quantizer.unbiased(size):
         return [
             f"{said} is biased{found}: a memory that takes up a part of what it sends (MCM) needs an unbiased one, "
-            "such as qsgd:4"
+            "such as trellis:4"
         ]
     # E‖h + αQ(x − h) − x‖² ≤ (1 − 2α + α²(1 + ω))‖x − h‖²
     if rate * (1 + quantizer.omega(size)) >= 2:

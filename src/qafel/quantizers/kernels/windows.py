@@ -18,6 +18,7 @@ from qafel.quantizers.kernels.shared import hash_pair, round_keys, weyl
 
 _SMALLEST_POWER, _LARGEST_POWER = -126, 127
 _TURNS = 6  # of a stream's search, at most
+_SLACK = 24.0  # bits that a stream may miss in any case
 _FIRST = 0.75  # of the change that should do, for the second turn
 _FLATTEST, _LEAST = 0.2, 0.1  # of the slope and of the bits that are expected
 
@@ -190,7 +191,7 @@ def _search(y, groups, windows, plan, power, states, contract, known, curve, wit
         _extend(y, own, tail, turn > 0, windows, plan, power, states, known, scratch, group)
         _trace(y, own, tail, turn > 0, plan, states, contract, known, scratch, keys, notes, group)
         free, total = taken[tail:].sum(), taken.sum()
-        if abs(total - wanted) <= within * wanted or turn == _TURNS - 1 or not free > 0:
+        if abs(total - wanted) <= max(within * wanted, _SLACK) or turn == _TURNS - 1 or not free > 0:
             break
         if turn == 0:
             base[:], shares[:], goal = knob[begin : groups[1]], taken, max(free + wanted - total, _LEAST * free)

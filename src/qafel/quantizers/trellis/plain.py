@@ -25,7 +25,7 @@ Keys = tuple[int, int, int, int]
 
 _MASK64 = (1 << 64) - 1
 _LOWEST = 1 << 15
-_TURNS, _FIRST, _FLATTEST, _LEAST = 6, 0.75, 0.2, 0.1  # see kernels/windows.py
+_TURNS, _SLACK, _FIRST, _FLATTEST, _LEAST = 6, 24.0, 0.75, 0.2, 0.1  # see kernels/windows.py
 _TAPS = {8: (1, 3, 2), 32: (2, 5, 3)}  # z₁ = u ⊕ u₋ₐ ⊕ u₋ᵦ, codebook u₋ᵧ
 _FLOAT = np.float32
 _LARGEST = np.finfo(np.float32).max
@@ -261,7 +261,7 @@ def _searched(
             path, state = _classes(choices[g], state, states)
             groups.insert(0, _group(scaled[g], path, settings[g], contract, int(classes[g]), float(knob[g]), known))
         total, free = (sum((group.bits for group in part), 0.0) for part in (groups, groups[tail:]))
-        if abs(total - wanted) <= within * wanted or turn == _TURNS - 1 or not free > 0:
+        if abs(total - wanted) <= max(within * wanted, _SLACK) or turn == _TURNS - 1 or not free > 0:
             break
         if turn == 0:
             base, shares, goal = (
