@@ -26,5 +26,5 @@ def test_readmes_ten_lines_end_in_a_plot(tmp_path):
         [sys.executable, "-c", program[1]], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert finished.returncode == 0, finished.stderr
-    assert "uploads       10,000, 125 bytes each" in finished.stdout
+    assert "uploads       10,000, 140 bytes each" in finished.stdout
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
