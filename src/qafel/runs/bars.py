@@ -130,7 +130,8 @@ class NotebookBar:
         from IPython.display import HTML, display  # noqa: PLC0415  (there is one where there is a notebook)
 
         self._name, self._limits, self._metric_name = name, limits, metric_name
-        self._html, self._shown = HTML, -1.0
+        self._shown = -1.0
+        self._html: Any = HTML
         self._place: Any = display(HTML(self._bar(0.0, "")), display_id=True)
 
     def on_row(self, row: Row) -> None:
