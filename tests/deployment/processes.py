@@ -15,16 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-_LOOK_S = 0.05
 
-
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0, *, look_s: float = 0.05) -> Any:
     """Look again and again. Time in which this process itself stands still does not count."""
-    looks = 1 + int(timeout_s / _LOOK_S)
+    looks = 1 + int(timeout_s / look_s)
     while not (found := condition()):
         if not (looks := looks - 1):
             raise AssertionError(f"waited {timeout_s} s for {what}")
-        time.sleep(_LOOK_S)
+        time.sleep(look_s)
     return found
 
 

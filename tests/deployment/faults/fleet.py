@@ -53,7 +53,7 @@ class Fleet:
         self.longest_pause_s = longest_pause_s
         self.clients: dict[int, Command] = {}
         self._clocks: dict[str, Clock] = {}
-        self._servers = 0
+        self._servers = self._version = 0
         folder.mkdir(parents=True, exist_ok=True)
         self.recipe = folder / "faults.toml"
         self.recipe.write_text(RECIPE, encoding="utf-8")
@@ -98,7 +98,7 @@ class Fleet:
     def start_client(self, number: int) -> Command:
         self.clients[number] = Command(
             "client", self.folder / f"client-{number}.out", "--run", RUN, "--client-id", str(number),
-            *self._options(f"clients/{number}"), "--state", str(self.state_of(number)), "--min-interval", "0.02",
+            *self._options(f"clients/{number}"), "--state", str(self.state_of(number)), "--min-interval", "0.2",
             "--patience", "300", "--json", environment=self._environment(str(number)), piped=True,
         )  # fmt: skip
         return self.clients[number]
@@ -110,8 +110,9 @@ class Fleet:
         return self.random.choice(sorted(self.clients))
 
     def version(self) -> int:
-        """The highest version that any client holds."""
-        return max(map(_version, self.clients.values()), default=0)
+        """The highest version that any client was seen to hold."""
+        self._version = max(self._version, *map(_version, self.clients.values()))
+        return self._version
 
     def reach(self, version: int) -> None:
         """Wait for it; meanwhile nobody ends."""
@@ -121,7 +122,7 @@ class Fleet:
                 assert command.alive, f"{command.output} ended: {command.errors[-1000:]}"
             return self.version() >= version
 
-        wait_for(reached, f"version {version}", _PATIENCE_S)
+        wait_for(reached, f"version {version}", _PATIENCE_S, look_s=0.2)
 
     def goes_on(self) -> None:
         self.reach(self.version() + 2)
@@ -185,4 +186,4 @@ class Fleet:
 
 
 def _version(client: Command) -> int:
-    return max((e["version"] for e in client.events(last_bytes=1 << 16) if e["event"] == "version"), default=0)
+    return max((e["version"] for e in client.events(last_bytes=1 << 12) if e["event"] == "version"), default=0)
