@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client.outbox import ClientState
-from qafel.deployment.connection import session
+from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access
-from qafel.deployment.names import EPOCH, StreamLimits
+from qafel.deployment.messages import RunState
+from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, StreamLimits
 from qafel.deployment.server import ServerSettings
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
@@ -75,6 +77,32 @@ def test_a_client_with_another_history_starts_again(tmp_path: Path, access: Acce
                 await until(lambda: same(server, odd.core.hidden_state))
                 await update(odd)
                 assert odd.outbox.counts["accepted"] == 1
+
+    asyncio.run(check())
+
+
+def test_one_heartbeat_that_was_on_its_way_for_long_makes_no_client_start_again(tmp_path: Path, access: Access) -> None:
+    async def check() -> None:
+        async with (
+            serving(tmp_path, access, settings=ServerSettings(heartbeat_s=1000)),
+            taking_part(tmp_path, access, 0) as client,
+            session(access, "test") as broker,
+        ):
+            for _ in range(6):
+                await update(client)
+            follower = client.follower
+            await until(lambda: follower.version == 2)
+            stored = await broker.stored(KEY_VALUE_STREAM, client.names.state)
+            assert stored is not None
+            old, restarts = RunState.from_bytes(stored.data), []
+            assert old.version == 0
+            for beat in (1, 2):
+                follower._moved_at -= 100
+                late = replace(old, beat=old.beat + beat)
+                await follower._on_state(Stored(client.names.state, late.to_bytes(), {}))
+                restarts.append(follower._restart)
+                follower._restart = False
+            assert restarts == [False, True]
 
     asyncio.run(check())
 

@@ -57,6 +57,8 @@ class Follower:
     """The newest version that we know of."""
     _head_before: int = 0
     """That of the last heartbeat."""
+    _ahead: bool = False
+    """Whether the last heartbeat was behind what we hold."""
     _waiting: dict[int, bytes] = field(default_factory=dict)
     _restart: bool = False
     _another_run: bool = False
@@ -255,7 +257,8 @@ class Follower:
         held = self.client.hidden_state
         ahead = state.version < held.version and time.monotonic() - self._moved_at > _AHEAD_S
         drifted = state.version == held.version and state.digest != held.digest
-        if ahead or drifted:
+        before_too, self._ahead = self._ahead, ahead
+        if drifted or (ahead and before_too):  # one heartbeat may have been on its way for long
             log.warning("the server is at version %d, we hold another %d: starting again", state.version, held.version)
             self._restart = True
         # Broadcasts may be ahead of a heartbeat that was on its way. If they are ahead of the next, nobody made them.
