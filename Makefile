@@ -6,9 +6,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 LIGHT  := $(VENV)/.installed-light
+SITE   := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check bench format clean dist notes release-check
+.PHONY: help install demo test test-slow check docs notebooks bench format clean dist notes release-check
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -29,6 +30,13 @@ check: $(STAMP) ## Lint, format, types, import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(SITE) ## Build the documentation's site into build/site; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html, or: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
+
+notebooks: $(STAMP) ## Run the notebooks again and keep their outputs
+	$(BIN)/python -m tests.notebooks
 
 bench: $(STAMP) ## Run the benchmarks (alone: others' load shows in the figures)
 	$(BIN)/qafel bench quantizers
@@ -67,7 +75,12 @@ $(LIGHT): pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install -q -c constraints.txt -e '.[simulate]'
 	@touch $@
 
+# The site shows the docstrings and commands of the core.
+$(SITE): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
+	@touch $@
+
 # torch comes in the same resolution as what depends on it, so that nothing pulls another build.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,ray,nats,tensorboard,mlflow,wandb,tune,pandas,dev]'
-	@touch $@ $(LIGHT)
+	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,ray,nats,tensorboard,mlflow,wandb,tune,pandas,docs,dev]'
+	@touch $@ $(LIGHT) $(SITE)

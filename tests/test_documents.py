@@ -1,5 +1,6 @@
-"""What the documents say can be followed: their links lead somewhere, and README's program runs."""
+"""What the documents say can be followed: their links lead somewhere, and their code runs or says it is not run."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from .documents import LANGUAGES, Block, blocks_of
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+PROGRAMS = [path for path in DOCUMENTS if any(block.is_run for block in blocks_of(path.read_text(encoding="utf-8")))]
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -16,6 +20,68 @@ LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 def test_every_link_into_the_repository_leads_somewhere(document):
     targets = LINK.findall(document.read_text(encoding="utf-8"))
     assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_code_block_names_its_language_and_a_test_that_runs_it_exists(document):
+    blocks = list(blocks_of(document.read_text(encoding="utf-8")))
+    assert [f"line {block.line}: {block.language!r}" for block in blocks if block.language not in LANGUAGES] == []
+    named = [block.mark["test"] for block in blocks if block.mark and block.mark["test"]]
+    assert [test for test in named if not (ROOT / test).is_file()] == []
+
+
+@pytest.mark.parametrize("document", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_code_blocks_of_a_document_run(document, tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.documents", document],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+            "COLUMNS": "100",
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_a_block_is_run_unless_it_says_otherwise():
+    said = (
+        "```sh\n# not run by the tests: an hour\nls\n```\n```sh\nls\n```\n\n    ls\n\n- b\n\n    c\n```text\nls\n```\n"
+    )
+    found = list(blocks_of(said))
+    assert [(block.language, block.is_run) for block in found] == [
+        ("sh", False),
+        ("sh", True),
+        ("", True),
+        ("text", False),
+    ]
+    assert not Block("sh", "", "# run by tests/test_documents.py\nls", 1).is_run
+    assert Block("sh", "", "# not run by the tests\nls", 1).is_run
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("```console\n$ echo a\nb\n```\n", "echo a prints"),
+        ("```sh\nfalse\n```\n", "'false'"),
+        ("```python\nname = 1\n```\n\n```python\nassert name == 2\n```\n", "AssertionError"),
+        ('```sh title="Terminal 1"\ntrue\n```\n\n```sh title="Terminal 2"\nfalse\n```\n', "Terminal 2 ended with 1"),
+        ("```toml\nextends = 'mushrooms-qafel-4bit'\nnmae = 'a'\n```\n", "nmae"),
+    ],
+)
+def test_a_document_that_does_not_do_what_it_says_fails(document, said, tmp_path):
+    (tmp_path / "page.md").write_text(document)
+    command = [sys.executable, "-m", "tests.documents", tmp_path / "page.md"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 1
+    assert said in finished.stderr
 
 
 def test_readmes_ten_lines_end_in_a_plot(tmp_path):

@@ -45,7 +45,10 @@ _INTRODUCTION = """# The paper, reproduced
 Every figure and table of the paper that shows results is one command; `qafel paper list` shows them. This document is
 made from finished runs alone, those in paper/runs and those that are kept in [results/](../results), by
 
-    qafel paper document --results results
+```sh
+# not run by the tests: without the finished runs it takes days
+qafel paper document --results results
+```
 
 and the command of each section repeats its runs. Verdicts follow 90 % intervals over paired seeds, shown in brackets
 ([how](decisions/verdicts-by-interval.md)): **pass** and **fail** are wrong at most once in twenty times, **undecided**

@@ -23,6 +23,7 @@ Payload: TypeAlias = bytes | memoryview
 """What a quantizer writes and reads: bytes, or a view of a buffer of bytes."""
 
 CODEC_BYTES: Final = 16
+"""The length of what names a quantizer in a message."""
 NONE: Final = 1
 QSGD: Final = 2
 TOP_K: Final = 3

@@ -17,6 +17,7 @@ from qafel.rng import Stream
 from qafel.text import path_of
 
 Goal: TypeAlias = Literal["min", "max"]
+"""Whether a metric should become small or large."""
 
 
 class Task(Protocol):

@@ -107,6 +107,7 @@ class Choices:
 
 
 Search: TypeAlias = Mapping[str, Range | Choices]
+"""What is searched: ranges and choices by the path of a setting."""
 
 
 def parse_search(texts: Iterable[str], config: Config) -> Search:

@@ -41,8 +41,10 @@ FARTHEST = 100.0
 """The largest gap: such a run got nowhere near its target."""
 
 ObjectiveName: TypeAlias = Literal["uploads", "upload-bytes", "broadcast-bytes", "bytes", "virtual-time", "metric"]
+"""What a search makes small: the cost of the target, or the metric at the end."""
 
 OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
+"""All of them."""
 
 _COLUMNS = {
     "uploads": ("uploads",),

@@ -43,6 +43,7 @@ PRESETS: Mapping[str, Preset] = {
     "fedprox": FEDPROX,
     "mcm": MCM,
 }
+"""The methods by name: what `wire` and a recipe's `algorithm.preset` take."""
 
 _LOCAL = {
     "client_lr": "lr",
