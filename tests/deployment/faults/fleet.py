@@ -41,7 +41,7 @@ every = 1000
 server_steps = 1_000_000
 """
 _LAST_STEPS = 20
-_PATIENCE_S = 300.0
+_PATIENCE_S = 900.0
 
 
 class Fleet:
@@ -92,14 +92,14 @@ class Fleet:
         return Command(
             "server", self.folder / f"server-{self._servers}.out", str(self.recipe), "--out", str(self.run),
             *self._options("server"), "--keep-journal", "--checkpoint-every", "150", "--snapshot-every", "20",
-            "--patience", "60", "--json", *more, environment=self._environment("server"), piped=True,
+            "--patience", "300", "--json", *more, environment=self._environment("server"), piped=True,
         )  # fmt: skip
 
     def start_client(self, number: int) -> Command:
         self.clients[number] = Command(
             "client", self.folder / f"client-{number}.out", "--run", RUN, "--client-id", str(number),
             *self._options(f"clients/{number}"), "--state", str(self.state_of(number)), "--min-interval", "0.2",
-            "--patience", "300", "--json", environment=self._environment(str(number)), piped=True,
+            "--patience", "900", "--json", environment=self._environment(str(number)), piped=True,
         )  # fmt: skip
         return self.clients[number]
 
