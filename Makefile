@@ -82,5 +82,5 @@ $(SITE): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 # torch comes in the same resolution as what depends on it, so that nothing pulls another build.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,ray,nats,tensorboard,mlflow,wandb,tune,pandas,docs,dev]'
+	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,ray,nats,tensorboard,mlflow,wandb,tune,pandas,watch,docs,dev]'
 	@touch $@ $(LIGHT) $(SITE)

@@ -8,7 +8,7 @@ import pytest
 
 COMPUTING = {"numba", "llvmlite", "scipy", "torch", "ray", "optuna"}
 SHOWING = {"matplotlib", "plotly", "PIL", "pandas", "IPython", "tensorboard"}
-OTHERS = {"rich", "typer", "nats", "cryptography", "prometheus_client", "pooch", "requests"}
+OTHERS = {"rich", "typer", "starlette", "uvicorn", "nats", "cryptography", "prometheus_client", "pooch", "requests"}
 METHOD = "qafel.wire('qafel', client_quantizer='top_k:0.1', server_quantizer='rotated:4')"
 
 
@@ -24,7 +24,19 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_no_room_computes_or_draws_before_it_is_asked_to():
-    rooms = ["theory", "planning", "report", "simulator", "deployment", "sweeps", "tuning", "paper", "bench", "cli"]
+    rooms = [
+        "theory",
+        "planning",
+        "report",
+        "watch",
+        "simulator",
+        "deployment",
+        "sweeps",
+        "tuning",
+        "paper",
+        "bench",
+        "cli",
+    ]
     assert loaded_by("\n".join(f"import qafel.{room}" for room in rooms)) & (COMPUTING | SHOWING) == set()
 
 

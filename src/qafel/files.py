@@ -49,8 +49,11 @@ def open_private(path: Path, flags: int) -> int:
     return handle
 
 
-def write_atomically(path: Path, data: bytes, make_folder: bool = False) -> None:
-    """Replace the file `path` by `data`, or leave it as it was; `make_folder` makes the folder that it lies in."""
+def write_atomically(path: Path, data: bytes, make_folder: bool = False, lasting: bool = True) -> None:
+    """Replace the file `path` by `data`, or leave it as it was; `make_folder` makes the folder that it lies in.
+
+    What need not outlive a power cut is not `lasting`, and is written without waiting for the disk.
+    """
     beside = path.with_name(f".{path.name}.part")
     with writing(str(path)):
         if make_folder:
@@ -59,7 +62,8 @@ def write_atomically(path: Path, data: bytes, make_folder: bool = False) -> None
             with beside.open("wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if lasting:
+                    os.fsync(file.fileno())
             beside.replace(path)
         except OSError:
             with suppress(OSError):

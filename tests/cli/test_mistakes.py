@@ -90,6 +90,11 @@ MISTAKES = [
     ("plan", "nothing can be predicted without a measurement"),
     ("plan mushrooms-qafel-4bit", "a plan needs an aim"),
     ("plan mushrooms-mcm --byte-budget 1MB", "it needs a recipe of qafel or fedbuff"),
+    ("watch", "say what to watch: run directories or folders of them, or a broker with --broker"),
+    ("watch gone", "gone does not exist: name run directories, or folders in which runs are or will be"),
+    ("watch file", "file is not a folder"),
+    ("watch good --port 99999", "invalid value for '--port'"),
+    ("watch good --address 203.0.113.9", "cannot serve the page at 203.0.113.9:8765"),
     ("tune RECIPE", "uploads until when? Give --target"),
     ("tune RECIPE --target 0.1 --search algorithm.client_lr=2:1", "a range goes from a number to a larger one"),
     ("recipes zzzz", "no recipe has 'zzzz'"),
@@ -111,6 +116,9 @@ DEPLOYED = [
     ("client --run x --client-id 1 --state file NO_BROKER", "cannot write to file: File exists"),
     ("client --run x --client-id 1 --quiet NO_BROKER", "no broker at nats://127.0.0.1:9"),
     ("status --credentials gone", "gone does not hold credentials"),
+    ("watch --credentials gone", "gone does not hold credentials"),
+    ("watch --broker nats://127.0.0.1:9", "no broker at nats://127.0.0.1:9"),
+    ("watch good --port TAKEN", "(address already in use): choose another --port"),
     ("broker start good", "good is not a broker's folder"),
     ("broker init file --clients 2", "cannot write file"),
     ("broker revoke gone --client 1", "gone is not a broker's folder"),
@@ -148,6 +156,11 @@ def test_a_neural_task_without_torch_is_one_sentence(here, monkeypatch):
     """As on a machine with the light core alone."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "torch" else find_spec(name))
     assert "cifar10 needs PyTorch: pip install 'qafel[torch]'" in refused("run cifar10-fedbuff-c100")
+
+
+def test_a_live_page_without_its_libraries_is_one_sentence(here, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "uvicorn" else find_spec(name))
+    assert "the live page needs uvicorn: pip install 'qafel[watch]'" in refused("watch good")
 
 
 @pytest.mark.parametrize(

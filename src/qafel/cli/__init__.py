@@ -1,7 +1,7 @@
 """The command line: thin; parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
 
 console    the terminal: shared options, results, errors, live progress
-run, sweep, report                   one run, many runs, runs compared; the demo
+run, sweep, report, watch            one run, many runs, runs compared, runs live; the demo
 lists      the recipes, tasks and quantizers that there are
 plan, tune, paper                    what to choose; the paper's entries
 deploy, client, status               a run over real machines

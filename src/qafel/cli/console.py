@@ -15,7 +15,7 @@ from rich.progress import ProgressColumn, SpinnerColumn, TaskID, TextColumn, Tim
 from rich.table import Table
 
 from qafel.runs import bars
-from qafel.runs.bars import LiveProgress, bar_column, share_done, short_name
+from qafel.runs.bars import LiveProgress, bar_column, share_at, short_name
 from qafel.runs.progress import Row
 from qafel.sweeps.making import Planned
 from qafel.text import human_seconds
@@ -126,7 +126,7 @@ class SweepProgress(LiveBars):
 
     def progressed(self, run: Planned, row: Row) -> None:
         line = self._lines[run.folder]
-        line.share = min(1.0, share_done(row, run.config.stop))
+        line.share = min(1.0, share_at(row, run.config.stop))
         if line.began is None:  # what a resumed run brings with it is not work of this sweep
             line.began = line.share
             self._work -= line.began * run.work

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from qafel.errors import DataError, NothingToShow, OutputError, QafelError
 from qafel.files import writing
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
-from qafel.runs.reading import Run, run_directories
+from qafel.runs.reading import Run, is_moved_aside, run_directories
 from qafel.sweeps.making import Planned, make_runs, unfinished
 from qafel.text import human_bytes
 
@@ -79,7 +78,7 @@ def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
     left_out: list[tuple[Path, str]] = []
     found = [(inside, inside != path) for path in paths for inside in run_directories(path)]
     for path, within in found:
-        if within and re.fullmatch(r".*\.old-\d+", path.name):
+        if within and is_moved_aside(path):
             left_out.append((path, "moved aside"))
             continue
         try:

@@ -29,6 +29,8 @@ from qafel.errors import (
     OversizedMessage,
 )
 from qafel.params import Layout
+from qafel.runs.live import LiveState
+from qafel.tasks.protocol import Goal
 from qafel.text import human_seconds, printable
 
 _AGREEMENT_FORMAT: Final = 2  # the format of what is signed, and of receipts, goes with it
@@ -109,9 +111,25 @@ class RunState:
     """Uploads that were counted before: their clients only missed the receipt."""
     clients: dict[str, int] = field(default_factory=dict)
     """For the clients heard of last: how many versions behind their latest accepted update was."""
+    active: int = 0
+    """How many clients take part: their last accepted update is not long ago, for their usual pace."""
+    silent: dict[str, float] = field(default_factory=dict)
+    """For some of the clients that took part and fell silent: since how many seconds."""
+    silent_count: int = 0
+    task_clients: int = 0
+    """How many clients the task has data for."""
     buffer: str = ""
+    staleness: list[int] = field(default_factory=list)
+    """Updates per staleness 0, 1, 2, … in the whole run; the last entry is of all above, too."""
     metric: float | None = None
     metric_name: str = ""
+    metric_goal: Goal = "min"
+    target: float | None = None
+    hidden_state_lag: float | None = None
+    """‖x − x̂‖ / ‖x‖ at the last evaluation."""
+    share_done: float | None = None
+    """How far the run is towards the nearest of its limits, from 0 to 1."""
+    wall_s: float = 0.0
     failed_checkpoints: int = 0
     problem: str = ""
     """What an operator should see to, such as a full disk; empty if all is well."""
@@ -135,6 +153,40 @@ class RunState:
     @property
     def ended(self) -> bool:
         return self.state not in ("running", "stopped")
+
+    def live(self) -> LiveState:
+        """The same in the words of any run, for those who watch."""
+        fill, _, size = self.buffer.partition("/")
+        silent: dict[str, float | None] = {**self.silent}
+        return LiveState(
+            status=self.state,
+            at=self.renewed_at,
+            version=self.version,
+            uploads=self.uploads,
+            upload_bytes_total=self.upload_bytes,
+            broadcast_bytes_total=self.broadcast_bytes,
+            wall_s=self.wall_s,
+            virtual_time=self.wall_s,
+            virtual_time_unit="s",
+            updates_per_s=self.updates_per_s,
+            share_done=self.share_done,
+            buffer_fill=int(fill) if fill.isdecimal() else 0,
+            buffer_size=int(size) if size.isdecimal() else 0,
+            staleness_histogram=self.staleness,
+            rejected=self.rejected,
+            repeated=self.repeated,
+            clients=self.task_clients,
+            training={client: lag for client, lag in self.clients.items() if client not in silent},
+            training_count=self.active,
+            silent=silent,
+            silent_count=self.silent_count,
+            metric=self.metric,
+            metric_name=self.metric_name,
+            metric_goal=self.metric_goal,
+            target=self.target,
+            hidden_state_lag=self.hidden_state_lag,
+            problem=self.problem,
+        )
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -41,7 +41,7 @@ function steps(own) {
 function axis(own) {
   const colour = colours();
   return Object.assign({ automargin: true, gridcolor: colour('grid'), linecolor: colour('muted'), zeroline: false,
-    tickfont: { size: 12 } }, steps(own), own, { title: Object.assign({ font: { size: 13 }, standoff: 8 }, own.title) });
+    tickfont: { size: 12 }, uirevision: own.type }, steps(own), own, { title: Object.assign({ font: { size: 13 }, standoff: 8 }, own.title) });
 }
 
 // A dashed line across the whole chart, named at its left end, where curves have hardly begun.
@@ -76,32 +76,33 @@ function layout(chart) {
   });
 }
 
+// What the legend hides, and the scales that the reader chose: the buttons remember both.
+function follow(chart) {
+  const pressed = button => button.getAttribute('aria-pressed') === 'true';
+  for (const trace of chart.traces) {
+    const button = document.querySelector(`.legend button[data-style="${trace.meta.style}"]`);
+    trace.visible = !button || pressed(button);
+  }
+  for (const button of document.querySelectorAll(`.chart header button[data-chart="${chart.key}"]`)) {
+    const own = chart.layout[button.dataset.axis + 'axis'];
+    own.type = pressed(button) ? 'log' : 'linear';
+    if (own.ranges) own.range = own.ranges[own.type].slice();
+  }
+}
+
 function draw() {
+  charts.forEach(follow);
   return Promise.all(charts.map(chart => Plotly.react(plot(chart.key), chart.traces, layout(chart), {
     responsive: true, displayModeBar: false })));
 }
 
-for (const button of document.querySelectorAll('.legend button')) {
-  button.addEventListener('click', () => {
-    const shown = button.getAttribute('aria-pressed') !== 'true';
-    button.setAttribute('aria-pressed', String(shown));
-    for (const chart of charts)
-      for (const trace of chart.traces)
-        if (trace.meta.style === Number(button.dataset.style)) trace.visible = shown;
-    draw();
-  });
-}
-
-for (const button of document.querySelectorAll('.chart header button')) {
-  button.addEventListener('click', () => {
-    const log = button.getAttribute('aria-pressed') !== 'true';
-    button.setAttribute('aria-pressed', String(log));
-    const own = charts.find(chart => chart.key === button.dataset.chart).layout[button.dataset.axis + 'axis'];
-    own.type = log ? 'log' : 'linear';
-    if (own.ranges) own.range = own.ranges[own.type].slice();
-    draw();
-  });
-}
+document.addEventListener('click', event => {
+  const button = event.target.closest('.legend button, .chart header button');
+  if (!button) return;
+  button.setAttribute('aria-pressed', String(button.getAttribute('aria-pressed') !== 'true'));
+  button.dataset.chosen = 'by the reader';
+  draw();
+});
 
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
 draw().then(() => { document.documentElement.dataset.drawn = charts.length; });

@@ -42,26 +42,35 @@ class Html(str):
     __slots__ = ()
 
 
-def page(title: str, sections: Iterable[str], panels: Sequence[Panel], styles: Sequence[Style] = ()) -> str:
+def page(
+    title: str,
+    sections: Iterable[str],
+    panels: Sequence[Panel],
+    styles: Sequence[Style] = (),
+    *,
+    live_script: str = "",
+    live_style: str = "",
+) -> str:
     """The whole page as HTML.
 
     `title` is plain text, `sections` are HTML, among them the `cards` of all `panels`; `styles` are those of the
-    legend, by default one for each label.
+    legend, by default one for each label. `live_script` is one more script, which may talk to the server that the page
+    came from, and `live_style` what it needs of CSS.
     """
     require("a page", "draw", plotly="Plotly")
     from plotly.offline import get_plotlyjs  # noqa: PLC0415  (Plotly loads when a page is written)
 
-    plotly, script = get_plotlyjs(), _file("page.js")
-    allowed = f"{_digest(plotly)} {_digest(script)}"
+    scripts = [get_plotlyjs(), _file("page.js"), *([live_script] if live_script else [])]
+    allowed = " ".join(map(_digest, scripts))
+    connects = "; connect-src 'self'" if live_script else ""
     return Template(_file("page.html")).substitute(
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}{connects}",
         title=escape(title),
-        style=_file("page.css"),
+        style=_file("page.css") + live_style,
         body="\n".join(filter(None, sections)),
         version=escape(__version__),
-        charts=_data(panels, styles or panel_styles(panels)),
-        plotly=plotly,
-        script=script,
+        charts=charts_json(panels, styles or panel_styles(panels)),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
 
 
@@ -130,20 +139,22 @@ def _card(panel: Panel, alone: bool) -> str:
     )
 
 
-def _data(panels: Sequence[Panel], styles: Sequence[Style]) -> str:
-    """All charts as JSON that cannot end its script element early."""
+def charts_json(panels: Sequence[Panel], styles: Sequence[Style], points: int = _POINTS) -> str:
+    """All charts as JSON that cannot end its script element early; a chart has about so many `points` at most."""
     named = {style.label: style for style in styles}
-    charts = [{"key": panel.key, "traces": traces_of(panel, named), "layout": layout_of(panel)} for panel in panels]
+    charts = [
+        {"key": panel.key, "traces": traces_of(panel, named, points), "layout": layout_of(panel)} for panel in panels
+    ]
     text = json.dumps(charts, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def traces_of(panel: Panel, styles: dict[str, Style]) -> list[Trace]:
+def traces_of(panel: Panel, styles: dict[str, Style], points: int = _POINTS) -> list[Trace]:
     """The panel's curves and bars as Plotly's traces. `meta.style` is what the legend's buttons ask for.
 
     All text is escaped, because Plotly reads a little HTML.
     """
-    limit = max(120, min(1200, _POINTS // max(1, len(panel.series))))
+    limit = max(120, min(1200, points // max(1, len(panel.series))))
     found = []
     for series in panel.series:
         style, rows = styles[series.label], thin(series.y, limit)

@@ -2,6 +2,7 @@
 
 progress    what crossed, when the model is measured, what a row holds, when the run ends
 summary     a run in a page of JSON
+live        how a run stands between two rows
 listeners   who hears of rows and of the end
 trackers    TensorBoard, MLflow, Weights & Biases: listeners that show runs elsewhere
 bars        a listener that shows a run while it goes on, on a terminal or in a notebook

@@ -14,7 +14,7 @@ from rich.table import Column
 from qafel.config import StopConfig
 from qafel.errors import UserError
 from qafel.runs.listeners import Listener
-from qafel.runs.progress import Limits, Row
+from qafel.runs.progress import Limits, Row, share_done
 from qafel.runs.summary import Summary
 from qafel.text import human_bytes
 
@@ -91,7 +91,7 @@ class RunBar:
         note = note_of(row, self._metric_name)
         if row.wall_s and is_wide(self._bars.console):
             note += f" · {row.uploads / row.wall_s:,.0f} updates/s"
-        share = share_done(row, self._limits)
+        share = share_at(row, self._limits)
         self._bars.update(self._bar, completed=1000 * share, note=note, amount=f"{row.version:,} steps")
 
     def on_end(self, summary: Summary | None) -> None:
@@ -100,12 +100,10 @@ class RunBar:
             self._bars.update(self._bar, completed=1000, note=note, amount=f"{summary['server_steps']:,} steps")
 
 
-def share_done(row: Row, limits: Ends) -> float:
+def share_at(row: Row, limits: Ends) -> float:
     """How far a run at `row` is towards the nearest of its `limits`, from 0 to 1."""
     traffic = row.upload_bytes_total + row.broadcast_bytes_total
-    reached = (row.version, row.uploads, row.virtual_time, traffic)
-    ends = (limits.server_steps, limits.uploads, limits.virtual_time, limits.traffic_bytes)
-    return max(now / end for now, end in zip(reached, ends, strict=True) if end is not None)
+    return share_done(limits, row.version, row.uploads, row.virtual_time, traffic)
 
 
 def note_of(row: Row, metric_name: str) -> str:
@@ -138,7 +136,7 @@ class NotebookBar:
         if row.wall_s - self._shown >= 0.2 or not row.version:
             self._shown = row.wall_s
             words = f"{row.version:,} steps · {note_of(row, self._metric_name)}"
-            self._place.update(self._html(self._bar(share_done(row, self._limits), words)))
+            self._place.update(self._html(self._bar(share_at(row, self._limits), words)))
 
     def on_end(self, summary: Summary | None) -> None:
         if summary is not None:

@@ -1,4 +1,4 @@
-"""A run's directory: config.toml, metrics.jsonl, summary.json, model.safetensors and, on the way, a checkpoint.
+"""A run's directory: config.toml, metrics.jsonl, summary.json, model.safetensors; on the way checkpoint and live.json.
 
 Files that are only useful whole are written beside their place and moved there, so that a killed run leaves the old
 file or the new one, never half of one. A directory with a summary is a finished run.
@@ -23,6 +23,7 @@ from qafel.config.sections import read_table
 from qafel.errors import ConfigError, DataError, OutputError
 from qafel.files import Lock, read_checked, write_atomically, write_checked, writing
 from qafel.params import Layout, Vector
+from qafel.runs.live import LIVE_FILE, LiveFile, LiveState
 from qafel.runs.progress import Row
 from qafel.runs.summary import Summary
 
@@ -36,6 +37,7 @@ State: TypeAlias = Literal["absent", "other", "damaged", "interrupted", "other l
 """How far a directory is with a run; "other": it is of another one, "other limits": of this one but for its end."""
 
 _LABELS = ("name", "description")
+_FLUSH_S = 0.5  # as long a row may wait before others can read it
 
 
 @final
@@ -55,6 +57,8 @@ class RunDirectory:
             beside=path,
         )
         self._metrics: IO[bytes] | None = None
+        self._live = LiveFile(path)
+        self._flushed_s = 0.0
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
@@ -79,10 +83,11 @@ class RunDirectory:
         path = self.path
         with writing(f"results to {path}", "; choose another folder with --out"):
             path.mkdir(parents=True, exist_ok=True)
-            (path / "summary.json").unlink(missing_ok=True)
+            for name in ("summary.json", LIVE_FILE):
+                (path / name).unlink(missing_ok=True)
             if keep_metrics_bytes == 0:
-                for name in (CHECKPOINT, "model.safetensors"):
-                    (path / name).unlink(missing_ok=True)
+                for old in (CHECKPOINT, "model.safetensors"):
+                    (path / old).unlink(missing_ok=True)
             self._metrics = (path / "metrics.jsonl").open("a+b")
             if keep_metrics_bytes is None:
                 self._metrics.seek(0)
@@ -96,12 +101,21 @@ class RunDirectory:
         assert self._metrics is not None
         with writing(f"the evaluation of version {row.version}"):
             self._metrics.write(json.dumps(row.to_json(), allow_nan=False).encode() + b"\n")
+            if row.wall_s - self._flushed_s >= _FLUSH_S:
+                self._flushed_s = row.wall_s
+                self._metrics.flush()
+
+    def on_live(self, state: LiveState) -> None:
+        """Say how the run stands now, to whoever watches the directory."""
+        self.flush()
+        self._live.write(state)
 
     def on_end(self, summary: Summary | None) -> None:
         """Write the summary, last of all."""
         self.flush()
         if summary is not None:
             write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        self._live.end(finished=summary is not None)
 
     def flush(self) -> None:
         """Hand all rows to the system."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 import numpy as np
 
 from qafel.algorithm import Server
+from qafel.config import StopConfig
 from qafel.errors import ConfigError, require_numbers
 from qafel.params import Vector
 from qafel.tasks.protocol import Goal
@@ -173,6 +174,13 @@ class Limits:
             or (self.virtual_time is not None and virtual_time >= self.virtual_time)
             or (self.traffic_bytes is not None and traffic.total_bytes >= self.traffic_bytes)
         )
+
+
+def share_done(limits: Limits | StopConfig, version: int, uploads: int, virtual_time: float, traffic: int) -> float:
+    """How far a run that has come so far is towards the nearest of its `limits`, from 0 to 1 and a little beyond."""
+    reached = (version, uploads, virtual_time, traffic)
+    ends = (limits.server_steps, limits.uploads, limits.virtual_time, limits.traffic_bytes)
+    return max(now / end for now, end in zip(reached, ends, strict=True) if end is not None)
 
 
 def meets(metric: float, target: float | None, goal: Goal) -> bool:

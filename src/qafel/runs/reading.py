@@ -35,11 +35,17 @@ def run_directories(path: Path) -> list[Path]:
     if not path.is_dir() or (path / "config.toml").is_file():
         return [path]
     inside = [child for child in path.iterdir() if (child / "config.toml").is_file()]
+    return sorted(inside, key=natural_order) or [path]
 
-    def order(child: Path) -> list[tuple[int, str]]:
-        return [(int(digits or -1), word) for word, digits in re.findall(r"(\D+)|(\d+)", child.name)]
 
-    return sorted(inside, key=order) or [path]
+def natural_order(path: Path) -> list[tuple[int, str]]:
+    """What to sort folders by, so that seed 2 comes before seed 10."""
+    return [(int(digits or -1), word) for word, digits in re.findall(r"(\D+)|(\d+)", path.name)]
+
+
+def is_moved_aside(path: Path) -> bool:
+    """Whether a folder's name says that another run took its place."""
+    return re.fullmatch(r".*\.old-\d+", path.name) is not None
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ timing        when clients start, how long they train, how long messages travel
 executors     what a client will report, as a job; where jobs run: inline, processes, Ray
 simulation    the clock and the event loop
 checkpoint    a simulation saved and restored
+live          how a run stands between two rows
 run           a plan brought to its end: rows, run directory, checkpoints
 api           simulate(task, algorithm, timing): a run from Python objects
 """

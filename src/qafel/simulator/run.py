@@ -37,6 +37,7 @@ from qafel.runs.trackers import Say, Track, TrackedRun, follow, track_of
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.executors.jobs import Executor
+from qafel.simulator.live import Heartbeat
 from qafel.simulator.simulation import Simulation, require_progress
 from qafel.simulator.timing import Timing, make_timing
 from qafel.tasks.protocol import Task
@@ -155,8 +156,9 @@ def write_run(
         others = [other for other in before.environments if other != environment()]
         directory.begin(toml, keep_metrics_bytes=before.metrics_bytes)
         tracked = TrackedRun(path, plan.settings, plan.task.metric_name, resume, track)
+        heartbeat = Heartbeat(directory.on_live, simulation, progress, plan.limits)
         # The directory hears of the end first: trackers take the files that it has written by then.
-        heard: list[Listener] = [directory, *follow(tracked, say), *listeners]
+        heard: list[Listener] = [directory, heartbeat, *follow(tracked, say), *listeners]
 
         def save() -> None:
             checkpoint = save_simulation(simulation, progress)
@@ -167,7 +169,8 @@ def write_run(
         more = {"name": plan.settings["name"], **({"resumed_from": others} if others else {})}
         write_model = partial(directory.write_model, layout=plan.task.layout)
         with Saving(save, checkpoint_every_s) as saving:
-            return run_to_end(simulation, progress, plan.limits, heard, saving, write_model, **more), simulation
+            summary = run_to_end(simulation, progress, plan.limits, heard, saving, write_model, heartbeat, **more)
+            return summary, simulation
 
 
 def run_to_end(
@@ -177,6 +180,7 @@ def run_to_end(
     listeners: Sequence[Listener],
     saving: Saving | None = None,
     before_end: Callable[[Vector], None] | None = None,
+    heartbeat: Heartbeat | None = None,
     **more: object,
 ) -> Summary:
     """Run to an end while the listeners hear of it, and sum it up."""
@@ -184,7 +188,7 @@ def run_to_end(
     try:
         status: Status = "finished"
         try:
-            for row in drive(simulation, progress, limits, saving):
+            for row in drive(simulation, progress, limits, saving, heartbeat):
                 for listener in listeners:
                     listener.on_row(row)
         except NonFiniteVector:
@@ -263,13 +267,20 @@ class Saving:
         self._due = ended + max(self._every_s, 50 * (ended - began))
 
 
-def drive(simulation: Simulation, progress: Progress, limits: Limits, saving: Saving | None = None) -> Iterator[Row]:
+def drive(
+    simulation: Simulation,
+    progress: Progress,
+    limits: Limits,
+    saving: Saving | None = None,
+    heartbeat: Heartbeat | None = None,
+) -> Iterator[Row]:
     """Run to an end, and yield a row for every evaluation: at the start, when due, and at the end.
 
     simulation   a new one, or one that was restored
     progress     what its evaluations found so far
     limits       when it ends
     saving       saves it now and then, between two events
+    heartbeat    tells now and then how it stands
     """
     if simulation.starts == simulation.arrivals == 0:
         simulation.begin()
@@ -283,6 +294,8 @@ def drive(simulation: Simulation, progress: Progress, limits: Limits, saving: Sa
             require_progress(simulation)
             break
         stepped = simulation.advance()
+        if heartbeat is not None:
+            heartbeat.now_and_then()
         if (stepped or by_uploads) and progress.due(simulation.server.version, traffic.uploads):
             yield _measure(simulation, progress)
         if limits.at_target and progress.target_reached:

@@ -47,6 +47,10 @@ class ServerMetrics:
         self.version = Gauge("version", "Server steps done", **options).labels(run)
         self.buffer = Gauge("buffer_updates", "Updates in the buffer", **options).labels(run)
         self.metric = Gauge("metric", "The task's metric at the last evaluation", **options).labels(run)
+        lag = Gauge("hidden_state_lag", "‖x − x̂‖ / ‖x‖ at the last evaluation", **options)
+        self.hidden_state_lag = lag.labels(run)
+        self.active = Gauge("active_clients", "Clients that take part", **options).labels(run)
+        self.silent = Gauge("silent_clients", "Clients that took part and fell silent", **options).labels(run)
         failed = Counter("failed_checkpoints", "Checkpoints that could not be written", **options)
         self.failed_checkpoints = failed.labels(run)
         self.sessions = Counter("broker_sessions", "Connections to the broker", **options).labels(run)
@@ -95,6 +99,8 @@ class Evaluator:
     listeners: Sequence[Listener] = ()
     """They hear of every row too."""
     status: Status = "running"
+    hidden_state_lag: float | None = None
+    """‖x − x̂‖ / ‖x‖ in the last row."""
     _measured: tuple[int, int] = (-1, -1)
     """Version and uploads of the last row; `progress` has those of the last model that was taken to be measured."""
     _waiting: Standing | None = None
@@ -118,6 +124,7 @@ class Evaluator:
                 metric = math.nan if row["metric"] is None else row["metric"]
                 progress.see(metric, row["uploads"], row["virtual_time"])
                 progress.wall_before_s = row["virtual_time"]
+                self.hidden_state_lag = row.get("hidden_state_lag")
                 recent = row.get("staleness_histogram", [])
                 progress.seen_staleness = [a + b for a, b in zip_longest(progress.seen_staleness, recent, fillvalue=0)]
                 self._measured = row["version"], row["uploads"]
@@ -192,6 +199,8 @@ class Evaluator:
         for listener in self.listeners:
             listener.on_row(row)
         self._metrics.metric.set(row.metric)
+        self._metrics.hidden_state_lag.set(row.hidden_state_lag)
+        self.hidden_state_lag = row.hidden_state_lag if math.isfinite(row.hidden_state_lag) else None
         self._measured = row.version, row.uploads
 
     def _row(self, standing: Standing) -> Row:

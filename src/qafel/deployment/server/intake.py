@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 import xxhash
@@ -48,7 +48,9 @@ from qafel.params import Vector
 from qafel.tasks.protocol import Task, sample_weights
 
 _ASSEMBLY_BYTES: Final = 1 << 30
-_REMEMBERED: Final = 1000  # clients, of whom the lag is known
+_REMEMBERED: Final = 10_000  # clients, of whom it is known when they were heard of
+_SILENT_S: Final = 10.0
+_SILENT_GAPS: Final = 5.0
 _FAILURES: Final = 3  # at the same upload, before it is put aside
 _USUAL_WEIGHT: Final = 10.0  # times the mean: more than that nobody is believed
 _LEAST_VOTES: Final = 3  # clients, before the median says anything
@@ -240,6 +242,28 @@ def _norm(vector: Vector) -> float:
     return math.sqrt(squares) if math.isfinite(squares) else float(np.linalg.norm(vector.astype(np.float64)))
 
 
+class Contact(NamedTuple):
+    """When an upload of a client was accepted last."""
+
+    staleness: int
+    """Of that upload."""
+    at: float
+    gap_s: float | None
+    """How long it usually takes from one to the next; None after the first."""
+
+    @staticmethod
+    def after(before: Contact | None, staleness: int, now: float) -> Contact:
+        """The contact now, given the one before. Gaps are smoothed: a single long one does not change much."""
+        if before is None:
+            return Contact(staleness, now, None)
+        gap = now - before.at
+        return Contact(staleness, now, gap if before.gap_s is None else 0.8 * before.gap_s + 0.2 * gap)
+
+    def silent(self, now: float) -> bool:
+        """Whether nothing was accepted for ten seconds and for five times the usual gap; a minute after a first one."""
+        return now - self.at > max(_SILENT_S, 60.0 if self.gap_s is None else _SILENT_GAPS * self.gap_s)
+
+
 @final
 @dataclass(slots=True)
 class UploadGroup:
@@ -262,8 +286,8 @@ class Intake:
     ledger: Ledger
     checker: UploadChecker
     metrics: ServerMetrics
-    lags: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """For the clients heard of last: the staleness of their latest accepted upload."""
+    contacts: OrderedDict[int, Contact] = field(default_factory=OrderedDict)
+    """The clients of which an upload was accepted, the last one heard of last."""
     diverged: str | None = None
     _failures: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """How often a check failed at an upload."""
@@ -313,7 +337,7 @@ class Intake:
             if not self._put_aside(client, frame, upload, error, group):
                 return
         else:
-            self._count(client, frame, upload, applied, group)
+            self._count(client, frame, upload, applied, group, now)
         group.acknowledge += spent
 
     def _put_aside(
@@ -353,7 +377,9 @@ class Intake:
             return None
         return self._assembler.add(client, part, message, group.acknowledge)
 
-    def _count(self, client: int, frame: bytes, upload: Message, applied: Applied, group: UploadGroup) -> None:
+    def _count(
+        self, client: int, frame: bytes, upload: Message, applied: Applied, group: UploadGroup, now: float
+    ) -> None:
         version = self.ledger.server.version
         try:
             accepted = self.ledger.take(frame, upload, applied)
@@ -363,10 +389,9 @@ class Intake:
         except NonFiniteVector as error:
             self.diverged = str(error)
             return
-        self.lags[client] = accepted.staleness
-        self.lags.move_to_end(client)
-        if len(self.lags) > _REMEMBERED:
-            self.lags.popitem(last=False)
+        self.contacts[client] = Contact.after(self.contacts.pop(client, None), accepted.staleness, now)
+        if len(self.contacts) > _REMEMBERED:
+            self.contacts.popitem(last=False)
         self.checker.shares.count(client)
         self.metrics.accepted.inc()
         if applied.factor < 1 or applied.weight < upload.weight:

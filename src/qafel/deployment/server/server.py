@@ -11,11 +11,12 @@ import logging
 import signal
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeAlias, final
 
@@ -37,7 +38,8 @@ from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQ
 from qafel.errors import BrokerError, ConfigError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
 from qafel.runs.listeners import Listener
-from qafel.runs.progress import Status
+from qafel.runs.live import NAMED_CLIENTS, Rate, shortened
+from qafel.runs.progress import Status, share_done
 from qafel.runs.summary import Summary, rejections_and_repeats
 from qafel.runs.trackers import TrackedRun, follow
 from qafel.tasks import Task
@@ -65,8 +67,8 @@ class DeploymentServer:
     _row_listeners: Sequence[Listener] = ()
     _session_id: str = ""
     """Changes with every connection: clients that see a new one send again what may be lost."""
-    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
-    """Times of the last ten seconds, and how many uploads there were; it begins with what earlier processes counted."""
+    _rate: Rate = field(default_factory=Rate)
+    """Of uploads; it begins with what earlier processes counted."""
 
     def __post_init__(self) -> None:
         ledger, access, task, settings = self.ledger, self._access, self._task, self._settings
@@ -87,7 +89,7 @@ class DeploymentServer:
         self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
         self._queue: UploadQueue | None = None
         self._abandoned = asyncio.Event()
-        self._updates_per_s()
+        self._rate.mark(time.monotonic(), ledger.traffic.uploads)
 
     def end(self, status: Status) -> None:
         """Take no more uploads; finish what was taken."""
@@ -178,37 +180,43 @@ class DeploymentServer:
         A run says that it has ended once its last broadcast is out: clients leave on hearing it.
         """
         state = await self._lease.renew(broker, self._run_state(word))
+        self._directory.on_live(state.live())
         if self._listener is not None:
             self._listener(state)
-
-    def _updates_per_s(self) -> float:
-        """Over the last ten seconds."""
-        now, uploads, marks = time.monotonic(), self.ledger.traffic.uploads, self._marks
-        marks.append((now, uploads))
-        while len(marks) > 2 and now - marks[0][0] > 10:
-            marks.popleft()
-        then, before = marks[0]
-        return (uploads - before) / (now - then) if now > then else 0.0
 
     def _run_state(self, word: Status) -> RunState:
         published, evaluator = self._publisher.published, self.evaluator
         traffic, server = self.ledger.traffic, self.ledger.server
         rejected, repeated = rejections_and_repeats(server)
+        now, contacts, limits = time.monotonic(), self.intake.contacts, evaluator.limits
+        silent = {str(client): round(now - heard.at, 1) for client, heard in contacts.items() if heard.silent(now)}
+        self.metrics.active.set(len(contacts) - len(silent))
+        self.metrics.silent.set(len(silent))
         return RunState(
             state=word,
             version=published.version,
             digest=published.digest,
-            server_steps=evaluator.limits.server_steps or 0,
+            server_steps=limits.server_steps or 0,
             uploads=traffic.uploads,
-            updates_per_s=round(self._updates_per_s(), 1),
+            updates_per_s=round(self._rate.mark(now, traffic.uploads), 1),
             upload_bytes=traffic.upload_bytes,
             broadcast_bytes=traffic.broadcast_bytes,
             rejected=rejected,
             repeated=repeated,
-            clients={str(client): lag for client, lag in list(self.intake.lags.items())[-100:]},
+            clients={str(client): heard.staleness for client, heard in list(contacts.items())[-NAMED_CLIENTS:]},
+            active=len(contacts) - len(silent),
+            silent=dict(islice(silent.items(), NAMED_CLIENTS)),
+            silent_count=len(silent),
+            task_clients=self._task.clients,
             buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
             metric=evaluator.progress.final,
             metric_name=self._task.metric_name,
+            metric_goal=self._task.metric_goal,
+            target=evaluator.progress.evaluation.target,
+            hidden_state_lag=evaluator.hidden_state_lag,
+            share_done=share_done(limits, server.version, traffic.uploads, 0.0, traffic.total_bytes),
+            wall_s=evaluator.progress.wall_s,
+            staleness=shortened(traffic.staleness_counts),
             failed_checkpoints=self._background.failed_checkpoints,
             problem=self._background.problem,
             renewed_at=time.time(),

@@ -1,0 +1,139 @@
+"""How a run stands at this moment, between two evaluations: what its driver says about once a second.
+
+It is the file live.json of a run directory as long as the run goes on. A deployed server also tells it to its broker.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import final
+
+from pydantic import TypeAdapter
+
+from qafel.errors import OutputError
+from qafel.files import write_atomically
+from qafel.runs.progress import Status, finite_or_none
+from qafel.tasks.protocol import Goal
+
+LIVE_FILE = "live.json"
+NAMED_CLIENTS = 100
+"""Of so many clients the numbers are told; of all others the count."""
+MOST_STALENESS = 200
+"""The last entry of a told histogram is of this staleness and of all above."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveState:
+    """A run at a moment. Names are those of a row or a summary where they mean the same."""
+
+    status: Status | str
+    at: float
+    """When this was said, in seconds since 1970."""
+    version: int
+    uploads: int
+    upload_bytes_total: int
+    broadcast_bytes_total: int
+    wall_s: float
+    """How long the run has gone on."""
+    virtual_time: float | None = None
+    virtual_time_unit: str = ""
+    """"s" for a deployed run, whose time is in seconds."""
+    updates_per_s: float = 0.0
+    """Of the last seconds."""
+    share_done: float | None = None
+    """How far the run is towards the nearest of its limits, from 0 to 1."""
+    buffer_fill: int = 0
+    buffer_size: int = 0
+    staleness_histogram: list[int] = field(default_factory=list)
+    """Updates per staleness 0, 1, 2, … in the whole run; see `MOST_STALENESS`."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    repeated: int = 0
+    clients: int = 0
+    """How many there are."""
+    training: dict[str, int] = field(default_factory=dict)
+    """Some of the clients that take part, by number: how many versions behind each is."""
+    training_count: int = 0
+    silent: dict[str, float | None] = field(default_factory=dict)
+    """Some of the clients that do not report: since how many seconds; None where that is not known."""
+    silent_count: int | None = 0
+    """None: not counted, as in a simulation of very many clients."""
+    metric: float | None = None
+    metric_name: str = ""
+    metric_goal: Goal = "min"
+    target: float | None = None
+    hidden_state_lag: float | None = None
+    """‖x − x̂‖ / ‖x‖ at the last evaluation."""
+    problem: str = ""
+    """What an operator should see to; empty if all is well."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(finite_or_none(asdict(self)), allow_nan=False).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> LiveState:
+        """What `to_bytes` wrote; anything else raises ValueError."""
+        return _LIVE_STATE.validate_json(data)
+
+
+_LIVE_STATE = TypeAdapter(LiveState)
+
+
+def read_live(folder: Path) -> LiveState | None:
+    """The live state in a run directory; None if there is none, or it is damaged."""
+    with suppress(OSError, ValueError):
+        return LiveState.from_bytes((folder / LIVE_FILE).read_bytes())
+    return None
+
+
+@final
+class LiveFile:
+    """Keeps live.json of a run directory. A file that cannot be written does not end a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / LIVE_FILE
+        self._last: LiveState | None = None
+
+    def write(self, state: LiveState) -> None:
+        self._last = state
+        with suppress(OutputError):
+            write_atomically(self._file, state.to_bytes(), lasting=False)
+
+    def end(self, finished: bool) -> None:
+        """Remove the file of a run that has `finished`, as its summary says more; else let it say "stopped"."""
+        if finished:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
+        elif self._last is not None:
+            self.write(replace(self._last, status="stopped", at=time.time(), updates_per_s=0.0))
+
+
+def shortened(histogram: Sequence[int]) -> list[int]:
+    """A histogram with at most `MOST_STALENESS` + 1 entries, the last of which counts all above, too."""
+    return [
+        *histogram[:MOST_STALENESS],
+        *([sum(histogram[MOST_STALENESS:])] if len(histogram) > MOST_STALENESS else []),
+    ]
+
+
+@final
+class Rate:
+    """Counts per second over the last seconds, from marks of a count that grows."""
+
+    def __init__(self, over_s: float = 10.0) -> None:
+        self._over_s = over_s
+        self._marks: list[tuple[float, int]] = []
+
+    def mark(self, now: float, count: int) -> float:
+        """Note the count at a time in seconds; return how many a second there were."""
+        marks = self._marks
+        marks.append((now, count))
+        while len(marks) > 2 and now - marks[0][0] > self._over_s:
+            marks.pop(0)
+        then, before = marks[0]
+        return (count - before) / (now - then) if now > then else 0.0

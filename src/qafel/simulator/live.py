@@ -1,0 +1,105 @@
+"""A simulated run says about once a second how it stands, so that it can be watched between two evaluations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import islice
+from time import perf_counter
+from typing import NamedTuple, final
+
+from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, shortened
+from qafel.runs.progress import Limits, Progress, Row, share_done
+from qafel.runs.summary import Summary, rejections_and_repeats
+from qafel.simulator.executors.jobs import Job
+from qafel.simulator.simulation import Deliver, Gone, Simulation
+
+_EVERY_S = 1.0
+_MANY = 20_000  # events on the clock, beyond which they are not looked through every second
+
+
+@final
+class Heartbeat:
+    """Tells `tell` how a run stands, now and then. It is a listener of the run, as rows say what it cannot know."""
+
+    def __init__(
+        self,
+        tell: Callable[[LiveState], None],
+        simulation: Simulation,
+        progress: Progress,
+        limits: Limits,
+        every_s: float = _EVERY_S,
+    ) -> None:
+        self._tell = tell
+        self._simulation, self._progress, self._limits = simulation, progress, limits
+        self._every_s = every_s
+        self._due = perf_counter()
+        self._rate = Rate()
+        self._hidden_state_lag: float | None = None
+
+    def now_and_then(self) -> None:
+        """Tell it if it is time."""
+        if perf_counter() >= self._due:
+            self._tell(self.state())
+            self._due = perf_counter() + self._every_s
+
+    def on_row(self, row: Row) -> None:
+        self._hidden_state_lag = row.hidden_state_lag
+        self.now_and_then()
+
+    def on_end(self, summary: Summary | None) -> None:
+        """Nothing to do: the directory has the summary, and knows the last state."""
+
+    def state(self) -> LiveState:
+        """How the run stands now."""
+        simulation, progress, traffic = self._simulation, self._progress, self._simulation.traffic
+        server, task, now = simulation.server, simulation.task, simulation.clock.now
+        rejected, repeated = rejections_and_repeats(server)
+        seen = _taking_part(simulation)
+        return LiveState(
+            status="running",
+            at=time.time(),
+            version=server.version,
+            uploads=traffic.uploads,
+            upload_bytes_total=traffic.upload_bytes,
+            broadcast_bytes_total=traffic.broadcast_bytes,
+            wall_s=progress.wall_s,
+            virtual_time=now,
+            updates_per_s=self._rate.mark(perf_counter(), traffic.uploads),
+            share_done=share_done(self._limits, server.version, traffic.uploads, now, traffic.total_bytes),
+            buffer_fill=server.buffer.count,
+            buffer_size=server.algorithm.buffer_size,
+            staleness_histogram=shortened(traffic.staleness_counts),
+            rejected=rejected,
+            repeated=repeated,
+            clients=task.clients,
+            training=seen.training,
+            training_count=simulation.in_flight - (seen.silent_count or 0),
+            silent=dict.fromkeys(seen.silent),
+            silent_count=seen.silent_count,
+            metric=progress.final,
+            metric_name=task.metric_name,
+            metric_goal=task.metric_goal,
+            target=progress.evaluation.target,
+            hidden_state_lag=self._hidden_state_lag,
+        )
+
+
+class _TakingPart(NamedTuple):
+    training: dict[str, int]
+    silent: list[str]
+    silent_count: int | None
+
+
+def _taking_part(simulation: Simulation) -> _TakingPart:
+    """Who trains, and how many versions behind what it started from is by now; and who dropped out without a word."""
+    training: dict[str, int] = {}
+    silent: list[str] = []
+    clock = simulation.clock
+    for event in islice(clock.events(), _MANY):
+        if isinstance(event, Gone):
+            silent.append(str(event.client))
+        elif isinstance(event, Job | Deliver) and len(training) < NAMED_CLIENTS:
+            job = event.job if isinstance(event, Deliver) else event
+            training[str(job.client)] = simulation.server.version - job.hidden_state.version
+    return _TakingPart(training, silent[:NAMED_CLIENTS], len(silent) if len(clock) <= _MANY else None)

@@ -1,0 +1,246 @@
+"""The live page: a card for each run, and below them the report's charts of all of them. All text is written here.
+
+The browser replaces what it shows by what comes from here, so there is no second place that formats a figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import final
+
+from qafel.drawing.chart import GREY, Panel, Style
+from qafel.drawing.page import cards, charts_json, legend, note, page
+from qafel.report.charts import report_panels
+from qafel.report.groups import all_styles, groups_of, run_labels
+from qafel.runs.live import LiveState
+from qafel.runs.progress import histogram_mean
+from qafel.text import UNKNOWN, human_bytes, human_count, human_metric, human_seconds
+from qafel.watch.watched import Pace, Watched, seconds_to_target
+
+_MOST = 24  # runs that are shown
+_POINTS = 3000  # of a chart: it is sent again and again
+_NAMED = 12  # clients that are named at once; the others on demand
+_TITLE = "Runs, live"
+
+
+@final
+@dataclass(frozen=True)
+class Picture:
+    """All that the page shows at a moment: its figures as HTML, its charts as JSON."""
+
+    figures: str
+    charts: str
+    panels: tuple[Panel, ...] = ()
+    styles: tuple[Style, ...] = ()
+
+    def whole_page(self) -> str:
+        """The page with this as its first state."""
+        sections = [
+            '<p class="note" id="connection" role="status">As of now: reload the page for more.</p>',
+            f'<div id="live">{self.figures}</div>',
+        ]
+        return page(
+            _TITLE,
+            sections,
+            self.panels,
+            self.styles,
+            live_script=_file("live.js"),
+            live_style=_file("live.css"),
+        )
+
+
+@final
+class Painter:
+    """Draws pictures of what is watched. It remembers the pace of runs, to say how long they will take."""
+
+    def __init__(self) -> None:
+        self._paces: dict[str, Pace] = {}
+
+    def picture(self, watched: Sequence[Watched], notes: Iterable[str] = (), where: str = "") -> Picture:
+        """What to show of these runs; `notes` are told above them, and `where` says where runs are looked for."""
+        shown, left_out = _chosen(watched)
+        self._paces = {one.key: self._paces.get(one.key, Pace()) for one in shown}
+        labels = run_labels([one.run for one in shown])
+        drawn = [one for one in shown if one.rows]
+        groups = groups_of([one.run for one in drawn])
+        styles = all_styles(groups)
+        panels = [report_panels(group, f"-{number}" if number else "") for number, group in enumerate(groups)]
+        colours = {
+            id(run): style.colour
+            for group in groups
+            for own, style in zip(group.members, group.styles, strict=True)
+            for run in own.runs
+        }
+        told = [
+            *notes,
+            *([f"{left_out} more runs, which changed last before these, are not shown."] if left_out else []),
+        ]
+        if not shown:
+            told.append(f"No run yet{f' in {where}' if where else ''}: runs show up here when they begin.")
+        articles = [
+            self._card(one, label, colours.get(id(one.run), GREY)) for one, label in zip(shown, labels, strict=True)
+        ]
+        titles = [f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else "" for group in groups]
+        charts = [
+            '<section class="curves">',
+            legend(styles, "Show or hide runs"),
+            *(title + cards(own) for title, own in zip(titles, panels, strict=True)),
+            "</section>",
+        ]
+        html = "".join([*map(note, told), f'<div class="runs">{"".join(articles)}</div>', *(charts if drawn else [])])
+        every = tuple(panel for own in panels for panel in own)
+        return Picture(html, charts_json(every, styles, _POINTS), every, styles)
+
+    def _card(self, one: Watched, label: str, colour: str) -> str:
+        state = one.word.partition(" ")[0]
+        parts = [
+            f'<header><span class="dot" style="background:{colour}"></span><h3>{escape(label)}</h3>'
+            f'<span class="tag {escape(state)}">{escape(one.word)}</span></header>',
+            f'<p class="problem">{escape(one.problem)}</p>' if one.problem else "",
+            _metric(one),
+            self._progress(one),
+            _list(_figures(one)),
+            _clients(one.live) if one.live is not None and not one.run.finished else "",
+        ]
+        return f'<article class="card run {escape(state)}">{"".join(parts)}</article>'
+
+    def _progress(self, one: Watched) -> str:
+        run, live = one.run, one.live
+        steps = f"{human_count(_number(one, 'server_steps', 'version'))} server steps"
+        if run.finished:
+            spent = run.number("wall_s")
+            return f'<p class="note">{steps}{f" in {human_seconds(spent)}" if math.isfinite(spent) else ""}</p>'
+        if live is None or live.share_done is None:
+            return f'<p class="note">{steps}</p>'
+        share = min(1.0, live.share_done)
+        left = self._paces[one.key].seconds_left(live)
+        end = f", ends in {_about(left)}" if one.word == "running" and math.isfinite(left) else ""
+        bar = f'<progress max="1" value="{share:.4f}">{share:.0%}</progress>'
+        return f'{bar}<p class="note">{math.floor(100 * share)} % done: {steps}{end}</p>'
+
+
+def _chosen(watched: Sequence[Watched]) -> tuple[list[Watched], int]:
+    """Those to show, in the order in which they came: all that go on first, then those heard of last."""
+    if len(watched) <= _MOST:
+        return list(watched), 0
+    by_interest = sorted(watched, key=lambda one: (one.word != "running", one.heard_s))
+    kept = {one.key for one in by_interest[:_MOST]}
+    return [one for one in watched if one.key in kept], len(watched) - _MOST
+
+
+def _metric(one: Watched) -> str:
+    """The metric, large; the target, and when it will be reached."""
+    run = one.run
+    value = float(run.column("metric")[-1]) if one.rows else math.nan
+    shown = human_metric(value) if one.rows else UNKNOWN
+    name, target = str(run.summary.get("metric_name") or "metric"), run.number("target")
+    words = ["no target"] if math.isnan(target) else [f"target {human_metric(target)}"]
+    if (reached := one.target_reached) is not None:
+        words.append(f"reached after {human_count(reached)} uploads")
+    elif not math.isnan(target) and one.word == "running":
+        words.append(_foreseen(seconds_to_target(one)))
+    return (
+        f'<p class="metric"><b>{escape(shown)}</b> {escape(name)}<br>'
+        f'<span class="note">{escape(", ".join(words))}</span></p>'
+    )
+
+
+def _foreseen(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "too early to tell when"
+    return "not in sight" if math.isinf(seconds) else f"in {_about(seconds)}"
+
+
+def _about(seconds: float) -> str:
+    """A guess at a time, no more exact than it is: about 40 s, about 12 min."""
+    minutes = round(seconds / 60)
+    return f"about {human_seconds(round(seconds))}" if seconds < 99.5 or minutes >= 60 else f"about {minutes} min"
+
+
+def _figures(one: Watched) -> list[tuple[str, str]]:
+    """Names and values, as HTML."""
+    run, live = one.run, one.live
+    counts = [round(count) for count in run.staleness_histogram.tolist()]
+    stale = f"mean {human_count(round(histogram_mean(counts), 2))}, max {len(counts) - 1}" if any(counts) else UNKNOWN
+    lag = live.hidden_state_lag if live is not None else None
+    if lag is None:
+        lag = float(run.column("hidden_state_lag")[-1]) if one.rows else math.nan
+    rate = run.number("updates_per_s") if live is None or run.finished else live.updates_per_s
+    return [
+        ("uploads", human_count(_number(one, "uploads", "uploads"))),
+        ("rate", UNKNOWN if math.isnan(rate) else f"{human_count(round(rate) if rate >= 10 else rate)}/s"),
+        ("up", human_bytes(_number(one, "upload_bytes_total", "upload_bytes_total"))),
+        ("broadcast", human_bytes(_number(one, "broadcast_bytes_total", "broadcast_bytes_total"))),
+        ("buffer", _buffer(one)),
+        ("hidden-state lag", UNKNOWN if math.isnan(lag) else human_metric(lag)),
+        ("staleness", stale),
+        ("rejected", _rejected(one)),
+    ]
+
+
+def _number(one: Watched, key: str, live_name: str) -> float:
+    """A figure of the summary or, while the run goes on, of what its driver said last."""
+    if one.live is not None and not one.run.finished:
+        return float(getattr(one.live, live_name))
+    return one.run.number(key)
+
+
+def _buffer(one: Watched) -> str:
+    live = one.live
+    if live is None or one.run.finished or not live.buffer_size:
+        return UNKNOWN
+    full = f"{live.buffer_fill} of {live.buffer_size}"
+    return f'<meter min="0" max="{live.buffer_size}" value="{live.buffer_fill}">{full}</meter> {full}'
+
+
+def _rejected(one: Watched) -> str:
+    live, summary = one.live, one.run.summary
+    reasons: object = live.rejected if live is not None else summary.get("rejected")
+    repeated = live.repeated if live is not None else summary.get("repeated")
+    if not isinstance(reasons, Mapping):
+        return "not known"
+    told = ", ".join(f"{human_count(count)} {reason}" for reason, count in sorted(reasons.items())) or "none"
+    return escape(told + (f"; {human_count(repeated)} repeats, counted once" if repeated else ""))
+
+
+def _clients(live: LiveState) -> str:
+    """Who trains and who is silent: counts, the silent ones by number, and the others on demand."""
+    others = live.clients - live.training_count - (live.silent_count or 0)
+    silent = "silent: not counted" if live.silent_count is None else f"{human_count(live.silent_count)} silent"
+    counts = f"{human_count(live.training_count)} of {human_count(live.clients)} clients train, {silent}"
+    idle = "have not been heard of" if live.virtual_time_unit == "s" else "idle"
+    counts += f", {human_count(others)} {idle}" if others > 0 else ""
+    named = sorted(live.silent.items(), key=lambda pair: -(pair[1] or 0.0))
+    chips = [(client, "" if since is None else human_seconds(round(since))) for client, since in named]
+    more = f"<li>and {human_count(live.silent_count - _NAMED)} more</li>" if (live.silent_count or 0) > _NAMED else ""
+    training = _chips([(client, f"{behind:,} behind") for client, behind in _by_number(live.training)])
+    list_of = f"<details><summary>{counts}</summary><p>Versions behind, of some that train:</p>{training}</details>"
+    return (
+        f'<div class="clients">{list_of if training else f"<p>{counts}</p>"}'
+        f"{f'<p>Silent, and since when:</p>{_chips(chips[:_NAMED], more)}' if chips else ''}</div>"
+    )
+
+
+def _by_number(clients: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(clients.items(), key=lambda pair: (len(pair[0]), pair[0]))
+
+
+def _chips(pairs: Sequence[tuple[str, str]], more: str = "") -> str:
+    inside = "".join(
+        f"<li><b>{escape(client)}</b>{f' {escape(words)}' if words else ''}</li>" for client, words in pairs
+    )
+    return f'<ul class="chips">{inside}{more}</ul>' if inside else ""
+
+
+def _list(pairs: Iterable[tuple[str, str]]) -> str:
+    return f"<dl>{''.join(f'<div><dt>{name}</dt><dd>{value}</dd></div>' for name, value in pairs)}</dl>"
+
+
+@cache
+def _file(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
