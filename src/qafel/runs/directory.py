@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeAlias, final
 
@@ -106,8 +107,9 @@ class RunDirectory:
                 self._metrics.flush()
 
     def on_live(self, state: LiveState) -> None:
-        """Say how the run stands now, to whoever watches the directory."""
-        self.flush()
+        """Say how the run stands now, to whoever watches the directory. A full disk is for the next row to notice."""
+        with suppress(OutputError):
+            self.flush()
         self._live.write(state)
 
     def on_end(self, summary: Summary | None) -> None:
