@@ -39,7 +39,7 @@ def states_of(tmp_path: Path, **changes: object) -> list[tuple[Row, LiveState]]:
         assert state is not None
         found.append((row, state))
 
-    run(Config.from_dict(CONFIG | changes), tmp_path / "run", [Calling(look)], tensorboard=False)
+    run(Config.from_dict(CONFIG | changes), tmp_path / "run", [Calling(look)], track=())
     return found
 
 
@@ -82,11 +82,11 @@ def test_a_run_that_breaks_off_says_so(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(Config.from_dict(CONFIG), tmp_path / "run", [Calling(interrupt)], tensorboard=False)
+        run(Config.from_dict(CONFIG), tmp_path / "run", [Calling(interrupt)], track=())
     found = read_live(tmp_path / "run")
     assert found is not None
     assert found.status == "stopped"
-    run(Config.from_dict(CONFIG), tmp_path / "run", tensorboard=False)
+    run(Config.from_dict(CONFIG), tmp_path / "run", track=())
     assert not (tmp_path / "run" / "live.json").exists()
 
 
@@ -99,5 +99,5 @@ def test_rows_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
         assert all(json.loads(line) for line in lines)
         seen.append(len(lines))
 
-    run(Config.from_dict(CONFIG), tmp_path / "run", [Calling(count)], tensorboard=False)
+    run(Config.from_dict(CONFIG), tmp_path / "run", [Calling(count)], track=())
     assert seen == list(range(1, 10))
