@@ -217,7 +217,8 @@ def _clients(live: LiveState) -> str:
     counts += f", {human_count(others)} {idle}" if others > 0 else ""
     named = sorted(live.silent.items(), key=lambda pair: -(pair[1] or 0.0))
     chips = [(client, "" if since is None else human_seconds(round(since))) for client, since in named]
-    more = f"<li>and {human_count(live.silent_count - _NAMED)} more</li>" if (live.silent_count or 0) > _NAMED else ""
+    unnamed = (live.silent_count or 0) - _NAMED
+    more = f"<li>and {human_count(unnamed)} more</li>" if unnamed > 0 else ""
     training = _chips([(client, f"{behind:,} behind") for client, behind in _by_number(live.training)])
     list_of = f"<details><summary>{counts}</summary><p>Versions behind, of some that train:</p>{training}</details>"
     return (

@@ -159,8 +159,8 @@ def listen(address: str, port: int) -> socket.socket:
     try:
         return socket.create_server((address, port), family=family)
     except OSError as error:
-        known = error.errno is not None and error.errno > 0
-        reason = (os.strerror(error.errno) if known else str(error)).lower()
+        number = error.errno or 0
+        reason = (os.strerror(number) if number > 0 else str(error)).lower()
         hint = "choose another --port" if port else "choose another --address"
         raise ConfigError(f"cannot serve the page at {address}:{port} ({reason}): {hint}") from None
 

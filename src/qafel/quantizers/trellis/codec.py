@@ -268,7 +268,8 @@ def _joined(parts: Cut, encoded: _Encoded) -> Payload:
     plain = encoded.notes[parts.plain].tobytes() if parts.plain.size else b""
     head = encoded.tables.astype(np.uint8).tobytes() + plain + np.array(lengths[:-1], "<u4").tobytes()
     if len(lengths) == 1:  # the common case, in half of the time
-        return head + encoded.room[lengths[0] - 1 :: -1].astype("<u2").tobytes()
+        whole: bytes = head + encoded.room[lengths[0] - 1 :: -1].astype("<u2").tobytes()
+        return whole
     out = np.empty(encoded.size, np.uint8)
     out[: parts.head_bytes] = np.frombuffer(head, np.uint8)
     at, words = 0, out[parts.head_bytes :].view("<u2")
