@@ -137,8 +137,8 @@ def short_run(config: Config, name: str, pair: Pair, uploads: int, seed: int) ->
     """A run of so many uploads, evaluated often enough to tell its course."""
     shown = "pilot" if name == BASE else f"pilot-{name}"
     tag = "" if name == BASE else "-" + "".join(it if it.isalnum() or it in "._" else "-" for it in "-".join(pair[:2]))
-    limits = {"uploads": uploads, "at_target": config.evaluation.target is not None}
-    run = with_pair(config, pair, f"{config.name}-{shown}{tag}-k{pair.buffer_size}-u{uploads}", **limits)
+    # It goes on beyond the target: how fast it is there is what a prediction rests on.
+    run = with_pair(config, pair, f"{config.name}-{shown}{tag}-k{pair.buffer_size}-u{uploads}", uploads=uploads)
     evaluation = run.evaluation.model_copy(update=_often_enough(config, uploads))
     return Planned(name, run.model_copy(update={"evaluation": evaluation, "seed": seed}))
 
