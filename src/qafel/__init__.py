@@ -19,12 +19,13 @@ drawing       charts as values, for print and for a page
 tasks         problems to learn
 theory        the paper's bounds as functions
 config        every setting of a run; recipes
-planning      what a budget affords
 runs          what a run is, whoever drives it
 report        any runs compared on one page
+watch         the same, live
 simulator     a run in virtual time
 deployment    a run over NATS JetStream
 sweeps        many runs
+planning      what to choose under a budget
 tuning        a search of a recipe's settings
 paper         the paper's figures and tables
 bench         every benchmark

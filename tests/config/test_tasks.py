@@ -48,7 +48,7 @@ def test_missing_data_that_cannot_be_downloaded_says_what_to_put_where(tmp_path,
 @pytest.mark.usefixtures("nothing_is_made")
 def test_missing_torch_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert section("cifar10").missing() == "cifar10 needs PyTorch: pip install 'qafel[torch]'"
-    with pytest.raises(ConfigError, match="needs PyTorch: pip install"):
+    assert section("cifar10").missing() == "cifar10 needs PyTorch and Numba: pip install 'qafel[torch]'"
+    with pytest.raises(ConfigError, match="needs PyTorch and Numba: pip install"):
         section("cifar10").make()
     assert section("mushrooms").missing() is None
