@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qafel.cli.deploy import _tell
+from qafel.cli.client import _tell
 from qafel.config import Config
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings

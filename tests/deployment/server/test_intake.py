@@ -103,7 +103,7 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
             config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "max_staleness": 5}})
-            settings = _settings(max_norm_ratio=10, norm_excess="reject")
+            settings = _settings(max_norm_ratio=10, norm_excess="reject", max_share=None)
             server = await stack.enter_async_context(serving(tmp_path, access, config, settings))
             client = await stack.enter_async_context(taking_part(tmp_path, access, 0))
             broker = await stack.enter_async_context(session(access, "test"))
