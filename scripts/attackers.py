@@ -89,8 +89,8 @@ def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
         stream = Stream.named(seed, "client-quantizer", client, sequence)
         upload = Message.from_bytes(make_upload(start, trained, algorithm, stream, client=client, sequence=sequence))
         try:
-            applied = checker.check(server, client, upload, now)
-            server.receive(upload._replace(weight=applied.weight), applied.factor)
+            applied, decoded = checker.check(server, client, upload, now)
+            server.receive(upload._replace(weight=applied.weight), applied.factor, decoded)
         except RejectedUpload:
             honest[False] += client >= liars
         else:

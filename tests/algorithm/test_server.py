@@ -28,6 +28,13 @@ def pull_towards(client: int):
     return train
 
 
+class Mean:
+    """An own aggregation."""
+
+    def aggregate(self, updates, weights):
+        return updates.mean(axis=0)
+
+
 def schedule(updates: int):
     """(client, how many versions old its start is), the same in every test."""
     generator = np.random.default_rng(SEED)
@@ -47,6 +54,27 @@ def drive(algorithm, updates=60):
             states.append(server.hidden_state)
             history.append((server.model.copy(), server.hidden_state.vector))
     return history
+
+
+@pytest.mark.parametrize("quantizer", ["none", "qsgd:4", "top_k:0.1", "rotated:4", "trellis:2"])
+@pytest.mark.parametrize("aggregation", ["mean", "weighted-mean", "median", Mean()])
+def test_an_update_that_was_decoded_before_counts_to_the_same_bit(quantizer, aggregation):
+    chosen = settings(aggregation=aggregation, client_quantizer=parse(quantizer), staleness=PolynomialStaleness(0.5))
+    algorithm = wire("qafel", server_quantizer=parse("qsgd:4"), **chosen)
+    servers = [Server(np.ones(SIZE, np.float32), algorithm, SEED) for _ in range(2)]
+    start = servers[0].hidden_state
+    for sequence, (client, _) in enumerate(schedule(20)):
+        trained = pull_towards(client)(start.vector, Stream.named(0, "unused"))
+        stream = Stream.named(SEED, "client-quantizer", client, sequence)
+        weight, factor = 1 + client / 8, (1.0, 0.37)[sequence % 2]
+        upload = make_upload(start, trained, algorithm, stream, client=client, sequence=sequence, weight=weight)
+        message = Message.from_bytes(upload)
+        servers[0].receive(message, factor)
+        servers[1].receive(message, factor, algorithm.client_quantizer.decode(message.payload, SIZE))
+        assert servers[0].buffer.total.tobytes() == servers[1].buffer.total.tobytes()
+    assert servers[0].version == 5
+    assert servers[0].model.tobytes() == servers[1].model.tobytes()
+    assert servers[0].hidden_state.digest == servers[1].hidden_state.digest
 
 
 def reference_updates(algorithm, updates=60):

@@ -102,20 +102,22 @@ class Buffer:
         staleness_weight: float,
         factor: float = 1.0,
         sender: int = 0,
+        decoded: Vector | None = None,
     ) -> None:
         """Add one decoded update, times both weights and a `factor`. A payload that does not decode changes nothing.
 
         Where updates are kept, the factor scales the update itself: an own aggregation may not look at weights.
+        `decoded` is the payload's vector if the caller needed it before: the result has the same bits.
         """
         weight = client_weight * staleness_weight
         if self.buckets is not None:
             weight *= factor
-            self.buckets.add_(payload, quantizer, weight, sender)
+            self.buckets.add_(payload, quantizer, weight, sender, decoded)
         elif self.kept is None:
             weight *= factor
-            quantizer.add_decoded_(self.total, payload, weight)
+            _add_(self.total, payload, quantizer, weight, decoded)
         else:
-            update = quantizer.decode(payload, self.total.size)
+            update = quantizer.decode(payload, self.total.size) if decoded is None else decoded
             self.kept.append((update if factor == 1 else np.float32(factor) * update, weight))
         self.count += 1
         self.weight_sum += weight
@@ -161,12 +163,14 @@ class Buckets:
         self.places: dict[int, int] = {}
         """The bucket of each client that is in the buffer."""
 
-    def add_(self, payload: Payload, quantizer: Quantizer, weight: float, sender: int) -> None:
+    def add_(
+        self, payload: Payload, quantizer: Quantizer, weight: float, sender: int, decoded: Vector | None = None
+    ) -> None:
         """Add one decoded update, times its weight. A payload that does not decode changes nothing."""
         place = self.places.get(sender)
         if place is None:
             place = self.counts.index(min(self.counts))
-        quantizer.add_decoded_(self.totals[place], payload, weight)
+        _add_(self.totals[place], payload, quantizer, weight, decoded)
         self.places[sender] = place
         self.counts[place] += 1
         self.weight_sums[place] += weight
@@ -200,6 +204,14 @@ class Buckets:
         self.counts = arrays["bucket_counts"].tolist()
         self.weight_sums = arrays["bucket_weight_sums"].tolist()
         self.places = dict(arrays["bucket_places"].tolist())
+
+
+def _add_(total: Vector, payload: Payload, quantizer: Quantizer, weight: float, decoded: Vector | None) -> None:
+    """Add weight · update: in one pass over the payload, or from the vector that it was decoded to."""
+    if decoded is None:
+        quantizer.add_decoded_(total, payload, weight)
+    else:
+        total += decoded if weight == 1 else np.float32(weight) * decoded
 
 
 @final

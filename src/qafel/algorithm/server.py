@@ -101,15 +101,15 @@ class Server:
         """t, the number of server steps done."""
         return self.hidden_state.version
 
-    def receive(self, message: Message, factor: float = 1.0) -> Accepted:
+    def receive(self, message: Message, factor: float = 1.0, decoded: Vector | None = None) -> Accepted:
         """Take one upload, as `Message.from_bytes` read it; step and broadcast if it fills the buffer.
 
-        With a `factor` below one the update counts as scaled down by it, and its client's weight stays. Algorithm 1,
-        lines 4 to 14. A message that does not fit or is not wanted raises, is counted under its reason, and changes
-        nothing else.
+        With a `factor` below one the update counts as scaled down by it, and its client's weight stays. Who has decoded
+        the payload hands it on as `decoded`; the result is the same to the bit. Algorithm 1, lines 4 to 14. A message
+        that does not fit or is not wanted raises, is counted under its reason, and changes nothing else.
         """
         try:
-            staleness = self._take(message, factor)
+            staleness = self._take(message, factor, decoded)
         except (MessageError, RejectedUpload) as error:
             self.rejected[error.reason] += 1
             raise
@@ -144,7 +144,7 @@ class Server:
         """Step with what the buffer holds, be it fewer than K updates: a synchronous round that timed out."""
         return self._step() if self.buffer.count else None
 
-    def _take(self, message: Message, factor: float) -> int:
+    def _take(self, message: Message, factor: float, decoded: Vector | None) -> int:
         """Add an upload to the buffer; return its staleness."""
         quantizer = self.algorithm.client_quantizer
         message.check(Kind.UPLOAD, self.model.size, quantizer)
@@ -154,7 +154,8 @@ class Server:
         if most is not None and staleness > most:
             raise StaleUpload(f"staleness {staleness} is above the maximum, {most}")
         window = self.seen.check(message.sender, message.sequence)
-        self.buffer.add_(message.payload, quantizer, message.weight, self.weigh(staleness), factor, message.sender)
+        weights = message.weight, self.weigh(staleness), factor
+        self.buffer.add_(message.payload, quantizer, *weights, message.sender, decoded)
         self.seen.windows[message.sender] = window
         return staleness
 

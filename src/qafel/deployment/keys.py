@@ -96,7 +96,6 @@ class Verifier:
         """Raise unless the signature belongs to this context and these bytes."""
         if self._key is None:
             return
-        name = printable(context.partition("\n")[0])
         try:
             own, *path = (signature or "").split(" ", _DEEPEST)
             root = _digest(context, data)
@@ -109,7 +108,8 @@ class Verifier:
             nacl.bindings.crypto_sign_open(given + root, self._key)
         except (BadSignatureError, ValueError, IndexError):
             problem = "is not signed by the expected key for this run" if signature else "is not signed"
-            raise BadSignature(f"{name} {problem}") from None
+            name, _, _ = context.partition("\n")
+            raise BadSignature(f"{printable(name)} {problem}") from None
 
 
 def signed_name(name: str, run_id: str = "", epoch: int | None = None) -> str:

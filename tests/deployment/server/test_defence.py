@@ -50,7 +50,9 @@ def _checker(median: RunningMedian | None = None, **settings: Any) -> UploadChec
 
 def _judge(checker: UploadChecker, client: int, norm: float, weight: float = 1.0, now: float = 0.0) -> Applied:
     upload = Message.from_bytes(_frame(_algorithm(), client, 0, norm, weight))
-    return checker.check(Server(_initial(), _algorithm(), 1), client, upload, now)
+    applied, decoded = checker.check(Server(_initial(), _algorithm(), 1), client, upload, now)
+    assert decoded.size == upload.dimension
+    return applied
 
 
 def test_before_three_clients_voted_updates_are_clipped_to_the_absolute_bound() -> None:

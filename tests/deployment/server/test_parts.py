@@ -1,9 +1,10 @@
-"""Parts of uploads at the intake: a whole one counts once, and leaves nothing in the queue."""
+"""Uploads and their parts at the intake: a whole one is decoded and counts once, and leaves nothing in the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadChecker, UploadGroup
 from qafel.deployment.server.ledger import Ledger
 from qafel.params import Vector
+from qafel.quantizers import Identity
 from tests.deployment.test_messages import stored_message
 
 SIZE = 3000
@@ -57,6 +59,20 @@ def test_leftovers_of_a_counted_upload_are_acknowledged_and_do_not_disturb_the_n
     last = _take(intake, following[-1:])
     assert last.accepted == 1
     assert last.acknowledge == following
+
+
+def test_an_upload_that_counts_is_decoded_once(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, decode = 0, Identity.decode
+
+    def counted(*arguments: Any) -> Vector:
+        nonlocal times
+        times += 1
+        return decode(*arguments)
+
+    monkeypatch.setattr(Identity, "decode", counted)
+    assert _take(intake, _parts(5)).accepted == 1
+    assert times == 1
+    assert intake.ledger.server.buffer.total.any()
 
 
 def test_a_client_that_missed_the_receipt_is_told_once_that_its_parts_were_counted(intake: Intake) -> None:

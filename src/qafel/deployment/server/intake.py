@@ -162,15 +162,16 @@ class UploadChecker:
         if self._keys is not None:
             _verifier(self._keys[client]).check(signed_name(subject, self._run_id), frame, signature)
 
-    def check(self, server: Server, client: int, upload: Message, now: float) -> Applied:
-        """How this upload, sent as that client, is to be taken; raise if it is not."""
+    def check(self, server: Server, client: int, upload: Message, now: float) -> tuple[Applied, Vector]:
+        """How this upload, sent as that client, is to be taken, and what it decodes to; raise if it is not taken."""
         if upload.sender != client:
             raise WrongSender(f"the message says client {upload.sender}, it was sent by client {client}")
         upload.check(Kind.UPLOAD, server.model.size, self._algorithm.client_quantizer)
         self.check_number(server, client, upload.sequence)
         self._spend(client, now)
         self.shares.check(client, now)
-        return self._bound(server, upload, now)._replace(key=self._key_number(client))
+        decoded = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
+        return self._bound(server, upload, decoded, now), decoded
 
     def check_number(self, server: Server, client: int, sequence: int) -> None:
         """Raise if an upload of this number was counted before. With a new key, a client's numbers begin anew."""
@@ -192,12 +193,11 @@ class UploadChecker:
             raise RateLimited(f"at most {rate:g} uploads a second: wait {(1 - left) / rate:.1f} s")
         self._allowance[client] = (left - 1, now)
 
-    def _bound(self, server: Server, upload: Message, now: float) -> Applied:
+    def _bound(self, server: Server, upload: Message, update: Vector, now: float) -> Applied:
         """Bound weight and norm; raise if the sum of K such updates may not be finite, or if the norm is far beyond
         those of other clients and such updates are rejected.
         """
-        algorithm, settings = self._algorithm, self._settings
-        update = algorithm.client_quantizer.decode(upload.payload, upload.dimension)
+        algorithm, settings, key = self._algorithm, self._settings, self._key_number(upload.sender)
         weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
         norm = weight * _norm(update)
         if not norm <= _LARGEST / algorithm.buffer_size:
@@ -211,12 +211,12 @@ class UploadChecker:
         if median and settings.max_norm_ratio is not None:
             most = settings.max_norm_ratio * median
         if norm <= most:
-            return Applied.of(weight, norm=norm)
+            return Applied.of(weight, 1.0, norm, key)
         # An own aggregation sees whole models, which no factor brings nearer to ours.
         if (judged and settings.norm_excess == "reject") or (mixes and not isinstance(algorithm.aggregation, str)):
             beyond = f"{settings.max_norm_ratio:g} times the median, {median:.3g}" if judged else f"{most:.3g}"
             raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {beyond}")
-        return Applied.of(weight, most / norm, norm)
+        return Applied.of(weight, most / norm, norm, key)
 
 
 def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> DefenceSettings:
@@ -275,6 +275,8 @@ class UploadGroup:
     hidden_state: HiddenState | None = None
     """x̂ after the last of the broadcasts."""
     accepted: int = 0
+    upload_bytes: int = 0
+    """Of those that were accepted."""
     checkpoint: Callable[[], None] | None = None
 
 
@@ -329,7 +331,7 @@ class Intake:
                 frame, spent = whole, []
             upload = Message.from_bytes(frame)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE))
-            applied = self.checker.check(self.ledger.server, client, upload, now)
+            applied, decoded = self.checker.check(self.ledger.server, client, upload, now)
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
             self._refuse(client, upload.sequence if upload else None, error, group)
@@ -337,7 +339,7 @@ class Intake:
             if not self._put_aside(client, frame, upload, error, group):
                 return
         else:
-            self._count(client, frame, upload, applied, group, now)
+            self._count(frame, upload, applied, decoded, group, now)
         group.acknowledge += spent
 
     def _put_aside(
@@ -378,11 +380,11 @@ class Intake:
         return self._assembler.add(client, part, message, group.acknowledge)
 
     def _count(
-        self, client: int, frame: bytes, upload: Message, applied: Applied, group: UploadGroup, now: float
+        self, frame: bytes, upload: Message, applied: Applied, decoded: Vector, group: UploadGroup, now: float
     ) -> None:
-        version = self.ledger.server.version
+        client, version = upload.sender, self.ledger.server.version
         try:
-            accepted = self.ledger.take(frame, upload, applied)
+            accepted = self.ledger.take(frame, upload, applied, decoded)
         except (MessageError, RejectedUpload) as error:
             self._refuse(client, upload.sequence, error, group)
             return
@@ -393,13 +395,11 @@ class Intake:
         if len(self.contacts) > _REMEMBERED:
             self.contacts.popitem(last=False)
         self.checker.shares.count(client)
-        self.metrics.accepted.inc()
         if applied.factor < 1 or applied.weight < upload.weight:
             self.metrics.clipped.inc()
-        self.metrics.upload_bytes.inc(len(frame))
-        self.metrics.buffer.set(self.ledger.server.buffer.count)
         self.metrics.staleness.observe(accepted.staleness)
         group.accepted += 1
+        group.upload_bytes += len(frame)
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version, checksum_of(frame)))
         if accepted.broadcast is not None:
             group.broadcasts.append((version, accepted.broadcast))

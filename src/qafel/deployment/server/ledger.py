@@ -152,13 +152,15 @@ class Ledger:
         self.epoch = epoch
         write_word(self.folder / "epoch", str(epoch))
 
-    def take(self, frame: bytes, upload: Message, applied: Applied | None = None) -> Accepted:
+    def take(
+        self, frame: bytes, upload: Message, applied: Applied | None = None, decoded: Vector | None = None
+    ) -> Accepted:
         """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count.
 
         One that makes the model diverge raises `NonFiniteVector` and is not journalled: a restart goes on without it.
         """
         try:
-            accepted = self._count(frame, upload, applied or Applied(upload.weight))
+            accepted = self._count(frame, upload, applied or Applied(upload.weight), decoded)
         except NonFiniteVector:
             self._diverged = True
             raise
@@ -182,11 +184,12 @@ class Ledger:
         """Whether a client that signs with this key signed with another one before."""
         return bool(key) and self.keys.get(client, key) != key
 
-    def _count(self, frame: bytes, upload: Message, applied: Applied) -> Accepted:
+    def _count(self, frame: bytes, upload: Message, applied: Applied, decoded: Vector | None = None) -> Accepted:
         version, client, windows = self.server.version, upload.sender, self.server.seen.windows
         before = windows.pop(client, None) if self.has_new_key(client, applied.key) else None
         try:
-            accepted = self.server.receive(upload._replace(weight=applied.weight), applied.factor)
+            upload = upload if applied.weight == upload.weight else upload._replace(weight=applied.weight)
+            accepted = self.server.receive(upload, applied.factor, decoded)
         except (MessageError, RejectedUpload):
             if before is not None:
                 windows[client] = before

@@ -193,6 +193,7 @@ class Pipeline:
 
     async def take(self, queue: UploadQueue) -> None:
         """Groups of uploads into the ledger, until the run ends."""
+        metrics = self._intake.metrics
         while self._evaluator.goes_on:
             group = UploadGroup()
             for message in await queue.group(self._settings.group):
@@ -200,6 +201,9 @@ class Pipeline:
                 self._evaluator.after_message(self._intake.diverged)
                 if not self._evaluator.goes_on:
                     break
+            metrics.accepted.inc(group.accepted)
+            metrics.upload_bytes.inc(group.upload_bytes)
+            metrics.buffer.set(self._intake.ledger.server.buffer.count)
             norms = self._intake.checker.median.norms()
             group.checkpoint = self._intake.ledger.begin_checkpoint(self._settings.checkpoint_every, norms)
             await self._taken.put(group)
