@@ -3,8 +3,7 @@
 from qafel import HalfNormal, Limits, Mushrooms, Timing, simulate, wire
 
 task = Mushrooms(clients=100)
-four_bits = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
-qafel = wire("qafel", buffer_size=10, client_lr=2.0, local_steps=10, server_lr=0.1, **four_bits)
+qafel = wire("qafel", buffer_size=10, client_lr=2.0, local_steps=10, server_lr=0.1)  # trellis:4 unless told otherwise
 result = simulate(task, qafel, Timing(HalfNormal(seed=0)), limits=Limits(server_steps=1000))
 print(f"f(x) − f* = {result.summary['metric_final']:.4f} after {result.summary['uploads']:,} uploads")
 print(

@@ -170,7 +170,7 @@ def test_a_well_framed_garbage_payload_is_refused_or_finite_and_never_half_appli
 
 
 def test_a_non_finite_payload_changes_nothing():
-    algorithm = wire("qafel", server_lr=0.1, local=LocalTraining(1.0, 1))
+    algorithm = wire("fedbuff", server_lr=0.1, local=LocalTraining(1.0, 1))
     server = Server(np.zeros(SIZE, np.float32), algorithm, seed=0)
     for bad in (np.nan, np.inf, -np.inf):
         vector = np.ones(SIZE, np.float32)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Client, HiddenState, LocalTraining, Message, PolynomialStaleness, Server, make_upload, wire
+from qafel.config import Config
 from qafel.errors import ConfigError, DuplicateUpload, FutureUpload, NonFiniteVector, StaleUpload
 from qafel.params import Vector
 from qafel.quantizers import parse
@@ -164,7 +165,7 @@ def test_sum_is_mean_with_a_learning_rate_larger_by_k():
 
 
 def test_weighted_mean_divides_by_the_clients_weights():
-    algorithm = wire("qafel", server_lr=1.0, local=LOCAL, buffer_size=2, aggregation="weighted-mean")
+    algorithm = wire("fedbuff", server_lr=1.0, local=LOCAL, buffer_size=2, aggregation="weighted-mean")
     server = Server(np.zeros(SIZE, np.float32), algorithm, SEED)
     for client, weight in ((1, 1.0), (2, 3.0)):
         trained = np.full(SIZE, -client, np.float32)
@@ -302,6 +303,14 @@ def test_the_rates_of_mcms_memories_follow_from_its_quantizers():
 
     with pytest.raises(ConfigError, match="Mine has no bound ω"):
         wire("mcm", **settings(server_quantizer=Mine())).downlink_rate(100)
+
+
+def test_qafel_sends_four_bits_unless_told_otherwise():
+    qafel, fedbuff = wire("qafel"), wire("fedbuff")
+    assert (qafel.client_quantizer.spec, qafel.server_quantizer.spec) == ("trellis:4", "trellis:4")
+    assert (fedbuff.client_quantizer.spec, fedbuff.server_quantizer.spec) == ("none", "none")
+    assert Config.from_dict({"task": {"name": "quadratic"}}).algorithm.client_quantizer == "trellis:4"
+    assert wire("qafel", client_quantizer="none").client_quantizer.spec == "none"
 
 
 def test_presets_are_wiring():

@@ -122,6 +122,7 @@ def test_time_is_forecast_for_clients_that_arrive_at_a_rate():
     task = Quadratic(40, 300)
     fleet = Fleet(clients=40, durations=DurationLaw("half-normal"), arrival_rate=50.0)
     settings = {"buffer_size": 8, "local_steps": 1, "client_lr": 0.01, "server_lr": 0.01}
+    settings |= {"client_quantizer": "none", "server_quantizer": "none"}
     plain = parse("none")
     summary = summary_of(
         task, settings, fleet, HalfNormal(0), 250, arrivals=ConstantRate(seed=0, clients=40, rate=50.0)

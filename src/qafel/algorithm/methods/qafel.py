@@ -4,4 +4,6 @@ from qafel.algorithm.wiring import Preset
 
 HIDDEN_STATE = {"broadcast": "difference"}
 """The server sends Q_s(x − x̂), which moves the hidden state."""
-QAFEL = Preset("K updates a step, quantized both ways, hidden state", HIDDEN_STATE)
+FOUR_BITS = {"client_quantizer": "trellis:4", "server_quantizer": "trellis:4"}
+"""The published four bits a coordinate, by the quantizer with the least error at them (docs/quantizers.md)."""
+QAFEL = Preset("K updates a step, quantized both ways, hidden state", HIDDEN_STATE, FOUR_BITS)
