@@ -179,7 +179,7 @@ def test_a_deployed_server_with_own_state_goes_on_from_checkpoint_and_journal(tm
         for number, upload in enumerate(uploads[:8]):
             ledger.take(upload, Message.from_bytes(upload))
             if number == 4:
-                write = ledger.begin_checkpoint(1, {})
+                write = ledger.begin_checkpoint(1)
                 ledger.journal.sync()
                 write()
     with Ledger.open(tmp_path, initial, algorithm, 1) as ledger:

@@ -67,7 +67,7 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
             for upload in part:
                 if (broadcast := ledger.take(upload, Message.from_bytes(upload)).broadcast) is not None:
                     broadcasts.append(broadcast)
-                if (write := ledger.begin_checkpoint(checkpoint_every, {0: 1.0})) is not None:
+                if (write := ledger.begin_checkpoint(checkpoint_every, lambda: ({0: 1.0}, ()))) is not None:
                     write()
                     ledger.drop_old_journal()
             ledger.journal.sync()
@@ -89,7 +89,7 @@ def _run_with_checkpoints(folder: Path) -> int:
     with _open(folder) as ledger:
         for upload in _uploads(15):
             ledger.take(upload, Message.from_bytes(upload))
-            if (write := ledger.begin_checkpoint(4, {})) is not None:
+            if (write := ledger.begin_checkpoint(4)) is not None:
                 ledger.journal.sync()
                 write()
                 ledger.drop_old_journal()
@@ -179,7 +179,7 @@ def test_a_run_that_diverged_goes_on_from_the_last_good_state(tmp_path: Path) ->
         with pytest.raises(NonFiniteVector):
             ledger.take(uploads[11], Message.from_bytes(uploads[11]))
         assert np.array_equal(ledger.server.model, model), "the last good model stays"
-        assert ledger.begin_checkpoint(1, {}) is None, "nothing of it is saved"
+        assert ledger.begin_checkpoint(1) is None, "nothing of it is saved"
     assert not list(tmp_path.glob("checkpoint-*"))
     with _open(tmp_path) as ledger:
         assert ledger.traffic.uploads == 11
@@ -197,7 +197,7 @@ def test_large_uploads_bring_a_checkpoint_early(tmp_path: Path, monkeypatch: pyt
         due = []
         for upload in uploads:
             ledger.take(upload, Message.from_bytes(upload))
-            due.append(ledger.begin_checkpoint(1000, {}) is not None)
+            due.append(ledger.begin_checkpoint(1000) is not None)
     assert due == [False, False, True] * 2
 
 
@@ -251,7 +251,7 @@ def test_what_clients_sent_can_be_read_by_the_owner_only_whatever_the_umask(tmp_
         with _open(tmp_path / "state") as ledger:
             for upload in _uploads(4):
                 ledger.take(upload, Message.from_bytes(upload))
-            ledger.begin_checkpoint(1, {})
+            ledger.begin_checkpoint(1)
             ledger.journal.sync()
             ledger.quarantine("odd", b"frame")
     finally:

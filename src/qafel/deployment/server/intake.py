@@ -29,7 +29,7 @@ from qafel.deployment.messages import Part, PartAssembler, Receipt, checksum_of
 from qafel.deployment.names import MALFORMED, PART, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
-from qafel.deployment.server.fairness import FairShare
+from qafel.deployment.server.fairness import FairShare, Standing
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import (
     ConfigError,
@@ -131,6 +131,10 @@ class UploadChecker:
 
     def __post_init__(self) -> None:
         self.shares = FairShare(self._settings.max_share)
+
+    def judged(self, now: float) -> tuple[dict[int, float], list[Standing]]:
+        """What a restarted server needs in order to judge as before: clients' norms, and how their shares stand."""
+        return self.median.norms(), self.shares.standings(now)
 
     @property
     def registered(self) -> int:

@@ -11,7 +11,7 @@ import logging
 import struct
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +27,7 @@ from qafel.algorithm import (
     restore_server,
     save_server,
 )
+from qafel.deployment.server.fairness import Standing
 from qafel.deployment.server.journal import JournalReader, Record, begins_at_start
 from qafel.errors import (
     ConfigError,
@@ -85,6 +86,7 @@ class _Saved(NamedTuple):
     traffic: Traffic
     norms: Mapping[int, float]
     keys: Mapping[int, int]
+    shares: Sequence[Standing] = ()
     checksum: int | None = None
     """Of the last record that it counts; None if an older qafel wrote it."""
 
@@ -96,13 +98,15 @@ class Ledger:
     def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
         """Made by `open`: receive the journal after what was saved; `history` broadcasts are kept in memory."""
         self.folder = folder
-        self.server, self.traffic, norms, keys, checksum = saved
+        self.server, self.traffic, norms, keys, self.shares, checksum = saved
         self.norms = dict(norms)
         """Each client's last norm, so that a restarted server judges as before."""
         self.keys = dict(keys)
         """The key with which each client signed its last upload that counted. With a new one its numbers begin anew:
         nobody can play it what was signed with the old one.
         """
+        self.since: list[int] = []
+        """Whose updates were received again: they came after `shares`, which is how clients stood at the checkpoint."""
         self.broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
         """The last broadcasts with their versions: what a broker that lost them is given again."""
         before = self.traffic.uploads
@@ -172,6 +176,7 @@ class Ledger:
         upload = Message.from_bytes(record.data)
         applied = Applied.read(record, upload)
         self._count(record.data, upload, applied)
+        self.since.append(upload.sender)
         self.norms.pop(upload.sender, None)  # the latest is the last
         if applied.norm:
             self.norms[upload.sender] = applied.norm
@@ -202,8 +207,13 @@ class Ledger:
             self.broadcasts.append((version, accepted.broadcast))
         return accepted
 
-    def begin_checkpoint(self, every: int, norms: Mapping[int, float]) -> Callable[[], None] | None:
-        """Every so many uploads, fewer if large: what writes the state of this moment, to be called in a thread."""
+    def begin_checkpoint(
+        self, every: int, judged: Callable[[], tuple[Mapping[int, float], Sequence[Standing]]] = lambda: ({}, ())
+    ) -> Callable[[], None] | None:
+        """Every so many uploads, fewer if large: what writes the state of this moment, to be called in a thread.
+
+        `judged` gives the clients' norms and how their shares stand; it is asked only if a checkpoint is due.
+        """
         before, now = self._saved, self.traffic
         if self._diverged:  # a step that failed half-way is nothing to go on from
             return None
@@ -211,10 +221,12 @@ class Ledger:
             return None
         now, saved = now.copy(), save_server(self.server)
         self._saved = now
+        norms, shares = judged()
         values = {
             "server": saved.values,
             "traffic": asdict(now),
             "norms": list(norms.items()),
+            "shares": shares,
             "keys": list(self.keys.items()),
             "journal_checksum": self.journal.checksum,
         }
@@ -299,7 +311,7 @@ def _newest_sound(
         if failed and not begins_at_start(folder):  # without the first records, the run would start from nothing
             raise DataError(f"no checkpoint in {folder} can be used; {failed[0][0]}: {failed[0][1]}") from None
         server = Server(initial_model(), algorithm, seed, log_capacity=0)
-        ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}, 0), history)
+        ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}, checksum=0), history)
     for path, _ in failed:  # it must not count as one of those that are kept
         path.rename(path.with_suffix(".unused"))
     return ledger
@@ -311,7 +323,8 @@ def _read(path: Path, algorithm: Algorithm, seed: int) -> _Saved:
     server = restore_server(Checkpoint(saved.arrays, values["server"]), algorithm, seed, log_capacity=0)
     norms = {int(client): norm for client, norm in values["norms"]}
     keys = {int(client): key for client, key in values.get("keys", [])}
-    return _Saved(server, Traffic(**values["traffic"]), norms, keys, values.get("journal_checksum"))
+    shares = [Standing(*standing) for standing in values.get("shares", [])]
+    return _Saved(server, Traffic(**values["traffic"]), norms, keys, shares, values.get("journal_checksum"))
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, final
 
 from nats.aio.msg import Msg
@@ -204,8 +205,8 @@ class Pipeline:
             metrics.accepted.inc(group.accepted)
             metrics.upload_bytes.inc(group.upload_bytes)
             metrics.buffer.set(self._intake.ledger.server.buffer.count)
-            norms = self._intake.checker.median.norms()
-            group.checkpoint = self._intake.ledger.begin_checkpoint(self._settings.checkpoint_every, norms)
+            judged = partial(self._intake.checker.judged, time.monotonic())
+            group.checkpoint = self._intake.ledger.begin_checkpoint(self._settings.checkpoint_every, judged)
             await self._taken.put(group)
         await self._taken.put(None)
         await asyncio.Event().wait()

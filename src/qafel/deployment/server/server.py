@@ -82,6 +82,7 @@ class DeploymentServer:
         checker = UploadChecker(
             algorithm, defence, task.clients, access.registry(), median, ledger.run_id, ledger.has_new_key
         )
+        checker.shares.restore(ledger.shares, ledger.since, time.monotonic())
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics, self._row_listeners)
         self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, ledger.server.hidden_state)
@@ -155,7 +156,7 @@ class DeploymentServer:
     async def _conclude(self, broker: Broker) -> None:
         """The last state, and with a run that has ended its model; if the run is still ours."""
         await self._beat(broker, "running")
-        checkpoint = self.ledger.begin_checkpoint(1, self.intake.checker.median.norms())
+        checkpoint = self.ledger.begin_checkpoint(1, partial(self.intake.checker.judged, time.monotonic()))
         if checkpoint is not None:
             await self._background.checkpoint(checkpoint)
         await self._publisher.snapshot(broker)
