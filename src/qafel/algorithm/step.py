@@ -43,4 +43,6 @@ step: Any = in_numpy
 if kernels.are_compiled():
     from numba import njit
 
-    step = njit(cache=True, nogil=True, error_model="numpy")(_one_pass)
+    from qafel.compiled import KERNEL
+
+    step = njit(**KERNEL)(_one_pass)

@@ -1,7 +1,8 @@
 """Compiled kernels: what runs over every coordinate, and nothing else.
 
-They are module-level Numba functions, cached on disk, free of the GIL and of fast-math, and they work on ranges of
-independent spans, so that any number of threads gives the same bytes. See docs/decisions/quantizers-kernels.md.
+They are module-level Numba functions, cached on disk, free of the GIL and of fast-math (qafel/compiled.py), and they
+work on ranges of independent spans, so that any number of threads gives the same bytes. See
+docs/decisions/quantizers-kernels.md.
 
     levels    a step per bucket or tensor and a code per coordinate: QSGD, sign, dither, affine
     rotation  a random rotation of a block
@@ -10,7 +11,6 @@ independent spans, so that any number of threads gives the same bytes. See docs/
     sharing   which table a group takes,
     search    the best path through a trellis, and
     rans      numbers to as many bits as they carry
-    lanes     sixteen numbers as one value, for these
     sparse    selection and index coding for top-k and rand-k
     shared    what they share: a keyed counter hash, a maximum over absolute values, packing, the end of every decoder
 
@@ -33,7 +33,7 @@ slices, which count references atomically, are not needed.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -75,10 +75,6 @@ def _homes() -> dict[str, str]:
 
 
 __getattr__, __dir__ = lazily(__name__, _homes())
-
-# A kernel is what Python calls; an inner function is only ever compiled into kernels, which saves seconds.
-KERNEL: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
-INNER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 GROUP = 512  # codes that are packed together
 ASSIGN, ADD = 0, 1  # what a decoder does with the target

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int32, njit, uint8, uint32, uint64
 
-from qafel.quantizers.kernels import BAD_STEP, BLOCK, COLUMNS, GROUP, INFINITY_BITS, INNER, KERNEL, LARGEST, OK
+from qafel.compiled import INNER, KERNEL
+from qafel.quantizers.kernels import BAD_STEP, BLOCK, COLUMNS, GROUP, INFINITY_BITS, LARGEST, OK
 from qafel.quantizers.kernels.rotation import draw_signs, rotate, rotate_back, turns_of
 from qafel.quantizers.kernels.shared import (
     apply_values,

@@ -13,20 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int8, int32, njit, uint8, uint32, uint64
 
-from qafel.quantizers.kernels import (
-    ADD,
-    ASSIGN,
-    BAD_CODE,
-    BAD_STEP,
-    GROUP,
-    INFINITY_BITS,
-    INNER,
-    KERNEL,
-    L2,
-    LARGEST,
-    OK,
-    WEYL,
-)
+from qafel.compiled import INNER, KERNEL
+from qafel.quantizers.kernels import ADD, ASSIGN, BAD_CODE, BAD_STEP, GROUP, INFINITY_BITS, L2, LARGEST, OK, WEYL
 from qafel.quantizers.kernels.shared import (
     apply_values,
     hash_pair,

@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int16, int32, int64, njit, uint16
 
-from qafel.quantizers.kernels import CODES, HIDDEN_BYTES, INNER, MIDDLE
-from qafel.quantizers.kernels.lanes import (
+from qafel.compiled import (
+    INNER,
     LANES,
     as_floats,
     as_longs,
@@ -32,6 +32,7 @@ from qafel.quantizers.kernels.lanes import (
     store,
     words,
 )
+from qafel.quantizers.kernels import CODES, HIDDEN_BYTES, MIDDLE
 
 _BITS, _LOWEST = 12, 1 << 15
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint32, uint64
 
+from qafel.compiled import INNER, load, mixed, store
 from qafel.params import Vector
-from qafel.quantizers.kernels import BLOCK, COLUMNS, INNER, WEYL
-from qafel.quantizers.kernels.lanes import load, mixed, store
+from qafel.quantizers.kernels import BLOCK, COLUMNS, WEYL
 from qafel.quantizers.kernels.shared import hash_pair, weyl
 
 ANGLES = 16

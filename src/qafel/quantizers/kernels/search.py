@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int16, njit
 
-from qafel.quantizers.kernels import INNER
-from qafel.quantizers.kernels.lanes import (
+from qafel.compiled import (
+    INNER,
     LANES,
     as_floats,
     as_words,

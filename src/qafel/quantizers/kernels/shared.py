@@ -5,34 +5,20 @@ The package's docstring says how random numbers and packing work.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from numba import float32, int32, njit, uint8, uint16, uint32, uint64
 
-from qafel.quantizers.kernels import ASSIGN, INFINITY_BITS, INNER, KERNEL, LARGEST, MAGNITUDE_BITS, WEYL
+from qafel.compiled import INNER, KERNEL, forget_stale_kernels
+from qafel.quantizers.kernels import ASSIGN, INFINITY_BITS, LARGEST, MAGNITUDE_BITS, WEYL
 
 _ROUND_1 = np.uint32(0x7FEB352D)
 _ROUND_2 = np.uint32(0x846CA68B)
 _ROUND_3 = np.uint32(0x31848BAB)
 
 
-def _forget_stale_kernels() -> None:
-    """Drop cached kernels that are older than any source file here.
-
-    Numba's cache notices a change in the file that a kernel stands in, but not in the files of the inner functions
-    that it was compiled with: an old hash would go on being used, and two ends would not understand each other.
-    """
-    folder = Path(__file__).parent
-    with suppress(OSError):
-        newest = max(source.stat().st_mtime_ns for source in folder.glob("*.py"))
-        for index in (folder / "__pycache__").glob("*.nbi"):
-            if index.stat().st_mtime_ns < newest:
-                index.unlink(missing_ok=True)
-
-
-_forget_stale_kernels()
+forget_stale_kernels(Path(__file__).parent)
 
 
 @njit(**INNER)

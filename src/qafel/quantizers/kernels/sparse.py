@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, int64, njit, uint8, uint64
 
-from qafel.quantizers.kernels import BITMAP, KERNEL, MAGNITUDE_BITS
+from qafel.compiled import KERNEL
+from qafel.quantizers.kernels import BITMAP, MAGNITUDE_BITS
 from qafel.quantizers.kernels.shared import mix64
 
 

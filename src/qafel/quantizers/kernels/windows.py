@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, float64, int16, njit, uint8, uint16, uint32, uint64
 
-from qafel.quantizers.kernels import ADD, BLOCK, HIDDEN_BYTES, INNER, KERNEL, LARGEST, ROOM, SEED_BYTES, sharing
+from qafel.compiled import INNER, KERNEL, LANES, as_floats, below, choose, floats, largest, least, load, store, words
+from qafel.quantizers.kernels import ADD, BLOCK, HIDDEN_BYTES, LARGEST, ROOM, SEED_BYTES, sharing
 from qafel.quantizers.kernels.blocks import power_of_two
-from qafel.quantizers.kernels.lanes import LANES, as_floats, below, choose, floats, largest, least, load, store, words
 from qafel.quantizers.kernels.rans import read, read_two, write
 from qafel.quantizers.kernels.rotation import draw_signs, rotate_window, rotate_window_back
 from qafel.quantizers.kernels.search import back, ends, forward, start

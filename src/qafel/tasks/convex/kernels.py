@@ -11,8 +11,10 @@ import math
 import numpy as np
 from numba import njit
 
+from qafel.compiled import KERNEL
 
-@njit(cache=True, nogil=True, error_model="numpy")
+
+@njit(**KERNEL)
 def descend(y, start, gradient, lr, proximal, clip_norm):  # type: ignore[no-untyped-def]  # pragma: no cover
     """One step y ← y − η(g + μ(y − y₀)), the gradient first scaled down to the clipping norm (0: not at all)."""
     if proximal:
@@ -28,7 +30,7 @@ def descend(y, start, gradient, lr, proximal, clip_norm):  # type: ignore[no-unt
         y[j] -= lr * gradient[j]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**KERNEL)
 def train_logistic(  # type: ignore[no-untyped-def]  # pragma: no cover
     rows, columns, targets, start, linear, noise, lr, steps, l2, proximal, clip_norm
 ):
@@ -68,7 +70,7 @@ def train_logistic(  # type: ignore[no-untyped-def]  # pragma: no cover
     return y
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**KERNEL)
 def train_quadratic(  # type: ignore[no-untyped-def]  # pragma: no cover
     eigenvalues, shift, start, noise, lr, steps, weight_decay, proximal, clip_norm
 ):
@@ -86,7 +88,7 @@ def train_quadratic(  # type: ignore[no-untyped-def]  # pragma: no cover
     return y
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**KERNEL)
 def mean_loss(columns, targets, model, l2):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Mean logistic loss + λ/2 ‖x‖², in float64."""
     d, n = columns.shape
@@ -107,7 +109,7 @@ def mean_loss(columns, targets, model, l2):  # type: ignore[no-untyped-def]  # p
     return total / n + 0.5 * l2 * square
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**KERNEL)
 def mean_loss_of_ones(ones, targets, model, l2):  # type: ignore[no-untyped-def]  # pragma: no cover
     """`mean_loss` for rows that are zeros and ones, given as the columns of the ones, with an intercept behind them."""
     n, count = ones.shape

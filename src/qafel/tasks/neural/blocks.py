@@ -6,7 +6,7 @@ way back ∂x = γ/σ · (g − Σg/M − x̂ · Σ(g·x̂)/M), with g the gradi
 their number: a multiple of x plus a constant, and something more at the chosen places. A number added to a whole
 channel is taken away by the norm: the convolutions' biases have no effect, and their gradients are zero.
 
-Arrays are flat, channels last, and `LANES` channels go at once. An image goes 32 → 34 → 17 → 19 → 9 → 11 → 5 → 7 → 3.
+Arrays are flat, channels last, and `WIDE` channels go at once. An image goes 32 → 34 → 17 → 19 → 9 → 11 → 5 → 7 → 3.
 What a block hands on lies in a border of zeros, as the next convolution needs it.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, njit
 
-from qafel.tasks.neural.simd import KERNEL, LANES, choose, fma, load, spread, store
+from qafel.compiled import KERNEL, WIDE, below, choose, fma, largest, load_wide, store, wide
 from qafel.tasks.neural.winograd import CHANNELS
 
 IMAGE = 32
@@ -40,8 +40,8 @@ def pad(images, number, padded):  # type: ignore[no-untyped-def]  # pragma: no c
     for row in range(3 * IMAGE):
         at = (number * 3 * IMAGE + row) * IMAGE
         to = (row // IMAGE * PADDED + row % IMAGE + 2) * PADDED + 2
-        for lane in range(0, IMAGE, LANES):
-            store(padded, to + lane, load(images, at + lane))
+        for lane in range(0, IMAGE, WIDE):
+            store(padded, to + lane, load_wide(images, at + lane))
 
 
 @njit(**KERNEL)
@@ -50,16 +50,16 @@ def convolve_first(padded, taps, y, to):  # type: ignore[no-untyped-def]  # prag
     for row in range(FIRST):
         for block in range(0, FIRST, 4):
             column = min(block, FIRST - 4)
-            for lane in range(0, CHANNELS, LANES):
-                s0 = s1 = s2 = s3 = spread(float32(0))
+            for lane in range(0, CHANNELS, WIDE):
+                s0 = s1 = s2 = s3 = wide(float32(0))
                 for line in range(9):
                     at = (line // 3 * PADDED + row + line % 3) * PADDED + column
                     for k in range(3):
-                        w, i = load(taps, (3 * line + k) * CHANNELS + lane), at + k
-                        s0 = fma(spread(padded[i]), w, s0)
-                        s1 = fma(spread(padded[i + 1]), w, s1)
-                        s2 = fma(spread(padded[i + 2]), w, s2)
-                        s3 = fma(spread(padded[i + 3]), w, s3)
+                        w, i = load_wide(taps, (3 * line + k) * CHANNELS + lane), at + k
+                        s0 = fma(wide(padded[i]), w, s0)
+                        s1 = fma(wide(padded[i + 1]), w, s1)
+                        s2 = fma(wide(padded[i + 2]), w, s2)
+                        s3 = fma(wide(padded[i + 3]), w, s3)
                 where = to + (row * FIRST + column) * CHANNELS + lane
                 store(y, where, s0)
                 store(y, where + CHANNELS, s1)
@@ -73,14 +73,18 @@ def convolve_first_back(padded, dy, to_taps):  # type: ignore[no-untyped-def]  #
     for row in range(FIRST):
         for line in range(9):
             at = (line // 3 * PADDED + row + line % 3) * PADDED
-            for lane in range(0, CHANNELS, LANES):
+            for lane in range(0, CHANNELS, WIDE):
                 to = 3 * line * CHANNELS + lane
-                s0, s1, s2 = load(to_taps, to), load(to_taps, to + CHANNELS), load(to_taps, to + 2 * CHANNELS)
+                s0, s1, s2 = (
+                    load_wide(to_taps, to),
+                    load_wide(to_taps, to + CHANNELS),
+                    load_wide(to_taps, to + 2 * CHANNELS),
+                )
                 for i in range(FIRST):
-                    g = load(dy, (row * FIRST + i) * CHANNELS + lane)
-                    s0 = fma(spread(padded[at + i]), g, s0)
-                    s1 = fma(spread(padded[at + i + 1]), g, s1)
-                    s2 = fma(spread(padded[at + i + 2]), g, s2)
+                    g = load_wide(dy, (row * FIRST + i) * CHANNELS + lane)
+                    s0 = fma(wide(padded[at + i]), g, s0)
+                    s1 = fma(wide(padded[at + i + 1]), g, s1)
+                    s2 = fma(wide(padded[at + i + 2]), g, s2)
                 store(to_taps, to, s0)
                 store(to_taps, to + CHANNELS, s1)
                 store(to_taps, to + 2 * CHANNELS, s2)
@@ -102,57 +106,57 @@ def normalise(norm, y, image, block, x, moments):  # type: ignore[no-untyped-def
     """
     side, width, to_width, border = _shape(block)
     size, kept = to_width * to_width * CHANNELS, (4 * image + block) * 2 * CHANNELS
-    at, to, zero = image * width * width * CHANNELS, image * size, spread(float32(0))
+    at, to, zero = image * width * width * CHANNELS, image * size, wide(float32(0))
     _moments(y, at, side, width, moments, kept)
     if border:
-        for k in range(to, to + size, LANES):
+        for k in range(to, to + size, WIDE):
             store(x, k, zero)
-    for lane in range(0, CHANNELS, LANES):
-        gain, bias = load(norm, lane), load(norm, CHANNELS + lane)
-        mean, factor = load(moments, kept + lane), load(moments, kept + CHANNELS + lane) * gain
-        sign = choose(zero, gain, spread(float32(-1)), spread(float32(1)))
+    for lane in range(0, CHANNELS, WIDE):
+        gain, bias = load_wide(norm, lane), load_wide(norm, CHANNELS + lane)
+        mean, factor = load_wide(moments, kept + lane), load_wide(moments, kept + CHANNELS + lane) * gain
+        sign = choose(below(gain, zero), wide(float32(-1)), wide(float32(1)))
         for row in range(side // 2):
             top = at + 2 * row * width * CHANNELS + lane
             out = to + ((row + border) * to_width + border) * CHANNELS + lane
             for column in range(side // 2):
                 best = _largest(y, top + 2 * column * CHANNELS, width * CHANNELS, sign)[0]
                 value = fma(sign * best - mean, factor, bias)
-                # Not the larger of the two: a NaN passes, as it does through torch's ReLU.
-                store(x, out + column * CHANNELS, choose(zero, value, zero, value))
+                # In this order, so that a NaN passes, as it does through torch's ReLU.
+                store(x, out + column * CHANNELS, largest(value, zero))
 
 
 @njit(**KERNEL)
-def _largest(y, at, below, sign):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _largest(y, at, down, sign):  # type: ignore[no-untyped-def]  # pragma: no cover
     """The largest of a window's four values times `sign`, after four, three and two of them; and the four."""
-    a, b = sign * load(y, at), sign * load(y, at + CHANNELS)
-    c, d = sign * load(y, at + below), sign * load(y, at + below + CHANNELS)
-    two = choose(b, a, b, a)
-    three = choose(c, two, c, two)
-    return choose(d, three, d, three), three, two, a, b, c, d
+    a, b = sign * load_wide(y, at), sign * load_wide(y, at + CHANNELS)
+    c, d = sign * load_wide(y, at + down), sign * load_wide(y, at + down + CHANNELS)
+    two = largest(a, b)
+    three = largest(two, c)
+    return largest(three, d), three, two, a, b, c, d
 
 
 @njit(**KERNEL)
 def _moments(y, at, side, width, moments, to):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Each channel's mean and 1/σ, in two passes: no cancellation."""
     size = float32(side * side)
-    for lane in range(0, CHANNELS, LANES):
-        even, odd = spread(float32(0)), spread(float32(0))
+    for lane in range(0, CHANNELS, WIDE):
+        even, odd = wide(float32(0)), wide(float32(0))
         for row in range(side):
             start = at + row * width * CHANNELS + lane
             for i in range(start, start + side // 2 * 2 * CHANNELS, 2 * CHANNELS):
-                even, odd = even + load(y, i), odd + load(y, i + CHANNELS)
+                even, odd = even + load_wide(y, i), odd + load_wide(y, i + CHANNELS)
             if side % 2:
-                even = even + load(y, start + (side - 1) * CHANNELS)
-        mean = (even + odd) * spread(float32(1) / size)
+                even = even + load_wide(y, start + (side - 1) * CHANNELS)
+        mean = (even + odd) * wide(float32(1) / size)
         store(moments, to + lane, mean)
-        even, odd = spread(float32(0)), spread(float32(0))
+        even, odd = wide(float32(0)), wide(float32(0))
         for row in range(side):
             start = at + row * width * CHANNELS + lane
             for i in range(start, start + side // 2 * 2 * CHANNELS, 2 * CHANNELS):
-                p, q = load(y, i) - mean, load(y, i + CHANNELS) - mean
+                p, q = load_wide(y, i) - mean, load_wide(y, i + CHANNELS) - mean
                 even, odd = fma(p, p, even), fma(q, q, odd)
             if side % 2:
-                p = load(y, start + (side - 1) * CHANNELS) - mean
+                p = load_wide(y, start + (side - 1) * CHANNELS) - mean
                 even = fma(p, p, even)
         store(moments, to + CHANNELS + lane, even + odd)
     for channel in range(to + CHANNELS, to + 2 * CHANNELS):
@@ -163,52 +167,56 @@ def _moments(y, at, side, width, moments, to):  # type: ignore[no-untyped-def]  
 def normalise_back(norm, grad, x, y, image, block, moments, dy, to_norm):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Fill `dy` with the gradient of an image of y, from `grad`, that of the pooled image of x; add to the norm's."""
     side, width, to_width, border = _shape(block)
-    below, at, kept = width * CHANNELS, image * width * width * CHANNELS, (4 * image + block) * 2 * CHANNELS
+    down, at, kept = width * CHANNELS, image * width * width * CHANNELS, (4 * image + block) * 2 * CHANNELS
     to = ((image * to_width + border) * to_width + border) * CHANNELS
-    for lane in range(0, CHANNELS, LANES):
-        gain, mean, scale = load(norm, lane), load(moments, kept + lane), load(moments, kept + CHANNELS + lane)
-        zero, share = spread(float32(0)), spread(float32(-1) / float32(side * side))
-        sign = choose(zero, gain, spread(float32(-1)), spread(float32(1)))
+    for lane in range(0, CHANNELS, WIDE):
+        gain, mean, scale = (
+            load_wide(norm, lane),
+            load_wide(moments, kept + lane),
+            load_wide(moments, kept + CHANNELS + lane),
+        )
+        zero, share = wide(float32(0)), wide(float32(-1) / float32(side * side))
+        sign = choose(below(gain, zero), wide(float32(-1)), wide(float32(1)))
         sum_g, sum_gx = _gradient_sums(grad, x, to + lane, to_width, y, at + lane, side, width, sign, mean, scale)
-        store(to_norm, lane, load(to_norm, lane) + sum_gx)
-        store(to_norm, CHANNELS + lane, load(to_norm, CHANNELS + lane) + sum_g)
+        store(to_norm, lane, load_wide(to_norm, lane) + sum_gx)
+        store(to_norm, CHANNELS + lane, load_wide(to_norm, CHANNELS + lane) + sum_g)
         factor = gain * scale
         slope = factor * scale * sum_gx * share
         level = factor * sum_g * share - slope * mean
         for row in range(side // 2):
             for column in range(side // 2):
                 k, i = to + (row * to_width + column) * CHANNELS + lane, 2 * (row * width + column) * CHANNELS + lane
-                more = factor * choose(load(x, k), zero, load(grad, k), zero)
-                _spread_gradient(y, at + i, below, sign, more, slope, level, dy, i)
+                more = factor * choose(below(zero, load_wide(x, k)), load_wide(grad, k), zero)
+                _spread_gradient(y, at + i, down, sign, more, slope, level, dy, i)
         if side % 2:
             for k in range(side):
-                i, j = (side - 1) * below + k * CHANNELS + lane, k * below + (side - 1) * CHANNELS + lane
-                store(dy, i, fma(load(y, at + i), slope, level))
-                store(dy, j, fma(load(y, at + j), slope, level))
+                i, j = (side - 1) * down + k * CHANNELS + lane, k * down + (side - 1) * CHANNELS + lane
+                store(dy, i, fma(load_wide(y, at + i), slope, level))
+                store(dy, j, fma(load_wide(y, at + j), slope, level))
 
 
 @njit(**KERNEL)
 def _gradient_sums(grad, x, to, to_width, y, at, side, width, sign, mean, scale):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Compute Σg and Σ(g·x̂), the gradients of β and γ."""
-    zero = spread(float32(0))
+    zero = wide(float32(0))
     sum_g, sum_gx = zero, zero
     for row in range(side // 2):
         for column in range(side // 2):
             k, i = to + (row * to_width + column) * CHANNELS, at + 2 * (row * width + column) * CHANNELS
-            live = choose(load(x, k), zero, load(grad, k), zero)
+            live = choose(below(zero, load_wide(x, k)), load_wide(grad, k), zero)
             best = _largest(y, i, width * CHANNELS, sign)[0]
             sum_g, sum_gx = sum_g + live, fma(live, (sign * best - mean) * scale, sum_gx)
     return sum_g, sum_gx
 
 
 @njit(**KERNEL)
-def _spread_gradient(y, at, below, sign, more, slope, level, dy, to):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _spread_gradient(y, at, down, sign, more, slope, level, dy, to):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Write a window's gradients: slope · x + level, and `more` at the chosen one, the first of equals as in torch."""
-    _, three, two, a, b, c, d = _largest(y, at, below, sign)
-    zero, slope = spread(float32(0)), slope * sign
-    not_d = choose(d, three, zero, more)
-    not_c = choose(c, two, zero, not_d)
-    store(dy, to, fma(a, slope, level) + choose(b, a, zero, not_c))
-    store(dy, to + CHANNELS, fma(b, slope, level) + choose(b, a, not_c, zero))
-    store(dy, to + below, fma(c, slope, level) + choose(c, two, not_d, zero))
-    store(dy, to + below + CHANNELS, fma(d, slope, level) + choose(d, three, more, zero))
+    _, three, two, a, b, c, d = _largest(y, at, down, sign)
+    zero, slope = wide(float32(0)), slope * sign
+    not_d = choose(below(three, d), zero, more)
+    not_c = choose(below(two, c), zero, not_d)
+    store(dy, to, fma(a, slope, level) + choose(below(a, b), zero, not_c))
+    store(dy, to + CHANNELS, fma(b, slope, level) + choose(below(a, b), not_c, zero))
+    store(dy, to + down, fma(c, slope, level) + choose(below(two, c), not_d, zero))
+    store(dy, to + down + CHANNELS, fma(d, slope, level) + choose(below(three, d), more, zero))

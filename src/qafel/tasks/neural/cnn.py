@@ -10,6 +10,7 @@ import numpy as np
 from numba import float32, njit
 from numpy.typing import NDArray
 
+from qafel.compiled import KERNEL
 from qafel.tasks.neural.blocks import (
     FIRST,
     PADDED,
@@ -22,7 +23,6 @@ from qafel.tasks.neural.blocks import (
     pad,
     transpose,
 )
-from qafel.tasks.neural.simd import KERNEL
 from qafel.tasks.neural.winograd import (
     CHANNELS,
     TABLE,

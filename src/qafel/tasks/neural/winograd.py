@@ -4,7 +4,7 @@ A tile of 4×4 outputs comes from 6×6 inputs d and a 3×3 kernel g as Aᵀ[(G g
 144. Over channels each of the 36 places is a product of matrices, V·U with a row for each tile. The way back is the
 transpose of every step, with as many products: dM = A dY Aᵀ, dU = Vᵀ·dM, dV = dM·Uᵀ, dd = B dV Bᵀ, dg = Gᵀ dU G.
 
-Arrays are flat, channels last, so that every step works on `LANES` channels at once: images are (side, side, 32) with
+Arrays are flat, channels last, so that every step works on `WIDE` channels at once: images are (side, side, 32) with
 the border of zeros that the tiles need, V and M are (tile, place, 32), and U is (place, channel in, channel out).
 See docs/decisions/neural-compiled-cnn.md.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, njit
 
-from qafel.tasks.neural.simd import KERNEL, LANES, fma, load, spread, store
+from qafel.compiled import KERNEL, WIDE, fma, load_wide, store, wide
 
 CHANNELS = 32
 PLACES = 36
@@ -26,7 +26,7 @@ TABLE = PLACES * MATRIX
 @njit(**KERNEL)
 def make_room(tiles):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Memory to convolve images of so many tiles together: V, M, and what one tile needs."""
-    return np.empty(tiles * TILE, np.float32), np.empty(tiles * TILE, np.float32), np.empty(PLACES * LANES, np.float32)
+    return np.empty(tiles * TILE, np.float32), np.empty(tiles * TILE, np.float32), np.empty(PLACES * WIDE, np.float32)
 
 
 @njit(**KERNEL)
@@ -70,8 +70,8 @@ def _cut_all_inputs(x, at, count, tiles, v, scratch):  # type: ignore[no-untyped
 @njit(**KERNEL)
 def _six(a, at, step):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Six vectors, `step` numbers apart."""
-    v0, v1, v2 = load(a, at), load(a, at + step), load(a, at + 2 * step)
-    return v0, v1, v2, load(a, at + 3 * step), load(a, at + 4 * step), load(a, at + 5 * step)
+    v0, v1, v2 = load_wide(a, at), load_wide(a, at + step), load_wide(a, at + 2 * step)
+    return v0, v1, v2, load_wide(a, at + 3 * step), load_wide(a, at + 4 * step), load_wide(a, at + 5 * step)
 
 
 @njit(**KERNEL)
@@ -90,7 +90,7 @@ def _write(values, a, at, step):  # type: ignore[no-untyped-def]  # pragma: no c
 def _of_inputs(d):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Bᵀ d."""
     d0, d1, d2, d3, d4, d5 = d
-    two, four, five = spread(float32(2)), spread(float32(4)), spread(float32(5))
+    two, four, five = wide(float32(2)), wide(float32(4)), wide(float32(5))
     even, odd = d4 - four * d2, d3 - four * d1
     near, far = d4 - d2, two * (d3 - d1)
     return four * d0 - five * d2 + d4, even + odd, even - odd, near + far, near - far, four * d1 - five * d3 + d5
@@ -100,18 +100,18 @@ def _of_inputs(d):  # type: ignore[no-untyped-def]  # pragma: no cover
 def _to_inputs(v):  # type: ignore[no-untyped-def]  # pragma: no cover
     """B v: the transpose of `_of_inputs`."""
     v0, v1, v2, v3, v4, v5 = v
-    two, four, five = spread(float32(2)), spread(float32(4)), spread(float32(5))
+    two, four, five = wide(float32(2)), wide(float32(4)), wide(float32(5))
     odd, far = v1 - v2, two * (v3 - v4)
     near, even = v1 + v2, v3 + v4
     d1 = four * (v5 - odd) - far
-    d2 = spread(float32(0)) - five * v0 - four * near - even
+    d2 = wide(float32(0)) - five * v0 - four * near - even
     return four * v0, d1, d2, odd + far - five * v5, v0 + near + even, v5
 
 
 @njit(**KERNEL)
 def _of_outputs(y0, y1, y2, y3):  # type: ignore[no-untyped-def]  # pragma: no cover
     """A y."""
-    two, four, eight = spread(float32(2)), spread(float32(4)), spread(float32(8))
+    two, four, eight = wide(float32(2)), wide(float32(4)), wide(float32(8))
     even, odd = y0 + y2, y1 + y3
     near, far = fma(four, y2, y0), fma(eight, y3, two * y1)
     return y0, even + odd, even - odd, near + far, near - far, y3
@@ -121,7 +121,7 @@ def _of_outputs(y0, y1, y2, y3):  # type: ignore[no-untyped-def]  # pragma: no c
 def _to_outputs(m):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Aᵀ m: the transpose of `_of_outputs`."""
     m0, m1, m2, m3, m4, m5 = m
-    two, four, eight = spread(float32(2)), spread(float32(4)), spread(float32(8))
+    two, four, eight = wide(float32(2)), wide(float32(4)), wide(float32(8))
     near, odd, even, far = m1 + m2, m1 - m2, m3 + m4, m3 - m4
     return m0 + near + even, fma(two, far, odd), fma(four, even, near), fma(eight, far, odd) + m5
 
@@ -129,9 +129,9 @@ def _to_outputs(m):  # type: ignore[no-untyped-def]  # pragma: no cover
 @njit(**KERNEL)
 def _of_kernel(g0, g1, g2):  # type: ignore[no-untyped-def]  # pragma: no cover
     """G g."""
-    quarter, sixth, small = spread(float32(1 / 4)), spread(float32(-1 / 6)), spread(float32(1 / 24))
+    quarter, sixth, small = wide(float32(1 / 4)), wide(float32(-1 / 6)), wide(float32(1 / 24))
     even, odd = sixth * (g0 + g2), sixth * g1
-    near, far = small * fma(spread(float32(4)), g2, g0), spread(float32(1 / 12)) * g1
+    near, far = small * fma(wide(float32(4)), g2, g0), wide(float32(1 / 12)) * g1
     return quarter * g0, even + odd, even - odd, near + far, near - far, g2
 
 
@@ -139,44 +139,44 @@ def _of_kernel(g0, g1, g2):  # type: ignore[no-untyped-def]  # pragma: no cover
 def _to_kernel(u):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Gᵀ u: the transpose of `_of_kernel`."""
     u0, u1, u2, u3, u4, u5 = u
-    quarter, sixth, small = spread(float32(1 / 4)), spread(float32(-1 / 6)), spread(float32(1 / 24))
+    quarter, sixth, small = wide(float32(1 / 4)), wide(float32(-1 / 6)), wide(float32(1 / 24))
     near, even = sixth * (u1 + u2), small * (u3 + u4)
-    g1 = fma(sixth, u1 - u2, spread(float32(1 / 12)) * (u3 - u4))
-    return fma(quarter, u0, near + even), g1, near + fma(spread(float32(4)), even, u5)
+    g1 = fma(sixth, u1 - u2, wide(float32(1 / 12)) * (u3 - u4))
+    return fma(quarter, u0, near + even), g1, near + fma(wide(float32(4)), even, u5)
 
 
 @njit(**KERNEL)
 def transform_kernel(weight, backwards, table):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Fill `table` with U for a `weight` of (out, in, 3, 3); `backwards` swaps its channels, for dM·Uᵀ."""
-    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(PLACES * LANES, np.float32)
+    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(PLACES * WIDE, np.float32)
     for row in range(CHANNELS):
         for column in range(CHANNELS):
             at = 9 * (row * CHANNELS + column if backwards else column * CHANNELS + row)
             for tap in range(9):
                 taps[tap * MATRIX + row * CHANNELS + column] = weight[at + tap]
-    for i in range(0, CHANNELS * CHANNELS, LANES):
+    for i in range(0, CHANNELS * CHANNELS, WIDE):
         for column in range(3):
             at = i + column * MATRIX
-            g = load(taps, at), load(taps, at + 3 * MATRIX), load(taps, at + 6 * MATRIX)
-            _write(_of_kernel(*g), scratch, column * LANES, 3 * LANES)
+            g = load_wide(taps, at), load_wide(taps, at + 3 * MATRIX), load_wide(taps, at + 6 * MATRIX)
+            _write(_of_kernel(*g), scratch, column * WIDE, 3 * WIDE)
         for row in range(6):
-            at = 3 * row * LANES
-            g = load(scratch, at), load(scratch, at + LANES), load(scratch, at + 2 * LANES)
+            at = 3 * row * WIDE
+            g = load_wide(scratch, at), load_wide(scratch, at + WIDE), load_wide(scratch, at + 2 * WIDE)
             _write(_of_kernel(*g), table, 6 * row * MATRIX + i, MATRIX)
 
 
 @njit(**KERNEL)
 def transform_kernel_back(table, gradient):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Fill `gradient`, (out, in, 3, 3), from the gradient of U."""
-    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(PLACES * LANES, np.float32)
-    for i in range(0, CHANNELS * CHANNELS, LANES):
+    taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(PLACES * WIDE, np.float32)
+    for i in range(0, CHANNELS * CHANNELS, WIDE):
         for column in range(6):
             g0, g1, g2 = _to_kernel(_six(table, i + column * MATRIX, 6 * MATRIX))
-            store(scratch, column * LANES, g0)
-            store(scratch, (6 + column) * LANES, g1)
-            store(scratch, (12 + column) * LANES, g2)
+            store(scratch, column * WIDE, g0)
+            store(scratch, (6 + column) * WIDE, g1)
+            store(scratch, (12 + column) * WIDE, g2)
         for row in range(3):
-            g0, g1, g2 = _to_kernel(_six(scratch, 6 * row * LANES, LANES))
+            g0, g1, g2 = _to_kernel(_six(scratch, 6 * row * WIDE, WIDE))
             store(taps, 3 * row * MATRIX + i, g0)
             store(taps, (3 * row + 1) * MATRIX + i, g1)
             store(taps, (3 * row + 2) * MATRIX + i, g2)
@@ -192,12 +192,12 @@ def _cut_inputs(x, at, tiles, v, to, scratch):  # type: ignore[no-untyped-def]  
     width = (4 * tiles + 2) * CHANNELS
     for tile in range(tiles * tiles):
         corner = at + tile // tiles * 4 * width + tile % tiles * 4 * CHANNELS
-        for lane in range(0, CHANNELS, LANES):
+        for lane in range(0, CHANNELS, WIDE):
             for j in range(6):
                 d = _six(x, corner + j * CHANNELS + lane, width)
-                _write(_of_inputs(d), scratch, j * LANES, 6 * LANES)
+                _write(_of_inputs(d), scratch, j * WIDE, 6 * WIDE)
             for i in range(6):
-                d = _six(scratch, 6 * i * LANES, LANES)
+                d = _six(scratch, 6 * i * WIDE, WIDE)
                 _write(_of_inputs(d), v, to + (tile * PLACES + 6 * i) * CHANNELS + lane, CHANNELS)
 
 
@@ -205,16 +205,16 @@ def _cut_inputs(x, at, tiles, v, to, scratch):  # type: ignore[no-untyped-def]  
 def _join_inputs(v, at, tiles, x, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
     """The transpose of `_cut_inputs`: write the padded image's gradient to x[to]."""
     width = (4 * tiles + 2) * CHANNELS
-    for i in range(to, to + (4 * tiles + 2) * width, LANES):
-        store(x, i, spread(float32(0)))
+    for i in range(to, to + (4 * tiles + 2) * width, WIDE):
+        store(x, i, wide(float32(0)))
     for tile in range(tiles * tiles):
         corner = to + tile // tiles * 4 * width + tile % tiles * 4 * CHANNELS
-        for lane in range(0, CHANNELS, LANES):
+        for lane in range(0, CHANNELS, WIDE):
             for j in range(6):
                 d = _six(v, at + (tile * PLACES + j) * CHANNELS + lane, 6 * CHANNELS)
-                _write(_to_inputs(d), scratch, j * LANES, 6 * LANES)
+                _write(_to_inputs(d), scratch, j * WIDE, 6 * WIDE)
             for i in range(6):
-                d0, d1, d2, d3, d4, d5 = _to_inputs(_six(scratch, 6 * i * LANES, LANES))
+                d0, d1, d2, d3, d4, d5 = _to_inputs(_six(scratch, 6 * i * WIDE, WIDE))
                 row = corner + i * width + lane
                 e0, e1, e2, e3, e4, e5 = _six(x, row, CHANNELS)
                 _write((e0 + d0, e1 + d1, e2 + d2, e3 + d3, e4 + d4, e5 + d5), x, row, CHANNELS)
@@ -226,15 +226,15 @@ def _join_outputs(m, at, tiles, y, to, scratch):  # type: ignore[no-untyped-def]
     width = 4 * tiles * CHANNELS
     for tile in range(tiles * tiles):
         corner = to + tile // tiles * 4 * width + tile % tiles * 4 * CHANNELS
-        for lane in range(0, CHANNELS, LANES):
+        for lane in range(0, CHANNELS, WIDE):
             for j in range(6):
                 y0, y1, y2, y3 = _to_outputs(_six(m, at + (tile * PLACES + j) * CHANNELS + lane, 6 * CHANNELS))
-                store(scratch, j * LANES, y0)
-                store(scratch, (6 + j) * LANES, y1)
-                store(scratch, (12 + j) * LANES, y2)
-                store(scratch, (18 + j) * LANES, y3)
+                store(scratch, j * WIDE, y0)
+                store(scratch, (6 + j) * WIDE, y1)
+                store(scratch, (12 + j) * WIDE, y2)
+                store(scratch, (18 + j) * WIDE, y3)
             for i in range(4):
-                y0, y1, y2, y3 = _to_outputs(_six(scratch, 6 * i * LANES, LANES))
+                y0, y1, y2, y3 = _to_outputs(_six(scratch, 6 * i * WIDE, WIDE))
                 row = corner + i * width + lane
                 store(y, row, y0)
                 store(y, row + CHANNELS, y1)
@@ -248,31 +248,36 @@ def _cut_outputs(y, at, tiles, m, to, scratch):  # type: ignore[no-untyped-def] 
     width = 4 * tiles * CHANNELS
     for tile in range(tiles * tiles):
         corner = at + tile // tiles * 4 * width + tile % tiles * 4 * CHANNELS
-        for lane in range(0, CHANNELS, LANES):
+        for lane in range(0, CHANNELS, WIDE):
             for j in range(4):
                 top = corner + j * CHANNELS + lane
-                low = load(y, top + 2 * width), load(y, top + 3 * width)
-                _write(_of_outputs(load(y, top), load(y, top + width), *low), scratch, j * LANES, 4 * LANES)
+                low = load_wide(y, top + 2 * width), load_wide(y, top + 3 * width)
+                _write(_of_outputs(load_wide(y, top), load_wide(y, top + width), *low), scratch, j * WIDE, 4 * WIDE)
             for i in range(6):
-                left = 4 * i * LANES
-                right = load(scratch, left + 2 * LANES), load(scratch, left + 3 * LANES)
-                dm = _of_outputs(load(scratch, left), load(scratch, left + LANES), *right)
+                left = 4 * i * WIDE
+                right = load_wide(scratch, left + 2 * WIDE), load_wide(scratch, left + 3 * WIDE)
+                dm = _of_outputs(load_wide(scratch, left), load_wide(scratch, left + WIDE), *right)
                 _write(dm, m, to + (tile * PLACES + 6 * i) * CHANNELS + lane, CHANNELS)
 
 
 @njit(**KERNEL)
 def _four_rows(a, at, row, step, count, b, b_at, b_step, c, c_at, c_row, add):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Set C = A·B, or C += A·B, for four rows of A and `LANES` columns of B, which stay in registers."""
+    """Set C = A·B, or C += A·B, for four rows of A and `WIDE` columns of B, which stay in registers."""
     if add:
-        s0, s1, s2, s3 = load(c, c_at), load(c, c_at + c_row), load(c, c_at + 2 * c_row), load(c, c_at + 3 * c_row)
+        s0, s1, s2, s3 = (
+            load_wide(c, c_at),
+            load_wide(c, c_at + c_row),
+            load_wide(c, c_at + 2 * c_row),
+            load_wide(c, c_at + 3 * c_row),
+        )
     else:
-        s0 = s1 = s2 = s3 = spread(float32(0))
+        s0 = s1 = s2 = s3 = wide(float32(0))
     for k in range(count):
-        w, i = load(b, b_at + k * b_step), at + k * step
-        s0 = fma(spread(a[i]), w, s0)
-        s1 = fma(spread(a[i + row]), w, s1)
-        s2 = fma(spread(a[i + 2 * row]), w, s2)
-        s3 = fma(spread(a[i + 3 * row]), w, s3)
+        w, i = load_wide(b, b_at + k * b_step), at + k * step
+        s0 = fma(wide(a[i]), w, s0)
+        s1 = fma(wide(a[i + row]), w, s1)
+        s2 = fma(wide(a[i + 2 * row]), w, s2)
+        s3 = fma(wide(a[i + 3 * row]), w, s3)
     store(c, c_at, s0)
     store(c, c_at + c_row, s1)
     store(c, c_at + 2 * c_row, s2)
@@ -285,7 +290,7 @@ def _multiply(v, table, tiles, m):  # type: ignore[no-untyped-def]  # pragma: no
     for place in range(PLACES):
         for tile in range(0, tiles, 4):
             at = (min(tile, tiles - 4) * PLACES + place) * CHANNELS
-            for lane in range(0, CHANNELS, LANES):
+            for lane in range(0, CHANNELS, WIDE):
                 b = place * MATRIX + lane
                 _four_rows(v, at, TILE, 1, CHANNELS, table, b, CHANNELS, m, at + lane, TILE, False)
 
@@ -296,6 +301,6 @@ def _multiply_back(v, m, tiles, table):  # type: ignore[no-untyped-def]  # pragm
     for place in range(PLACES):
         at = place * CHANNELS
         for channel in range(0, CHANNELS, 4):
-            for lane in range(0, CHANNELS, LANES):
+            for lane in range(0, CHANNELS, WIDE):
                 to = place * MATRIX + channel * CHANNELS + lane
                 _four_rows(v, at + channel, 1, TILE, tiles, m, at + lane, TILE, table, to, CHANNELS, True)

@@ -1,14 +1,16 @@
-"""Sixteen numbers as one value in compiled loops: what `trellis` searches and codes with, sixteen paths side by side.
+"""Compiled loops: how Numba compiles them, when its cache is out of date, and a few numbers as one value in them.
 
     load(array, i)            sixteen of a flat float32, int16, uint16, int32 or uint32 array from index i on
+    load_wide(array, i)       WIDE of a flat float32 array: as many as the processor multiplies and adds at once
     store(array, i, v)        write them
     floats(x), words(n)       the same number in every lane: as float32, as int16, …
-    longs(n)                  … as int32
+    longs(n), wide(x)         … as int32, as float32 in WIDE lanes
     as_floats, as_words,      one kind from another; to words the lowest bits, from floats the fraction cut off
     as_longs
     v + w, v - w, v * w       lane by lane; for floats also v / w, for words and longs also v & w, v | w, v ^ w,
                               v << w and v >> w (zeros come in)
-    least(v, w), largest      lane by lane
+    fma(a, b, c)              floats: a·b + c, rounded once where the processor can
+    least(v, w), largest      lane by lane; of floats the first where one is NaN
     below(v, w)               words: minus one where v < w, else zero
     choose(mask, v, w)        v where the word is not zero, else w
     nearest(v)                floats, rounded to the nearest whole number, halves to even
@@ -18,114 +20,138 @@
     compress(v, mask)         the words in the lanes of the mask, the last lane first, side by side
     count(mask)               how many lanes the mask has
 
-LLVM turns them into whatever registers a CPU has. Lanes never mix but in `mixed`, no product is fused with a sum, and
-so every CPU computes the same. Indices are not checked: the loops that use this are.
+Numba vectorises a loop when it can show that arrays do not overlap, which it tests at every start of the loop: too
+dear for 32 channels. With these the loop is written in vectors at once, and a few of them stay in registers. LLVM
+turns them into whatever registers a CPU has. Lanes never mix but in `mixed`, so a sum has one order, and no product is
+fused with a sum but in `fma`: without it every CPU computes the same. Indices are not checked: the loops that use this
+are.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Any, final
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, final
 
 from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, overload, register_model
 
 intrinsic: Any = _intrinsic  # its result is called without the context, which its types do not say
 
-LANES = 16
+# A kernel is what Python calls; an inner function is only ever compiled into kernels, which saves seconds.
+KERNEL: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy"}
+INNER: Final[dict[str, Any]] = {
+    "nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+}  # fmt: skip
 
 
-class _LanesType(types.Type):
-    element: Any
+def forget_stale_kernels(folder: Path) -> None:
+    """Drop cached kernels of a folder that are older than any source file there, or than this one.
+
+    Numba's cache notices a change in the file that a kernel stands in, but not in the files of the inner functions
+    that it was compiled with: an old hash would go on being used, and two ends would not understand each other.
+    """
+    with suppress(OSError):
+        newest = max(source.stat().st_mtime_ns for source in (Path(__file__), *folder.glob("*.py")))
+        for index in (folder / "__pycache__").glob("*.nbi"):
+            if index.stat().st_mtime_ns < newest:
+                index.unlink(missing_ok=True)
+
+
+def _has_wide_registers() -> bool:
+    settings: Any = config
+    if settings.CPU_NAME:  # compiled for another processor than this one
+        return "+avx512f" in (settings.CPU_FEATURES or "")
+    return bool(get_host_cpu_features().get("avx512f"))
+
+
+LANES: Final = 16
+WIDE: Final = 32 if _has_wide_registers() else 16
+"""Two registers of AVX-512, two of AVX2 or four of NEON."""
+
+_ELEMENTS: Final = {types.float32: ir.FloatType(), types.int16: ir.IntType(16), types.int32: ir.IntType(32)}
 
 
 @final
-class _FloatsType(_LanesType):
-    element = ir.FloatType()
-
-    def __init__(self) -> None:
-        super().__init__("Floats16")
-
-
-@final
-class _WordsType(_LanesType):
-    element = ir.IntType(16)
-
-    def __init__(self) -> None:
-        super().__init__("Words16")
+class _Lanes(types.Type):
+    def __init__(self, element: Any, lanes: int) -> None:
+        self.element, self.lanes = element, lanes
+        super().__init__(f"Lanes({element}, {lanes})")
 
 
-@final
-class _LongsType(_LanesType):
-    element = ir.IntType(32)
-
-    def __init__(self) -> None:
-        super().__init__("Longs16")
+_FLOATS, _WORDS, _LONGS = (_Lanes(element, LANES) for element in _ELEMENTS)
+WIDE_FLOATS: Final = _Lanes(types.float32, WIDE)
 
 
-_FLOATS, _WORDS, _LONGS = _FloatsType(), _WordsType(), _LongsType()
+def vector(kind: Any) -> Any:
+    """The lanes as LLVM's type."""
+    return ir.VectorType(_ELEMENTS[kind.element], kind.lanes)
 
 
-def _vector(kind: Any) -> Any:
-    return ir.VectorType(kind.element, LANES)
-
-
-@register_model(_FloatsType)
-@register_model(_WordsType)
-@register_model(_LongsType)
+@register_model(_Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _vector(kind))  # type: ignore[no-untyped-call]
+        super().__init__(manager, kind, vector(kind))  # type: ignore[no-untyped-call]
 
 
-def _place(context: Any, builder: Any, array_type: Any, array: Any, index: Any, kind: Any) -> Any:
+def place(context: Any, builder: Any, array_type: Any, array: Any, index: Any, kind: Any) -> Any:
     """Where the lanes from `index` on begin in memory."""
     data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), _vector(kind).as_pointer())
+    return builder.bitcast(builder.gep(data, [index]), vector(kind).as_pointer())
 
 
-def _kind_of(array: Any) -> Any:
-    return _FLOATS if array.dtype == types.float32 else _WORDS if array.dtype.bitwidth == 16 else _LONGS
+def _loading(lanes: int) -> Any:
+    @intrinsic
+    def load(_context, array, index):  # type: ignore[no-untyped-def]
+        width = array.dtype.bitwidth
+        element = array.dtype if array.dtype == types.float32 else types.int16 if width == 16 else types.int32
+        kind = _Lanes(element, lanes)
+
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            array, index = arguments
+            return builder.load(place(context, builder, signature.args[0], array, index, kind), align=2)
+
+        return kind(array, types.intp), generate
+
+    return load
 
 
-@intrinsic
-def load(_context, array, index):  # type: ignore[no-untyped-def]
-    kind = _kind_of(array)
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        array, index = arguments
-        return builder.load(_place(context, builder, signature.args[0], array, index, kind), align=2)
-
-    return kind(array, types.intp), generate
+load, load_wide = _loading(LANES), _loading(WIDE)
 
 
 @intrinsic
 def store(_context, array, index, value):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         array, index, value = arguments
-        builder.store(value, _place(context, builder, signature.args[0], array, index, signature.args[2]), align=2)
+        builder.store(value, place(context, builder, signature.args[0], array, index, signature.args[2]), align=2)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, value), generate
 
 
-def _spreading(kind: Any, given: Any) -> Any:
+def spread(builder: Any, number: Any, kind: Any) -> Any:
+    """Write the instructions that put a number into every lane."""
+    one = builder.insert_element(ir.Constant(vector(kind), ir.Undefined), number, cgutils.int32_t(0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(cgutils.int32_t, kind.lanes), None))
+
+
+def _spreading(kind: Any) -> Any:
     @intrinsic
-    def spread(_context, number):  # type: ignore[no-untyped-def]
+    def spreading(_context, number):  # type: ignore[no-untyped-def]
         def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
-            one = builder.insert_element(ir.Constant(_vector(kind), ir.Undefined), arguments[0], cgutils.int32_t(0))
-            return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(cgutils.int32_t, LANES), None))
+            return spread(builder, arguments[0], kind)
 
-        return kind(given), generate
+        return kind(kind.element), generate
 
-    return spread
+    return spreading
 
 
-floats, words = _spreading(_FLOATS, types.float32), _spreading(_WORDS, types.int16)
-longs = _spreading(_LONGS, types.int32)
+floats, words, longs, wide = (_spreading(kind) for kind in (_FLOATS, _WORDS, _LONGS, WIDE_FLOATS))
 
 
 def _unary(result: Any, build: Any) -> Any:
@@ -140,19 +166,20 @@ def _unary(result: Any, build: Any) -> Any:
 
 
 def _converting(result: Any) -> Any:
-    into = _vector(result)
+    into = vector(result)
 
     def build(builder: Any, value: Any) -> Any:
         if result is _FLOATS:
             return builder.sitofp(value, into)
-        if value.type == _vector(_FLOATS):
+        if value.type == vector(_FLOATS):
             return builder.fptosi(value, into)
         return builder.trunc(value, into) if result is _WORDS else builder.sext(value, into)
 
     return _unary(result, build)
 
 
-def _call(builder: Any, name: str, result: Any, *values: Any) -> Any:
+def call(builder: Any, name: str, result: Any, *values: Any) -> Any:
+    """Write the call of one of LLVM's functions."""
     kind = ir.FunctionType(result, [value.type for value in values])
     function = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
     return builder.call(function, values)
@@ -167,12 +194,27 @@ def _mixed(builder: Any, value: Any) -> Any:
 
 
 as_floats, as_words, as_longs = (_converting(kind) for kind in (_FLOATS, _WORDS, _LONGS))
-nearest = _unary(_FLOATS, lambda builder, value: _call(builder, "llvm.rint.v16f32", value.type, value))
+nearest = _unary(_FLOATS, lambda builder, value: call(builder, "llvm.rint.v16f32", value.type, value))
 mixed = _unary(_FLOATS, _mixed)
 
 
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Write the instruction of `fma`."""
+    return call(builder, f"llvm.fmuladd.v{a.type.count}f32", a.type, a, b, c)
+
+
+@intrinsic
+def fma(_context, a, b, c):  # type: ignore[no-untyped-def]
+    def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        return multiply_add(builder, *arguments)
+
+    return a(a, a, a), generate
+
+
 def _less(builder: Any, kind: Any, a: Any, b: Any) -> Any:
-    return builder.fcmp_ordered("<", a, b) if kind is _FLOATS else builder.icmp_signed("<", a, b)
+    if kind.element == types.float32:
+        return builder.fcmp_ordered("<", a, b)
+    return builder.icmp_signed("<", a, b)
 
 
 @intrinsic
@@ -195,10 +237,12 @@ def largest(_context, a, b):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def below(_context, a, b):  # type: ignore[no-untyped-def]
-    def generate(_context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.sext(_less(builder, signature.args[0], *arguments), _vector(_WORDS))
+    kind = _Lanes(types.int16, a.lanes)
 
-    return _WORDS(a, a), generate
+    def generate(_context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.sext(_less(builder, signature.args[0], *arguments), vector(kind))
+
+    return kind(a, a), generate
 
 
 @intrinsic
@@ -207,7 +251,7 @@ def choose(_context, mask, a, b):  # type: ignore[no-untyped-def]
         mask, a, b = arguments
         return builder.select(_lanes_of(builder, mask), a, b)
 
-    return a(_WORDS, a, a), generate
+    return a(mask, a, a), generate
 
 
 def _lanes_of(builder: Any, mask: Any) -> Any:
@@ -218,7 +262,7 @@ def _lanes_of(builder: Any, mask: Any) -> Any:
 def gather(_context, array, indices):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        result = ir.Constant(_vector(_LONGS), ir.Undefined)
+        result = ir.Constant(vector(_LONGS), ir.Undefined)
         for lane in range(LANES):
             index = builder.zext(builder.extract_element(arguments[1], cgutils.int32_t(lane)), cgutils.intp_t)
             number = builder.load(builder.gep(data, [index]), align=4)
@@ -232,9 +276,9 @@ def gather(_context, array, indices):  # type: ignore[no-untyped-def]
 def expand(_context, array, index, mask):  # type: ignore[no-untyped-def]
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        lanes, zeros = _lanes_of(builder, arguments[2]), ir.Constant(_vector(_WORDS), None)
+        lanes, zeros = _lanes_of(builder, arguments[2]), ir.Constant(vector(_WORDS), None)
         where = builder.gep(data, [arguments[1]])
-        return _call(builder, "llvm.masked.expandload.v16i16", zeros.type, where, lanes, zeros)
+        return call(builder, "llvm.masked.expandload.v16i16", zeros.type, where, lanes, zeros)
 
     return _WORDS(array, types.intp, _WORDS), generate
 
@@ -245,7 +289,7 @@ def compress(_context, value, mask):  # type: ignore[no-untyped-def]
         order = ir.Constant(ir.VectorType(cgutils.int32_t, LANES), list(range(LANES))[::-1])
         value, mask = (builder.shuffle_vector(given, given, order) for given in arguments)
         lanes, nothing = _lanes_of(builder, mask), ir.Constant(value.type, ir.Undefined)
-        return _call(builder, "llvm.experimental.vector.compress.v16i16", value.type, value, lanes, nothing)
+        return call(builder, "llvm.experimental.vector.compress.v16i16", value.type, value, lanes, nothing)
 
     return _WORDS(_WORDS, _WORDS), generate
 
@@ -254,22 +298,25 @@ def compress(_context, value, mask):  # type: ignore[no-untyped-def]
 def count(_context, mask):  # type: ignore[no-untyped-def]
     def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
         bits = builder.bitcast(_lanes_of(builder, arguments[0]), ir.IntType(16))
-        return builder.zext(_call(builder, "llvm.ctpop.i16", bits.type, bits), cgutils.intp_t)
+        return builder.zext(call(builder, "llvm.ctpop.i16", bits.type, bits), cgutils.intp_t)
 
     return types.intp(_WORDS), generate
 
 
 def _operator(symbol: Any, of_floats: str | None, of_words: str | None) -> None:
+    def instruction(kind: Any) -> str | None:
+        return of_floats if kind.element == types.float32 else of_words
+
     @intrinsic
     def compute(_context, a, b):  # type: ignore[no-untyped-def]
         def generate(_context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            return getattr(builder, str(of_floats if signature.args[0] is _FLOATS else of_words))(*arguments)
+            return getattr(builder, str(instruction(signature.args[0])))(*arguments)
 
         return a(a, a), generate
 
     @overload(symbol, inline="always")
     def overloaded(a, b):  # type: ignore[no-untyped-def]
-        if a is b and (of_floats if a is _FLOATS else of_words if a in {_WORDS, _LONGS} else None):
+        if isinstance(a, _Lanes) and a is b and instruction(a):
             return lambda a, b: compute(a, b)  # noqa: PLW0108 -- Numba takes a function of these names
         return None
 
