@@ -22,12 +22,15 @@ def is_installed(package: str) -> bool:
         return False
 
 
-def require(what: str, extra: str, **packages: str) -> None:
+def require_installed(what: str, extra: str, *packages: str, **called: str) -> None:
     """Raise `ConfigError` if one of the packages is missing; `what` needs them, and `extra` brings them.
 
-    require("a figure", "draw", matplotlib="Matplotlib")
+    A package that people call by another name is given with it:
+
+    require_installed("a figure", "draw", matplotlib="Matplotlib")
     """
-    if missing := [name for package, name in packages.items() if not is_installed(package)]:
+    names = {**dict(zip(packages, packages, strict=True)), **called}
+    if missing := [name for package, name in names.items() if not is_installed(package)]:
         raise ConfigError(f"{what} needs {' and '.join(missing)}: pip install 'qafel[{extra}]'")
 
 

@@ -7,7 +7,6 @@ simulator and bare loop take turns, whose median counts, because machines are no
 from __future__ import annotations
 
 import gc
-import importlib.util
 import resource
 import warnings
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from time import process_time
 from typing import final
 
 from qafel.algorithm import Algorithm, wire
+from qafel.lazy import is_installed
 from qafel.rng import Stream
 from qafel.runs.progress import Evaluation, Limits
 from qafel.simulator.api import simulate
@@ -81,7 +81,7 @@ NEURAL_CASES = (
 
 def all_cases() -> tuple[SimulatorCase, ...]:
     """The cases that can run here: those of the networks need torch."""
-    return CASES + (NEURAL_CASES if importlib.util.find_spec("torch") is not None else ())
+    return CASES + (NEURAL_CASES if is_installed("torch") else ())
 
 
 @final

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from qafel.cli.console import console, errors, figures_table
 from qafel.config.parts import make_quantizer
 from qafel.errors import ConfigError
 from qafel.files import write_atomically
+from qafel.lazy import require_installed
 from qafel.quantizers.measure import SHOWN
 from qafel.text import human_bytes
 
@@ -104,8 +104,7 @@ def bench_training(
 
     Example: qafel bench training --json training.json
     """
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("this benchmark needs PyTorch: pip install 'qafel[torch]'")
+    require_installed("this benchmark", "torch", torch="PyTorch")
     from qafel.bench.training import measure_training  # noqa: PLC0415 — torch is an extra
 
     with errors.status("measuring"):

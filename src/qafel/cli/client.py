@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from qafel.errors import ConfigError
-from qafel.lazy import is_installed
+from qafel.lazy import require_installed
 from qafel.parts import find, is_path
 from qafel.text import human_bytes, printable
 
@@ -24,10 +24,7 @@ BrokerUrl = Annotated[str | None, typer.Option("--broker", help="The broker's UR
 
 def require_extra() -> None:
     """Raise, with what to install, if a library of the deployment is missing: they are an extra."""
-    needed = ("nats", "nkeys", "cryptography", "prometheus_client")
-    missing = [name for name in needed if not is_installed(name)]
-    if missing:
-        raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'qafel[nats]'")
+    require_installed("a deployment", "nats", "nats", "nkeys", "cryptography", "prometheus_client")
 
 
 def client(

@@ -11,7 +11,7 @@ import typer
 
 from qafel.cli.client import BrokerUrl, require_extra
 from qafel.errors import BrokerError, BrokerUnreachable, ConfigError
-from qafel.lazy import require
+from qafel.lazy import require_installed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ def watch(
 
     Example: qafel watch runs/
     """
-    require("the live page", "watch", plotly="Plotly", starlette="Starlette", uvicorn="uvicorn")
+    require_installed("the live page", "watch", plotly="Plotly", starlette="Starlette", uvicorn="uvicorn")
     from qafel.watch import serve  # noqa: PLC0415  (an extra)
     from qafel.watch.sources import Folders  # noqa: PLC0415
 

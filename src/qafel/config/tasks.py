@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 from qafel import parts
 from qafel.config.parts import TASK, Arguments, Section
 from qafel.errors import ConfigError, DataError
-from qafel.lazy import require
+from qafel.lazy import require_installed
 from qafel.parts import is_path
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.tasks.datasets.celeba import find_celeba
@@ -53,7 +53,7 @@ class _TaskSection(Section):
 
     def _require_torch(self) -> None:
         if self.name in _FIND:
-            require(self.name, "torch", torch="PyTorch", numba="Numba")
+            require_installed(self.name, "torch", torch="PyTorch", numba="Numba")
 
 
 class MushroomsConfig(_TaskSection):

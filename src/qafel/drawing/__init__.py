@@ -7,7 +7,7 @@ page       draws it with Plotly in a self-contained HTML page; its look and scri
 
 from typing import TYPE_CHECKING, Any
 
-from qafel.lazy import lazily, require
+from qafel.lazy import lazily, require_installed
 
 if TYPE_CHECKING:
     from qafel.drawing import printed as printed
@@ -17,7 +17,7 @@ _load, __dir__ = lazily(__name__, {"printed": f"{__name__}.printed"})
 
 def require_drawing() -> None:
     """Raise, with what to install, if charts cannot be drawn: before hours of work, not after them."""
-    require("a chart", "draw", matplotlib="Matplotlib", plotly="Plotly")
+    require_installed("a chart", "draw", matplotlib="Matplotlib", plotly="Plotly")
 
 
 def __getattr__(name: str) -> Any:

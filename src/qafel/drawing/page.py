@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.drawing.chart import DASHES, Axis, Bars, Panel, Series, Style, Values, limits_of, panel_styles, thin
-from qafel.lazy import require
+from qafel.lazy import require_installed
 from qafel.version import __version__
 
 Trace: TypeAlias = dict[str, Any]
@@ -57,7 +57,7 @@ def page(
     legend, by default one for each label. `live_script` is one more script, which may talk to the server that the page
     came from, and `live_style` what it needs of CSS.
     """
-    require("a page", "draw", plotly="Plotly")
+    require_installed("a page", "draw", plotly="Plotly")
     from plotly.offline import get_plotlyjs  # noqa: PLC0415  (Plotly loads when a page is written)
 
     scripts = [get_plotlyjs(), _file("page.js"), *([live_script] if live_script else [])]

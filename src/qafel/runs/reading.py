@@ -18,7 +18,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import ConfigError, DataError, NothingToShow
+from qafel.errors import DataError, NothingToShow
+from qafel.lazy import require_installed
 from qafel.runs.directory import require_known_format
 from qafel.runs.progress import meets
 from qafel.tasks.protocol import Goal
@@ -271,8 +272,7 @@ class History(Mapping[str, NDArray[Any]]):
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with these columns, which needs the extra `pandas`."""
-        try:
-            import pandas as pd  # noqa: PLC0415  (an extra)
-        except ImportError:
-            raise ConfigError("to_pandas needs pandas: pip install 'qafel[pandas]'") from None
+        require_installed("to_pandas", "pandas", "pandas")
+        import pandas as pd  # noqa: PLC0415  (an extra)
+
         return pd.DataFrame(self.rows)

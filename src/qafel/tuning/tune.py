@@ -5,7 +5,6 @@ Trials go to the workers until there are enough; then the best of them run again
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 from qafel.config import Config
 from qafel.errors import ConfigError, OutputError, QafelError, UserError
+from qafel.lazy import require_installed
 from qafel.params import Layout
 from qafel.runs.progress import Row
 from qafel.simulator.executors import ExecutorName
@@ -285,8 +285,7 @@ def tune(
     progress    told every row, if there is one worker
     save        called with what there is every so often, and when the search ends, however it ends
     """
-    if not importlib.util.find_spec("optuna"):
-        raise ConfigError("a search needs Optuna: pip install 'qafel[tune]'")
+    require_installed("a search", "tune", optuna="Optuna")
     from qafel.tuning.study import open_study  # noqa: PLC0415  (an optional extra)
 
     search = default_search(config) if search is None else search

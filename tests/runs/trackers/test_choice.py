@@ -34,7 +34,7 @@ def test_several_are_taken_once_each_and_none_is_none(monkeypatch):
     [
         ("neptune", "a run is tracked by tensorboard, mlflow, wandb or none; got 'neptune'"),
         (["none", "mlflow"], "a run is tracked by none, or by mlflow: choose"),
-        ("wandb", r"tracking by wandb needs what is not installed: pip install 'qafel\[wandb\]'"),
+        ("wandb", r"tracking by wandb needs wandb: pip install 'qafel\[wandb\]'"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(asked, sentence, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final, get_arg
 
 from qafel.errors import ConfigError
 from qafel.files import write_atomically
+from qafel.lazy import is_installed, require_installed
 from qafel.runs.summary import Summary
 
 TrackerName: TypeAlias = Literal["tensorboard", "mlflow", "wandb"]
@@ -45,7 +45,7 @@ def track_of(asked: str | Sequence[str] | Track | None) -> Track:
     if isinstance(asked, Track):
         return asked
     if asked is None:
-        return Track(("tensorboard",) if _installed("tensorboard") else ())
+        return Track(("tensorboard",) if is_installed("tensorboard") else ())
     names = [asked] if isinstance(asked, str) else list(asked)
     if unknown := [name for name in names if name not in (*NAMES, "none")]:
         raise ConfigError(f"a run is tracked by {', '.join(NAMES)} or none; got {unknown[0]!r}")
@@ -53,14 +53,9 @@ def track_of(asked: str | Sequence[str] | Track | None) -> Track:
     if "none" in names and chosen:
         raise ConfigError(f"a run is tracked by none, or by {' and '.join(chosen)}: choose")
     for name in chosen:
-        if not _installed(name):
-            raise ConfigError(f"tracking by {name} needs what is not installed: pip install 'qafel[{name}]'")
+        beside = ("sqlalchemy", "alembic") if name == "mlflow" else ()
+        require_installed(f"tracking by {name}", name, name, *beside)
     return Track(chosen)
-
-
-def _installed(name: str) -> bool:
-    needed = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}.get(name, (name,))
-    return all(importlib.util.find_spec(module) is not None for module in needed)
 
 
 class Position(NamedTuple):

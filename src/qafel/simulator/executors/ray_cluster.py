@@ -13,6 +13,7 @@ from typing import Any, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState
 from qafel.errors import ConfigError, QafelError
+from qafel.lazy import require_installed
 from qafel.params import Vector
 from qafel.simulator.executors.jobs import Job, Trainer, spans
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
@@ -63,10 +64,8 @@ class RayCluster:
         seed: int,
         address: str | None = None,
     ) -> None:
-        try:
-            ray: Any = importlib.import_module("ray")
-        except ImportError:
-            raise ConfigError("the ray executor needs Ray: pip install 'qafel[ray]'") from None
+        require_installed("the ray executor", "ray", ray="Ray")
+        ray: Any = importlib.import_module("ray")
         if workers < 1:
             raise ConfigError(f"there is at least one worker, got {workers}")
         opening = pack((make_task, algorithm, seed), ray.cloudpickle.dumps)

@@ -12,10 +12,10 @@ published    the paper's networks, and its three tasks: cifar10, celeba, shakesp
 
 from pathlib import Path
 
-from qafel.lazy import is_installed, require
+from qafel.lazy import is_installed, require_installed
 
 if not (is_installed("torch") and is_installed("numba")):
-    require("a neural task", "torch", torch="PyTorch", numba="Numba")
+    require_installed("a neural task", "torch", torch="PyTorch", numba="Numba")
 
 from qafel.compiled import forget_stale_kernels
 from qafel.tasks.neural.published import celeba, cifar10, shakespeare
