@@ -250,6 +250,12 @@ class BrokerRefused(BrokerError):
     reason = "broker-refused"
 
 
+def require(holds: object, rule: str, found: object) -> None:
+    """Raise a `ConfigError` that states the `rule` and what was `found`, unless it `holds`."""
+    if not holds:
+        raise ConfigError(f"{rule}; got {found}")
+
+
 def require_numbers(table: Any) -> None:
     """Raise `ConfigError` if a field of a dataclass that is annotated as a number holds anything else."""
     for entry in fields(table):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, final, get_args
 from qafel.algorithm.aggregation import MOST_BUCKETS, ROBUST, Aggregation, PolynomialStaleness
 from qafel.algorithm.messages import Kind
 from qafel.algorithm.own import Aggregator, StalenessLaw, Step, checked, own_parts
-from qafel.errors import ConfigError, require_numbers
+from qafel.errors import ConfigError, require, require_numbers
 from qafel.quantizers import Identity, as_quantizer
 from qafel.quantizers.protocol import Quantizer
 
@@ -50,13 +50,13 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         require_numbers(self)
-        _require(self.lr > 0, "the client learning rate is positive", self.lr)
-        _require((self.steps is None) != (self.epochs is None), "local training lasts some steps or some epochs", self)
-        _require((self.steps or self.epochs or 0) >= 1, "there is at least one local step or epoch", self)
-        _require(self.batch_size is None or self.batch_size >= 1, "a batch has at least one sample", self.batch_size)
-        _require(self.weight_decay >= 0, "weight decay is zero or more", self.weight_decay)
-        _require(self.clip_norm is None or self.clip_norm > 0, "the clipping norm is positive", self.clip_norm)
-        _require(self.proximal >= 0, "the proximal term's weight is zero or more", self.proximal)
+        require(self.lr > 0, "the client learning rate is positive", self.lr)
+        require((self.steps is None) != (self.epochs is None), "local training lasts some steps or some epochs", self)
+        require((self.steps or self.epochs or 0) >= 1, "there is at least one local step or epoch", self)
+        require(self.batch_size is None or self.batch_size >= 1, "a batch has at least one sample", self.batch_size)
+        require(self.weight_decay >= 0, "weight decay is zero or more", self.weight_decay)
+        require(self.clip_norm is None or self.clip_norm > 0, "the clipping norm is positive", self.clip_norm)
+        require(self.proximal >= 0, "the proximal term's weight is zero or more", self.proximal)
 
     def steps_for(self, samples: int) -> int:
         """How many steps a client with so many samples takes: an epoch is a step per batch, the last may be smaller."""
@@ -103,30 +103,28 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         require_numbers(self)
-        _require(isinstance(self.local, LocalTraining), "local is a LocalTraining(lr, steps)", repr(self.local))
+        require(isinstance(self.local, LocalTraining), "local is a LocalTraining(lr, steps)", repr(self.local))
         for role in ("client_quantizer", "server_quantizer"):
             object.__setattr__(self, role, as_quantizer(getattr(self, role)))
         self._settle_snapshots()
-        _require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
-        _require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
-        _require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
+        require(self.server_lr > 0, "the server learning rate is positive", self.server_lr)
+        require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
+        require(0 <= self.server_momentum < 1, "server momentum lies in [0, 1)", self.server_momentum)
         buckets = self.buckets is None or 1 <= self.buckets <= self.buffer_size
-        _require(buckets, f"there are 1 to {self.buffer_size} buckets, the buffer's size", self.buckets)
-        _require((self.max_staleness or 0) >= 0, "maximum staleness is zero or more", self.max_staleness)
-        _require(callable(self.staleness), "a staleness law is a function of τ", self.staleness)
+        require(buckets, f"there are 1 to {self.buffer_size} buckets, the buffer's size", self.buckets)
+        require((self.max_staleness or 0) >= 0, "maximum staleness is zero or more", self.max_staleness)
+        require(callable(self.staleness), "a staleness law is a function of τ", self.staleness)
         checked(self.staleness)(0)
         own_parts(self.aggregation, self.server_step)
         own_momentum = "an own server step has its own momentum: leave server_momentum out"
-        _require(self.server_step is None or not self.server_momentum, own_momentum, self.server_momentum)
+        require(self.server_step is None or not self.server_momentum, own_momentum, self.server_momentum)
         self._require_fit_memories()
         for name, kind in _CHOICES.items():
             known, found = get_args(kind), getattr(self, name)
             own = name == "aggregation" and not isinstance(found, str)
-            _require(own or found in known, f"{name} is one of {', '.join(known)}", found)
+            require(own or found in known, f"{name} is one of {', '.join(known)}", found)
         direct = self.broadcast == "model"
-        _require(
-            direct or self.direct_draw == "step", 'direct_draw = "start" needs broadcast = "model"', self.broadcast
-        )
+        require(direct or self.direct_draw == "step", 'direct_draw = "start" needs broadcast = "model"', self.broadcast)
 
     def _settle_snapshots(self) -> None:
         """Take the identity for no quantizer, and refuse one where an inexact start would last.
@@ -147,12 +145,12 @@ class Algorithm:
 
     def _require_fit_memories(self) -> None:
         down, up = self.memory_rate, self.uplink_memory_rate
-        _require(down and _is_rate(down), 'memory_rate lies in (0, 1], or is "from-omega"', down)
-        _require(_is_rate(up), 'uplink_memory_rate lies in [0, 1], or is "from-omega"', up)
+        require(down and _is_rate(down), 'memory_rate lies in (0, 1], or is "from-omega"', down)
+        require(_is_rate(up), 'uplink_memory_rate lies in [0, 1], or is "from-omega"', up)
         # The server keeps the mean of the clients' memories alone: it must weigh all of them alike.
         plain_mean = self.upload == "update" and self.aggregation == "mean" and self.client_weights == "equal"
         rule = "an uplink memory needs the plain mean of updates, in rounds (max_staleness = 0)"
-        _require(not up or (plain_mean and self.max_staleness == 0), rule, f"{self.name} with other settings")
+        require(not up or (plain_mean and self.max_staleness == 0), rule, f"{self.name} with other settings")
 
     @property
     def bucket_count(self) -> int:
@@ -203,10 +201,5 @@ def _rate(rate: Rate, quantizer: Quantizer, size: int) -> float:
     if not isinstance(rate, str):
         return rate
     omega = quantizer.omega(size)
-    _require(math.isfinite(omega), f"{quantizer.spec} has no bound ω from which a memory's rate follows", rate)
+    require(math.isfinite(omega), f"{quantizer.spec} has no bound ω from which a memory's rate follows", rate)
     return 1 / (2 * (1 + omega))
-
-
-def _require(holds: object, rule: str, found: object) -> None:
-    if not holds:
-        raise ConfigError(f"{rule}; got {found}")

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from qafel.errors import ConfigError
+from qafel.errors import require as require  # noqa: PLC0414 -- planning takes it from here
 from qafel.tasks.convex.synthetic import Constants
 
 SMALLEST, LARGEST = 1e-60, 1e60
@@ -31,12 +32,6 @@ SMALLEST, LARGEST = 1e-60, 1e60
 
 ROUNDING = 1e-12
 """What floating-point arithmetic may add to a left-hand side: the largest step sizes are admissible themselves."""
-
-
-def require(holds: bool, rule: str, found: object) -> None:
-    """Raise a ConfigError that states the `rule` and what was `found`, unless it `holds`."""
-    if not holds:
-        raise ConfigError(f"{rule}; got {found}")
 
 
 def require_positive(name: str, value: float) -> None:

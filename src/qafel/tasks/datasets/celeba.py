@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
-from qafel.tasks.datasets.files import Arrays, cached, require
+from qafel.tasks.datasets.files import Arrays, cached, require_file
 from qafel.tasks.datasets.samples import ArraySamples, Batch, FederatedData, Source, Subset, leaf_files, load_leaf
 
 SIDE = 32
@@ -48,7 +48,7 @@ def find_celeba(data: Path, fetch: bool = False, source: Source = "auto") -> lis
         found.append(raw if raw.is_dir() and not pictures.is_dir() else pictures)
     else:
         found = [folder / "list_attr_celeba.txt", folder / "identity_CelebA.txt", pictures]
-    return [require(path, "CelebA", _BY_HAND) for path in found]
+    return [require_file(path, "CelebA", _BY_HAND) for path in found]
 
 
 def load_celeba(

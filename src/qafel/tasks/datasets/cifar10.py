@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cached, download, require, require_md5
+from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cached, download, require_file, require_md5
 from qafel.tasks.datasets.samples import Batch, FederatedData
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -58,7 +58,7 @@ def find_cifar10(data: Path, fetch: bool = False) -> list[Path]:
     if fetch and not binary.exists() and not python.exists():
         download(ARCHIVE, data)
     chosen = [python / name for name in PYTHON_MD5] if python.is_dir() and not binary.is_dir() else []
-    return [require(path, "CIFAR-10", DOWNLOADED) for path in chosen or [binary / name for name in BINARY_MD5]]
+    return [require_file(path, "CIFAR-10", DOWNLOADED) for path in chosen or [binary / name for name in BINARY_MD5]]
 
 
 def load_cifar10(data: Path, verify: bool = True, fetch: bool = False) -> FederatedData:

@@ -38,7 +38,7 @@ def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
     return Path(data or os.environ.get("QAFEL_DATA") or Path.home() / ".cache" / "qafel").expanduser()
 
 
-def require(path: Path, dataset: str, advice: str = "") -> Path:
+def require_file(path: Path, dataset: str, advice: str = "") -> Path:
     """The path itself, if something is there; else raise what to do.
 
     `dataset` is its name for people, `advice` a sentence on how to get it.

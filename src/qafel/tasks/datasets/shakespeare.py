@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import DataError
-from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cached, download, require
+from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cached, download, require_file
 from qafel.tasks.datasets.samples import Batch, FederatedData, Source, TextWindows, leaf_files, load_leaf
 
 _PLAY = "by William Shakespeare"
@@ -100,7 +100,7 @@ def find_shakespeare(data: Path, fetch: bool = False, source: Source = "auto") -
     texts = [place for place in places if place.is_file()]
     if source == "leaf" or (source == "auto" and leaf and not texts):
         return leaf_files(folder / "data", "Shakespeare")
-    return [require((texts or places)[0], "Shakespeare", DOWNLOADED)]
+    return [require_file((texts or places)[0], "Shakespeare", DOWNLOADED)]
 
 
 def load_shakespeare(
