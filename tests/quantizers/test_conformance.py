@@ -162,16 +162,6 @@ def test_error_within_omega_and_delta(spec: str, size: int) -> None:
 
 
 @every
-def test_bits_per_coordinate_bound_every_payload(spec: str) -> None:
-    quantizer = parse(spec)
-    for size in (1, 113, 4097):
-        for vector in vectors(size).values():
-            bits = 8 * len(quantizer.encode(vector, stream())) / size
-            assert bits <= quantizer.bits_per_coordinate(size) + 1e-9
-            assert quantizer.bits_per_coordinate(size) <= 8 * quantizer.max_payload_bytes(size) / size + 1e-9
-
-
-@every
 def test_wrong_lengths_raise_and_change_nothing(spec: str) -> None:
     quantizer = parse(spec)
     vector = vectors(700)["gaussian"]

@@ -59,6 +59,3 @@ class Identity:
 
     def delta(self, size: int) -> float:
         return 1.0
-
-    def bits_per_coordinate(self, size: int) -> float:
-        return 32.0

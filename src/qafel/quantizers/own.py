@@ -108,9 +108,6 @@ class Own:
         offered = self._offered("max_payload_bytes")
         return _probed(self, check_size(size)) if offered is None else int(self._asked("max_payload_bytes", size))
 
-    def bits_per_coordinate(self, size: int) -> float:
-        return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
-
     def unbiased(self, size: int) -> bool:
         return _theory(self, size).unbiased if self.is_measured else bool(self._asked("unbiased", size))
 

@@ -167,9 +167,6 @@ class FixedRate(ABC):
     def max_payload_bytes(self, size: int) -> int:
         return self.payload_bytes(size)
 
-    def bits_per_coordinate(self, size: int) -> float:
-        return 8.0 * self.payload_bytes(size) / size if size else 0.0
-
 
 class Unbiased(FixedRate):
     """A fixed-rate quantizer with E Q(x) = x that can shrink what it sends: δ = 1 − ω."""

@@ -105,10 +105,6 @@ class Quantizer(Protocol):
         """The compression parameter δ in the worst case; zero or negative: no contraction, unfit for the server."""
         ...
 
-    def bits_per_coordinate(self, size: int) -> float:
-        """Payload bits per coordinate: exact for a fixed-rate codec, the worst case for the others."""
-        ...
-
 
 class FixedLength(Quantizer, Protocol):
     """A quantizer whose payload length depends on the size alone: what `+zstd` and `values=` can wrap."""

@@ -152,9 +152,6 @@ class Sparse(ABC):
     def max_payload_bytes(self, size: int) -> int:
         """No payload for `size` coordinates is longer than this."""
 
-    def bits_per_coordinate(self, size: int) -> float:
-        return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
-
     @abstractmethod
     def _read(self, payload: Payload, size: int) -> tuple[Indices, Vector]:
         """The indices and the values in a payload, checked."""

@@ -60,9 +60,6 @@ class Zstd:
     def delta(self, size: int) -> float:
         return self.inner.delta(size)
 
-    def bits_per_coordinate(self, size: int) -> float:
-        return self.inner.bits_per_coordinate(size)
-
     def _plain(self, payload: Payload, size: int) -> Payload:
         """The inner payload. Never makes more than its exact length, whatever the frame claims."""
         expected, head = self.inner.payload_bytes(size), self.inner.head_bytes(size)
@@ -141,6 +138,3 @@ class Scaled:
 
     def delta(self, size: int) -> float:
         return 1.0 / (1.0 + self.inner.omega(size))
-
-    def bits_per_coordinate(self, size: int) -> float:
-        return self.inner.bits_per_coordinate(size)

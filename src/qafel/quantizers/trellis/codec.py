@@ -109,9 +109,6 @@ class Trellis:
             return self._short.payload_bytes(size)
         return _figures(self.rate, self.states, size).most_bytes
 
-    def bits_per_coordinate(self, size: int) -> float:
-        return 8.0 * self.max_payload_bytes(size) / size if size else 0.0
-
     @property
     def _short(self) -> Rotated:
         """What short vectors are sent with."""
