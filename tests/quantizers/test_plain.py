@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qafel.algorithm import step
+from qafel.algorithm.aggregation import step_in_numpy, step_kernel
 from qafel.errors import ConfigError, MalformedPayload, NonFiniteVector
 from qafel.params import Vector
 from qafel.quantizers import Quantizer, kernels, parse, payloads
@@ -109,7 +109,7 @@ def test_the_servers_step_has_the_same_bits_in_numpy(mixed: float, kept: tuple[i
     generator = np.random.default_rng(1)
     model, total, memory, velocity = (generator.standard_normal(n, dtype=np.float32) for n in (500, 500, *kept))
     found = []
-    for one in (step.step, step.in_numpy):
+    for one in (step_kernel(), step_in_numpy):
         following, moved = np.empty(500, np.float32), velocity.copy()
         numbers = np.float32(mixed), np.float32(7.0)
         one(following, model, total, *numbers, memory, moved, np.float32(0.9), np.float32(0.1))

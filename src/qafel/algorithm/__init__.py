@@ -7,7 +7,6 @@ In the order in which data flows:
     messages       the frame around everything that crosses
     server         receive(upload) → its staleness, and a broadcast if it filled the buffer   (Algorithm 1)
       aggregation    which uploads were counted before; how much a late one weighs; the sum of up to K; x ← x − η_g v
-      step           x ← x − η_g v itself, compiled; loaded when there is a server
       own            a user's staleness law, aggregation and step
     wiring         all that server and clients must agree on, as one value
     methods        QAFeL and its relatives, as wiring of the above

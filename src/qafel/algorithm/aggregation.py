@@ -6,6 +6,7 @@ All of it is O(d), however many clients there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DuplicateUpload, require_numbers
 from qafel.params import Vector
+from qafel.quantizers import kernels
 from qafel.quantizers.protocol import Payload, Quantizer
 
 Aggregation: TypeAlias = Literal["mean", "sum", "weighted-mean", "median", "trimmed-mean"]
@@ -245,9 +247,7 @@ class ServerStep:
     __slots__ = ("_kernel", "lr", "momentum", "velocity")
 
     def __init__(self, lr: float, momentum: float, dimension: int) -> None:
-        from qafel.algorithm.step import step  # noqa: PLC0415  (Numba loads when there is a server)
-
-        self._kernel = step
+        self._kernel = step_kernel()
         self.lr = np.float32(lr)
         self.momentum = np.float32(momentum)
         self.velocity: Vector | None = np.zeros(dimension, np.float32) if momentum else None
@@ -264,3 +264,42 @@ class ServerStep:
         weights = np.float32(mixed), np.float32(divisor)
         self._kernel(following, model, total, *weights, memory, velocity, self.momentum, self.lr)
         return following
+
+
+@cache
+def step_kernel() -> Any:
+    """The arithmetic of the step: compiled, which loads Numba, so when there is a server; or in NumPy."""
+    if not kernels.are_compiled():
+        return step_in_numpy
+    from numba import njit  # noqa: PLC0415
+
+    from qafel.compiled import KERNEL  # noqa: PLC0415
+
+    return njit(**KERNEL)(_one_pass)
+
+
+def _one_pass(following, model, total, mixed, divisor, memory, velocity, momentum, lr):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """One pass, because NumPy's many small operations would cost a step more than ten small updates' decoding."""
+    for j in range(model.size):
+        update = (mixed * model[j] - total[j] if mixed else total[j]) / divisor
+        if memory.size:
+            update += memory[j]
+        if velocity.size:
+            update += velocity[j] * momentum
+            velocity[j] = update
+        following[j] = model[j] - lr * update
+
+
+def step_in_numpy(
+    following: Vector, model: Vector, total: Vector, mixed: Any, divisor: Any, memory: Vector, velocity: Vector,
+    momentum: Any, lr: Any,
+) -> None:  # fmt: skip
+    """`_one_pass`, to the bit, without Numba."""
+    with np.errstate(all="ignore"):  # whoever asked looks whether all is finite
+        update = (mixed * model - total if mixed else total) / divisor
+        if memory.size:
+            update += memory
+        if velocity.size:
+            update += velocity * momentum
+            velocity[:] = update
+        following[:] = model - lr * update
