@@ -9,8 +9,7 @@ sign        one bit a coordinate
 rotated     a random rotation, then the best levels for a Gaussian: the quality mode
 trellis     the same rotation, then the best path through a trellis, in as many bits as it carries: the fewest bytes
 affine      min-max per tensor
-top_k       the largest coordinates
-rand_k      random coordinates
+sparse      top_k, the largest coordinates; rand_k, random ones
 wrappers    around another quantizer: scaled, entropy coded
 own         a user's object with encode and decode as a quantizer
 payloads    what the families share: checks, payloads of steps and codes, threads
@@ -27,11 +26,10 @@ from qafel.quantizers.own import Own, as_quantizer
 from qafel.quantizers.payloads import set_threads, threads
 from qafel.quantizers.protocol import CODEC_BYTES, Codec, Payload, Quantizer, is_measured
 from qafel.quantizers.qsgd import Qsgd
-from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
+from qafel.quantizers.sparse import RandK, TopK
 from qafel.quantizers.spec import from_codec, parse
-from qafel.quantizers.top_k import TopK
 from qafel.quantizers.trellis import Trellis
 from qafel.quantizers.wrappers import Scaled, Zstd
 

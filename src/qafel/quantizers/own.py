@@ -31,10 +31,9 @@ from qafel.quantizers.measure import gaussian, heavy_tailed, measured
 from qafel.quantizers.payloads import as_finite_vector, as_target, check_size
 from qafel.quantizers.protocol import OWN, Codec, Payload, Quantizer, pack_codec
 from qafel.quantizers.qsgd import Qsgd
-from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
-from qafel.quantizers.top_k import TopK
+from qafel.quantizers.sparse import RandK, TopK
 from qafel.quantizers.trellis import Trellis
 from qafel.quantizers.wrappers import Scaled, Zstd
 from qafel.rng import Stream

@@ -25,10 +25,9 @@ from qafel.quantizers.identity import Identity
 from qafel.quantizers.payloads import DEFAULT_BUCKET
 from qafel.quantizers.protocol import CODEC_BYTES, FixedLength, Quantizer, Scalable
 from qafel.quantizers.qsgd import Norm, Qsgd
-from qafel.quantizers.rand_k import RandK
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sign import Sign
-from qafel.quantizers.top_k import PLAIN, Rounding, TopK
+from qafel.quantizers.sparse import PLAIN, RandK, Rounding, TopK
 from qafel.quantizers.trellis import Scale, Trellis
 from qafel.quantizers.wrappers import Scaled, Zstd
 from qafel.text import did_you_mean

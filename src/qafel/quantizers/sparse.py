@@ -1,4 +1,6 @@
-"""Top-k: the largest coordinates, the rest forgotten. A contraction, biased."""
+"""A few of the coordinates: the largest (top-k, biased, a contraction), or any (rand-k, scaled up so that the mean is
+exact, and only the seed says which).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Vector
 from qafel.quantizers import kernels
 from qafel.quantizers.identity import Identity
-from qafel.quantizers.kernels import BITMAP, MAX_RICE
-from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_target, check_size
-from qafel.quantizers.protocol import TOP_K, FixedLength, Payload, pack_codec
+from qafel.quantizers.kernels import BITMAP, LARGEST, MAX_RICE, SEED_BYTES
+from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_target, check_size, seed_of, seed_word
+from qafel.quantizers.protocol import RAND_K, TOP_K, FixedLength, Payload, pack_codec
 from qafel.rng import Stream
 
 Indices: TypeAlias = NDArray[np.uint32]
@@ -203,3 +205,61 @@ class TopK(Sparse):
             )
         view = memoryview(payload)
         return decode_indices(view[least:], count, size), self.values.decode(view[:least], count)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RandK(Sparse):
+    """Keep k coordinates chosen uniformly at random, times d/k; the others become zero.
+
+    E Q(x) = x and E‖Q(x) − x‖² = (d/k − 1)‖x‖² exactly. The receiver draws the same indices from the message's seed, so
+    none are sent.
+    """
+
+    NAME = "rand_k"
+    CODEC_ID = RAND_K
+
+    def unbiased(self, size: int) -> bool:
+        return self.values.unbiased(self.count(size))
+
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        return self.encode_scaled(vector, stream, 1.0)
+
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
+        """A payload that decodes to gain · Q(vector)."""
+        vector = as_finite_vector(vector)
+        seed = seed_of(stream)
+        chosen = vector[self._indices(seed, vector.size)].astype(np.float64)
+        chosen *= gain * vector.size / max(1, chosen.size)
+        # d/k times a value near the end of the float32 range has no float32: it is cut, not made infinite
+        values = np.clip(chosen, -LARGEST, LARGEST).astype(np.float32)
+        return seed + self.values.encode(values, stream)
+
+    def payload_bytes(self, size: int) -> int:
+        return SEED_BYTES + self.values.payload_bytes(self.count(check_size(size)))
+
+    def head_bytes(self, size: int) -> int:
+        return SEED_BYTES + self.values.head_bytes(self.count(check_size(size)))
+
+    def max_payload_bytes(self, size: int) -> int:
+        return self.payload_bytes(size)
+
+    def omega(self, size: int) -> float:
+        """Exactly d/k − 1 with plain values; (1 + ω of the values)·d/k − 1 with quantized ones."""
+        if not size:
+            return 0.0
+        count = self.count(size)
+        return (1.0 + self.values.omega(count)) * size / count - 1.0
+
+    def delta(self, size: int) -> float:
+        return 1.0 - self.omega(size)
+
+    def _indices(self, seed: bytes, size: int) -> Indices:
+        chosen = np.empty(self.count(size), np.uint32)
+        kernels.sparse.select_random(seed_word(seed), size, chosen)
+        return chosen
+
+    def _read(self, payload: Payload, size: int) -> tuple[Indices, Vector]:
+        data = as_bytes(payload, self.payload_bytes(size))
+        values = self.values.decode(data[SEED_BYTES:].data, self.count(size))
+        return self._indices(data[:SEED_BYTES].tobytes(), size), values

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qafel.errors import MalformedPayload
 from qafel.quantizers import TopK, from_codec, parse
-from qafel.quantizers.top_k import decode_indices, encode_indices, max_index_bytes
+from qafel.quantizers.sparse import decode_indices, encode_indices, max_index_bytes
 from tests.quantizers.specs import stream
 
 
