@@ -96,6 +96,11 @@ def as_payload(written: Bytes) -> Payload:
     return written.tobytes() if written.size < _LARGE else written.data.toreadonly()
 
 
+def as_sent(number: float) -> float:
+    """A parameter after it crossed as a float32: its shortest decimal, so that 0.01 stays 0.01."""
+    return float(str(np.float32(number)))
+
+
 def check_size(size: int) -> int:
     """The size, if vectors of so many coordinates can be quantized."""
     if not 0 <= size < _MAX_SIZE:

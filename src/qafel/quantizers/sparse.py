@@ -17,7 +17,7 @@ from qafel.params import Vector
 from qafel.quantizers import kernels
 from qafel.quantizers.identity import Identity
 from qafel.quantizers.kernels import BITMAP, LARGEST, MAX_RICE, SEED_BYTES
-from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_target, check_size, seed_of, seed_word
+from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_sent, as_target, check_size, seed_of, seed_word
 from qafel.quantizers.protocol import RAND_K, TOP_K, FixedLength, Payload, pack_codec
 from qafel.rng import Stream
 
@@ -73,11 +73,6 @@ def max_index_bytes(count: int, size: int) -> int:
     return 1 + -(-min(size, worst) // 8)
 
 
-def shortest(fraction: float) -> float:
-    """The shortest decimal that is the same float32, so that 0.01 stays 0.01 across the wire."""
-    return float(str(np.float32(fraction)))
-
-
 @dataclass(frozen=True, slots=True)
 class Sparse(ABC):
     """Send k coordinates and set the others to zero: what top-k and rand-k share.
@@ -98,7 +93,7 @@ class Sparse(ABC):
             if not 1 <= self.share < 2**31:
                 raise SpecError(f"{self.NAME} keeps at least one coordinate, found count={self.share}")
         elif 0 < self.share <= 1:
-            object.__setattr__(self, "share", shortest(self.share))
+            object.__setattr__(self, "share", as_sent(self.share))
         else:
             raise SpecError(
                 f"{self.NAME} takes a fraction above 0 and up to 1, found {self.share}: "
@@ -113,7 +108,7 @@ class Sparse(ABC):
         if fields[0] == _COUNT:
             return cls(int.from_bytes(fields[1:5], "little"), values)
         rounding: Rounding = "down" if fields[0] == _ROUNDED_DOWN else "nearest"
-        return cls(shortest(struct.unpack("<f", fields[1:5])[0]), values, rounding)
+        return cls(as_sent(struct.unpack("<f", fields[1:5])[0]), values, rounding)
 
     @property
     def spec(self) -> str:

@@ -71,7 +71,7 @@ class Trellis:
             raise SpecError(f"trellis has 8 or 32 states, found {self.states}")
         if self.scale not in _SCALES:
             raise SpecError(f"trellis knows the scales unbiased and least, found {self.scale!r}")
-        object.__setattr__(self, "rate", _as_sent(self.rate))
+        object.__setattr__(self, "rate", payloads.as_sent(self.rate))
 
     @property
     def spec(self) -> str:
@@ -85,7 +85,7 @@ class Trellis:
     @staticmethod
     def from_parameters(fields: bytes) -> Trellis:
         rate, states, scale = struct.unpack("<fBB", fields)
-        return Trellis(_as_sent(rate), states, "least" if scale else "unbiased")
+        return Trellis(payloads.as_sent(rate), states, "least" if scale else "unbiased")
 
     def unbiased(self, size: int) -> bool:
         return self.scale == "unbiased" or size < SHORTEST
@@ -252,11 +252,6 @@ def _figures(rate: float, states: int, size: int) -> _Figures:
     target, overhead = max(rate * size / 8, least), parts.head_bytes + _FLUSHED_BYTES * len(parts.streams)
     error = float(np.interp(8 * (target - overhead) / parts.padded, known.rates[1:], known.errors[1:]))
     return _Figures(target, int(1.02 * target) + 32, overhead, _MARGIN * error)
-
-
-def _as_sent(rate: float) -> float:
-    """The rate as a message says it: the shortest decimal of its float32."""
-    return float(str(np.float32(rate)))
 
 
 def _joined(parts: Cut, encoded: _Encoded) -> Payload:
