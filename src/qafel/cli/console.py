@@ -47,6 +47,11 @@ def with_start(settings: Sequence[str] | None, start_from: Path | None) -> list[
     return [*(settings or ()), *start]
 
 
+def print_json(value: object) -> None:
+    """What `--json` prints."""
+    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+
+
 def figures_table(title: str, *headings: str, words: int = 1) -> Table:
     """An empty table without lines: the first `words` columns hold text, the others numbers; no cell is wrapped."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 1, 0, 0))

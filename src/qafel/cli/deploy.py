@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import os
@@ -17,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 import typer
 
 from qafel.cli.client import BrokerUrl, client, require_extra
-from qafel.cli.console import JsonOption, QuietOption, RecipeName, SetOption, StartOption, TrackOption, with_start
+from qafel.cli.console import (
+    JsonOption,
+    QuietOption,
+    RecipeName,
+    SetOption,
+    StartOption,
+    TrackOption,
+    print_json,
+    with_start,
+)
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, UserError
 from qafel.runs.trackers import track_of
@@ -223,7 +231,7 @@ def server(
             progress=screen,
         )
     if json_output:
-        typer.echo(json.dumps(summary, indent=2))
+        print_json(summary)
     elif not quiet:
         typer.echo(f"{summary['status']} at version {summary['server_steps']:,}; results in {out}", err=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from qafel import config, drawing
 from qafel.algorithm import PRESETS
-from qafel.cli.console import JsonOption, console, figures_table
+from qafel.cli.console import JsonOption, console, figures_table, print_json
 from qafel.config import Config
 from qafel.config.parts import make_quantizer
 from qafel.config.tasks import TASKS
@@ -62,7 +61,7 @@ def recipes(
             f"{did_you_mean(missed, known) if missed else ''}; `qafel recipes` lists all"
         )
     if json_output:
-        print(json.dumps([recipe.model_dump() for recipe in chosen], indent=2))
+        print_json([recipe.model_dump() for recipe in chosen])
         return
     missing = {recipe.task.name: recipe.task.missing() is not None for recipe in chosen}
     for task in sorted(missing, key=missing.__getitem__):  # what can be run at once comes first
@@ -112,7 +111,7 @@ def _rows(group: Sequence[Config], short: bool) -> tuple[dict[str, str], list[in
 
 def _show_recipe(recipe: Config, json_output: bool) -> None:
     if json_output:
-        print(json.dumps(recipe.model_dump(), indent=2))
+        print_json(recipe.model_dump())
         return
     reason = recipe.task.missing()
     print(f"# {recipe.description}\n# {f'not ready here: {reason}' if reason else f'run it: qafel run {recipe.name}'}")
@@ -128,7 +127,7 @@ def list_tasks(context: typer.Context, json_output: JsonOption = False) -> None:
     if context.invoked_subcommand is not None:
         return
     if json_output:
-        print(json.dumps({name: section.__doc__ for name, section in TASKS.items()}, indent=2))
+        print_json({name: section.__doc__ for name, section in TASKS.items()})
         return
     table = Table("task", "what it is", box=None, header_style="bold")
     for name, section in TASKS.items():
@@ -180,7 +179,7 @@ def quantizers(
         )
     rows = [quantizer_row(spec, size) for spec in specs or SHOWN]
     if json_output:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     console.print(_quantizer_table(rows, size))
     console.print(

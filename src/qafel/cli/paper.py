@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from qafel import drawing
-from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, errors
+from qafel.cli.console import JsonOption, QuietOption, SweepProgress, console, errors, print_json
 from qafel.errors import UserError
 from qafel.paper import ENTRIES, Extent, Request, entry_named
 from qafel.paper.document import all_runs, write_document
@@ -98,7 +97,7 @@ def paper(
     if json_output:
         listed = [result.claims() | {"folder": str(result.folder)} for result in written]
         report = {"entries": listed, "failed": failed, "skipped": skipped, "unwritten": unwritten}
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+        print_json(report)
     else:
         for result in written:
             _show(result)
@@ -145,7 +144,7 @@ def _show_list(json_output: bool) -> None:
             {"name": name, "title": entry.title, "paper": entry.paper, "tasks": tasks[name], "runs": len(counts[name])}
             for name, entry in ENTRIES.items()
         ]
-        print(json.dumps(listed, indent=2, ensure_ascii=False))
+        print_json(listed)
         return
     short, number = Column("entry", no_wrap=True), Column("runs", justify="right", no_wrap=True)
     table = Table(short, "what it is", "in the paper", "task", number, "time", **_FORM)

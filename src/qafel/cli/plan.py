@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from qafel.cli.console import JsonOption, QuietOption, SetOption, SweepProgress, console
+from qafel.cli.console import JsonOption, QuietOption, SetOption, SweepProgress, console, print_json
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, UserError
 from qafel.files import write_atomically
@@ -158,7 +157,7 @@ def plan(
         write_atomically(out, _recipe_text(made).encode(), make_folder=True)
     said = theory(config, made.recommended) if with_theory else []
     if json_output:
-        print(json.dumps(plan_json(made) | ({"theory": said} if said else {}), indent=2, ensure_ascii=False))
+        print_json(plan_json(made) | ({"theory": said} if said else {}))
     else:
         _show(made, said)
         if out is not None:
@@ -251,7 +250,7 @@ def _from_figures(
     if json_output:
         listed: dict[str, Any] = {"caveats": [note] if unknown else [], "recommended": prediction_json(found[0])}
         listed |= {"fedbuff": prediction_json(fedbuff), "others": [prediction_json(it) for it in found[1:]]}
-        print(json.dumps(listed, indent=2, ensure_ascii=False))
+        print_json(listed)
         return
     if unknown:
         console.print(f"[yellow]note:[/] {note}", highlight=False)

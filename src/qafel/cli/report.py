@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qafel import drawing
-from qafel.cli.console import JsonOption, SweepProgress, console, figures_table
+from qafel.cli.console import JsonOption, SweepProgress, console, figures_table, print_json
 from qafel.config import load_recipe
 from qafel.errors import DataError, NothingToShow, OutputError, QafelError
 from qafel.files import writing
@@ -63,7 +62,7 @@ def report(
     figure = drawing.printed.save_figure(comparison_figure(loaded), page.with_suffix(".png"))
     if json_output:
         written = {"report": str(page), "figure": str(figure), "runs": run_labels(loaded)}
-        print(json.dumps(written | {"left_out": [str(path) for path, _ in left_out]}, ensure_ascii=False))
+        print_json(written | {"left_out": [str(path) for path, _ in left_out]})
         return
     for label, path in (("report", page), ("figure", figure)):
         # A Text, so that brackets in a path are not read as markup.
@@ -134,7 +133,7 @@ def demo(
     drawing.printed.save_figure(comparison_figure(runs), out / "comparison.png")
     write_report(runs, out / "report.html", title="QAFeL on mushrooms")
     if json_output:
-        print(json.dumps(summaries, indent=2))
+        print_json(summaries)
     else:
         console.print(_demo_table([config.description for config in configs], summaries))
         console.print(f"picture: {out / 'comparison.png'}\nreport:  {out / 'report.html'}", highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +19,7 @@ from qafel.cli.console import (
     StartOption,
     console,
     errors,
+    print_json,
     with_start,
 )
 from qafel.config import Config, load_recipe
@@ -89,7 +89,7 @@ def run(
         errors.print(f"interrupted, and saved; to go on: {shlex.join(again)}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if json_output:
-        print(json.dumps(summary, indent=2))
+        print_json(summary)
     else:
         _show(summary, out)
 

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from qafel.cli.client import BrokerUrl, require_extra
-from qafel.cli.console import JsonOption, console, errors, figures_table
+from qafel.cli.console import JsonOption, console, errors, figures_table, print_json
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def status(
         return
     found = asyncio.run(messages.read_status(access, run))
     if json_output:
-        typer.echo(json.dumps(_plain(found), indent=2))
+        print_json(_plain(found))
     elif found:
         console.print(_screen(found))
     else:

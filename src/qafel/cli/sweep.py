@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -22,6 +21,7 @@ from qafel.cli.console import (
     console,
     errors,
     figures_table,
+    print_json,
     with_start,
 )
 from qafel.cli.run import warn_of_unfit_quantizers
@@ -75,7 +75,7 @@ def sweep(
         raise
     if json_output:
         listed = {"runs": found.rows, "report": str(found.report), "table": str(out / "table.csv")}
-        print(json.dumps(listed, indent=2, ensure_ascii=False))
+        print_json(listed)
     else:
         _show(found)
     if found.failed:

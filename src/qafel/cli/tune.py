@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -20,6 +19,7 @@ from qafel.cli.console import (
     StartOption,
     console,
     errors,
+    print_json,
     with_start,
 )
 from qafel.cli.run import warn_of_unfit_quantizers
@@ -88,7 +88,7 @@ def tune(
             save=write_results,
         )
     if json_output:
-        print(json.dumps(_json(tuning), indent=2, ensure_ascii=False))
+        print_json(_json(tuning))
     else:
         _show(tuning)
     if (best := tuning.tuned) is None:
