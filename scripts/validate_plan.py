@@ -17,6 +17,7 @@ from pathlib import Path
 
 from qafel.config import Config, load_recipe
 from qafel.paper.entry import Change, configuration, uploads_limit
+from qafel.paper.kept import take_back
 from qafel.paper.pareto import pair_change
 from qafel.planning import Candidates, PlanRequest, checked_candidates
 from qafel.planning.pilot import Pair, measured_errors, pilot_runs, read_pilot
@@ -45,6 +46,8 @@ SMALL = (
     ("rand_k:0.25", "top_k:0.25"),
 )
 NETWORK = (("trellis:0.75", "trellis:1"), *TRELLIS[1:])
+OWN_RECIPES = {("cifar10-qafel-c100", NETWORK[0]): "cifar10-qafel-c100-trellis"}
+"""Pairs that are recipes of their own, with the same bits and results."""
 CASES: dict[str, tuple[str, float, tuple[tuple[str, str], ...], tuple[int, ...], int]] = {
     "mushrooms": ("mushrooms-qafel-4bit", 0.003, SMALL, (0, 1, 2), 100_000),
     "quadratic": ("quadratic-qafel", 0.002, TRELLIS, (0, 1, 2), 60_000),
@@ -57,6 +60,8 @@ PILOT_UPLOADS, PILOT_SEED = 20_000, 100
 
 def run_of(recipe: str, target: float, pair: tuple[str, str], seed: int, most: int) -> Planned:
     """A run of a pair to the target."""
+    if (recipe, pair) in OWN_RECIPES:
+        return Planned("pair", configuration(OWN_RECIPES[recipe, pair], seed))
     aim = Change("", ()) if load_recipe(recipe).evaluation.target == target else Change(
         f"to{target:g}",
         (f"evaluation.target={target}", "stop.at_target=true", 'evaluation.unit="uploads"', "evaluation.every=100"),
@@ -90,6 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=CASES)
     parser.add_argument("--folder", type=Path, default=Path("plan-validation"))
+    parser.add_argument("--results", type=Path, help="a folder of kept runs, as that of `qafel paper --results`")
     parser.add_argument("--finished", action="store_true", help="make no run; show what is there")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
@@ -103,6 +109,8 @@ def main() -> None:
             took = []
             for seed in seeds:
                 run = run_of(recipe, target, pair, seed, most)
+                if arguments.results:
+                    take_back([run], folder, arguments.results)
                 if not arguments.finished:
                     perform(run.config, folder / run.folder)
                 if (folder / run.folder / "summary.json").exists():
