@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qafel.errors import ConfigError
-from qafel.planning.curves import Curve, correction, first_hit, fitted_cost, slowed
+from qafel.planning.curves import LAG, Curve, correction, first_hit, fitted_cost, slowed
 from qafel.rng import Stream
 from qafel.runs.reading import Run
 
@@ -98,6 +98,40 @@ def test_noise_that_shrinks_with_the_progress_stretches_a_run_evenly():
         assert course.at(level) == pytest.approx(uploads * 6 / 5, rel=0.12)
 
 
+def test_a_lag_counts_for_less_the_slower_a_run_goes():
+    # Late by 1,000 uploads: twice the uploads to where 1,000 led, a tenth more to where 10,000 did.
+    base = rising(UPLOADS, noise=0.001)
+    late = Curve(UPLOADS[11:], rising(UPLOADS[11:] - 1000).metric, "max")
+    course = slowed(base, {"server": fitted_cost(base, late, 2.0, LAG)}, {"server": 2.0})
+    for uploads in (20_000.0, 60_000.0):
+        level = float(rising(np.array([uploads])).metric[0])
+        assert course.at(level) == pytest.approx(uploads + 1000, rel=0.05)
+
+
+def test_what_noise_hides_is_foretold_in_between():
+    # A run that took 1.3 times the uploads: without noise clearly in proportion, with noise perhaps a floor to come.
+    def slowdown(noise):
+        base, slower = rising(UPLOADS, noise), Curve(UPLOADS, rising(UPLOADS / 1.3, noise, seed=1).metric, "max")
+        cost = fitted_cost(base, slower, 1.0)
+        return cost.proportional, slowed(base, {"client": cost}, {"client": 1.0}).at(rising(np.array([4e4])).metric[0])
+
+    (clear, exact), (doubtful, between) = slowdown(0.0005), slowdown(0.02)
+    assert clear == pytest.approx(1 - 1 / 1.3, rel=0.1)
+    assert exact == pytest.approx(1.3 * 4e4, rel=0.05)
+    assert doubtful < 0.9 * clear
+    assert 1.1 * 4e4 < between < 2 * 4e4
+
+
+def test_two_runs_make_one_curve_between_them_as_far_as_both_go():
+    low, high = (
+        Curve(UPLOADS, rising(UPLOADS).metric - 0.01, "max"),
+        Curve(UPLOADS, rising(UPLOADS).metric + 0.01, "max"),
+    )
+    both = low.beside(Curve(high.uploads[:150], high.metric[:150], "max"))
+    assert both.end == UPLOADS[149]
+    assert np.abs(both.smooth(UPLOADS[2:150]) - rising(UPLOADS[2:150]).metric).max() < 0.012
+
+
 def test_costs_of_several_causes_add_up():
     base = falling()
     costs = {
@@ -112,7 +146,7 @@ def test_costs_of_several_causes_add_up():
 def test_what_costs_nothing_changes_nothing():
     base = falling(noise=0.01)
     cost = fitted_cost(base, base, 1.0)
-    assert (cost.proportional, cost.constant) == (0.0, 0.0)
+    assert cost.proportional < 0.01
     free = slowed(base, {"client": cost}, {"client": 1.0})
     assert free.at(height(base, 0.05)) == pytest.approx(-math.log(0.05) / FAST, rel=0.05)
 

@@ -52,12 +52,15 @@ def planned(folder, **changes):
     return make_plan(request(**changes), folder, maker(folder))
 
 
-def test_the_pilot_is_one_run_without_quantizers_and_one_for_each_cause():
-    runs = {run.method: run.config.algorithm for run in pilot_runs(SMALL, CANDIDATES, UPLOADS, 100)}
-    assert list(runs) == ["pilot", CLIENT, SERVER, BUFFER]
+def test_the_pilot_is_two_runs_without_quantizers_and_one_for_each_cause():
+    planned_runs = pilot_runs(SMALL, CANDIDATES, UPLOADS, 100)
+    runs = {run.method: run.config.algorithm for run in planned_runs}
+    assert list(runs) == ["pilot", "again", CLIENT, SERVER, BUFFER]
+    assert [run.config.seed for run in planned_runs] == [100, 101, 100, 100, 100]
     pairs = {name: (it.client_quantizer, it.server_quantizer, it.buffer_size) for name, it in runs.items()}
     assert pairs == {
         "pilot": ("none", "none", 5),
+        "again": ("none", "none", 5),
         CLIENT: ("rotated:1", "none", 5),
         SERVER: ("none", "sign", 5),
         BUFFER: ("none", "none", 10),
@@ -157,7 +160,7 @@ def test_a_plan_says_what_each_part_costs_and_what_it_cost_itself(folder):
         "the server sends",
         "check of",
         "step sizes are those of small",
-        "the pilot was 4 runs",
+        "the pilot was 5 runs",
     ):
         assert words in said
 

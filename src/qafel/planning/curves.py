@@ -5,10 +5,11 @@ are even in log(uploads), and lines between them, of log(metric) where that is t
 evaluation the line goes on with the slope of the last three quarters of the uploads: runs slow down as they go, and a
 law that is linear in u or √u, though it may fit the beginning, promises too much.
 
-At a level ℓ the run makes progress at a rate a(ℓ) = |dm/du|. What adds noise takes some of that away. A cause of
-strength s, such as the variance ω of a quantizer, leaves a(ℓ)(1 − s(c₁ + c₀/a(ℓ))): c₁ is noise in proportion to the
-progress, as that of an update that shrinks with the gradient, and c₀ is noise that stays, which makes a floor where
-nothing is left. So uploads to a level are ∫ du / (1 − s(c₁ + c₀/a)), which is infinite below the floor.
+At a level ℓ the run makes progress at a rate a(ℓ) = |dm/du|. A cause of strength s, such as the variance ω of a
+quantizer, takes a share s(c₁ + c₂·a^p) of it away. c₁ is what stays in proportion. Noise (p = −1) counts for more the
+less progress there is, and makes a floor where nothing is left; a lag (p = +1) counts for less, as what is late by some
+steps matters little where steps change little: in the theorem, too, the client's error stands beside 1/√T and the
+server's, like staleness, beside 1/T. Uploads to a level are ∫ du / (1 − s(c₁ + c₂·a^p)), infinite below the floor.
 """
 
 from __future__ import annotations
@@ -39,22 +40,29 @@ _LEAST_LEFT = 0.02
 """Progress below this share of the undisturbed counts as none."""
 _DRAWS = 400
 _COSTS = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 40)])
-"""What c₁ and c₀ may be, times the strength at which they were measured: shares of the progress."""
+"""What c₁ and c₂ may be, times the strength at which they were measured: shares of the progress."""
+_LEAST_NOISE = 0.01
+"""Of log(uploads) to a level: the model is not more exact than that."""
+
+
+NOISE, LAG = -1, 1
+"""How what a cause takes away goes with the rate of progress."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one unit of a cause takes away of the progress: the shares c₁ and c₀/a, a being relative to `rate`."""
+    """What one unit of a cause takes away of the progress: the shares c₁ and c₂·a^p, a being relative to `rate`."""
 
-    proportional: float
-    constant: float
-    rate: float
-    """The progress per upload that c₀ is relative to."""
+    proportional: float = 0.0
+    varying: float = 0.0
+    power: int = NOISE
+    rate: float = 1.0
+    """The progress per upload that a is relative to."""
 
     def of(self, strength: float, rates: Wide) -> Wide:
         """The shares that are lost at these rates of progress."""
-        lost: Wide = strength * (self.proportional + self.constant * self.rate / rates)
+        lost: Wide = strength * (self.proportional + self.varying * (rates / self.rate) ** self.power)
         return lost
 
 
@@ -80,6 +88,13 @@ class Curve:
                 "course: make the pilot longer, or its evaluations more frequent"
             )
         return curve
+
+    def beside(self, other: Curve) -> Curve:
+        """Both runs' evaluations as one curve, as far as both go."""
+        uploads, metric = (np.concatenate(it) for it in ((self.uploads, other.uploads), (self.metric, other.metric)))
+        order = np.argsort(uploads, kind="stable")
+        order = order[uploads[order] <= min(self.end, other.end)]
+        return Curve(uploads[order], metric[order], self.goal)
 
     @property
     def end(self) -> float:
@@ -205,11 +220,12 @@ def slowed(base: Curve, costs: Mapping[str, Cost], strengths: Mapping[str, float
     return Slowed(stretched, base.height(metric))
 
 
-def fitted_cost(base: Curve, other: Curve, strength: float) -> Cost:
+def fitted_cost(base: Curve, other: Curve, strength: float, power: int = NOISE) -> Cost:
     """What a cause costs, from a run in which it had this strength, beside one without it.
 
-    Of all shares c₁ and c₀ those under which the base's levels would be met when the other run met them; a level that
-    it did not meet must come after its end.
+    Shares c₁ and c₂ fit if the base's levels would be met when the other run met them; a level that it did not meet
+    must come after its end. All that may be are averaged, by how likely they are with such noise: where noise
+    hides which of the two it is, what is foretold lies between them.
     """
     uploads, metric = base.grid()
     heights, rates = base.height(metric), _rates(uploads, metric)
@@ -220,16 +236,23 @@ def fitted_cost(base: Curve, other: Curve, strength: float) -> Cost:
     reached = levels <= y[-1]
     measured = np.where(reached, np.interp(levels, y, np.log(x)), math.log(other.end))
     steps = np.diff(uploads, prepend=0.0)
-    best, found = math.inf, Cost(0.0, 0.0, rate)
-    for proportional in _COSTS:
-        left = 1 - proportional - _COSTS[:, None] * rate / rates[None, :]
+    totals = np.empty((len(_COSTS), len(_COSTS)))
+    for row, proportional in enumerate(_COSTS):
+        left = 1 - proportional - _COSTS[:, None] * (rates / rate)[None, :] ** power
         logs = np.log(np.cumsum(steps / np.maximum(left, _LEAST_LEFT), axis=1))
-        for constant, course in zip(_COSTS, logs, strict=True):
+        for column, course in enumerate(logs):
             error = np.interp(levels, heights, course) - measured
-            total = float(np.mean(np.where(reached, error, np.minimum(0.0, error)) ** 2))
-            if total < best - 1e-12:
-                best, found = total, Cost(float(proportional) / strength, float(constant) / strength, rate)
-    return found
+            totals[row, column] = np.mean(np.where(reached, error, np.minimum(0.0, error)) ** 2)
+    likely = np.exp((totals.min() - totals) * len(y) / (2 * _log_noise(base) ** 2))
+    likely /= likely.sum() * strength
+    return Cost(float(likely.sum(1) @ _COSTS), float(likely.sum(0) @ _COSTS), power, rate)
+
+
+def _log_noise(base: Curve) -> float:
+    """The standard deviation of log(uploads) to a level between two runs that are as noisy as this one, at one knot."""
+    x, y = base.knots
+    slope = (y[-1] - y[0]) / math.log(x[-1] / x[0])
+    return math.hypot(_LEAST_NOISE, base.noise / slope * math.sqrt(2 * len(y) / len(base.uploads)))
 
 
 def correction(foretold: Slowed, base: Curve, measured: Curve) -> float:

@@ -59,7 +59,7 @@ def _of_causes(plan: Plan) -> list[str]:
         if name == BUFFER and not strengths[name]:
             continue
         cost = pilot.costs[name]
-        share = strengths[name] * (cost.proportional + cost.constant)
+        share = strengths[name] * (cost.proportional + cost.varying)
         lost = "nothing that the pilot could see" if share < SMALL else f"about {100 * share:.2g} % of the progress"
         said.append(f"{text}: it takes {lost}")
     return said

@@ -1,7 +1,8 @@
 """The pilot: a few short runs of the user's own task, and what quantizers do to its updates.
 
-One run goes without quantizers, and one with each thing that may slow it down: the roughest client quantizer, the
-roughest server quantizer, the largest buffer. Everything in between is interpolated by how strong its causes are:
+Two runs go without quantizers, as all rests on their course, and one with each thing that may slow it down: the
+roughest client quantizer, the roughest server quantizer, the largest buffer, all with the first one's seed. Everything
+in between is interpolated by how strong its causes are:
 
 client    ω: the relative error of the client quantizer on the task's updates
 server    q/(1 − q): how many steps the hidden state lags behind, q being the server quantizer's relative error
@@ -10,6 +11,7 @@ buffer    K/K₀ − 1: the step per upload stays, so a mean over more updates h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +24,14 @@ from qafel.config.parts import make_quantizer
 from qafel.config.start import start_of
 from qafel.errors import ConfigError
 from qafel.params import Vector
-from qafel.planning.curves import Cost, Curve, fitted_cost
+from qafel.planning.curves import LAG, NOISE, Cost, Curve, fitted_cost
 from qafel.quantizers.measure import MeasuredError, measured
 from qafel.rng import Stream
 from qafel.runs.reading import Run
 from qafel.sweeps.making import Planned
 from qafel.tasks.protocol import Task, told_version
 
-BASE, CLIENT, SERVER, BUFFER = "pilot", "client", "server", "buffer"
+BASE, AGAIN, CLIENT, SERVER, BUFFER = "pilot", "again", "client", "server", "buffer"
 FEWEST, MOST = 25, 400
 """How many evaluations a pilot has."""
 _SAMPLED = 8
@@ -85,6 +87,9 @@ class Pilot:
     """What the pilot's runs say: the course without quantizers, what each cause costs, and how far it all goes."""
 
     base: Curve
+    """Of both runs without quantizers: what predictions start from."""
+    first: Curve
+    """Of the one with the seed of all others: what these are held against."""
     costs: Mapping[str, Cost]
     errors: Errors
     runs: Sequence[Run]
@@ -123,7 +128,7 @@ def require_plannable(config: Config) -> None:
 def pilot_runs(config: Config, candidates: Candidates, uploads: int, seed: int) -> list[Planned]:
     """The runs of a pilot of so many uploads: each candidate list has its gentlest first and its roughest last."""
     size = config.algorithm.buffer_size
-    pairs = {BASE: Pair("none", "none", size)}
+    pairs = {BASE: Pair("none", "none", size), AGAIN: Pair("none", "none", size)}
     if any(spec != "none" for spec in candidates.clients):
         pairs[CLIENT] = Pair(candidates.clients[-1], "none", size)
     if any(spec != "none" for spec in candidates.servers):
@@ -135,8 +140,11 @@ def pilot_runs(config: Config, candidates: Candidates, uploads: int, seed: int) 
 
 def short_run(config: Config, name: str, pair: Pair, uploads: int, seed: int) -> Planned:
     """A run of so many uploads, evaluated often enough to tell its course."""
-    shown = "pilot" if name == BASE else f"pilot-{name}"
-    tag = "" if name == BASE else "-" + "".join(it if it.isalnum() or it in "._" else "-" for it in "-".join(pair[:2]))
+    shown, tag = "pilot", ""
+    if name == AGAIN:
+        seed += 1
+    elif name != BASE:
+        shown, tag = f"pilot-{name}", "-" + re.sub(r"[^\w.]", "-", "-".join(pair[:2]))
     # It goes on beyond the target: how fast it is there is what a prediction rests on.
     run = with_pair(config, pair, f"{config.name}-{shown}{tag}-k{pair.buffer_size}-u{uploads}", uploads=uploads)
     evaluation = run.evaluation.model_copy(update=_often_enough(config, uploads))
@@ -158,28 +166,29 @@ def _often_enough(config: Config, uploads: int) -> dict[str, Any]:
 def read_pilot(planned: Sequence[Planned], folder: Path, errors: Errors) -> Pilot:
     """What the finished runs of a pilot say; a ConfigError if the one without quantizers says nothing."""
     runs = {run.method: Run.load(folder / run.folder) for run in planned}
-    base = Curve.of(runs[BASE])
-    if len(base.knots[0]) < 3:
+    first = Curve.of(runs[BASE])
+    if len(first.knots[0]) < 3:
         raise ConfigError(
-            f"nothing can be said: without quantizers the pilot made no progress in {base.end:,.0f} uploads; give it "
+            f"nothing can be said: without quantizers the pilot made no progress in {first.end:,.0f} uploads; give it "
             "more with --pilot-uploads, or other step sizes (`qafel tune` finds some)"
         )
-    costs = dict.fromkeys((CLIENT, SERVER, BUFFER), Cost(0.0, 0.0, 1.0))
+    costs = dict.fromkeys((CLIENT, SERVER, BUFFER), Cost())
     for run in planned:
-        if run.method != BASE:
+        if run.method in costs:
             algorithm = run.config.algorithm
             pair = Pair(str(algorithm.client_quantizer), str(algorithm.server_quantizer), algorithm.buffer_size)
-            costs[run.method] = cost_of(base, runs[run.method], errors.strengths(pair)[run.method])
+            power = NOISE if run.method == CLIENT else LAG
+            costs[run.method] = cost_of(first, runs[run.method], errors.strengths(pair)[run.method], power)
     last = runs[BASE].column("virtual_time")[-1] / runs[BASE].column("uploads")[-1]
-    return Pilot(base, costs, errors, list(runs.values()), float(last))
+    return Pilot(first.beside(Curve.of(runs[AGAIN])), first, costs, errors, list(runs.values()), float(last))
 
 
-def cost_of(base: Curve, run: Run, strength: float) -> Cost:
+def cost_of(base: Curve, run: Run, strength: float, power: int) -> Cost:
     """What a cause costs; where its run soon diverged, all progress."""
     try:
-        return fitted_cost(base, Curve.of(run), strength)
+        return fitted_cost(base, Curve.of(run), strength, power)
     except ConfigError:
-        return Cost(1 / strength, 0.0, 1.0)
+        return Cost(1 / strength)
 
 
 def measured_errors(config: Config, candidates: Candidates, models: Sequence[Path], seed: int) -> Errors:

@@ -254,7 +254,7 @@ class Predictor:
 
     def predict(self, pair: Pair, corrected: float | None = None) -> Prediction:
         """What is expected of a pair; `corrected` is by how much a check has shown more uploads than foretold."""
-        course = self.course(pair)
+        course = self.course(pair, self.pilot.base)
         factor = 1.0 if corrected is None else corrected
         sizes, request = self._sizes(pair), self.request
         affordable = self._affordable(pair, sizes)
@@ -274,10 +274,9 @@ class Predictor:
         steps = max(1, rounded(used / pair.buffer_size))
         return Prediction(pair, uploads, slowdown, sizes, self._forecast(sizes, pair, steps), metric, within, corrected)
 
-    def course(self, pair: Pair) -> Slowed:
-        """The pilot's course, as slow as this pair makes it."""
-        strengths = self.pilot.errors.strengths(pair)
-        return slowed(self.pilot.base, self.pilot.costs, strengths)
+    def course(self, pair: Pair, base: Curve) -> Slowed:
+        """The course of the pilot, or of one of its runs, as slow as this pair makes it."""
+        return slowed(base, self.pilot.costs, self.pilot.errors.strengths(pair))
 
     def checked(self, predictions: Sequence[Prediction], folder: Path, make: MakeRuns) -> list[Prediction]:
         """The predictions, corrected by a run of each that is as long as the pilot."""
@@ -290,7 +289,8 @@ class Predictor:
         for pair, run in runs.items():
             try:
                 measured_course = Curve.of(Run.load(folder / run.folder))
-                factor = correction(self.course(pair), self.pilot.base, measured_course)
+                first = self.pilot.first
+                factor = correction(self.course(pair, first), first, measured_course)
             except ConfigError:  # it diverged
                 factor = math.inf
             found.append(self.predict(pair, factor))
