@@ -9,6 +9,7 @@ errors        every error a user can meet
 rng           named random streams
 params        a model's tensors as one flat vector
 lazy          names that load at their first use
+compiled      how loops are compiled, and vectors of lanes in them
 text          numbers and names for people
 parts         a user's own parts by import path
 files         atomic writes, one lock, checksummed files
