@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def test_the_code_blocks_of_a_document_run(document, tmp_path):
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_the_picture_of_the_rooms_has_all_of_them_in_the_order_in_which_they_may_import():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    layer_of = {room: place for place, layer in enumerate(layers) for room in layer.split(" | ")}
+    picture = (ROOT / "docs/images/architecture.svg").read_text(encoding="utf-8")
+    boxes = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*font-weight="bold"[^>]*>([^<]+)</text>', picture)
+    drawn = [name for _, _, name in sorted(boxes, key=lambda box: (float(box[1]), float(box[0])))]
+    rooms = [room for name in drawn for room in name.split(", ")]
+    assert sorted(rooms) == sorted(layer_of)
+    assert [layer_of[room] for room in rooms] == sorted(layer_of.values())
 
 
 def test_a_block_is_run_unless_it_says_otherwise():
