@@ -1,8 +1,19 @@
 """The deployment's benchmark, on few updates: its figures are there and belong together."""
 
+import re
+
 import pytest
+from rich.console import Console
 
 from qafel.bench.deployment import DeploymentCase, measure
+from qafel.cli.bench import _deployment_table
+
+
+def _shown(found):
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(_deployment_table(found))
+    return capture.get().replace("│", " ")
 
 
 @pytest.mark.slow
@@ -14,6 +25,9 @@ def test_uploads_made_beforehand_are_accepted_and_what_each_part_costs_is_stated
     for figure in ("updates_per_s", "server_cpu_s_per_update", "broker_cpu_s_per_update", "client_cpu_s_per_update"):
         assert found[figure] > 0, figure
     assert found["share_of_broker"] == found["updates_per_s"] / found["broker_alone"]["messages_per_s"]
+    shown = _shown({"made": found})
+    for row in ("processor time an update: server", "broker", "clients", "updates/s over that limit"):
+        assert re.search(rf"{row} +\d+\.\d+", shown), row
     assert 20e6 < found["light_client"]["resident_bytes"] < 80e6
     assert 0 < found["light_client"]["cold_start_s"] < 60
 
@@ -24,3 +38,4 @@ def test_client_processes_upload_and_latency_is_stated():
     assert found["updates"] == 500
     assert found["latency_median_s"] > 0
     assert found["broker_alone"] == {}
+    assert "processor time an update: server" in _shown({"default": found})
