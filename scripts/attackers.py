@@ -1,6 +1,6 @@
 """What clients that lie can do to mushrooms: f − f* after so many steps, by the defence and by how many lie.
 
-    python scripts/attackers.py --seeds 3 --steps 1000
+    python scripts/attackers.py --seeds 3 --steps 1000 --workers 2
 
 The fleet of the recipe mushrooms-qafel-4bit, 100 clients that always train, in virtual time; uploads go through the
 deployed server's own checks (`UploadChecker`) into the core's `Server`. A client that lies sends its honest update
@@ -47,8 +47,11 @@ CASES = [
     Case("`aggregation = median`", DefenceSettings(), "median"),
     Case("`aggregation = median`, liars flood", DefenceSettings(), "median", floods=True),
     Case("`aggregation = trimmed-mean`", DefenceSettings(), "trimmed-mean"),
-    Case("clip at 3", DefenceSettings(max_norm_ratio=3.0)),
-    Case("reject at 10", DefenceSettings(max_norm_ratio=10.0, norm_excess="reject")),
+    Case("`aggregation = trimmed-mean`, liars flood", DefenceSettings(), "trimmed-mean", floods=True),
+    Case("`--max-norm-ratio 3`", DefenceSettings(max_norm_ratio=3.0)),
+    Case("`--max-norm-ratio 3`, liars flood", DefenceSettings(max_norm_ratio=3.0), floods=True),
+    Case("`--max-norm-ratio 10`", DefenceSettings(max_norm_ratio=10.0)),
+    Case("`--max-norm-ratio 10 --norm-excess reject`", DefenceSettings(max_norm_ratio=10.0, norm_excess="reject")),
 ]
 
 
@@ -141,8 +144,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    table(range(options.seeds), options.steps)
+    table(range(options.seeds), options.steps, workers=options.workers)
 
 
 if __name__ == "__main__":
