@@ -53,9 +53,8 @@ def test_the_code_blocks_of_a_document_run(document, tmp_path):
 
 
 def test_the_picture_of_the_rooms_has_all_of_them_in_the_order_in_which_they_may_import():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    contracts = tools["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     layer_of = {room: place for place, layer in enumerate(layers) for room in layer.split(" | ")}
     picture = (ROOT / "docs/images/architecture.svg").read_text(encoding="utf-8")
