@@ -158,7 +158,7 @@ def server(
         Literal["clip", "reject"], typer.Option(help="Whether an update beyond it is scaled down to it, or rejected.")
     ] = "clip",
     max_norm: Annotated[
-        float | None, typer.Option(help="What updates are scaled down to before three clients sent any; 0: nothing.")
+        float | None, typer.Option(help="The largest norm before three clients sent any, and of their median; 0: any.")
     ] = None,
     max_weight: Annotated[
         float | None, typer.Option(help="The largest weight that a client may claim; 10 by default; 0: any.")

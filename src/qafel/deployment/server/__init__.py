@@ -37,8 +37,8 @@ class DefenceSettings:
     different data differ by more than ten; rejected for it, they would be left out of the model.
     """
     max_norm: float | None = None
-    """What updates are scaled down to as long as fewer than three clients say what is usual; None: derived from the
-    recipe, see `resolved`; infinity: nothing.
+    """What updates are scaled down to as long as fewer than three clients say what is usual, and the most that their
+    median is taken for; None: derived from the recipe, see `resolved`; infinity: nothing.
     """
     max_weight: float | None = None
     """What a larger weight is taken for, the usual one being 1. None: ten, or the largest that the task's own samples

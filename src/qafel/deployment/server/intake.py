@@ -203,22 +203,25 @@ class UploadChecker:
         """
         algorithm, settings, key = self._algorithm, self._settings, self._key_number(upload.sender)
         weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
-        norm = weight * _norm(update)
+        # What divides by weights gives back what a tiny weight took from the norm: there none counts for less than one.
+        share = max(1.0, weight) if _divides_by_weights(algorithm) else weight
+        norm = share * _norm(update)
         if not norm <= _LARGEST / algorithm.buffer_size:
             raise NormTooLarge(f"the update's weighted norm is {norm:.3g}: a sum of such updates would not be finite")
         mixes = algorithm.upload == "model"
         if mixes:
-            norm = weight * _norm(update - server.model)
+            norm = share * _norm(update - server.model)
         self.median.vote(upload.sender, norm, now)
-        median, most = self.median.value(now), math.inf if settings.max_norm is None else settings.max_norm
-        judged = bool(median) and settings.max_norm_ratio is not None
-        if median and settings.max_norm_ratio is not None:
-            most = settings.max_norm_ratio * median
+        most = math.inf if settings.max_norm is None else settings.max_norm
+        usual = min(self.median.value(now) or 0.0, most)  # whoever is heard of first could say anything
+        judged = bool(usual) and settings.max_norm_ratio is not None
+        if usual and settings.max_norm_ratio is not None:
+            most = settings.max_norm_ratio * usual
         if norm <= most:
             return Applied.of(weight, 1.0, norm, key)
         # An own aggregation sees whole models, which no factor brings nearer to ours.
         if (judged and settings.norm_excess == "reject") or (mixes and not isinstance(algorithm.aggregation, str)):
-            beyond = f"{settings.max_norm_ratio:g} times the median, {median:.3g}" if judged else f"{most:.3g}"
+            beyond = f"{settings.max_norm_ratio:g} times the median, {usual:.3g}" if judged else f"{most:.3g}"
             raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {beyond}")
         return Applied.of(weight, most / norm, norm, key)
 
@@ -238,6 +241,11 @@ def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> Defe
         max_norm=norm if defence.max_norm is None else defence.max_norm,
         max_weight=max(_USUAL_WEIGHT, *known) if defence.max_weight is None else defence.max_weight,
     )
+
+
+def _divides_by_weights(algorithm: Algorithm) -> bool:
+    """Whether the weights in a buffer are what its sum is divided by; an own aggregation may do that, too."""
+    return algorithm.aggregation == "weighted-mean" or not isinstance(algorithm.aggregation, str)
 
 
 def _norm(vector: Vector) -> float:
