@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from qafel.algorithm import Algorithm, Checkpoint, Client, HiddenState, LocalTraining, Message, wire
 from qafel.deployment.server import ledger as ledger_module
-from qafel.deployment.server.ledger import Ledger
+from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
 from qafel.params import Vector
 from qafel.rng import Stream
@@ -155,6 +156,26 @@ def test_a_checkpoint_after_which_the_journal_fails_is_passed_over(
     with _open(tmp_path) as ledger:
         assert (ledger.server.hidden_state.digest, ledger.traffic.uploads) == (digest, 15)
     assert f"{newest} cannot be used, trying the one before" in caplog.text
+
+
+@pytest.mark.parametrize("theirs", [15, 18])
+def test_another_runs_checkpoint_is_passed_over_be_it_as_long_or_longer(
+    tmp_path: Path, theirs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As shown: put in the folder, it took the place of all that was counted there, without a word."""
+    for name, count, weight in (("theirs", theirs, 0.5), ("ours", 15, 1.0)):
+        with _open(tmp_path / name) as ledger:
+            for upload in _uploads(count):
+                ledger.take(upload, Message.from_bytes(upload), Applied.of(weight))
+                if (write := ledger.begin_checkpoint(3)) is not None:
+                    ledger.journal.sync()
+                    write()
+            digest = ledger.server.hidden_state.digest
+    newest = _newest(tmp_path / "theirs")
+    shutil.copy(newest, tmp_path / "ours" / newest.name)
+    with _open(tmp_path / "ours") as ledger:
+        assert (ledger.server.hidden_state.digest, ledger.traffic.uploads) == (digest, 15)
+    assert f"{newest.name} cannot be used, trying the one before" in caplog.text
 
 
 def test_a_run_without_a_sound_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:

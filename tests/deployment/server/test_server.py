@@ -191,5 +191,9 @@ def test_a_server_starts_from_a_model_and_refuses_to_go_on_from_another(tmp_path
             with pytest.raises(ConfigError, match="a run of another configuration"):
                 async with serving(tmp_path / "run", access, changed):
                     pass
+        (tmp_path / "run" / "config.toml").unlink()
+        with pytest.raises(ConfigError, match=r"config.toml is missing, and of which recipe .*: restore it"):
+            async with serving(tmp_path / "run", access, begun):
+                pass
 
     asyncio.run(check())

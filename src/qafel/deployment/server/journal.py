@@ -175,12 +175,16 @@ class JournalReader:
         self._start = self.count = start
         """The number of the next record."""
         self.checksum = checksum
+        self._end = 0
+        """How many records were found, with all before them."""
         self._torn: tuple[Path, int, int] | None = None
 
     def __iter__(self) -> Iterator[Record]:
         files, synced = _files(self.folder), _read_synced(self.folder)
         for (first, path), following in zip_longest(files, files[1:]):
             if following is not None and following[0] <= self.count:
+                if following[0] == self._start:
+                    self._check_end(path)
                 continue
             if first > self.count:
                 raise DamagedJournal(
@@ -192,6 +196,8 @@ class JournalReader:
                     yield from self._read(file, path, first, following is not None, synced.get(first, 0))
             except OSError as error:
                 raise DamagedJournal(f"{path} cannot be read ({error.strerror}): restore it from a copy") from None
+        if files and self._end < self._start:
+            raise DataError(f"it counts {self._start} records, and the journal has {self._end}")
         first = next(iter(synced), -1)
         if first > (files[-1][0] if files else -1):
             raise DamagedJournal(
@@ -199,10 +205,23 @@ class JournalReader:
                 f"or give up its records and delete {self.folder / 'synced'}"
             )
 
+    def _check_end(self, path: Path) -> None:
+        """Raise if the file's last record is not the one that a checkpoint counts last. A damaged file, which is not
+        needed any more, tells nothing.
+        """
+        with path.open("rb") as file:
+            size, (version, salt) = os.fstat(file.fileno()).st_size, _read_header(file, path)
+            sound, last = 0, None
+            while (record := _read_record(file, size, version, salt)) is not None:
+                sound, last = file.tell(), record.checksum
+            if sound == size and self.checksum not in (None, last):
+                raise DataError(f"record {self._start - 1} in {path} is not the one that it counts last")
+
     def _read(self, file: BinaryIO, path: Path, first: int, followed: bool, synced: int) -> Iterator[Record]:
         size = os.fstat(file.fileno()).st_size
         version, salt = _read_header(file, path)
         sound, number, last = file.tell(), first, None
+        self._end = first
         while (record := _read_record(file, size, version, salt)) is not None:
             expected = self.checksum if number >= self.count else last
             if record.before is not None and expected is not None and record.before != expected:
@@ -210,6 +229,7 @@ class JournalReader:
                     raise DataError(f"record {number} in {path} is not the one that followed")
                 break
             sound, last, number = file.tell(), record.checksum, number + 1
+            self._end = number
             if number > self.count:
                 self.count, self.checksum = number, last
                 yield record

@@ -293,6 +293,11 @@ def open_server(
         config.seed,
         history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
     ) as ledger:
+        if ledger.traffic.uploads and not (out / "config.toml").exists():
+            raise ConfigError(
+                f"{out / 'config.toml'} is missing, and of which recipe the updates in {out / 'state'} are is not "
+                "known: restore it from a copy"
+            )
         table = settings_of(config)
         directory.begin(tomli_w.dumps(table), keep_metrics_bytes=None)
         listeners = follow(TrackedRun(out, table, task.metric_name, ledger.traffic.uploads > 0, settings.track))
