@@ -172,23 +172,23 @@ def _finite(value: float | None) -> float | None:
 
 
 def column(it: Prediction) -> dict[str, str]:
-    """A prediction's figures for people."""
+    """A prediction's figures for people: those of the target, then what is spent, which the budget may end earlier."""
+    low, middle, high = (human_count(value) for value in (it.uploads.low, it.uploads.middle, it.uploads.high))
+    aimed = {}
     if not math.isfinite(it.uploads.middle):
-        uploads = "not reached"
-    elif it.uploads.low == it.uploads.high:
-        uploads = human_count(it.uploads.middle)
-    else:
-        low, middle, high = (human_count(value) for value in (it.uploads.low, it.uploads.middle, it.uploads.high))
-        uploads = f"{middle} ({low} to {high})"
+        aimed = {"uploads to the target": "not reached"}
+    elif it.uploads.low != it.uploads.high:
+        aimed = {"uploads to the target": f"{middle} ({low} to {high})"}
     return {
         "clients send": it.pair.client,
         "the server sends": it.pair.server,
         "buffer size K": f"{it.pair.buffer_size:,}",
-        "uploads": uploads,
+        **aimed,
         "of FedBuff's to a level": f"{it.slowdown:.2f}×" if math.isfinite(it.slowdown) else "∞",
+        "uploads": human_count(it.forecast.uploads),
         "bytes up": human_bytes(it.forecast.upload_bytes),
         "bytes broadcast": human_bytes(it.forecast.broadcast_bytes),
         "received by starts": human_bytes(it.received_bytes),
         "time": human_seconds(it.forecast.duration_s),
-        "metric then": human_metric(it.metric),
+        "metric then, smooth": human_metric(it.metric),
     }
