@@ -249,8 +249,7 @@ def _divides_by_weights(algorithm: Algorithm) -> bool:
 
 
 def _norm(vector: Vector) -> float:
-    with np.errstate(over="ignore"):
-        squares = float(np.dot(vector, vector))
+    squares = float(np.vdot(vector, vector))  # which, unlike dot, does not warn of an overflow
     return math.sqrt(squares) if math.isfinite(squares) else float(np.linalg.norm(vector.astype(np.float64)))
 
 
