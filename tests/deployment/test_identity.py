@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ import pytest
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker.removal import remove_run
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt, RunState
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE
-from qafel.deployment.server import ServerSettings
+from qafel.deployment.server import ServerSettings, lease
 from qafel.deployment.server.server import DeploymentServer
 from qafel.errors import ConfigError
 from tests.deployment.client.test_follower import LARGE
@@ -113,7 +115,7 @@ def test_nothing_of_an_old_run_counts_in_a_new_one_of_the_same_name(tmp_path: Pa
             assert two.ledger.traffic.uploads == 0
             words = [stored for stored in old if ".state" not in stored.subject]
             await _play(broker, words)
-            await _play(broker, words, "1000")
+            await _play(broker, words, "9999999999")
             states = [stored for stored in old if ".state" in stored.subject]
             for stored in states:  # live only: in the bucket, they would take the lease from its holder
                 await client.follower._on_state(stored)
@@ -130,13 +132,22 @@ def test_nothing_of_an_old_run_counts_in_a_new_one_of_the_same_name(tmp_path: Pa
     asyncio.run(check())
 
 
-def test_clients_follow_a_run_that_its_server_begins_anew_with_the_same_settings(tmp_path: Path, keys: Path) -> None:
+@pytest.mark.parametrize("case", ["plain", "a clock in the future", "the broker forgot"])
+def test_clients_follow_a_run_that_its_server_begins_anew_with_the_same_settings(
+    tmp_path: Path, keys: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
+            if case == "a clock in the future":
+                monkeypatch.setattr(lease, "time", SimpleNamespace(time=lambda: time.time() + 1e9))
             async with _served(tmp_path / "one", keys, "again") as one:
                 client = await stack.enter_async_context(taking_part(tmp_path, _client(keys), 0, "again"))
                 for _ in range(4):
                     await update(client)
+            monkeypatch.undo()
+            if case == "the broker forgot":
+                await asyncio.sleep(1.1)  # the epoch is a time in seconds
+                await remove_run(_server(keys), "again")
             client.outbox.add(client.begin().sequence, b"of the run that is over")
             two = await stack.enter_async_context(_served(tmp_path / "two", keys, "again"))
             assert two.ledger.run_id != one.ledger.run_id

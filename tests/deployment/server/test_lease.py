@@ -83,9 +83,11 @@ def test_a_second_live_server_is_refused_and_disturbs_nothing(tmp_path: Path, ac
 
 def test_a_server_that_was_killed_goes_on_at_once_in_its_own_folder(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
-        for epoch in (1, 2, 3):
+        epochs = []
+        for _ in range(3):
             async with _served(tmp_path / "one", access) as server, taking_part(tmp_path, access, 0) as client:
-                assert server._lease.epoch == epoch
+                epochs.append(server._lease.epoch)
+                assert epochs[-1] == epochs[0] + len(epochs) - 1
                 await update(client)
                 async with session(access, "test") as broker:
                     running = await broker.stored(KEY_VALUE_STREAM, NAMES.state)
@@ -239,7 +241,7 @@ def test_clients_ignore_the_words_of_a_server_that_has_lost_the_run(tmp_path: Pa
             pass
         async with _served(tmp_path / "one", access), taking_part(tmp_path, access, 0) as client:
             follower, outbox = client.follower, client.outbox
-            await until(lambda: follower.state is not None and follower.state.epoch == 2)
+            await until(lambda: follower.state is not None and follower.state.epoch > 1)
             async with session(access, "test") as broker:
                 await _say(broker, client.names, "1")
                 await until(lambda: follower.ignored["epoch"] == 2)

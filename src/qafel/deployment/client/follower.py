@@ -63,8 +63,8 @@ class Follower:
     _restart: bool = False
     _another_run: bool = False
     """Whether the server's last word was of another run than ours."""
-    _last_word: float = 0.0
-    """When that was, by the server's own clock."""
+    _last_word: tuple[int, int] = (0, 0)
+    """Epoch and beat of that."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _moved_at: float = field(default_factory=time.monotonic)
 
@@ -253,7 +253,7 @@ class Follower:
             self._new_session()
         age_s = time.time() - state.renewed_at
         self.state, self.heard_at = state, time.monotonic() - (age_s if age_s > _CLOCKS_S else 0.0)
-        self._last_word = max(self._last_word, state.renewed_at)
+        self._last_word = max(self._last_word, (state.epoch, state.beat))
         held = self.client.hidden_state
         ahead = state.version < held.version and time.monotonic() - self._moved_at > _AHEAD_S
         drifted = state.version == held.version and state.digest != held.digest
@@ -270,13 +270,13 @@ class Follower:
             self._news.set()
 
     def _hear_of_another(self, state: RunState) -> None:
-        """A state of another run of this name: of one that is over, or of one that the server has begun since. By the
-        server's own clock, one that is over was spoken of before ours.
+        """A state of another run of this name: of one that is over, or of one that the server has begun since, which has
+        a higher epoch. Its clock may be wrong.
         """
-        if state.renewed_at <= self._last_word:
+        if (state.epoch, state.beat) <= self._last_word:
             self.ignored["another-run"] += 1
             return
-        self._last_word, self._another_run = state.renewed_at, True
+        self._last_word, self._another_run = (state.epoch, state.beat), True
         self._wake.set()
 
     def _is_signed(self, name: str, data: bytes, signature: str | None, epoch: int) -> bool:

@@ -64,7 +64,9 @@ class Lease:
                 raise AnotherServer(problem)
             if problem:
                 log.warning("--take-over: %s", problem.partition(": ")[0])
-            epoch, since = 1 + max(ledger.epoch, found.epoch if found else 0), ledger.server.version
+            before = max(ledger.epoch, found.epoch if found else 0)
+            # A broker that was wiped knows of no epoch, and clients may: then it is the time in seconds.
+            epoch, since = 1 + (before or int(time.time())), ledger.server.version
         # Clients are told of the epoch before anything is changed, and of nothing else yet: but not of an older version
         # than they may hold, or they would start again.
         known = found if found is not None and found.run_id == ledger.run_id else state
