@@ -8,7 +8,9 @@ import gc
 import inspect
 import signal
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 import pytest
@@ -19,7 +21,7 @@ from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.connection import Broker, Stored, cancel_and_wait, run_until_one_ends, session
 from qafel.deployment.keys import Access
-from qafel.errors import BrokerLost, BrokerUnreachable
+from qafel.errors import BrokerError, BrokerLost, BrokerUnreachable
 from tests.deployment.live import serving, taking_part, update
 from tests.deployment.processes import Command, Line, wait_for
 
@@ -255,6 +257,85 @@ def test_a_broker_that_knows_our_key_no_longer_is_not_tried_again(
     monkeypatch.setattr(connection, "_connect", connect)
     with pytest.raises(BrokerUnreachable, match="does not let us in"):
         asyncio.run(asyncio.wait_for(connection.connect_patiently(Access(), "0", None), 5))
+
+
+_INFO = b'INFO {"server_id": "x", "headers": true, "max_payload": 1048576}\r\n'
+_READ = b"NATS/1.0\r\nNats-Sequence: 1\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def _nonsense(port: int, info: bytes, headers: bytes = b"", body: bytes = b"") -> AsyncIterator[Access]:
+    """A broker that says this first, and gives this answer to every request."""
+
+    spoken: list[asyncio.Task[Any]] = []
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        spoken.append(asyncio.current_task())  # type: ignore[arg-type]
+        writer.write(info)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            while line := await reader.readline():
+                verb, *words = line.split()
+                if verb == b"PING":
+                    writer.write(b"PONG\r\n")
+                elif verb in (b"PUB", b"HPUB"):
+                    await reader.readexactly(int(words[-1]) + 2)
+                    lengths = b"%d %d" % (len(headers), len(headers + body))
+                    writer.write(b"HMSG %s 1 %s\r\n%s%s\r\n" % (words[1], lengths, headers, body))
+
+    server = await asyncio.start_server(speak, "127.0.0.1", port)
+    try:
+        yield Access((f"nats://127.0.0.1:{port}",))
+    finally:
+        server.close()
+        await cancel_and_wait(spoken)
+        await asyncio.sleep(0)  # transports close in the next round
+
+
+@pytest.mark.parametrize(
+    "info", [b"INFO [1]\r\n", b'INFO {"max_payload": "x"}\r\n', b'INFO {"max_payload": 7}\r\n', b"A" * 100_000]
+)
+def test_a_broker_whose_first_line_makes_no_sense_is_told_in_a_sentence(info: bytes) -> None:
+    async def check() -> None:
+        async with _nonsense(free_port(), info) as access:
+            with pytest.raises(BrokerUnreachable, match="no broker at"):
+                async with session(access, "0", patience_s=0.1):
+                    pass
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xff", b"[]", b"null", b"5", b'{"error": "x"}', b'{"error": [1]}', b'{"seq": "x"}', b'{"state": 7}',
+     b"[" * 99_999, b'{"size": "x", "digest": "", "nuid": ""}', b'{"size": 1e999, "digest": "", "nuid": ""}'],
+)  # fmt: skip
+@pytest.mark.parametrize("headers", [_READ, _READ.replace(b"1\r", b"x\r"), b"nonsense"])
+def test_answers_that_make_no_sense_end_a_session_and_nothing_else(headers: bytes, body: bytes) -> None:
+    async def check() -> None:
+        async with _nonsense(free_port(), _INFO, headers, body) as access, session(access, "0") as broker:
+            for ask in (
+                broker.store("a", b""),
+                broker.stored("a", "a"),
+                broker.object("a", 100),
+                broker.waiting("a"),
+                broker.subjects("a", "a"),
+                broker.ensure_buckets(1),
+            ):
+                with contextlib.suppress(BrokerError):
+                    await ask
+
+    asyncio.run(check())
+
+
+def test_an_object_is_not_read_beyond_what_it_may_have(access: Access) -> None:
+    async def check() -> None:
+        async with session(access, "server") as broker:
+            await broker.ensure_buckets(1)
+            await broker.put_object("large", b"x" * 1000)
+            assert await broker.object("large", 999) is None
+            assert await broker.object("large", 1000) == (b"x" * 1000, None)
+
+    asyncio.run(check())
 
 
 def test_no_word_is_said_to_a_broker_that_offers_no_tls(tmp_path: Path) -> None:

@@ -39,9 +39,10 @@ from qafel.deployment.names import (
     OVERHEAD_BYTES,
     Names,
     StreamLimits,
+    number_in,
     streams,
 )
-from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
+from qafel.errors import BrokerError, BrokerLost, BrokerRefused, BrokerUnreachable
 from qafel.text import printable
 
 ANSWER_S: Final = 5.0
@@ -60,6 +61,7 @@ _CANCEL_AGAIN_S: Final = 2.0
 _CLOSE_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _CHUNK_BYTES: Final = 512 << 10
+_LEAST_PAYLOAD: Final = 2 * OVERHEAD_BYTES
 _WHEN_VALID: Final = (9, 10)  # OpenSSL's numbers for a certificate that is not valid yet, or no longer
 _STATUS_LINE: Final = re.compile(rb"NATS/1\.0(?: (\d{3})(?: ([ -~]*))?)?")
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
@@ -128,6 +130,9 @@ class _Connection(Connection):
         """
         if self._tls_only and initial_connection and not info.get("tls_required"):
             raise nats.errors.Error("it offers no TLS, which our credentials demand")
+        most = info.get("max_payload", 0)
+        if not isinstance(most, int) or most < _LEAST_PAYLOAD:
+            raise nats.errors.Error(f"it takes messages of at most {most!r} bytes, {_LEAST_PAYLOAD} are needed")
         await super()._process_info(info, initial_connection)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
@@ -182,7 +187,7 @@ async def connect_patiently(
                 if not told:
                     log.warning("%s; trying again", problem)
                 told = True
-            except (nats.errors.Error, OSError, AssertionError) as error:
+            except Exception as error:  # the library's own, or what it makes of a first line that makes no sense
                 problem = printable(str(error)) or type(error).__name__
                 # nats-server says one thing to a wrong, revoked or missing key, and trying again is useless. All else,
                 # such as its timeout for a slow handshake or its limit of connections, may be over at the next attempt.
@@ -272,6 +277,8 @@ class Stored(NamedTuple):
     subject: str
     data: bytes
     headers: Mapping[str, str]
+    sequence: int = 0
+    """Its number in the stream that it was read from."""
 
 
 @final
@@ -287,7 +294,7 @@ class Broker:
     @property
     def part_bytes(self) -> int:
         """The largest payload that one message carries."""
-        return max(1024, self.connection.max_payload - OVERHEAD_BYTES)
+        return self.connection.max_payload - OVERHEAD_BYTES
 
     def wire_bytes(self) -> dict[str, int]:
         """Bytes that went over the connection, "sent" and "received", as TCP counts them; none if it does not say."""
@@ -354,36 +361,34 @@ class Broker:
             headers = {**(headers or {}), Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
         with _broker_errors():
             answer = await self.connection.request(subject, data, timeout=ANSWER_S, headers=headers or None)
-        try:
             found = json.loads(answer.data)
-            error = found.get("error")
-        except ValueError:
-            error = {"description": "an answer that is not JSON"}
-        if error:
-            raise BrokerRefused(f"the broker did not store {subject}: {printable(str(error.get('description')))}")
-        return int(found.get("seq", 0))
+            if error := found.get("error"):
+                raise BrokerRefused(f"the broker did not store {subject}: {printable(str(error.get('description')))}")
+            return int(found.get("seq", 0))
 
     async def stored(self, stream: str, subject: str) -> Stored | None:
         """The last message of a subject, or None."""
         return await self._direct(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
 
-    async def object(self, name: str) -> tuple[bytes, str | None] | None:
-        """An object's bytes and its description; None if there is none, or it was replaced while we read."""
+    async def object(self, name: str, most_bytes: int) -> tuple[bytes, str | None] | None:
+        """An object's bytes and its description; None if there is none, it was replaced while we read, or has more than
+        `most_bytes`: whose it is we know when we have read it.
+        """
         encoded = base64.urlsafe_b64encode(name.encode()).decode()
         meta = await self.stored(OBJECT_STREAM, f"$O.{BUCKET}.M.{encoded}")
         try:
             info = json.loads(meta.data) if meta else {}
-            size, digest, subject = info["size"], info["digest"], f"$O.{BUCKET}.C.{info['nuid']}"
-        except (ValueError, KeyError, TypeError):
+            size, digest, subject = int(info["size"]), info["digest"], f"$O.{BUCKET}.C.{info['nuid']}"
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
         data, sequence = bytearray(), 1
-        while len(data) < size and not info.get("deleted"):
+        while len(data) < size <= most_bytes and not info.get("deleted"):
             request = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
             chunk = await self._direct(f"$JS.API.DIRECT.GET.{OBJECT_STREAM}", request)
             if chunk is None:
                 return None
             data += chunk.data
-            sequence = int(chunk.headers["Nats-Sequence"]) + 1
+            sequence = chunk.sequence + 1
         found = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
         return (bytes(data), info.get("description")) if found == digest else None
 
@@ -475,9 +480,10 @@ class Broker:
         except BrokerRefused:  # no one answers for a stream that does not exist
             return None
         headers = answer.headers or {}
-        if "Nats-Sequence" not in headers:
+        number = number_in(headers.get("Nats-Sequence", ""))
+        if number is None:
             return None
-        return Stored(headers.get("Nats-Subject", subject), answer.data, headers)
+        return Stored(headers.get("Nats-Subject", subject), answer.data, headers, number)
 
 
 @contextlib.asynccontextmanager
@@ -519,3 +525,7 @@ def _broker_errors() -> Any:
         raise BrokerRefused(f"the broker refused: {printable(str(error.description or error))}") from None
     except LOST as error:
         raise BrokerLost(f"the broker did not answer: {printable(str(error)) or type(error).__name__}") from None
+    except BrokerError:
+        raise
+    except Exception as error:  # what it answered is not what the library, or we, can read
+        raise BrokerLost(f"the broker's answer makes no sense: {printable(repr(error))[:200]}") from None

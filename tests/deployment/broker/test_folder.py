@@ -79,7 +79,7 @@ def test_a_client_uploads_and_reads_what_it_must(folder: Path) -> None:
             assert stored is not None
             assert stored.data == b"step 0"
             assert await broker.stored(NAMES.broadcast_stream, NAMES.broadcast(99)) is None
-            assert await broker.object(NAMES.snapshot) == (b"x" * 2_000_000, "signed")
+            assert await broker.object(NAMES.snapshot, 1 << 30) == (b"x" * 2_000_000, "signed")
             assert await _heard(broker, NAMES.broadcasts, NAMES.broadcast(1), folder) == [b"secret"]
 
     asyncio.run(check())

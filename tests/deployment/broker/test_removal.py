@@ -38,8 +38,8 @@ def test_a_stopped_run_is_removed_whole_and_a_running_one_refused(tmp_path: Path
                     assert await broker.waiting(stream) is None
                 for subject in (NAMES.config, NAMES.state):
                     assert await broker.stored(KEY_VALUE_STREAM, subject) is None
-                assert await broker.object(NAMES.snapshot) is None
-                assert await broker.object("other/snapshot") is not None
+                assert await broker.object(NAMES.snapshot, 1 << 30) is None
+                assert await broker.object("other/snapshot", 1 << 30) is not None
                 assert len(await broker.subjects(OBJECT_STREAM, "$O.qafel.M.*")) == 1
                 assert await broker.waiting("qafel-other-upload") == 0
             with pytest.raises(ConfigError, match="no run 'live' here"):
@@ -64,7 +64,7 @@ def test_a_finished_run_reserves_no_queue(tmp_path: Path, access: Access) -> Non
                 client.outbox.add(start.sequence, client.finish(start, client._train))
                 await until(lambda: client.follower.ended)
             assert await broker.waiting(NAMES.upload_stream) is None
-            assert await broker.object(NAMES.model) is not None, "which late clients may ask for"
+            assert await broker.object(NAMES.model, 1 << 30) is not None, "which late clients may ask for"
 
     asyncio.run(check())
 

@@ -27,7 +27,7 @@ from qafel.algorithm.client import Train
 from qafel.config import Config
 from qafel.config.tasks import OwnTask
 from qafel.deployment.client import ClientReport, ClientSettings
-from qafel.deployment.client.follower import Follower, read_description
+from qafel.deployment.client.follower import Follower, most_snapshot_bytes, read_description
 from qafel.deployment.client.outbox import ANOTHER_PROCESS, ClientState, Outbox
 from qafel.deployment.connection import Broker, Stored, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier, signed_name
@@ -395,11 +395,12 @@ async def _first_contact(broker: Broker, names: Names, verifier: Verifier) -> tu
     stored = await broker.stored(KEY_VALUE_STREAM, names.config)
     if stored is None:
         raise BrokerRefused("its server has not started")
-    found = await broker.object(names.snapshot)
+    verifier.check(signed_name(names.config), stored.data, stored.headers.get(SIGNATURE))
+    agreement = Agreement.from_bytes(stored.data)
+    found = await broker.object(names.snapshot, most_snapshot_bytes(agreement.layout.size))
     if found is None:
         raise BrokerRefused("its snapshot is not there yet")
-    verifier.check(signed_name(names.config), stored.data, stored.headers.get(SIGNATURE))
-    agreement, (epoch, signature) = Agreement.from_bytes(stored.data), read_description(found[1])
+    epoch, signature = read_description(found[1])
     try:
         verifier.check(signed_name(names.snapshot, agreement.run_id, epoch), found[0], signature)
     except MessageError as error:  # perhaps the run is being begun anew just now

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from qafel.algorithm import Client
+from qafel.algorithm.messages import HEADER_BYTES, expectations
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Verifier, fingerprint, signed_name
 from qafel.deployment.messages import Agreement, RunState
@@ -188,7 +189,8 @@ class Follower:
             return None
         if OBJECT not in stored.headers:
             return stored.data
-        found = await broker.object(self.names.broadcast_object(version))
+        _, most_bytes = expectations(self.client.algorithm.server_quantizer, self.client.hidden_state.vector.size)
+        found = await broker.object(self.names.broadcast_object(version), HEADER_BYTES + most_bytes)
         if found is None or fingerprint(found[0]) != stored.data:
             return None
         return found[0]
@@ -198,7 +200,7 @@ class Follower:
         return f"{self.names.broadcast_object(version)} pointer" if OBJECT in stored.headers else stored.subject
 
     async def _take_snapshot(self, broker: Broker) -> bool:
-        found = await broker.object(self.names.snapshot)
+        found = await broker.object(self.names.snapshot, most_snapshot_bytes(self.client.hidden_state.vector.size))
         if found is None:
             return False
         frame, (epoch, signature) = found[0], read_description(found[1])
@@ -270,8 +272,8 @@ class Follower:
             self._news.set()
 
     def _hear_of_another(self, state: RunState) -> None:
-        """A state of another run of this name: of one that is over, or of one that the server has begun since, which has
-        a higher epoch. Its clock may be wrong.
+        """A state of another run of this name: of one that is over, or of one that was begun since, which has a higher
+        epoch. The server's clock may be wrong.
         """
         if (state.epoch, state.beat) <= self._last_word:
             self.ignored["another-run"] += 1
@@ -293,6 +295,11 @@ def epoch_of(stored: Stored) -> int:
     """The epoch of the server that a message names; zero if it names none."""
     found = stored.headers.get(EPOCH, "")
     return int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else 0
+
+
+def most_snapshot_bytes(dimension: int) -> int:
+    """Of a snapshot's object: x̂ and, where there is one, the server's memory."""
+    return HEADER_BYTES + 8 * dimension
 
 
 def read_description(description: str | None) -> tuple[int, str | None]:

@@ -103,12 +103,11 @@ class Lease:
         stored = await broker.stored(KEY_VALUE_STREAM, names.state)
         if stored is None:
             return None, 0
-        sequence = int(stored.headers["Nats-Sequence"])
         try:
             self._verifier.check(signed_name(names.state), stored.data, stored.headers.get(SIGNATURE))
-            return RunState.from_bytes(stored.data), sequence
+            return RunState.from_bytes(stored.data), stored.sequence
         except (DataError, MessageError):
-            return RunState("not genuine", 0, 0), sequence
+            return RunState("not genuine", 0, 0), stored.sequence
 
     async def _problem(self, broker: Broker, found: RunState | None) -> str:
         """Why this folder may not simply go on with what the broker holds; empty if it may."""
