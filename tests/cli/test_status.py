@@ -74,6 +74,15 @@ def test_a_checkpoint_that_could_not_be_written_is_shown() -> None:
     assert "running (!)" in " ".join(shown([failed, failed]))
 
 
+def test_brackets_in_what_a_server_says_are_shown_as_they_are() -> None:
+    odd = replace(
+        LARGE, state="[/x]", problem="cannot write runs/[/y]/c.qafel", failed_checkpoints=1, metric_name="[/z]"
+    )
+    text = " ".join(" ".join(shown([RunStatus("x", odd, 0, 1.0)])).split())
+    assert all(word in text for word in ("state [/x]", "runs/[/y]/c.qafel", "[/z] 1.23e-4"))
+    assert "[/x]" in " ".join(shown([RunStatus("x", odd, 0, 1.0), *RUNS]))
+
+
 def test_a_servers_own_line_fits_in_80_columns() -> None:
     line = _server_line(LARGE)
     assert len(line) <= 80, line

@@ -87,6 +87,8 @@ def test_status_and_metrics_tell_how_a_run_fares(tmp_path: Path, access: Access)
         async with serving(tmp_path, access, settings=settings), taking_part(tmp_path, access, 2) as client:
             for _ in range(4):
                 await update(client)
+            async with session(access, "test") as broker:
+                await broker.send("$KV.qafel.<b>not-a-run</b>.state", b"shown to nobody")
             await asyncio.sleep(0.3)
             (run,) = await read_status(access)
             assert (run.run, run.word, run.state.version, run.state.uploads) == ("live", "running", 1, 4)
@@ -126,15 +128,26 @@ def test_a_runs_name_must_fit_the_broker() -> None:
         Names("a.b")
 
 
+@pytest.mark.parametrize("field", ["version", "uploads", "task_clients", "digest"])
+@pytest.mark.parametrize("value", [-1, 10**400])
+def test_a_number_that_nobody_can_show_is_refused(field: str, value: int) -> None:
+    state = json.loads(RunState("running", 0, 0).to_bytes())
+    with pytest.raises(DataError, match=field):
+        RunState.from_bytes(json.dumps({**state, field: value}).encode())
+
+
 ODD = "fine\n2026-01-01 forged line\x1b[2J\x9b1m\u202e\r"
 
 
 def test_text_from_outside_is_escaped_where_it_comes_in() -> None:
     """A line of a log, or of a terminal, is ours, whatever a peer writes."""
     receipt = Receipt(rejected=[(1, ODD, ODD)])
-    state = RunState(ODD, 0, 0, problem=ODD, metric_name=ODD, buffer=ODD)
+    state = RunState(
+        ODD, 0, 0, problem=ODD, metric_name=ODD, buffer=ODD, rejected={ODD: 1}, clients={ODD: 1}, silent={ODD: 1.0}
+    )
     (_, reason, text), read = Receipt.from_bytes(receipt.to_bytes()).rejected[0], RunState.from_bytes(state.to_bytes())
     shown = [reason, text, read.state, read.problem, read.metric_name, read.buffer]
+    shown += [*read.rejected, *read.clients, *read.silent]
     for refused in (Receipt.from_bytes, RunState.from_bytes, Agreement.from_bytes):
         with pytest.raises(DataError) as error:
             refused(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from qafel.cli.client import BrokerUrl, require_extra
 from qafel.cli.console import JsonOption, console, errors, figures_table, print_json
@@ -89,7 +90,7 @@ def _table(found: list[RunStatus]) -> Table:
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for one in found:
         state = one.state
-        table.add_row(
+        cells = (
             one.run,
             one.word.replace("silent for ", "silent ") + (" (!)" if state.problem else ""),
             _steps(state, human_count),
@@ -99,6 +100,7 @@ def _table(found: list[RunStatus]) -> Table:
             human_bytes(state.upload_bytes + state.broadcast_bytes),
             UNKNOWN if state.metric is None else human_metric(state.metric),
         )
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -107,24 +109,26 @@ def _in_full(one: RunStatus) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("run", one.run)
-    table.add_row("state", one.word)
+
+    def add(name: str, text: str) -> None:
+        table.add_row(Text(name), Text(text))  # what stands in brackets is not markup
+
+    add("run", one.run)
+    add("state", one.word)
     if state.failed_checkpoints:
         failed = f"{state.failed_checkpoints:,} checkpoints could not be written"
-        table.add_row("problem", f"{failed}; {state.problem or 'the last one was'}")
-    table.add_row("version", f"{_steps(state, '{:,}'.format)}, buffer {state.buffer}")
-    table.add_row(
-        "updates", f"{state.uploads:,}, {state.updates_per_s:,.1f} a second; {one.waiting:,} messages waiting"
-    )
+        add("problem", f"{failed}; {state.problem or 'the last one was'}")
+    add("version", f"{_steps(state, '{:,}'.format)}, buffer {state.buffer}")
+    add("updates", f"{state.uploads:,}, {state.updates_per_s:,.1f} a second; {one.waiting:,} messages waiting")
     if lags:
         median = f"half of them at most {lags[(len(lags) - 1) // 2]:,}"
-        table.add_row("clients", f"{len(lags)} heard of last, up to {lags[-1]:,} versions behind, {median}")
-    table.add_row("sent up", human_bytes(state.upload_bytes))
-    table.add_row("broadcast", human_bytes(state.broadcast_bytes))
+        add("clients", f"{len(lags)} heard of last, up to {lags[-1]:,} versions behind, {median}")
+    add("sent up", human_bytes(state.upload_bytes))
+    add("broadcast", human_bytes(state.broadcast_bytes))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(state.rejected.items())) or "0"
-    table.add_row("rejected", reasons + (f"; {state.repeated:,} repeats, counted once" if state.repeated else ""))
+    add("rejected", reasons + (f"; {state.repeated:,} repeats, counted once" if state.repeated else ""))
     if state.metric is not None:
-        table.add_row(state.metric_name, human_metric(state.metric))
+        add(state.metric_name, human_metric(state.metric))
     return table
 
 

@@ -9,16 +9,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, NamedTuple, final
+from typing import Annotated, Final, NamedTuple, TypeAlias, final
 
 from nats.aio.msg import Msg
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access, Verifier, signed_name
-from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names
+from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names, is_run_name
 from qafel.errors import (
     BrokerError,
     BrokerUnreachable,
@@ -36,6 +36,8 @@ from qafel.text import human_seconds, printable
 _AGREEMENT_FORMAT: Final = 2  # the format of what is signed, and of receipts, goes with it
 _PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
 _CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
+_Count: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 64)]
+"""What people are shown as a number, and charts as a float: one of a thousand digits would end both."""
 SILENT_S: Final = 10.0
 """A server of which nothing was heard for so long is silent: it renews its state every two seconds."""
 
@@ -99,27 +101,27 @@ class RunState:
     """The state that a server renews on the broker. `version` and `digest` are of the last broadcast that went out."""
 
     state: str
-    version: int
-    digest: int
-    server_steps: int = 0
-    uploads: int = 0
+    version: _Count
+    digest: _Count
+    server_steps: _Count = 0
+    uploads: _Count = 0
     updates_per_s: float = 0.0
-    upload_bytes: int = 0
-    broadcast_bytes: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    repeated: int = 0
+    upload_bytes: _Count = 0
+    broadcast_bytes: _Count = 0
+    rejected: dict[str, _Count] = field(default_factory=dict)
+    repeated: _Count = 0
     """Uploads that were counted before: their clients only missed the receipt."""
-    clients: dict[str, int] = field(default_factory=dict)
+    clients: dict[str, _Count] = field(default_factory=dict)
     """For the clients heard of last: how many versions behind their latest accepted update was."""
-    active: int = 0
+    active: _Count = 0
     """How many clients take part: their last accepted update is not long ago, for their usual pace."""
     silent: dict[str, float] = field(default_factory=dict)
     """For some of the clients that took part and fell silent: since how many seconds."""
-    silent_count: int = 0
-    task_clients: int = 0
+    silent_count: _Count = 0
+    task_clients: _Count = 0
     """How many clients the task has data for."""
     buffer: str = ""
-    staleness: list[int] = field(default_factory=list)
+    staleness: list[_Count] = field(default_factory=list)
     """Updates per staleness 0, 1, 2, … in the whole run; the last entry is of all above, too."""
     metric: float | None = None
     metric_name: str = ""
@@ -130,22 +132,22 @@ class RunState:
     share_done: float | None = None
     """How far the run is towards the nearest of its limits, from 0 to 1."""
     wall_s: float = 0.0
-    failed_checkpoints: int = 0
+    failed_checkpoints: _Count = 0
     problem: str = ""
     """What an operator should see to, such as a full disk; empty if all is well."""
     renewed_at: float = 0.0
     run_id: str = ""
-    epoch: int = 0
+    epoch: _Count = 0
     """Which server of the run this is, counted; a lower one's words are void. Zero: a server from before epochs."""
-    since: int = 0
+    since: _Count = 0
     """The version that its epoch began with."""
     holder: str = ""
     """The folder that it serves from, and no copy of it."""
     instance: str = ""
     """The process."""
-    safe_uploads: int = 0
+    safe_uploads: _Count = 0
     """Of the uploads, those in its journal, synced."""
-    beat: int = 0
+    beat: _Count = 0
     """Counts the states of an epoch: one that was said before is no news."""
     session: str = ""
     """Changes when the server had to connect again: what was on its way then may be lost."""
@@ -203,6 +205,9 @@ class RunState:
             buffer=printable(state.buffer),
             metric_name=printable(state.metric_name),
             problem=printable(state.problem),
+            rejected={printable(reason): count for reason, count in state.rejected.items()},
+            clients={printable(client): lag for client, lag in state.clients.items()},
+            silent={printable(client): silent_s for client, silent_s in state.silent.items()},
         )
 
 
@@ -263,7 +268,8 @@ async def watch_status(
 async def _status(broker: Broker, verifier: Verifier, run: str | None) -> list[RunStatus]:
     found = []
     subjects = [] if run else await broker.subjects(KEY_VALUE_STREAM, f"$KV.{BUCKET}.*.state")
-    for names in map(Names, [run] if run else [subject.split(".")[-2] for subject in sorted(subjects)]):
+    named = filter(is_run_name, (subject.split(".")[-2] for subject in sorted(subjects)))
+    for names in map(Names, [run] if run else named):
         stored = await broker.stored(KEY_VALUE_STREAM, names.state)
         if stored is None:
             continue

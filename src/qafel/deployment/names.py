@@ -46,12 +46,16 @@ def number_in(subject: str) -> int | None:
     return int(end) if end.isascii() and end.isdecimal() and len(end) < 20 else None
 
 
+def is_run_name(name: str) -> bool:
+    return _RUN_NAME.fullmatch(name) is not None
+
+
 @final
 class Names:
     """The subjects, streams and objects of one run."""
 
     def __init__(self, run: str) -> None:
-        if not _RUN_NAME.fullmatch(run):
+        if not is_run_name(run):
             raise ConfigError(f"a run's name has 1 to 64 letters, digits, - or _; got {run!r}: choose another --run")
         self.run = run
         self.upload_stream = f"qafel-{run}-upload"
