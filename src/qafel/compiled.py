@@ -13,6 +13,7 @@
     least(v, w), largest      lane by lane; of floats the first where one is NaN
     below(v, w)               words: minus one where v < w, else zero
     choose(mask, v, w)        v where the word is not zero, else w
+    pushed(v, w)              words: v shifted up by one bit, and w's sign as the lowest bit
     nearest(v)                floats, rounded to the nearest whole number, halves to even
     mixed(v)                  floats times the 16 × 16 Hadamard matrix: butterflies of 1, 2, 4 and 8 apart
     gather(array, v)          what stands at these sixteen indices, as longs
@@ -252,6 +253,15 @@ def choose(_context, mask, a, b):  # type: ignore[no-untyped-def]
         return builder.select(_lanes_of(builder, mask), a, b)
 
     return a(mask, a, a), generate
+
+
+@intrinsic
+def pushed(_context, a, b):  # type: ignore[no-untyped-def]
+    def generate(_context, builder, _signature, arguments):  # type: ignore[no-untyped-def]
+        a, b = arguments
+        return call(builder, f"llvm.fshl.v{a.type.count}i16", a.type, a, b, ir.Constant(a.type, [1] * a.type.count))
+
+    return a(a, a), generate
 
 
 def _lanes_of(builder: Any, mask: Any) -> Any:

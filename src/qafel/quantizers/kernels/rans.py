@@ -26,6 +26,7 @@ from qafel.compiled import (
     count,
     expand,
     floats,
+    fma,
     gather,
     load,
     longs,
@@ -79,11 +80,11 @@ def write(v, tables, classes, edges, message, out):  # type: ignore[no-untyped-d
             store(out, at, compress(as_words(x), full))
             at += count(full)
             x = choose(full, x >> longs(int32(16)), x)
-            # the quotient is below 2¹⁹: in float32 it is off by less than 0.1, and so at most one too small
-            quotient = as_longs(as_floats(x) * (floats(float32(1)) / as_floats(size)) - floats(float32(0.1)))
-            rest = x - quotient * size
-            quotient = choose(below(rest, size), quotient, quotient + longs(int32(1)))
-            x = x + begin + quotient * (longs(int32(CODES)) - size)
+            # The quotient is below 2¹⁹: in float32 it is off by less than 1/8, and so at most one too small.
+            quotient = as_longs(fma(as_floats(x), floats(float32(1)) / as_floats(size), floats(float32(-0.125))))
+            others = longs(int32(CODES)) - size
+            missing = choose(below(x - quotient * size, size), longs(int32(0)), others)
+            x = x + begin + quotient * others + missing
     store(states, 0, x)
     for lane in range(LANES - 1, -1, -1):
         out[at], out[at + 1] = uint16(states[lane] >> 16), uint16(states[lane])

@@ -26,6 +26,7 @@ from qafel.compiled import (
     least,
     load,
     nearest,
+    pushed,
     store,
     words,
 )
@@ -73,15 +74,12 @@ def _coarse_costs(y, levels, biases):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _butterfly(a, b, near, far, choices, bit):  # type: ignore[no-untyped-def]
-    """The states p and p + half lead to 2p and 2p + 1; the choices of those two become this bit and the one below."""
-    down, one = words(int16(15 - bit)), words(int16(1))
+def _butterfly(a, b, near, far, choices):  # type: ignore[no-untyped-def]
+    """The states p and p + half lead to 2p and 2p + 1; the choices of those two become the lowest bits."""
     stay, cross = a + near, b + far
-    choices = choices | (((cross - stay) >> down) & words(int16(1 << bit)))
-    even = least(stay, cross)
+    even, choices = least(stay, cross), pushed(choices, cross - stay)
     stay, cross = a + far, b + near
-    choices = choices | (((cross - stay) >> (down + one)) & words(int16(1 << (bit - 1))))
-    return even, least(stay, cross), choices
+    return even, least(stay, cross), pushed(choices, cross - stay)
 
 
 @njit(**INNER)
@@ -99,10 +97,10 @@ def _forward8(y, rows, factor, levels, biases, metrics, choices):  # type: ignor
         if row & 7 == 0:
             m1, m2, m3, m4, m5, m6, m7 = m1 - m0, m2 - m0, m3 - m0, m4 - m0, m5 - m0, m6 - m0, m7 - m0
             m0 = words(int16(0))
-        n0, n1, chosen = _butterfly(m0, m4, c0, c2, words(int16(0)), 7)
-        n2, n3, chosen = _butterfly(m1, m5, c2, c0, chosen, 5)
-        n4, n5, chosen = _butterfly(m2, m6, c1, c3, chosen, 3)
-        n6, n7, chosen = _butterfly(m3, m7, c3, c1, chosen, 1)
+        n0, n1, chosen = _butterfly(m0, m4, c0, c2, words(int16(0)))
+        n2, n3, chosen = _butterfly(m1, m5, c2, c0, chosen)
+        n4, n5, chosen = _butterfly(m2, m6, c1, c3, chosen)
+        n6, n7, chosen = _butterfly(m3, m7, c3, c1, chosen)
         m0, m1, m2, m3, m4, m5, m6, m7 = n0, n1, n2, n3, n4, n5, n6, n7
         store(choices, row * LANES, chosen)
     at = (rows[1] & 1) * 8 * LANES
@@ -122,7 +120,7 @@ def _step32(metrics, old, new, near, far, word, part, chosen):  # type: ignore[n
     for turn in range(2):
         p = 8 * word + part + turn
         a, b = load(metrics, old + p * LANES), load(metrics, old + (p + 16) * LANES)
-        even, odd, chosen = _butterfly(a, b, near, far, chosen, 15 - 2 * (part + turn))
+        even, odd, chosen = _butterfly(a, b, near, far, chosen)
         store(metrics, new + 2 * p * LANES, even)
         store(metrics, new + (2 * p + 1) * LANES, odd)
     return chosen
@@ -215,17 +213,21 @@ def _fine_number(y, j, reach):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
+def _of_class(array, at0, at1, at2, at3, j):  # type: ignore[no-untyped-def]
+    """What stands at the place that belongs to class j."""
+    odd, upper = j & words(int16(1)), j & words(int16(2))
+    below_two = choose(odd, floats(array[at1]), floats(array[at0]))
+    return choose(upper, choose(odd, floats(array[at3]), floats(array[at2])), below_two)
+
+
+@njit(**INNER)
 def _coarse_number(y, j, levels, biases):  # type: ignore[no-untyped-def]
-    """The better one of the levels in class j, what it stands for, and its bias."""
-    v, value, bias = words(int16(0)), floats(levels[3]), floats(biases[3])
-    for k in range(1, 4):
-        cost, other = _coarse_cost(y, levels, biases, 3 + k), _coarse_cost(y, levels, biases, k - 1)
-        swap = below(other, cost)
-        here = below(words(int16(k - 1)), j) & below(j, words(int16(k + 1)))
-        v = choose(here, choose(swap, words(int16(k - 4)), words(int16(k))), v)
-        value = choose(here, choose(swap, floats(levels[k - 1]), floats(levels[3 + k])), value)
-        bias = choose(here, choose(swap, floats(biases[k - 1]), floats(biases[3 + k])), bias)
-    return v, value, bias
+    """The better one of the levels j and j − 4, what it stands for, and its bias; in class 0 there is one level."""
+    high, high_bias = _of_class(levels, 3, 4, 5, 6, j), _of_class(biases, 3, 4, 5, 6, j)
+    low, low_bias = _of_class(levels, 3, 0, 1, 2, j), _of_class(biases, 3, 0, 1, 2, j)
+    from_high, from_low = y - high, y - low
+    swap = below(from_low * from_low + low_bias, from_high * from_high + high_bias)
+    return choose(swap, j - words(int16(4)), j), choose(swap, low, high), choose(swap, low_bias, high_bias)
 
 
 @njit(**INNER)
