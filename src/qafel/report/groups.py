@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from qafel.drawing.chart import Axis, Style, styles_for
+from qafel.runs.directory import by_path
 from qafel.runs.reading import Column, Run
 from qafel.runs.seeds import Repeats, repeats_of
 from qafel.tasks.protocol import Goal
@@ -252,12 +253,9 @@ def _where(own: Repeats, row: int) -> str:
     return f"at {human_count(uploads)} uploads" if np.isfinite(uploads) else f"at evaluation {row + 1}"
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(table: Mapping[str, Any]) -> dict[str, str]:
     """Dotted keys and printable values of nested tables."""
-    flat: dict[str, str] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return flat
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        for key, value in by_path(table).items()
+    }

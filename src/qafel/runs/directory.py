@@ -170,6 +170,14 @@ def settings_of(config: Config) -> dict[str, Any]:
     return table
 
 
+def by_path(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """What nested tables hold, each value under its path, such as algorithm.client_lr."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= by_path(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return found
+
+
 def read_settings(toml: str, source: str) -> dict[str, Any]:
     """The table of settings in a run directory's `toml`, with defaults filled in unless a Python program made the run.
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import optuna
 from optuna.samplers import TPESampler
@@ -27,6 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 from qafel.errors import DataError, OutputError
 from qafel.files import Lock, write_atomically
 from qafel.rng import Stream
+from qafel.runs.directory import by_path
 from qafel.tuning.result import Tuning
 from qafel.tuning.search import Choices, Range, Settings, Value, all_settings
 from qafel.tuning.trial import RUNNING, RunOutcome, Trial, TrialOutcome, best_of
@@ -70,20 +71,13 @@ def _refuse_another_search(begun: Tuning) -> None:
         there = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}): choose another --out") from None
-    before, now = _flat(there), _flat(json.loads(text))
+    before, now = by_path(there), by_path(json.loads(text))
     for key in [*now, *before]:
         was, wanted = before.get(key, "nothing"), now.get(key, "nothing")
         if was != wanted:
             raise OutputError(
                 f"{begun.out} holds another search ({key}: {was} there, {wanted} here): choose another --out"
             )
-
-
-def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{before}{key} ") if isinstance(value, dict) else {f"{before}{key}": value}
-    return flat
 
 
 @final

@@ -33,7 +33,6 @@ from qafel.version import __version__
 from qafel.watch.page import Painter, Picture
 from qafel.watch.sources import Source
 
-DEFAULT_PORT: Final = 8765
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _EVERY_S: Final = 1.0
 _REST: Final = 9.0

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from qafel import HalfNormal, Limits, Mushrooms, Timing, simulate, wire
 from qafel.errors import ConfigError
+from qafel.runs.directory import by_path
 from qafel.runs.trackers import track_of
-from qafel.runs.trackers.choice import flat, safe, scalars
+from qafel.runs.trackers.choice import safe, scalars
 
 
 def test_without_a_choice_tensorboard_if_it_is_installed(monkeypatch):
@@ -64,4 +65,4 @@ def test_the_metric_has_the_tasks_name_unless_a_figure_has_it_already():
 
 
 def test_settings_are_one_by_one_under_their_paths():
-    assert dict(flat({"a": {"b": 1, "c": {"d": "x"}}, "e": [1, 2]})) == {"a.b": 1, "a.c.d": "x", "e": [1, 2]}
+    assert by_path({"a": {"b": 1, "c": {"d": "x"}}, "e": [1, 2]}) == {"a.b": 1, "a.c.d": "x", "e": [1, 2]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final, get_args
@@ -148,12 +148,3 @@ def summed_up(summary: Summary) -> dict[str, float]:
 def safe(name: str) -> str:
     """A name of letters, digits, and . _ - alone, as all trackers take it: `f(x) − f*` is f_x_-_f."""
     return re.sub(r"[^A-Za-z0-9.\-]+", "_", name.replace("−", "-")).strip("_.")
-
-
-def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings one by one, each under its path, such as algorithm.client_lr."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

@@ -13,8 +13,9 @@ from typing import Any, final
 
 from qafel.errors import OutputError
 from qafel.files import Lock
+from qafel.runs.directory import by_path
 from qafel.runs.summary import Summary
-from qafel.runs.trackers.choice import FILES, NOTHING, Memory, Position, TrackedRun, flat, safe, scalars, summed_up
+from qafel.runs.trackers.choice import FILES, NOTHING, Memory, Position, TrackedRun, safe, scalars, summed_up
 from qafel.version import __version__
 
 # Read by MLflow when it is imported, or at each request; a user's own values stand. It reports its use to its makers
@@ -162,7 +163,7 @@ def _run(client: MlflowClient, run_id: str) -> Run | None:
 
 def _log_settings(client: MlflowClient, run: Run, settings: Mapping[str, Any]) -> None:
     """Settings become parameters. MLflow never changes one, so a limit that was raised since becomes a tag."""
-    values = {safe(path): str(value)[:_LONGEST] for path, value in flat(settings)}
+    values = {safe(path): str(value)[:_LONGEST] for path, value in by_path(settings).items()}
     has = run.data.params
     new = (Param(name, value) for name, value in values.items() if name not in has)
     tags = [RunTag(name, value) for name, value in values.items() if has.get(name, value) != value]
