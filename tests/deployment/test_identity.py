@@ -148,11 +148,14 @@ def test_clients_follow_a_run_that_its_server_begins_anew_with_the_same_settings
             if case == "the broker forgot":
                 await asyncio.sleep(1.1)  # the epoch is a time in seconds
                 await remove_run(_server(keys), "again")
-            client.outbox.add(client.begin().sequence, b"of the run that is over")
+            begun = client.begin()
+            client.outbox.add(begun.sequence, b"of the run that is over")
             two = await stack.enter_async_context(_served(tmp_path / "two", keys, "again"))
             assert two.ledger.run_id != one.ledger.run_id
             await until(lambda: client.outbox.run_id == two.ledger.run_id and same(two, client.core.hidden_state))
             assert len(client.outbox) == 0
+            assert begun.run_id == one.ledger.run_id, "which is not sent, if it is finished now"
+            assert client.begin().run_id == two.ledger.run_id
             await update(client)
             assert two.ledger.traffic.uploads == 1
 

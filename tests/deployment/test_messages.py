@@ -136,6 +136,12 @@ def test_a_number_that_nobody_can_show_is_refused(field: str, value: int) -> Non
         RunState.from_bytes(json.dumps({**state, field: value}).encode())
 
 
+def test_an_agreement_of_brackets_is_refused_in_a_sentence() -> None:
+    assert Agreement.run_id_of(b"[" * 99_999) == ""
+    with pytest.raises(DataError, match="does not hold a run's configuration"):
+        Agreement.from_bytes(b"[" * 99_999)
+
+
 ODD = "fine\n2026-01-01 forged line\x1b[2J\x9b1m\u202e\r"
 
 

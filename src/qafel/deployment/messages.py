@@ -73,7 +73,7 @@ class Agreement:
             if read["format"] > _AGREEMENT_FORMAT:
                 raise _other_format(read["format"])
             return str(read["run_id"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return ""
 
     @staticmethod
@@ -85,7 +85,7 @@ class Agreement:
             layout = Layout(tuple((str(name), tuple(map(int, shape))) for name, shape in read["layout"]))
             config = Config.from_toml(read["config"], "the server's configuration")
             return Agreement(str(read["run_id"]), config, layout)
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
             raise DataError(f"the broker does not hold a run's configuration: {printable(str(error))}") from None
 
 

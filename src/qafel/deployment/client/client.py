@@ -58,6 +58,8 @@ class CopiedState(NamedTuple):
 
     hidden_state: HiddenState
     sequence: int
+    run_id: str
+    """Of which run the hidden state is."""
 
 
 @final
@@ -159,7 +161,7 @@ class DeploymentClient:
     def begin(self) -> CopiedState:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
         self._state.skip_to(self.outbox.highest + 1)
-        return CopiedState(self.core.hidden_state, self._state.take_sequence())
+        return CopiedState(self.core.hidden_state, self._state.take_sequence(), self.follower.held_run_id)
 
     def _has_room(self) -> bool:
         """Whether the outbox has room for the upload that `begin` would number next."""
@@ -167,7 +169,7 @@ class DeploymentClient:
 
     def finish(self, start: CopiedState, train: Train) -> bytes:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
-        core, (copied, sequence) = self.core, start
+        core, (copied, sequence, _) = self.core, start
         told = told_version(train, copied.version)
         with blaming(f"the training of client {core.number}"):
             return local_update(
@@ -188,7 +190,8 @@ class DeploymentClient:
                 rests = settings.min_interval_s or time.monotonic() < self._pause_until
                 at_once = self._more() and self._has_room() and not rests
                 following = self.begin() if at_once else None
-                self.outbox.add(start.sequence, upload)
+                if start.run_id == self.outbox.run_id:  # else it is of a run that is over
+                    self.outbox.add(start.sequence, upload)
                 start = following
                 if start is None and self._more():
                     await self._rest(began)

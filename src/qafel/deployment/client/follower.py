@@ -49,6 +49,8 @@ class Follower:
     """Called when the server had to connect again."""
     _begun_anew: Callable[[Agreement], None]
     """Called with the agreement of another run that the server has begun under this name."""
+    held_run_id: str = field(init=False)
+    """Of which run the hidden state is that we hold: until its snapshot is here, not of another that was begun."""
     state: RunState | None = None
     heard_at: float = field(default_factory=time.monotonic)
     """When the server last said something new, as far as we can tell."""
@@ -68,6 +70,9 @@ class Follower:
     """Epoch and beat of that."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _moved_at: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.held_run_id = self.run_id
 
     @property
     def version(self) -> int:
@@ -214,7 +219,7 @@ class Follower:
                 self.client.restart(frame)
                 self._head = max(self.version, self.state.version if self.state else 0)
                 self._waiting.clear()
-                self._restart = False
+                self._restart, self.held_run_id = False, self.run_id
             elif not self.client.receive(frame):
                 return False
         except (MessageError, HiddenStateError) as error:
