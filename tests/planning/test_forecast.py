@@ -100,10 +100,6 @@ def test_updates_that_take_no_time_but_on_the_wire_can_be_planned_for():
         Fleet(clients=10, durations=DurationLaw("constant", 0.0))
 
 
-def test_a_whole_number_of_updates_in_a_cycle_is_not_rounded_up():
-    assert Fleet(clients=7, durations=DurationLaw("constant", 0.7)).largest_staleness(MessageSizes(0, 0, 0), 100) == 7
-
-
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
     ("client", "server"),

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import final
 
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, require
 from qafel.planning.updates import DurationLaw, ExpectedUpdates, always_training, arriving
 from qafel.quantizers.protocol import Quantizer
-from qafel.theory.theorem import LARGEST, require, require_not_negative, require_positive
+from qafel.theory.theorem import LARGEST, require_not_negative, require_positive
 
 _ROUNDING = 1e-9
 
@@ -81,11 +81,6 @@ class Fleet:
                 f"{rate:g} arrivals per second, each for {cycle:.4g} s, keep {rate * cycle:.4g} clients training at a "
                 f"time, and there are {self.clients}: the arrival rate can be at most {self.clients / cycle:.4g}"
             )
-
-    def largest_staleness(self, sizes: MessageSizes, updates: int) -> int:
-        """τ_max,1: how many updates arrive during the cycle that one of `updates` cycles exceeds on average."""
-        longest = self.durations.largest(updates) + self.transfer_s(sizes.upload_bytes, sizes.download_bytes)
-        return math.ceil(longest * self.updates_per_s(sizes) * (1 - _ROUNDING))
 
 
 @final
@@ -187,11 +182,6 @@ class Forecast:
     def traffic_bytes(self) -> int:
         """Uploaded, and broadcast once: what a recipe's stop.traffic_bytes counts."""
         return self.upload_bytes + self.broadcast_bytes
-
-    @property
-    def crossing_bytes(self) -> int:
-        """Uploaded, and received by all clients."""
-        return self.upload_bytes + self.received_by_all_bytes
 
 
 def forecast(sizes: MessageSizes, fleet: Fleet, buffer_size: int, server_steps: int) -> Forecast:

@@ -23,8 +23,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from qafel.errors import ConfigError
-from qafel.errors import require as require  # noqa: PLC0414 -- planning takes it from here
+from qafel.errors import ConfigError, require
 from qafel.tasks.convex.synthetic import Constants
 
 SMALLEST, LARGEST = 1e-60, 1e60
