@@ -36,7 +36,7 @@ EXPERIMENTS: tuple[tuple[str, Request], ...] = (
     ("methods", Request(seeds=2, family="shakespeare-small")),
     ("targets", Request()),
     ("pareto", Request()),
-    ("pareto-cifar10", Request(seeds=2)),
+    ("pareto-cifar10", Request()),
 )
 """What the document is about: entries, and how much of each is run."""
 
