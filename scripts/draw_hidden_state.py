@@ -42,7 +42,8 @@ def pair(vector: Vector) -> str:
 
 def story() -> list[Moment]:
     """Three rounds of QAFeL with K = 2, of which two are told step by step."""
-    algorithm = wire("qafel", server_quantizer="top_k:count=1", buffer_size=2, server_lr=1.0, local_steps=1)
+    quantizers = {"client_quantizer": "none", "server_quantizer": "top_k:count=1"}
+    algorithm = wire("qafel", **quantizers, buffer_size=2, server_lr=1.0, local_steps=1)
     start = np.zeros(2, np.float32)
     server = Server(start, algorithm, seed=0)
     clients = [Client(number, HiddenState.of(start), algorithm, seed=0) for number in range(2)]

@@ -136,21 +136,23 @@ def test_nothing_of_an_old_run_counts_in_a_new_one_of_the_same_name(tmp_path: Pa
 def test_clients_follow_a_run_that_its_server_begins_anew_with_the_same_settings(
     tmp_path: Path, keys: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run = f"again-{case.replace(' ', '-')}"  # the cases share a broker, which remembers epochs
+
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
             if case == "a clock in the future":
                 monkeypatch.setattr(lease, "time", SimpleNamespace(time=lambda: time.time() + 1e9))
-            async with _served(tmp_path / "one", keys, "again") as one:
-                client = await stack.enter_async_context(taking_part(tmp_path, _client(keys), 0, "again"))
+            async with _served(tmp_path / "one", keys, run) as one:
+                client = await stack.enter_async_context(taking_part(tmp_path, _client(keys), 0, run))
                 for _ in range(4):
                     await update(client)
             monkeypatch.undo()
             if case == "the broker forgot":
                 await asyncio.sleep(1.1)  # the epoch is a time in seconds
-                await remove_run(_server(keys), "again")
+                await remove_run(_server(keys), run)
             begun = client.begin()
             client.outbox.add(begun.sequence, b"of the run that is over")
-            two = await stack.enter_async_context(_served(tmp_path / "two", keys, "again"))
+            two = await stack.enter_async_context(_served(tmp_path / "two", keys, run))
             assert two.ledger.run_id != one.ledger.run_id
             await until(lambda: client.outbox.run_id == two.ledger.run_id and same(two, client.core.hidden_state))
             assert len(client.outbox) == 0
