@@ -100,7 +100,9 @@ def split_brain(fleet: Fleet) -> None:
 
 
 def second_server(fleet: Fleet) -> None:
-    """In a folder of its own, or in a copy. On a broker that has just lost all, the first one to come would win."""
+    """In a folder of its own, or in a copy, which may be torn: the journal copied before the note of what was synced. On a
+    broker that has just lost all, the first one to come would win.
+    """
     fleet.goes_on()
     intruder, mine = fleet.folder / f"intruder-{fleet.random.getrandbits(40):x}", fleet.run
     if fleet.random.random() < 0.5:
@@ -108,7 +110,8 @@ def second_server(fleet: Fleet) -> None:
     fleet.run = intruder
     second = fleet.start_server()
     fleet.run = mine
-    _ends(second, "another server serves run", "on the broker is another one", "went on without this folder")
+    refusals = ("another server serves run", "on the broker is another one", "went on without this folder")
+    _ends(second, *refusals, "were synced; nothing was changed")
     shutil.rmtree(intruder)
 
 
