@@ -100,8 +100,9 @@ def split_brain(fleet: Fleet) -> None:
 
 
 def second_server(fleet: Fleet) -> None:
-    """In a folder of its own, or in a copy, which may be torn: the journal copied before the note of what was synced. On a
-    broker that has just lost all, the first one to come would win.
+    """In a folder of its own, or in a copy, which may be torn: its journal is older than its note of what was synced.
+
+    On a broker that has just lost all, the first one to come would win.
     """
     fleet.goes_on()
     intruder, mine = fleet.folder / f"intruder-{fleet.random.getrandbits(40):x}", fleet.run
