@@ -60,6 +60,9 @@ def test_a_plan_is_shown_written_and_can_be_run(here):
     again = json.loads(qafel_plan("small.toml", "--byte-budget", "100kB", *short, "--json").stdout)
     assert load_recipe("plan.toml").algorithm.client_quantizer == again["recommended"]["client_quantizer"]
     assert again["recommended"]["upload_bytes"] + again["recommended"]["broadcast_bytes"] <= 101_000
+    other = qafel_plan("small.toml", "--target", 0.5, *short, "--checks", 0)
+    assert other.exit_code == 0, other.output
+    assert not list((here / "plan").glob("*.old*")), "a pilot serves every target"
 
 
 def test_without_a_recipe_figures_give_bytes_and_what_is_unknown_is_said_first(here):

@@ -1,5 +1,6 @@
 """A plan from a pilot: what it runs, what it recommends, what it writes, and that runs then go as it says."""
 
+import json
 import math
 from pathlib import Path
 
@@ -153,6 +154,18 @@ def test_a_target_that_nothing_leads_to_is_said_first(folder):
     assert plan_json(plan)["recommended"]["within"] is False
 
 
+def test_a_budget_is_spent_best_where_nothing_can_be_said_of_the_target(folder):
+    plan = planned(folder, target=1e-12, budget_bytes=200_000, checks=0)
+    assert "nothing can be said of the target" in caveats(plan)[0]
+    assert not plan.recommended.within
+    assert plan.recommended.pair == planned(folder, budget_bytes=200_000, checks=0).recommended.pair
+
+
+def test_a_budget_that_ends_before_the_first_step_is_said_first(folder):
+    assert "before the first server step" in caveats(planned(folder, budget_bytes=100, checks=0))[0]
+    assert "before the first server step" in caveats(planned(folder, budget_s=1e-6, checks=0))[0]
+
+
 def test_a_plan_says_what_each_part_costs_and_what_it_cost_itself(folder):
     said = " ".join(reasons(planned(folder, budget_bytes=200_000)))
     for words in (
@@ -181,6 +194,10 @@ def test_a_plan_needs_an_aim():
         request()
     with pytest.raises(ConfigError, match="byte budget is a positive number"):
         request(budget_bytes=-1.0)
+    with pytest.raises(ConfigError, match="byte budget is a positive number, at least 1"):
+        request(budget_bytes=0.5)
+    with pytest.raises(ConfigError, match="the target is a finite number"):
+        request(target=math.nan)
 
 
 def test_a_quantizer_that_does_not_suit_its_role_is_refused():
@@ -211,6 +228,19 @@ def test_a_pilot_without_progress_says_that_nothing_can_be_said(tmp_path):
     still = Config.from_dict(TABLE | {"algorithm": {**TABLE["algorithm"], "server_lr": 1e-12}})
     with pytest.raises(ConfigError, match="nothing can be said: without quantizers the pilot made no progress"):
         make_plan(request(config=still, budget_bytes=1e6), tmp_path, maker(tmp_path))
+
+
+def test_a_pilot_that_diverges_without_quantizers_is_named_as_the_cause(tmp_path):
+    wild = Config.from_dict(TABLE | {"algorithm": {**TABLE["algorithm"], "client_lr": 50.0, "server_lr": 50.0}})
+    with pytest.raises(ConfigError, match="the pilot diverged without quantizers"):
+        make_plan(request(config=wild, budget_bytes=1e6), tmp_path, maker(tmp_path))
+
+
+def test_quantizers_without_error_cost_nothing(folder):
+    exact = Candidates(["rand_k:1"], ["top_k:1"], [5])
+    plan = planned(folder, candidates=exact, budget_bytes=200_000, checks=0)
+    assert plan.recommended.slowdown == 1.0
+    json.dumps(plan_json(plan), allow_nan=False)
 
 
 def test_figures_give_bytes_and_time_and_costs_slow_them_down():

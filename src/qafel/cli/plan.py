@@ -134,8 +134,6 @@ def plan(
     _refuse_given(for_figures, "is for a plan without a recipe; change the recipe with --set instead")
     config = load_recipe(recipe, settings or ())
     require_plannable(config)
-    if target is not None:
-        config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"target": target})})
     layout = config.task.make().layout
     config = for_thin_downlinks(config, layout) if count == "received" else config
     base = default_candidates(config, layout)
@@ -143,7 +141,7 @@ def plan(
     request = PlanRequest(
         config=config,
         candidates=checked_candidates(asked, layout),
-        target=config.evaluation.target,
+        target=config.evaluation.target if target is None else target,
         budget_bytes=None if byte_budget is None else read_bytes(byte_budget, "--byte-budget"),
         budget_s=None if time_budget is None else read_seconds(time_budget, "--time-budget"),
         counted=count,

@@ -22,7 +22,7 @@ def caveats(plan: Plan) -> list[str]:
     """What cannot be said, or not surely."""
     request, base, best = plan.request, plan.pilot.base, plan.recommended
     reached = float(base.level(base.knots[1][-1:])[0])
-    said = []
+    said = _of_tiny_budgets(plan)
     if request.target is not None and not math.isfinite(plan.fedbuff.uploads.middle):
         said.append(
             f"nothing can be said of the target {request.target:g}: without quantizers the pilot came to "
@@ -31,13 +31,29 @@ def caveats(plan: Plan) -> list[str]:
     elif not best.within:
         aim = "the budget" if request.target is None else f"{request.target:g} within the limits"
         said.append(f"no pair is expected to reach {aim}; this one comes nearest, to {human_metric(best.metric)}")
-    needed = plan.fedbuff.uploads.middle if request.target is not None else best.forecast.uploads / best.slowdown
+    needed = plan.fedbuff.uploads.middle
+    if request.target is None or not math.isfinite(needed):
+        needed = best.forecast.uploads / best.slowdown
     if math.isfinite(needed) and needed > FAR * base.end:
         said.append(
             f"the pilot ended after {human_count(base.end)} uploads, and this looks {needed / base.end:.2g} times as "
             "far ahead: --pilot-uploads makes it surer"
         )
     return said
+
+
+def _of_tiny_budgets(plan: Plan) -> list[str]:
+    """That a budget ends before the first server step of what is recommended."""
+    request, best = plan.request, plan.recommended
+    spent = best.bytes_of(request.counted), best.forecast.duration_s
+    beyond = [
+        it > (math.inf if most is None else most)
+        for it, most in zip(spent, (request.budget_bytes, request.budget_s), strict=True)
+    ]
+    if best.forecast.server_steps > 1 or not any(beyond):
+        return []
+    first = f"the first server step, which takes {best.pair.buffer_size} uploads"
+    return [f"the budget ends before {first}: the figures are those of one step"]
 
 
 def reasons(plan: Plan) -> list[str]:

@@ -163,6 +163,16 @@ def _often_enough(config: Config, uploads: int) -> dict[str, Any]:
     return {} if wanted == every else {"unit": "uploads", "every": wanted}
 
 
+def require_converging(planned: Sequence[Planned], folder: Path) -> None:
+    """Raise a ConfigError if a finished run of the pilot that goes without quantizers diverged."""
+    for run in planned:
+        if run.method in (BASE, AGAIN) and Run.load(folder / run.folder).diverged:
+            raise ConfigError(
+                f"nothing can be said: the pilot diverged without quantizers ({folder / run.folder}); lower the step "
+                "sizes (`qafel tune` finds some)"
+            )
+
+
 def read_pilot(planned: Sequence[Planned], folder: Path, errors: Errors) -> Pilot:
     """What the finished runs of a pilot say; a ConfigError if the one without quantizers says nothing."""
     runs = {run.method: Run.load(folder / run.folder) for run in planned}
@@ -184,7 +194,9 @@ def read_pilot(planned: Sequence[Planned], folder: Path, errors: Errors) -> Pilo
 
 
 def cost_of(base: Curve, run: Run, strength: float, power: int) -> Cost:
-    """What a cause costs; where its run soon diverged, all progress."""
+    """What a cause costs; where its run soon diverged, all progress; a quantizer without error costs nothing."""
+    if not strength:
+        return Cost()
     try:
         return fitted_cost(base, Curve.of(run), strength, power)
     except ConfigError:

@@ -30,6 +30,7 @@ from qafel.planning.pilot import (
     measured_errors,
     pilot_runs,
     read_pilot,
+    require_converging,
     require_plannable,
     short_run,
     uploads_between_evaluations,
@@ -90,9 +91,12 @@ class PlanRequest:
             raise ConfigError(
                 "a plan needs an aim: a --byte-budget, a --time-budget, or a target (the recipe's or --target)"
             )
-        for name, value in (("byte budget", self.budget_bytes), ("time budget", self.budget_s)):
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"the {name} is a positive number; got {value}")
+        if self.target is not None and not math.isfinite(self.target):
+            raise ConfigError(f"the target is a finite number; got {self.target}")
+        if self.budget_bytes is not None and not 1 <= self.budget_bytes < math.inf:
+            raise ConfigError(f"the byte budget is a positive number, at least 1; got {self.budget_bytes:g}")
+        if self.budget_s is not None and not 0 < self.budget_s < math.inf:
+            raise ConfigError(f"the time budget is a positive number; got {self.budget_s:g}")
 
 
 @final
@@ -215,6 +219,7 @@ def make_plan(request: PlanRequest, folder: Path, make: MakeRuns) -> Plan:
     config, candidates = request.config, request.candidates
     planned = pilot_runs(config, candidates, request.pilot_uploads, request.seed)
     make(planned)
+    require_converging(planned, folder)
     models = [folder / planned[0].folder / "model.safetensors"]
     errors = measured_errors(config, candidates, models, request.seed)
     predictor = Predictor(request, read_pilot(planned, folder, errors))
@@ -259,12 +264,12 @@ class Predictor:
         factor = 1.0 if corrected is None else corrected
         sizes, request = self._sizes(pair), self.request
         affordable = self._affordable(pair, sizes)
-        if math.isfinite(self.level):
-            middle = factor * course.at(self.level)
-            uploads = self._range(middle, corrected)
-        else:
+        if request.target is None:
             middle = affordable
             uploads = Range(middle, middle, middle)
+        else:
+            middle = factor * course.at(self.level)
+            uploads = self._range(middle, corrected)
         used = min(middle, affordable) if math.isfinite(min(middle, affordable)) else self.pilot.base.end
         height = course.height_after(used / factor)
         slowdown = self._slowdown(course, factor, height)
@@ -306,7 +311,8 @@ class Predictor:
 
         def key(it: Prediction) -> tuple[float, ...]:
             if self.request.target is None or not it.within:
-                return (not it.within, -float(height(np.array([it.metric]))[0]), cost(it))
+                slow = it.slowdown > self.request.most_uploads
+                return (not it.within, slow, -float(height(np.array([it.metric]))[0]), cost(it))
             return (False, cost(it), it.uploads.middle)
 
         ordered = sorted(predictions, key=key)
