@@ -2,13 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
 from qafel.planning import Candidates, DurationLaw, Fleet, Pair, PlanRequest, caveats, checked_candidates, make_plan
+from qafel.planning.curves import Curve
 from qafel.planning.explain import plan_json, reasons, theory
 from qafel.planning.pilot import BUFFER, CLIENT, SERVER, measured_errors, pilot_runs, short_run, with_pair
 from qafel.planning.plan import default_candidates, fleet_of, for_thin_downlinks, predict_from_figures
@@ -164,6 +167,24 @@ def test_a_budget_is_spent_best_where_nothing_can_be_said_of_the_target(folder):
 def test_a_budget_that_ends_before_the_first_step_is_said_first(folder):
     assert "before the first server step" in caveats(planned(folder, budget_bytes=100, checks=0))[0]
     assert "before the first server step" in caveats(planned(folder, budget_s=1e-6, checks=0))[0]
+
+
+def test_checks_that_rule_everything_checked_out_are_said_to_be_the_cause(folder):
+    plan = planned(folder, budget_bytes=200_000)
+    assert not any("checked" in said for said in caveats(plan))
+    ruled_out = replace(plan.recommended, within=False, corrected=math.inf)
+    said = caveats(replace(plan, recommended=ruled_out))
+    assert any("give more --checks" in it for it in said)
+    assert not any("no pair is expected" in it for it in said)
+
+
+def test_a_pilot_that_stalled_is_said_to_have(folder):
+    plan = planned(folder, budget_bytes=200_000)
+    assert not any("no more progress" in said for said in caveats(plan))
+    uploads = np.arange(50.0, 20_001, 50)
+    stalled = Curve(uploads, np.maximum(1 - uploads / 5000, 0.1), "min")
+    said = caveats(replace(plan, pilot=replace(plan.pilot, base=stalled)))
+    assert any("made no more progress after about" in it for it in said)
 
 
 def test_a_plan_says_what_each_part_costs_and_what_it_cost_itself(folder):

@@ -28,9 +28,20 @@ def caveats(plan: Plan) -> list[str]:
             f"nothing can be said of the target {request.target:g}: without quantizers the pilot came to "
             f"{human_metric(reached)} in {human_count(base.end)} uploads, and its course does not lead there"
         )
+    elif not best.within and any(it.within for it in plan.others):
+        said.append(
+            "every pair that was checked fell short of what was foretold, and outside the limits; others that were not "
+            "checked may lie within: give more --checks, or name gentler quantizers"
+        )
     elif not best.within:
         aim = "the budget" if request.target is None else f"{request.target:g} within the limits"
         said.append(f"no pair is expected to reach {aim}; this one comes nearest, to {human_metric(best.metric)}")
+    last = float(base.knots[0][-1])
+    if last < base.end / 2:
+        said.append(
+            f"the pilot made no more progress after about {human_count(last)} of its {human_count(base.end)} uploads: "
+            "what is foretold beyond that, and what quantizers cost there, is a guess"
+        )
     needed = plan.fedbuff.uploads.middle
     if request.target is None or not math.isfinite(needed):
         needed = best.forecast.uploads / best.slowdown
