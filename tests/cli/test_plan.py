@@ -81,6 +81,8 @@ def test_without_a_recipe_figures_give_bytes_and_what_is_unknown_is_said_first(h
         ((), "nothing can be predicted without a measurement"),
         (("--size", 10, "--clients", 3), "give --size, --clients and --uploads"),
         ((*FIGURES, "--byte-budget", "1MB"), "--byte-budget needs a RECIPE"),
+        (("--size", 10, "--clients", 3, "--uploads", "inf"), "--uploads takes a finite number"),
+        ((*FIGURES, "--client-cost", "inf"), "--client-cost takes a finite number"),
         (("small.toml",), "a plan needs an aim"),
         (("small.toml", "--byte-budget", "5mb"), "could be bits or bytes"),
         (("small.toml", "--target", 0.1, "--size", 7), "--size is for a plan without a recipe"),

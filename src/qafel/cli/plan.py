@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -225,6 +226,9 @@ def _from_figures(
             "nothing can be predicted without a measurement: name a RECIPE for a pilot of its task, or give --size, "
             "--clients and --uploads (what FedBuff takes)"
         )
+    for name in ("--uploads", "--client-cost", "--server-cost"):
+        if given[name] is not None and not math.isfinite(given[name]):
+            raise ConfigError(f"{name} takes a finite number, got {given[name]}")
     costs = {name: given[f"--{name}-cost"] for name in ("client", "server") if given[f"--{name}-cost"] is not None}
     rates = {
         name: None if given[option] is None else read_bytes(given[option], option)
