@@ -19,7 +19,7 @@ install: $(STAMP) ## Make .venv with everything: all extras, and what the tests 
 demo: $(LIGHT) ## QAFeL against FedBuff and direct quantization on real data, in under a minute
 	$(BIN)/qafel demo
 
-test: $(STAMP) ## Run the tests, in at most six minutes on two cores
+test: $(STAMP) ## Run the tests, in some eight minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: $(STAMP) ## Run the tests that take long: faults, large models, searches, browsers
