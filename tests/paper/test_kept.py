@@ -61,7 +61,9 @@ def test_a_run_that_is_there_is_not_replaced(finished, tmp_path):
     assert (tmp_path / "back" / planned[0].folder / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"no JSON", mtime=0), gzip.compress(json.dumps([1]).encode())])
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b"no JSON", mtime=0), gzip.compress(b"[1]", mtime=0)], ids=("a", "b", "c")
+)
 def test_a_damaged_file_is_named_and_leaves_nothing(finished, tmp_path, content):
     planned, _ = finished
     file = tmp_path / f"{planned[0].folder}.json.gz"
