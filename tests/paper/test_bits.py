@@ -34,10 +34,10 @@ GOOD = {pair: 300 if pair[0] > 2 else 600 for pair in PAIRS} | {(32, 32): 300}
 
 
 def test_table_3s_claims_follow_the_uploads_of_each_pair():
-    sizes, table, *rest = verdicts(ENTRIES["bits"], bits(GOOD))
+    sizes, table, *rest = verdicts(ENTRIES["bits"], bits(GOOD, seeds=(0, 1, 2)))
     assert (sizes, table, rest) == ("by construction", "fail", ["pass"] * 5), "300 uploads are not the table's 27,600"
-    bad = {pair: 300 * 8 // pair[1] if pair[0] == 2 else 900 for pair in PAIRS} | {(32, 32): 100}
-    sizes, table, *rest = verdicts(ENTRIES["bits"], bits({pair: min(990, needed) for pair, needed in bad.items()}))
+    bad = {pair: {8: 300, 4: 850, 2: 990}[pair[1]] if pair[0] == 2 else 900 for pair in PAIRS} | {(32, 32): 100}
+    sizes, table, *rest = verdicts(ENTRIES["bits"], bits(bad))
     assert (sizes, rest) == ("by construction", ["fail"] * 5)
     assert verdicts(ENTRIES["bits"], bits(GOOD, "cifar10"))[:2] == ["not comparable"] * 2
 
@@ -46,11 +46,13 @@ def test_table_3_itself_passes_and_a_part_of_celeba_does_not_decide_it():
     claim = ENTRIES["bits"].claims[1]
     published = {pair: mean * 1000 for pair, (mean, _) in PUBLISHED_UPLOADS.items()}
     pairs = [
-        made_up(planned.method, run.column("metric"), at=dict(planned.at), recipe="celeba-fedbuff-c100",
+        made_up(planned.method, run.column("metric"), planned.config.seed, dict(planned.at), "celeba-fedbuff-c100",
                 per_step=1000, target=0.9, metric_goal="max", clients=9343)
-        for planned, run in bits({pair: uploads / 100 for pair, uploads in published.items()}).pairs
+        for planned, run in bits({pair: uploads / 100 for pair, uploads in published.items()}, seeds=(0, 1, 2)).pairs
     ]  # fmt: skip
     assert claim.verdict(measured(*pairs)).result == "pass"
+    alone = claim.verdict(measured(*(pair for pair in pairs if pair[0].config.seed == 0)))
+    assert (alone.result, "of 3 seeds" in alone.because) == ("not comparable", True)
     assert "895 here" in claim.verdict(bits(GOOD, clients=895)).because
 
 
@@ -79,10 +81,46 @@ def test_pairs_of_bits_that_the_seeds_cannot_tell_apart_are_undecided():
     assert claim.verdict(measured(*mixed)).result == "undecided"
 
 
-def test_the_family_of_bits_decides_its_task_and_step_size():
-    for family, task, lr in (("cifar10", "cifar10", 40.9), ("celeba", "celeba", 1000.0)):
+def test_pairs_that_never_met_the_target_leave_open_what_is_claimed_of_all():
+    slow = GOOD | {pair: 1500 for pair in PAIRS if pair[0] == 2}
+    verdicts_of = {claim.text.split(" ")[0]: claim.verdict(bits(slow)) for claim in ENTRIES["bits"].claims[2:]}
+    assert {text: verdict.result for text, verdict in verdicts_of.items()} == {
+        "4": "pass", "Fewer": "undecided", "From": "pass", "The": "pass", "QAFeL": "undecided",
+    }  # fmt: skip
+    assert "6 pairs of bits" in verdicts_of["QAFeL"].because
+    assert "not met with every seed with (2, 8), (2, 4), (2, 2)" in verdicts_of["QAFeL"].because
+    assert "not met with 2 client bits" in verdicts_of["Fewer"].because
+
+
+def test_on_celeba_the_setting_is_the_published_one():
+    for family in ("celeba", "celeba-part"):
         runs = ENTRIES["bits"].plan(Extent((0,), family=family))
-        assert {(run.config.task.name, run.config.algorithm.server_lr) for run in runs} == {(task, lr)}
+        settings = {(run.config.algorithm.server_lr, run.config.algorithm.staleness_exponent) for run in runs}
+        assert (settings, {run.config.timing.rate for run in runs}) == ({(1000.0, 0.0)}, {100.0})
+
+
+def test_on_cifar10_bits_alone_differ_and_runs_are_shared():
+    runs = ENTRIES["bits"].plan(Extent((0,), family="cifar10"))
+    left_out = {"name", "description", "stop"}
+    quantizers = {"preset", "client_quantizer", "server_quantizer"}
+    settings = [run.config.model_dump(exclude=left_out | {"algorithm"}) for run in runs]
+    algorithms = [run.config.algorithm.model_dump(exclude=quantizers) for run in runs]
+    assert len(runs) == 10
+    assert all(found == settings[0] for found in settings)
+    assert all(found == algorithms[0] for found in algorithms)
+    others = {run.folder for run in ENTRIES["cifar10"].plan(Extent((0,)))}
+    assert [run.method for run in runs if run.folder in others] == ["QAFeL (4, 4)", "FedBuff"]
+    ends = {run.method: run.config.stop.uploads for run in runs if run.folder not in others}
+    assert set(ends.values()) == {120_000}
+
+
+def test_a_stated_end_replaces_the_entrys_own():
+    runs = ENTRIES["bits"].plan(Extent((0,), family="cifar10", uploads=500))
+    assert {run.config.stop.uploads for run in runs} == {500}
+    assert all(run.folder.count("-u") == 1 for run in runs)
+
+
+def test_bits_are_not_varied_on_shakespeare():
     with pytest.raises(ConfigError, match="bits are varied on celeba or cifar10"):
         ENTRIES["bits"].plan(Extent((0,), family="shakespeare"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from qafel.errors import NotComparable
 from qafel.paper.convex import HIDDEN_QSGD, UNQUANTIZED
-from qafel.paper.measured import diverges, end_ratio, has_settled, target_ratios
+from qafel.paper.measured import diverges, end_ratio, has_settled, level_ratio, stalls, target_ratio
 from qafel.paper.neural import FEDBUFF, QAFEL
 from tests.paper.made_up import by_seed, falling, made_up, measured, rising
 
@@ -31,10 +31,10 @@ def test_ratios_at_the_target_are_over_the_seeds_that_both_have():
         made_up(FEDBUFF, rising(0.8), 0, upload_bytes=800, **options),
         made_up(FEDBUFF, rising(0.61), 1, upload_bytes=800, **options),
     )
-    (found,) = target_ratios("upload_bytes_total", (measured(ours), measured(fast, slow)))
+    found = target_ratio("upload_bytes_total", measured(ours), measured(fast, slow))
     assert (found.inverse.estimate, found.count) == (pytest.approx(8.0), 1)
     with pytest.raises(NotComparable, match="no seed in common"):
-        target_ratios("upload_bytes_total", (measured(ours), measured(slow)))
+        target_ratio("upload_bytes_total", measured(ours), measured(slow))
 
 
 def accuracy(values):
@@ -63,3 +63,33 @@ def test_a_run_has_settled_if_its_second_half_brought_less_than_a_tenth():
     assert not has_settled(accuracy(np.linspace(0.1, 0.5, 101)))
     assert has_settled(made_up(QAFEL, falling(0.01))[1])
     assert not has_settled(made_up(QAFEL, np.geomspace(0.68, 8e-3, 101))[1])
+
+
+def test_a_run_stalls_if_another_half_would_not_bring_it_to_its_target():
+    assert stalls(accuracy(np.concatenate((np.linspace(0.1, 0.5, 50), np.full(51, 0.5)))))
+    assert not stalls(accuracy(np.concatenate((np.linspace(0.1, 0.56, 50), np.linspace(0.56, 0.595, 51))))), "near it"
+    assert not stalls(accuracy(np.linspace(0.1, 0.5, 101))), "rising"
+    assert not stalls(accuracy(np.linspace(0.1, 0.7, 101))), "met"
+
+
+def test_a_single_low_evaluation_at_the_end_is_no_divergence():
+    """Eleven evaluations, as in a run that is cut short: a tenth of them would be one."""
+    assert not diverges(accuracy(np.append(np.full(10, 0.2), 0.09)))
+    assert diverges(accuracy(np.concatenate((np.full(8, 0.2), np.full(3, 0.05)))))
+
+
+def test_a_reference_that_missed_the_target_with_any_seed_is_none():
+    options = {"target": 0.6, "metric_goal": "max"}
+    ours = [made_up(QAFEL, rising(0.8), seed, **options) for seed in (0, 1)]
+    theirs = [made_up(FEDBUFF, rising(0.8 if seed < 2 else 0.5), seed, **options) for seed in (0, 1, 2)]
+    with pytest.raises(NotComparable, match="did not meet the target with every seed"):
+        target_ratio("uploads", measured(*ours), measured(*theirs))
+
+
+def test_a_run_that_never_came_down_is_not_fast_because_it_was_short():
+    low, short = [made_up(QAFEL, falling(1e-3), seed) for seed in (0, 1)], falling(1e-3)[:4]
+    early = measured(*(made_up(FEDBUFF, short, seed) for seed in (0, 1)))
+    found = level_ratio(0.05, early, measured(*low))
+    assert (found.high, found.below(1.0)) == (math.inf, None)
+    gone = measured(*(made_up(FEDBUFF, np.append(short, math.nan), seed, status="diverged") for seed in (0, 1)))
+    assert level_ratio(0.05, gone, measured(*low)).below(1.0) is False

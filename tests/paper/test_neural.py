@@ -81,8 +81,8 @@ def test_at_least_six_times_is_judged_by_its_interval():
 
 def test_a_verdict_states_its_interval_its_seeds_and_what_could_be_seen():
     because = ENTRIES["cifar10"].claims[0].verdict(noisy((52, 49, 50))).because
-    assert "margin 1.25: 1.01 [0.973, 1.04] (concurrency 100, 3 seeds)" in because
-    assert "a factor of 1.05 would be seen" in because
+    assert "margin 1.25: 1.01 [0.956, 1.06] (concurrency 100, 3 seeds)" in because
+    assert "a factor of 1.07 would be seen" in because
 
 
 def test_a_run_that_never_met_the_target_needs_more_and_is_never_similar():
@@ -99,12 +99,12 @@ def test_a_run_that_never_met_the_target_needs_more_and_is_never_similar():
 
 def test_methods_are_compared_on_the_seeds_that_both_have():
     """FedBuff's slow third seed must not make QAFeL, which was not run with it, look good."""
-    pairs = [network(FEDBUFF, 100 if seed == 2 else 40, seed, place) for place in CONCURRENT for seed in (0, 1, 2)]
+    pairs = [network(FEDBUFF, 99 if seed == 2 else 40, seed, place) for place in CONCURRENT for seed in (0, 1, 2)]
     pairs += [network(QAFEL, 60, seed, place, upload_bytes=1000) for place in CONCURRENT for seed in (0, 1)]
     claim = ENTRIES["cifar10"].claims[0]
     verdict = claim.verdict(measured(*pairs))
     assert verdict.result == "fail"
-    assert "1.5 (concurrency 100, 2 seeds)" in verdict.because
+    assert "1.5 [1.44, 1.56] (concurrency 100, 2 seeds)" in verdict.because, "no wider than a step of evaluation has it"
     apart = [network(FEDBUFF, 40, 0, place) for place in CONCURRENT]
     apart += [network(QAFEL, 40, 1, place) for place in CONCURRENT]
     assert "no seed in common" in claim.verdict(measured(*apart)).because
@@ -140,8 +140,9 @@ def test_direct_quantization_must_fail_with_some_seed_at_500_and_1000():
         ]
 
     assert claim.verdict(measured(*found, *direct(None))).result == "pass"
-    assert claim.verdict(measured(*found, *direct(50))).result == "fail"
-    assert claim.verdict(measured(*found, *direct(110))).result == "fail", "slow is not failed"
+    for needs in (50, 110):  # slow is not failed
+        good = claim.verdict(measured(*found, *direct(needs)))
+        assert (good.result, "up to 63 % of seeds could" in good.because) == ("undecided", True)
     assert claim.verdict(measured(*found)).result == "not comparable"
     assert claim.verdict(measured(*found, *direct(None, places=(500.0,)))).result == "not comparable"
     assert "about 3 seeds" in claim.verdict(measured(*found, *direct(None, seeds=(0, 1)))).because
@@ -168,13 +169,13 @@ def test_fedasync_broadcasts_ten_times_as_often_or_the_claim_fails():
         assert claim.verdict(found).result == expected
 
 
-def test_seeds_differ_or_the_claim_fails():
+def test_seeds_differ_or_the_claim_is_undecided():
     def found(*ends):
         options = {"recipe": "shakespeare-fedbuff-direct-c500", "metric_goal": "max", "target": 0.54}
         return measured(*(made_up(f"seed {seed}", rising(end), seed, **options) for seed, end in enumerate(ends)))
 
     assert verdicts(ENTRIES["seeds"], found(0.1, 0.6, 0.6)) == ["pass"]
-    assert verdicts(ENTRIES["seeds"], found(0.5, 0.6, 0.6)) == ["fail"]
+    assert verdicts(ENTRIES["seeds"], found(0.5, 0.6, 0.6)) == ["undecided"]
     assert verdicts(ENTRIES["seeds"], found(0.6)) == ["not comparable"]
 
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from qafel.paper import ENTRIES
+from qafel.paper import ENTRIES, Request
 from qafel.paper.entry import Change, Extent, configuration
 from qafel.paper.measured import EntryRuns
 from qafel.paper.outputs import beside_a_fuller_one, provenance, read_back, results_folder, write_outputs
@@ -35,7 +35,7 @@ def tiny(tmp_path_factory):
         planned.append(Planned(run.method, configuration(recipe, run.config.seed, TINY)))
     folder = tmp_path_factory.mktemp("paper")
     assert not make_runs(planned, folder / "runs", Recorder(), executor="inline")
-    found = read_back(planned, folder / "runs", quick=False)
+    found = read_back(planned, folder / "runs", Request())
     return write_outputs(entry, found, COMMAND, folder / entry.name)
 
 
@@ -156,7 +156,7 @@ def test_every_file_states_where_the_runs_were_made(tmp_path):
     outcome = write_outputs(ENTRY, found, "qafel paper x", tmp_path)
     for name in ("table.md", "table.csv", "index.html"):
         text = (tmp_path / name).read_text(encoding="utf-8")
-        assert f"made with {THERE}." in text, name
+        assert f"Made with {THERE}." in text, name
         assert f"Results written with qafel {__version__}, Python" in text, name
     claims = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))
     versions = {"qafel": "0.0.7", "Python": "3.99.1", "numpy": "9.9", "numba": "8.8"}
@@ -168,7 +168,7 @@ def test_every_file_states_where_the_runs_were_made(tmp_path):
 
 def test_runs_of_before_say_what_was_not_recorded():
     source = provenance(runs({"qafel_version": __version__}), "")
-    assert f"made with qafel {__version__} (machine and other versions not recorded)." in source.sentence()
+    assert f"Made with qafel {__version__} (machine and other versions not recorded)." in source.sentence()
     assert f"Results written with qafel {__version__}, Python" in source.sentence()
     assert source.of_other_versions() == ""
 
@@ -178,7 +178,7 @@ def test_one_place_is_stated_once_and_several_with_their_runs():
     assert once.count("numpy") == 1
     assert "written with" not in once
     both = provenance(runs(ELSEWHERE, here(), here()), "").sentence()
-    assert f"made 1 with {THERE}; 2 with qafel {__version__}" in both
+    assert f"Made 1 with {THERE}; 2 with qafel {__version__}" in both
 
 
 def test_a_run_that_went_on_elsewhere_counts_for_both_places():
@@ -244,10 +244,14 @@ def test_a_seed_for_each_curve_is_no_mean():
 
 def test_quick_and_other_families_have_folders_of_their_own(tmp_path):
     planned = [made_up("", falling(1e-3))[0]]
-    assert results_folder(tmp_path, "x", planned, False, None) == tmp_path / "x"
-    assert results_folder(tmp_path, "x", planned, True, None) == tmp_path / "x-quick"
-    assert results_folder(tmp_path, "x", planned, True, "mushrooms") == tmp_path / "x-mushrooms-quick"
-    assert results_folder(tmp_path, "x", planned, False, "cifar10") == tmp_path / "x", "it has no such run"
+    assert results_folder(tmp_path, "x", planned, Request()) == tmp_path / "x"
+    assert results_folder(tmp_path, "x", planned, Request(quick=True)) == tmp_path / "x-quick"
+    assert (
+        results_folder(tmp_path, "x", planned, Request(quick=True, family="mushrooms"))
+        == tmp_path / "x-mushrooms-quick"
+    )
+    assert results_folder(tmp_path, "x", planned, Request(family="cifar10")) == tmp_path / "x", "it has no such run"
+    assert results_folder(tmp_path, "x", planned, Request(uploads=300)) == tmp_path / "x-u300"
 
 
 def test_a_part_does_not_replace_a_fuller_result(tmp_path):

@@ -17,7 +17,7 @@ from qafel.errors import UserError
 from qafel.paper import ENTRIES, Extent, Request, entry_named
 from qafel.paper.document import all_runs, write_document
 from qafel.paper.entry import why_missing
-from qafel.paper.kept import keep, take_back
+from qafel.paper.kept import keep, require_writable, take_back
 from qafel.paper.outputs import EntryResult, write_entries
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.making import make_runs, unfinished, unique
@@ -46,7 +46,8 @@ def paper(
         str | None, typer.Option(help="Take the recipes of a neural entry from a family such as shakespeare-small.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Only runs with such names: '*-c100*'; can be repeated.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only runs with such names: `'*-c100*'`; can be repeated."),
     ] = None,
     uploads: Annotated[int | None, typer.Option(min=1, help="End every run after so many uploads.")] = None,
     results: Annotated[
@@ -60,8 +61,8 @@ def paper(
     """Reproduce a figure or table of the paper: run what is missing, then write table, figure, page and verdicts.
 
     A finished run is not run again; an interrupted run continues; a run with other settings is moved aside. Results
-    go to OUT/NAME, those of --quick to NAME-quick, those of --family to NAME-FAMILY. Results of --only go to NAME-part
-    if OUT/NAME holds those of more runs.
+    go to OUT/NAME, those of --quick to NAME-quick, of --family to NAME-FAMILY, of --uploads to NAME-uN, and where there
+    are results of more runs to NAME-part.
 
     Example: qafel paper qafel-vs-direct-qsgd --seeds 3
     """
@@ -75,6 +76,8 @@ def paper(
     request = Request(seeds, quick, all_methods, family, only or [], finished, uploads)
     entries = ENTRIES if name == "all" else {name: entry_named(name)}
     if results is not None:
+        if not finished:
+            require_writable(results)
         take_back(request.all_runs(entries), out / "runs", results)
     plans = request.plans(entries, out / "runs")
     todo = {entry: unfinished(runs, out / "runs") for entry, runs in plans.items()}
@@ -112,8 +115,9 @@ def _write_document(out: Path, results: Path | None, to: Path) -> None:
     if results is not None:
         take_back(all_runs(ENTRIES), out / "runs", results)
     found = write_document(ENTRIES, out, to)
-    there = sum(one.result is not None for one in found)
-    console.print(f"{to}: {there} of {len(found)} experiments have finished runs", highlight=False)
+    absent = [one.command for one in found if one.result is None]
+    console.print(f"{to}: {len(found) - len(absent)} of {len(found)} experiments have finished runs", highlight=False)
+    _complain("[yellow]not run[/]", dict.fromkeys(absent, "it is said to be missing there"))
 
 
 def _complain(what: str, of: dict[str, str]) -> None:

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from qafel.errors import NotComparable
 from qafel.paper.display import END_COLUMNS, Across, Table, TableColumn, curve_panels
-from qafel.paper.entry import Change, Claim, Entry, Verdict, mushrooms
+from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
 from qafel.paper.measured import (
     FAR,
     EntryRuns,
@@ -19,11 +20,13 @@ from qafel.paper.measured import (
     end_ratio,
     has_settled,
     late_progress,
+    level_ratio,
     settled,
 )
-from qafel.paper.statistics import Interval, every, power, ratios
+from qafel.paper.statistics import Interval, every, power, ratio
 from qafel.runs.reading import Run
-from qafel.runs.seeds import Figure, Spread
+from qafel.runs.seeds import Spread
+from qafel.sweeps.making import Planned
 from qafel.text import human_count, human_metric
 
 UNQUANTIZED = "FedBuff, unquantized"
@@ -92,6 +95,7 @@ def _entry(
     columns: Sequence[TableColumn] = (),
     across: Sequence[Across] = ("steps", "bytes"),
     notes: Sequence[str] = (),
+    more_seeds: int = 0,
 ) -> Entry:
     """Methods side by side; `columns` follow those of every such table, and curves are drawn `across` these figures."""
     planned = {method: (_RECIPES[method], [_CHANGES[method]] if method in _CHANGES else ()) for method in methods}
@@ -99,10 +103,11 @@ def _entry(
     def table(measured: EntryRuns) -> Table:
         return Table.of("method", measured.by_method(), *END_COLUMNS, *columns)
 
+    def plan(extent: Extent) -> list[Planned]:
+        return mushrooms(extent.more_seeds(more_seeds), planned)
+
     panels = partial(curve_panels, keys=across)
-    return Entry(
-        name, title, paper, time, lambda extent: mushrooms(extent, planned), table, panels, claims, lambda _: notes
-    )
+    return Entry(name, title, paper, time, plan, table, panels, claims, lambda _: notes)
 
 
 def _claim(where: str, text: str, check: Callable[..., Verdict], *of: str) -> Claim:
@@ -112,7 +117,8 @@ def _claim(where: str, text: str, check: Callable[..., Verdict], *of: str) -> Cl
 
 def _is_close(measured: EntryRuns, method: str) -> Verdict:
     found = end_ratio(measured, method, UNQUANTIZED)
-    return Verdict.of(found.at_most(CLOSE), f"{_end(measured, method)}: {found} times the unquantized run's")
+    said = f"{_end(measured, method)}: {found} times the unquantized run's; {power([found])}"
+    return Verdict.of(found.at_most(CLOSE), said)
 
 
 def _does_not_converge(measured: EntryRuns, method: str) -> Verdict:
@@ -122,7 +128,7 @@ def _does_not_converge(measured: EntryRuns, method: str) -> Verdict:
     return Verdict.of(
         every((found.at_least(FAR), all(map(has_settled, runs)))),
         f"{_end(measured, method)}: {found} times the unquantized run's; over the second half it changed by "
-        f"{-100 * max(still):+.0f} to {-100 * min(still):+.0f} %",
+        f"{-100 * max(still):+.0f} to {-100 * min(still):+.0f} %; {power([found])}",
     )
 
 
@@ -155,31 +161,28 @@ def _fair(measured: EntryRuns) -> dict[int, EntryRuns]:
 
 def _faster_at_first(measured: EntryRuns) -> Verdict:
     fair = _fair(measured)
-    needed = [runs.spread(_early).mean for runs in fair.values()]
-    # A run that never came down so far counts with its whole length: it would take longer.
-    falls = _steps(list(fair.values()), lambda run: min(_early(run), float(run.column("version")[-1])))
-    listed = ", ".join(f"{steps:.0f}" for steps in needed)
-    said = f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {listed}"
-    return Verdict.of(every(one.below(1.0) for one in falls), f"{said}; each over the one before: {_all(falls)}")
+    needed = ", ".join(f"{runs.spread(_early).mean:.0f}" for runs in fair.values())
+    falls = [level_ratio(EARLY, after, before) for before, after in pairwise(fair.values())]
+    said = f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {needed}; each over the one before: {_all(falls)}"
+    return Verdict.of(every(one.below(1.0) for one in falls), f"{said}; {power(falls)}")
 
 
 def _worse_in_the_end(measured: EntryRuns) -> Verdict:
-    """Settles higher: among runs that have settled, with every seed, the next P's level over the one before."""
-    fair = {steps: runs for steps, runs in _fair(measured).items() if all(map(has_settled, runs.runs()))}
-    if len(fair) < 2:
-        return Verdict.none("too few of the runs had settled by their end to compare where they settle")
-    rises = _steps(list(fair.values()), settled)
-    levels = {steps: human_metric(runs.spread(settled).mean) for steps, runs in fair.items()}
-    listed = ", ".join(f"{level} (P = {steps})" for steps, level in levels.items())
-    falling = ", ".join(str(steps) for steps in LOCAL_STEPS if steps not in levels)
-    still = f"; still falling for P = {falling}" if falling else ""
-    said = f"where f(x) − f* has settled, it is at {listed}; each over the one before: {_all(rises)}{still}"
-    return Verdict.of(every(one.above(1.0) for one in rises), said)
+    """Settles higher: the next P's level over the one before.
 
-
-def _steps(groups: Sequence[EntryRuns], figure: Figure) -> list[Interval]:
-    """A figure of each group over that of the one before."""
-    return ratios([after.paired(figure, before) for before, after in pairwise(groups)])
+    A run that is still falling ends at most where it is: what has settled above it ends higher. Where it falls itself,
+    nothing is known of its end.
+    """
+    fair = _fair(measured)
+    still = {steps for steps, runs in fair.items() if not all(map(has_settled, runs.runs()))}
+    found = {(few, many): ratio(fair[many].paired(settled, fair[few])) for few, many in pairwise(fair)}
+    known = {pair: one.above(1.0) for pair, one in found.items() if pair[1] not in still}
+    holds = every(None if few in still and not above else above for (few, _), above in known.items())
+    levels = ", ".join(f"{human_metric(runs.spread(settled).mean)} (P = {steps})" for steps, runs in fair.items())
+    each = ", ".join(f"{found[pair]} (P = {pair[1]} over {pair[0]})" for pair in known)
+    said = f"f(x) − f* ends at {levels}; {each or 'no run has settled'}; {power(found.values())}"
+    falling = f"; still falling for P = {', '.join(map(str, sorted(still)))}" if still else ""
+    return Verdict.of(every((None if still else True, holds)), f"{said}{falling}")
 
 
 def _all(found: Iterable[Interval]) -> str:
@@ -219,6 +222,7 @@ LOCAL_STEPS_ENTRY = _entry(
     Claim("Fig. 6", "More local steps end at a higher suboptimality", _worse_in_the_end),
     time="2 min",
     columns=[TableColumn.spread(f"server steps to {EARLY:g}", _early, human_count)],
+    more_seeds=2,
 )
 
 
@@ -242,7 +246,16 @@ def _as_in_table_1(measured: EntryRuns) -> Verdict:
     return Verdict.of(not wrong, listed)
 
 
+def _require_error(measured: EntryRuns) -> None:
+    """Raise NotComparable unless direct quantization ends higher than none: else there is nothing to mitigate."""
+    found = end_ratio(measured, DIRECT, FEDBUFF)
+    if not found.above(1.0):
+        said = f"{DIRECT} ends at {found} times {FEDBUFF}'s f(x) − f*"
+        raise NotComparable(f"direct quantization propagates no error here that could be mitigated: {said}")
+
+
 def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:
+    _require_error(measured)
     found = end_ratio(measured, method, reference)
     said = f"{found} times {reference}'s f(x) − f* in the end; {power([found])}"
     return Verdict.of(found.at_most(CLOSE), said)
@@ -252,8 +265,9 @@ def _hidden_beats_direct(measured: EntryRuns) -> Verdict:
     # The claim is about the hidden state: a hidden state that diverges refutes it.
     if any(gone := [run.diverged for run in measured.runs(HIDDEN)]):
         return Verdict.of(False, f"with a hidden state {sum(gone)} of {len(gone)} runs diverged")
+    _require_error(measured)
     found = end_ratio(measured, DIRECT, HIDDEN)
-    return Verdict.of(found.at_least(CLOSE), f"direct ends at {found} times the hidden state's")
+    return Verdict.of(found.at_least(CLOSE), f"direct ends at {found} times the hidden state's; {power([found])}")
 
 
 RELATED_WORK = _entry(

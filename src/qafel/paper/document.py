@@ -14,8 +14,8 @@ from typing import final
 
 from qafel.errors import DataError
 from qafel.files import write_atomically
-from qafel.paper.entry import Entry, Request
-from qafel.paper.outputs import EntryResult, read_back, results_folder, write_outputs
+from qafel.paper.entry import Claim, Entry, Request
+from qafel.paper.outputs import EntryResult, environments, finished_runs, read_back, results_folder, write_outputs
 from qafel.sweeps.making import Planned
 
 EXPERIMENTS: tuple[tuple[str, Request], ...] = (
@@ -46,16 +46,17 @@ Every figure and table of the paper that shows results is one command; `qafel pa
 made from finished runs alone, those in paper/runs and those that are kept in [results/](../results), by
 
 ```sh
-# not run by the tests: without the finished runs it takes days
+# not run by the tests: it writes over this file
+qafel paper rate                              # its 330 runs are not kept; some minutes
 qafel paper document --results results
 ```
 
 and the command of each section repeats its runs. Verdicts follow 90 % intervals over paired seeds, shown in brackets
-([how](decisions/verdicts-by-interval.md)): **pass** and **fail** are wrong at most once in twenty times, **undecided**
-needs more seeds, **by construction** follows from the configuration, **not comparable** means that the runs are not
-those that the claim is about, **not run** that there are none. "In the end" is the mean over the last tenth of a run's
-evaluations, ± the standard deviation over seeds. Run time is what runs recorded, on a machine that did other things as
-well: an upper bound."""
+([how](decisions/verdicts-by-interval.md)): **pass** is wrong at most once in twenty times, **fail** too where one
+comparison decides it, **undecided** needs more seeds or longer runs, **by construction** follows from the
+configuration, **not comparable** means that the runs cannot decide the claim, **not run** that there are none. "In the
+end" is the mean over the last tenth of a run's evaluations, ± the standard deviation over seeds. Run time is what runs
+recorded, on a machine that did other things as well: an upper bound."""
 
 _PARTS = """The published runs on CelebA and Shakespeare are out of reach of two cores. `methods` and `bits` have their
 shape on a part of the data: 895 of CelebA's 9,343 people, 200 of Shakespeare's 1,129 characters with at most 128
@@ -81,11 +82,10 @@ class Experiment:
         """Runs that are not finished."""
         return len(self.planned) - (len(self.result.source.measured.pairs) if self.result is not None else 0)
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Claim, place in the paper, experiment and verdict, a row each."""
+    def verdicts(self) -> list[tuple[Claim, str]]:
+        """Each claim, and what the runs say of it."""
         found = dict(self.result.verdicts) if self.result is not None else {}
-        verdicts = ((claim, found[claim].result if claim in found else "not run") for claim in self.entry.claims)
-        return [(claim.text, claim.where, f"[{self.name}](#{self.name})", result) for claim, result in verdicts]
+        return [(claim, found[claim].result if claim in found else "not run") for claim in self.entry.claims]
 
     def section(self) -> str:
         """Its part of the document, behind an anchor."""
@@ -93,8 +93,8 @@ class Experiment:
         if self.result is None:
             head = f"## {self.title}\n\n{self.entry.paper}. `{self.command}`"
             return f"{anchor}{head}\n\nNot run: none of its {len(self.planned)} runs is finished.\n"
-        settings = f"[Settings](reproduction/{self.name}.md)"
-        return anchor + self.result.section(self.title, f"images/paper/{self.name}.png", settings)
+        source = f"{self.result.source.extent()} [Settings, versions and machine](reproduction/{self.name}.md)"
+        return anchor + self.result.section(self.title, f"images/paper/{self.name}.png", source)
 
 
 def all_runs(entries: dict[str, Entry]) -> list[Planned]:
@@ -103,14 +103,19 @@ def all_runs(entries: dict[str, Entry]) -> list[Planned]:
 
 
 def write_document(entries: dict[str, Entry], out: Path, file: Path) -> list[Experiment]:
-    """Write the document to `file`, figures and settings beside it, from the finished runs in `out`/runs."""
+    """Write the document to `file`, figures and settings beside it, from the finished runs in `out`/runs.
+
+    DataError if a run is damaged, or none is finished: what is written there stays.
+    """
     found = [_experiment(entries[name], request, out) for name, request in EXPERIMENTS]
+    if all(one.result is None for one in found):
+        raise DataError(f"no run is finished in {out / 'runs'}: nothing is written")
     for one in found:
         if one.result is not None:
             picture = (one.result.folder / "figure.png").read_bytes()
             write_atomically(file.parent / "images/paper" / f"{one.name}.png", picture, make_folder=True)
             settings = "\n".join(f"- {line}" for line in one.result.settings())
-            text = f"# {one.title}: settings\n\n`{one.command}`\n\n{settings}\n"
+            text = f"# {one.title}: settings\n\n`{one.command}`\n\n{one.result.source.sentence()}\n\n{settings}\n"
             write_atomically(file.parent / file.stem / f"{one.name}.md", text.encode(), make_folder=True)
     write_atomically(file, _document(found).encode(), make_folder=True)
     return found
@@ -118,24 +123,37 @@ def write_document(entries: dict[str, Entry], out: Path, file: Path) -> list[Exp
 
 def _experiment(entry: Entry, request: Request, out: Path) -> Experiment:
     planned, command = request.all_runs({entry.name: entry}), request.command(entry.name)
-    folder = results_folder(out, entry.name, planned, request.quick, request.family)
-    try:
-        result = write_outputs(entry, read_back(planned, out / "runs", request.quick), command, folder)
-    except DataError:
-        result = None
+    folder, result = results_folder(out, entry.name, planned, request), None
+    if finished_runs(planned, out / "runs"):
+        result = write_outputs(entry, read_back(planned, out / "runs", request), command, folder)
     title = f"{entry.title} ({request.family})" if request.family else entry.title
     return Experiment(entry, title, command, folder.name, planned, result)
 
 
 def _document(found: Sequence[Experiment]) -> str:
-    rows = [row for one in found for row in one.rows()]
-    counts = Counter(result for *_, result in rows)
+    head = (_INTRODUCTION, _made_with(found), _missing(found), _PARTS, _claims(found))
+    return "\n\n".join((*head, *(one.section().strip() for one in found))) + "\n"
+
+
+def _claims(found: Sequence[Experiment]) -> str:
+    """A row for each claim, with the verdict of every experiment that is about it."""
+    counts = Counter(result for one in found for _, result in one.verdicts())
     total = ", ".join(f"{count} {result}" for result, count in counts.most_common())
-    claims = "\n".join(f"| {text} | {where} | {link} | **{result}** |" for text, where, link, result in rows)
-    table = f"## Claims\n\n{total}.\n\n| published claim | where | experiment | here |\n|---|---|---|---|\n{claims}"
-    return (
-        "\n\n".join((_INTRODUCTION, _missing(found), _PARTS, table, *(one.section().strip() for one in found))) + "\n"
-    )
+    rows: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        for claim, result in one.verdicts():
+            rows.setdefault((claim.text, claim.where), []).append(f"[{one.name}](#{one.name}): **{result}**")
+    listed = "\n".join(f"| {text} | {where} | {', '.join(here)} |" for (text, where), here in rows.items())
+    return f"## Claims\n\nVerdicts: {total}.\n\n| claim | where | here |\n|---|---|---|\n{listed}"
+
+
+def _made_with(found: Sequence[Experiment]) -> str:
+    """Versions and machines of all runs, each run once, in words."""
+    results = [one.result for one in found if one.result is not None]
+    runs = {planned.folder: (planned, run) for it in results for planned, run in it.source.measured.pairs}
+    places = Counter(place for pair in runs.values() for place in environments(*pair))
+    listed = "; ".join(f"{count} with {place}" for place, count in places.most_common())
+    return f"**Made with.** {len(runs)} runs: {listed}."
 
 
 def _missing(found: Sequence[Experiment]) -> str:

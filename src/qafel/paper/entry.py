@@ -82,8 +82,8 @@ def configuration(recipe: str, seed: int, *changes: Change) -> Config:
 
 def repeated(extent: Extent, task: str, method: str, recipe: str, *changes: Change, **at: float | str) -> list[Planned]:
     """A run of `recipe` with `changes` for each seed of `extent`, quick if it says so; `at` is the place in a sweep."""
-    short = [uploads_limit(extent.uploads)] if extent.uploads else []
-    short += [QUICK[task]] if extent.quick else []
+    short = [QUICK[task]] if extent.quick else []
+    short += [uploads_limit(extent.uploads)] if extent.uploads else []
     return [Planned(method, configuration(recipe, seed, *changes, *short), at) for seed in extent.seeds]
 
 
@@ -136,11 +136,15 @@ class Claim:
     """Whether a quick run can decide it."""
     by_construction: bool = False
     """Whether it follows from the configuration."""
+    cut_suffices: bool = False
+    """Whether runs that were made to end sooner can decide it."""
 
     def verdict(self, measured: EntryRuns) -> Verdict:
         """Decide the claim by an entry's runs."""
         if measured.quick and not self.quick_suffices:
             return Verdict.none("this was a quick run")
+        if measured.cut and not (self.cut_suffices or self.quick_suffices):
+            return Verdict.none("these runs were made to end sooner")
         try:
             found = self.check(measured)
         except NotComparable as error:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from qafel.drawing.chart import Panel
-from qafel.errors import NotComparable
 from qafel.paper.display import Table, TableColumn, accuracy_panel, three_digits
 from qafel.paper.entry import Claim, Entry, Extent, Verdict, repeated, uploads_limit
-from qafel.paper.measured import EntryRuns, Paired, best_accuracy, met_target, to_target
+from qafel.paper.measured import EntryRuns, best_accuracy, met_target, target_ratio, to_target, traffic
 from qafel.paper.neural import FEDBUFF, QAFEL
 from qafel.paper.pareto import pair_change
-from qafel.paper.statistics import every, power, ratio
+from qafel.paper.statistics import every, power
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
 from qafel.sweeps.making import Planned
@@ -40,9 +40,8 @@ def _plan(extent: Extent) -> list[Planned]:
     return runs
 
 
-def _sent(run: Run) -> float:
-    """All bytes to the target, up and broadcast."""
-    return to_target("upload_bytes_total")(run) + to_target("broadcast_bytes_total")(run)
+SENT = to_target(traffic)
+"""All bytes to the target, up and broadcast."""
 
 
 def _received(run: Run) -> float:
@@ -51,12 +50,7 @@ def _received(run: Run) -> float:
 
 
 def _times_fewer(measured: EntryRuns, runs: EntryRuns) -> Spread:
-    return Spread.of(theirs / ours for ours, theirs in _paired(measured, runs.methods[0]))
-
-
-def _paired(measured: EntryRuns, label: str) -> Paired:
-    """All bytes of a pair and of FedBuff, seed by seed."""
-    return measured.of(label).paired(_sent, measured.of(FEDBUFF))
+    return Spread.of(theirs / ours for ours, theirs in runs.paired(SENT, measured.of(FEDBUFF)))
 
 
 def _table(measured: EntryRuns) -> Table:
@@ -64,7 +58,7 @@ def _table(measured: EntryRuns) -> Table:
         "bits up / down",
         measured.by_method(),
         TableColumn.spread("uploads to target", to_target("uploads"), human_count),
-        TableColumn.spread("up and broadcast", _sent, human_bytes),
+        TableColumn.spread("up and broadcast", SENT, human_bytes),
         TableColumn("times fewer", partial(_times_fewer, measured), lambda value: f"{value:.1f}×"),
         TableColumn.spread("received by starts", _received, human_bytes),
         TableColumn.spread("best accuracy", best_accuracy, three_digits),
@@ -75,21 +69,12 @@ def _panels(measured: EntryRuns) -> list[Panel]:
     return [accuracy_panel(measured, "bytes", "by bytes", "bytes"), accuracy_panel(measured, "uploads", "by uploads")]
 
 
-def _saves(measured: EntryRuns, least: float, most: float | None = None) -> Verdict:
-    """Some pair needs so many times fewer bytes than FedBuff, and at most so many times its uploads."""
-    said, found = [], []
-    for label in (FIRST, *OURS):
-        if not measured.has(label):
-            continue
-        fewer = ratio(_paired(measured, label)).inverse
-        more = ratio(measured.of(label).paired(to_target("uploads"), measured.of(FEDBUFF)))
-        found.append(every((fewer.at_least(least), True if most is None else more.at_most(most))))
-        if fewer.estimate >= least and (most is None or more.estimate <= most):
-            said.append(f"{label}: {fewer} times fewer bytes with {more} times the uploads, {power([fewer])}")
-    if not found:
-        raise NotComparable("no pair of ours was run")
-    holds = True if True in found else None if said or None in found else False
-    return Verdict.of(holds, "; ".join(said) or "no pair has both in the mean")
+def _saves(measured: EntryRuns, label: str, least: float, most: float = math.inf) -> Verdict:
+    """A pair needs so many times fewer bytes than FedBuff, and at most so many times its uploads."""
+    ours, theirs = measured.of(label), measured.of(FEDBUFF)
+    fewer, more = target_ratio(traffic, ours, theirs).inverse, target_ratio("uploads", ours, theirs)
+    said = f"{label}: {fewer} times fewer bytes with {more} times the uploads; {power([fewer])}"
+    return Verdict.of(every((fewer.at_least(least), True if math.isinf(most) else more.at_most(most))), said)
 
 
 ENTRY = Entry(
@@ -101,12 +86,14 @@ ENTRY = Entry(
     _table,
     _panels,
     (
-        Claim("ours", "35 times fewer bytes than FedBuff with at most 1.2 times the uploads",
-              partial(_saves, least=35.0, most=1.2)),
-        Claim("ours", "60 times fewer bytes where more uploads are allowed", partial(_saves, least=60.0)),
+        Claim("ours", "0.75 bit up and 1 down: 35 times fewer bytes than FedBuff, at most 1.2 times the uploads",
+              partial(_saves, label=FIRST, least=35.0, most=1.2)),
+        Claim("ours", "0.25 bit up and 0.5 down: 60 times fewer bytes, with more uploads",
+              partial(_saves, label="0.25 / 0.5", least=60.0)),
     ),
     lambda _: (
         "Step sizes are the published ones for every pair. Received: what starting clients download, the broadcasts "
-        "since their last start or a snapshot of x̂, whichever is shorter.",
+        "since their last start or a snapshot of x̂, whichever is shorter. The claims name one pair each: a best of six "
+        "would pass by luck. Seeds 0 and 1 had been seen with an earlier trellis when these were named.",
     ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from qafel.errors import NotComparable
-from qafel.paper.statistics import Interval, ratio, ratios
+from qafel.paper.statistics import Interval, ratio
 from qafel.runs.reading import Column, Run
 from qafel.runs.seeds import Figure, Spread
 from qafel.sweeps.making import Planned
@@ -23,9 +23,13 @@ from qafel.sweeps.making import Planned
 T = TypeVar("T")
 Paired: TypeAlias = list[tuple[float, float]]
 """A figure of two groups of runs, seed by seed."""
+Rows: TypeAlias = str | Callable[[Run], Column]
+"""A column of a run by its name, or one that is made of others."""
 
 SETTLED = 0.1
 """The last tenth of a run is what it settled at."""
+ROWS = 3
+"""The fewest evaluations of such a tenth: one alone may be luck."""
 
 STILL = 0.1
 """A run has settled if it got better by less than a tenth over its second half."""
@@ -44,6 +48,8 @@ class EntryRuns:
 
     pairs: tuple[tuple[Planned, Run], ...]
     quick: bool = False
+    cut: bool = False
+    """Whether they were made to end sooner than the entry has it."""
 
     @property
     def methods(self) -> list[str]:
@@ -93,7 +99,7 @@ class EntryRuns:
             names = " and ".join(dict.fromkeys(group.methods[0] for group in groups))
             raise NotComparable(f"the runs of {names} have no seed in common")
         kept = tuple(pair for group in groups for pair in group.pairs if pair[0].config.seed in common)
-        return EntryRuns(kept, groups[0].quick)
+        return replace(groups[0], pairs=kept)
 
     def paired(self, figure: Figure, others: EntryRuns) -> Paired:
         """A figure of these runs and of `others` for every seed that both have; NotComparable if there is none."""
@@ -117,33 +123,74 @@ def end_ratio(measured: EntryRuns, method: str, reference: str) -> Interval:
     return ratio([(math.inf if math.isnan(ours) else ours, theirs) for ours, theirs in found])
 
 
-def target_ratios(column: str, *groups: tuple[EntryRuns, EntryRuns]) -> list[Interval]:
-    """A figure at the target, ours over theirs in each group; NotComparable unless theirs met it with every seed.
+def target_ratio(column: Rows, ours: EntryRuns, theirs: EntryRuns) -> Interval:
+    """A figure at the target, ours over theirs; NotComparable unless theirs met it with every seed.
 
     A run of ours that ended before it met the target counts with what it had used by then, and leaves the interval
     without a high end; one that diverged would never meet it.
     """
-    found, beyond = [], []
-    for ours, theirs in groups:
-        if not all(met_target(run) for planned, run in ours.pairs if planned.config.seed not in theirs.seeds):
-            raise NotComparable(f"a seed that {theirs.methods[0]} was not run with did not meet the target")
-        paired = ours.paired(_used(column), theirs)
-        met = ours.paired(lambda run: float(met_target(run)), theirs)
-        if not all(reference for _, reference in met):
-            raise NotComparable(f"{theirs.methods[0]}, the reference, did not meet the target with every seed")
-        found.append(paired)
-        beyond.append([not ours_met for ours_met, _ in met])
-    return ratios(found, beyond)
+    if not all(map(met_target, theirs.runs())):
+        raise NotComparable(f"{theirs.methods[0]}, the reference, did not meet the target with every seed")
+    if not all(met_target(run) for planned, run in ours.pairs if planned.config.seed not in theirs.seeds):
+        raise NotComparable(f"a seed that {theirs.methods[0]} was not run with did not meet the target")
+    beyond = [not met for met, _ in ours.paired(met_target, theirs)]
+    return ratio(ours.paired(_used(column), theirs), beyond, _rounding(ours.paired(_step_to_target, theirs)))
 
 
-def _used(column: str) -> Figure:
+def _step_to_target(run: Run) -> float:
+    """From the evaluation before the one that met the target, as a share of all uploads until then."""
+    met = run.first_at(run.number("target"), "max")
+    return 0.0 if met is None else _step(run, met)
+
+
+def _step(run: Run, row: int) -> float:
+    """From the evaluation before this `row`, as a share of all uploads until then."""
+    uploads = run.column("uploads")
+    return 1 - float(uploads[row - 1]) / float(uploads[row]) if row else 0.0
+
+
+def _rounding(steps: Paired) -> float:
+    """The standard deviation of log(ours/theirs) for figures that are rounded up to the next evaluation."""
+    return math.sqrt(float(np.square(steps).sum(axis=1).mean()) / 12)
+
+
+def level_ratio(level: float, ours: EntryRuns, theirs: EntryRuns) -> Interval:
+    """Server steps until f(x) − f* is at or below a `level`, ours over theirs.
+
+    A run that never came down so far counts with its whole length, which bounds what it needs from below; one that
+    diverged is infinitely far. Theirs may be longer than is known: then the ratio is smaller still.
+    """
+
+    def needed(run: Run) -> float:
+        if run.diverged:
+            return math.inf
+        return min(at_level(run, level, run.column("version")), float(run.column("version")[-1]))
+
+    def step(run: Run) -> float:
+        first = run.first_at(level, "min")
+        return 0.0 if first is None else _step(run, first)
+
+    beyond = [not reached for reached, _ in ours.paired(lambda run: run.first_at(level, "min") is not None, theirs)]
+    return ratio(ours.paired(needed, theirs), beyond, _rounding(ours.paired(step, theirs)))
+
+
+def _used(column: Rows) -> Figure:
     """What a run needed to the target, or used without meeting it."""
 
     def used(run: Run) -> float:
         needed = to_target(column)(run)
-        return needed if math.isfinite(needed) or diverges(run) else float(run.column(column)[-1])
+        return needed if math.isfinite(needed) or diverges(run) else float(_rows(run, column)[-1])
 
     return used
+
+
+def _rows(run: Run, column: Rows) -> Column:
+    return run.column(column) if isinstance(column, str) else column(run)
+
+
+def traffic(run: Run) -> Column:
+    """All bytes so far, a broadcast counted once."""
+    return run.traffic
 
 
 def if_comparable(value: Callable[[], T], otherwise: T) -> T:
@@ -159,13 +206,17 @@ def settled(run: Run) -> float:
     if run.diverged:
         return 0.0 if run.goal == "max" else math.inf
     metric = run.column("metric")
-    return float(metric[-max(1, round(SETTLED * len(metric))) :].mean())
+    return float(metric[-_tenth(metric) :].mean())
+
+
+def _tenth(metric: Column) -> int:
+    return min(len(metric), max(ROWS, round(SETTLED * len(metric))))
 
 
 def best_level(run: Run) -> float:
     """The best mean over any tenth of the run: like against like with where it settled, however noisy it is."""
     metric = run.column("metric")
-    rows = max(1, round(SETTLED * len(metric)))
+    rows = _tenth(metric)
     metric = metric[np.isfinite(metric)]
     means = sliding_window_view(metric, min(rows, len(metric))).mean(axis=1)
     return float(means.max() if run.goal == "max" else means.min())
@@ -179,18 +230,29 @@ def diverges(run: Run) -> bool:
     return end <= best / FAR if run.goal == "max" else end >= FAR * best
 
 
+def _middle(run: Run) -> float:
+    """The mean metric over the tenth in the middle of the run."""
+    metric = run.column("metric")
+    return float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
+
+
 def late_progress(run: Run) -> float:
     """By what share the metric got better from the middle of the run to its end."""
     if run.diverged:
         return 0.0
-    metric = run.column("metric")
-    middle = float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
-    return settled(run) / middle - 1 if run.goal == "max" else 1 - settled(run) / middle
+    end, middle = settled(run), _middle(run)
+    return end / middle - 1 if run.goal == "max" else 1 - end / middle
 
 
 def has_settled(run: Run) -> bool:
     """Whether it no longer gets better: by less than a tenth over its second half."""
     return late_progress(run) < STILL
+
+
+def stalls(run: Run) -> bool:
+    """Whether it has settled below its target: it would stay there if it rose once more as over its second half."""
+    end = settled(run)
+    return has_settled(run) and not met_target(run) and end + max(0.0, end - _middle(run)) < run.number("target")
 
 
 def at_level(run: Run, level: float, values: Column) -> float:
@@ -199,9 +261,9 @@ def at_level(run: Run, level: float, values: Column) -> float:
     return math.inf if first is None else float(values[first])
 
 
-def to_target(column: str) -> Figure:
+def to_target(column: Rows) -> Figure:
     """The value of `column` where a run's accuracy first meets its target; infinite if it never does."""
-    return lambda run: run.at_target(run.column(column), "max")
+    return lambda run: run.at_target(_rows(run, column), "max")
 
 
 def met_target(run: Run) -> bool:

@@ -14,11 +14,12 @@ import numpy as np
 from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper import neural
-from qafel.paper.bits import MOST_UPLOADS
+from qafel.paper.bits import latest_end
 from qafel.paper.display import ACROSS, Across, Table, TableColumn, accuracy_panel, curve, three_digits
-from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, configuration, repeated, uploads_limit
-from qafel.paper.measured import EntryRuns, best_accuracy, diverges, has_settled, met_target
+from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, configuration, repeated
+from qafel.paper.measured import EntryRuns, best_accuracy, diverges, met_target, settled, stalls
 from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, PUBLISHED_TARGETS, QAFEL, SIMILAR
+from qafel.paper.statistics import unseen
 from qafel.runs.reading import Run
 from qafel.sweeps.making import Planned
 from qafel.text import human_count
@@ -28,14 +29,38 @@ METHODS = (FEDBUFF, QAFEL, DIRECT, FEDASYNC, FEDASYNC_DIRECT)
 PLACES = {"shakespeare-small": 10}
 """The concurrency of a family, where not 100."""
 
+AGAIN = ("cifar10",)
+"""Where FedAsync does not learn with its published step sizes, and is run with FedBuff's as well."""
+
 
 def _plan(extent: Extent) -> list[Planned]:
     """Every method; those that may never meet the target end sooner than the recipes of CIFAR-10 say."""
     family = extent.family or "cifar10"
     place = PLACES.get(family, 100)
     task = configuration(f"{family}-fedbuff-c{place}", 0).task.name
-    limit = {method: uploads_limit(MOST_UPLOADS[family]) for method in METHODS[2:]} if family in MOST_UPLOADS else {}
-    return neural.plan(task, METHODS, extent, (place,), {} if extent.uploads else limit)
+    end = latest_end(family, extent)
+    planned = neural.plan(task, METHODS, extent, (place,), {method: end[0] for method in METHODS[2:] if end})
+    for method in (FEDASYNC, FEDASYNC_DIRECT) if family in AGAIN else ():
+        recipe = f"{family}-{neural.METHODS[method].format(c=f'c{place}')}"
+        changes = _steps_of(f"{family}-fedbuff-c{place}"), *end
+        planned += repeated(extent, task, _again(method), recipe, *changes, concurrency=place)
+    return planned
+
+
+def _steps_of(recipe: str) -> Change:
+    """The step sizes of another recipe."""
+    algorithm = configuration(recipe, 0).algorithm
+    names = ("client_lr", "server_lr", "server_momentum")
+    return Change("fedbuff-steps", tuple(f"algorithm.{name}={getattr(algorithm, name)}" for name in names))
+
+
+def _again(method: str) -> str:
+    return f"{method}, FedBuff's steps"
+
+
+def _learning(measured: EntryRuns, method: str) -> str:
+    """The runs of FedAsync that claims are about: with step sizes with which it learns."""
+    return _again(method) if measured.has(_again(method)) else method
 
 
 def _both(measured: EntryRuns, method: str = QAFEL, reference: str = FEDBUFF) -> neural.Comparisons:
@@ -49,16 +74,27 @@ def _direct_fails(measured: EntryRuns) -> Verdict:
         raise NotComparable("QAFeL did not meet the target with every seed")
     runs = fair.runs(DIRECT)
     missed = [run for run in runs if not met_target(run)]
-    gone, stuck = sum(map(diverges, missed)), sum(not diverges(run) and has_settled(run) for run in missed)
+    gone, stuck = sum(map(diverges, missed)), sum(not diverges(run) and stalls(run) for run in missed)
     said = f"of {len(runs)} seeds {len(runs) - len(missed)} met the target, {gone} diverged, {stuck} stalled below it"
-    slow = len(missed) - gone - stuck
-    holds = True if gone + stuck else None if slow else False
-    return Verdict.of(holds, f"{said}{f', {slow} were still rising' if slow else ''}")
+    if gone + stuck:
+        return Verdict.of(True, said)
+    return Verdict.of(None, f"{said}, {len(missed)} were still rising" if missed else f"{said}; {unseen(len(runs))}")
 
 
 def _more_broadcast(measured: EntryRuns) -> Verdict:
-    compared = {reference: _both(measured, FEDASYNC_DIRECT, reference) for reference in (FEDBUFF, QAFEL)}
-    return neural.more_broadcast_bytes(compared)
+    method = _learning(measured, FEDASYNC_DIRECT)
+    return neural.more_broadcast_bytes({name: _both(measured, method, name) for name in (FEDBUFF, QAFEL)})
+
+
+def _direct_is_close(measured: EntryRuns) -> Verdict:
+    direct, unquantized = (_learning(measured, method) for method in (FEDASYNC_DIRECT, FEDASYNC))
+    return neural.similar_uploads(_both(measured, direct, unquantized), SIMILAR)
+
+
+def _notes(measured: EntryRuns) -> list[str]:
+    """Those of all neural runs, and which runs of FedAsync count."""
+    said = "FedAsync does not learn with its published step sizes here: claims about it are judged with FedBuff's."
+    return neural.notes(measured) + ([said] if measured.has(_again(FEDASYNC)) else [])
 
 
 def _panels(measured: EntryRuns) -> list[Panel]:
@@ -73,10 +109,7 @@ CLAIMS = (
     _claim("QAFeL uploads at least 5 times fewer bytes", lambda runs: neural.fewer_bytes(_both(runs), 5.0)),
     Claim("Fig. 9, on one network", "Direct FedBuff stalls or diverges for some seed, QAFeL for none", _direct_fails),
     neural.TEN_TIMES,
-    _claim(
-        "Direct FedAsync is close to the unquantized one in uploads",
-        lambda runs: neural.similar_uploads(_both(runs, FEDASYNC_DIRECT, FEDASYNC), SIMILAR),
-    ),
+    _claim("Direct FedAsync is close to the unquantized one in uploads", _direct_is_close),
     _claim(
         "Quantized FedAsync broadcasts more bytes than FedBuff, and an order of magnitude more than QAFeL",
         _more_broadcast,
@@ -92,7 +125,7 @@ ENTRY = Entry(
     neural.table,
     _panels,
     CLAIMS,
-    neural.notes,
+    _notes,
 )
 
 PILOTS = {"celeba-part": 30_000, "shakespeare-small": 1_500}
@@ -133,6 +166,7 @@ def _pilots_table(measured: EntryRuns) -> Table:
         measured.by_method(),
         TableColumn.mean("uploads", "uploads", human_count),
         TableColumn.mean("best accuracy", best_accuracy, three_digits),
+        TableColumn.mean("in the end", settled, three_digits),
         TableColumn.mean("target", made_target, three_digits),
     )
 
@@ -146,4 +180,8 @@ TARGETS = Entry(
     _pilots_table,
     lambda measured: [_pilot_panel(runs) for runs in measured.by_method()],
     (),
+    lambda _: (
+        "A best evaluation has luck in it. Where the target is not below what FedBuff has in the end, a method can "
+        "meet it by one lucky evaluation: meeting it does not show that the method ends as high as FedBuff.",
+    ),
 )

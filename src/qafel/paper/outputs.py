@@ -17,9 +17,10 @@ from qafel import drawing
 from qafel.drawing.chart import Panel, panel_styles
 from qafel.drawing.page import cards, legend, note, page, table
 from qafel.errors import DataError, OutputError
-from qafel.files import write_atomically
+from qafel.files import Lock, write_atomically
 from qafel.paper.display import Table
 from qafel.paper.entry import Claim, Entry, Request, Verdict
+from qafel.paper.kept import whole_run
 from qafel.paper.measured import EntryRuns
 from qafel.report.groups import flatten
 from qafel.runs.directory import state_of
@@ -97,14 +98,20 @@ class Provenance:
         """Of all runs together, as each recorded its own."""
         return sum(run.number("wall_s") for run in self.measured.runs())
 
-    def sentence(self) -> str:
+    def extent(self) -> str:
+        """How many runs, with which seeds, and how long they took."""
         fewest, most = self.each
         each = f" ({fewest} to {most} for each point)" if fewest != most else ""
+        seeds = _listed([str(seed) for seed in self.measured.seeds])
+        return f"{len(self.measured.pairs)} runs, seeds {seeds}{each}; {human_seconds(self.wall_s)} of run time in all."
+
+    def sentence(self) -> str:
+        """The same, and versions and machines."""
         several = len(self.made_with) > 1
         made = "; ".join(f"{f'{count} ' if several else ''}with {place}" for place, count in self.made_with.items())
         parts = [
-            f"{len(self.measured.pairs)} runs, seeds {_listed([str(seed) for seed in self.measured.seeds])}{each}; "
-            f"{human_seconds(self.wall_s)} of run time in all; made {made}.",
+            self.extent(),
+            f"Made {made}.",
             "" if self._is_written_where_made() else f"Results written with {self.written_with}.",
             self.of_other_versions(),
         ]
@@ -119,7 +126,8 @@ class Provenance:
         if not others:
             return ""
         found = ", ".join(f"{count} by qafel {version}" for version, count in others.items())
-        return f"Not made by the present qafel {__version__}: {found}. Choose another --out to make them again."
+        again = "To make them again, choose another --out and no --results."
+        return f"Not made by the present qafel {__version__}: {found}. {again}"
 
     def seeds_each(self) -> str:
         """How many seeds a figure's points and curves stand for."""
@@ -143,7 +151,7 @@ def provenance(measured: EntryRuns, command: str) -> Provenance:
     """All that is known of how the runs came to be; `command` is the one that results state."""
     each = Counter((planned.method, *sorted(planned.at.items())) for planned, _ in measured.pairs)
     ends = min(each.values()), max(each.values())
-    made_with = Counter(place for pair in measured.pairs for place in _environments(*pair))
+    made_with = Counter(place for pair in measured.pairs for place in environments(*pair))
     written_with = Environment.of(environment(), with_torch=False)
     return Provenance(command, measured, ends, made_with, written_with, *_settings(measured))
 
@@ -165,7 +173,7 @@ def _settings(measured: EntryRuns) -> tuple[SettingTexts, dict[str, SettingTexts
     return common, differing
 
 
-def _environments(planned: Planned, run: Run) -> list[Environment]:
+def environments(planned: Planned, run: Run) -> list[Environment]:
     """Where a run was made: several places where it was interrupted and went on elsewhere."""
     before = run.summary.get("resumed_from")
     places = [run.summary, *(before if isinstance(before, list) else ())]
@@ -204,10 +212,11 @@ class EntryResult:
         """A section to be pasted into a document as it is."""
         settings = "\n".join(f"- {line}" for line in self.settings())
         folded = f"<details><summary>Settings</summary>\n\n{settings}\n\n</details>"
-        return self.section(self.entry.title, f"{self.folder.name}/figure.png", folded)
+        source = f"{self.source.sentence()}\n\n{folded}"
+        return self.section(self.entry.title, "figure.png", source)
 
-    def section(self, title: str, figure: str, settings: str) -> str:
-        """The same under a title, with the figure at another place, and `settings` as they are given, or linked."""
+    def section(self, title: str, figure: str, source: str) -> str:
+        """The same under a title, with the figure at another place, and at the end what `source` says of the runs."""
         claims = "\n".join(
             f"| {claim.text} ({claim.where}) | **{verdict.result}** | {verdict.because} |".replace("\n", " ")
             for claim, verdict in self.verdicts
@@ -218,9 +227,8 @@ class EntryResult:
             f"![{title}]({figure})",
             self.table.markdown(),
             *self.notes,
-            f"| published claim | here | measured |\n|---|---|---|\n{claims}" if claims else "",
-            self.source.sentence(),
-            settings,
+            f"| claim | here | measured |\n|---|---|---|\n{claims}" if claims else "",
+            source,
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -253,7 +261,7 @@ class EntryResult:
         claims = [(_MARKS[it.result], claim.text, it.because, claim.where) for claim, it in self.verdicts]
         sections = [
             f'<p class="lead">{escape(self.entry.paper)}. Made by <code>{escape(source.command)}</code>.</p>',
-            "<h2>Published claims</h2>",
+            "<h2>Claims</h2>",
             table(("", "claim", "measured here", "where"), claims),
             "<h2>Measured</h2>",
             table([heading.title for heading in self.table.headings], self.table.shown(), numbers=True),
@@ -307,12 +315,10 @@ def write_outputs(entry: Entry, measured: EntryRuns, command: str, folder: Path)
         "claims.json": json.dumps(result.claims(), indent=2, ensure_ascii=False) + "\n",
     }
     contents = {name: text.encode() for name, text in texts.items()} | result.figure()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
+    busy = OutputError(f"another process writes results to {folder}: wait for its end, or choose another --out")
+    with Lock(folder.with_name(f".{folder.name}.lock"), busy, patience_s=60.0, beside=folder):
+        for name, content in contents.items():
+            write_atomically(folder / name, content, make_folder=True)
     return result
 
 
@@ -326,28 +332,33 @@ def write_entries(
     results, unwritten = [], {}
     for name, planned in plans.items():
         try:
-            measured = read_back(planned, out / "runs", request.quick)
-            folder = results_folder(out, name, planned, request.quick, request.family)
-            if request.only:
-                folder = beside_a_fuller_one(folder, len(measured.pairs))
+            measured = read_back(planned, out / "runs", request)
+            folder = beside_a_fuller_one(results_folder(out, name, planned, request), len(measured.pairs))
             results.append(write_outputs(entries[name], measured, request.command(name), folder))
         except DataError as error:
             unwritten[name] = str(error)
     return results, unwritten
 
 
-def read_back(planned: Sequence[Planned], runs: Path, quick: bool) -> EntryRuns:
+def finished_runs(planned: Sequence[Planned], runs: Path) -> list[Planned]:
+    """Those of the `planned` runs that are finished in the folder `runs`."""
+    return [run for run in planned if state_of(runs / run.folder, run.config) == "finished"]
+
+
+def read_back(planned: Sequence[Planned], runs: Path, request: Request) -> EntryRuns:
     """Load those of the `planned` runs that are finished in the folder `runs`."""
-    finished = [run for run in planned if state_of(runs / run.folder, run.config) == "finished"]
-    if not finished:
+    if not (finished := finished_runs(planned, runs)):
         raise DataError("none of its runs is finished")
-    return EntryRuns(tuple((run, Run.load(runs / run.folder)) for run in finished), quick)
+    pairs = tuple((run, whole_run(runs / run.folder)) for run in finished)
+    return EntryRuns(pairs, request.quick, request.uploads is not None)
 
 
-def results_folder(out: Path, name: str, runs: Sequence[Planned], quick: bool, family: str | None) -> Path:
-    """Where the results of the entry `name` lie: quick ones and those of another family apart from the entry's own."""
+def results_folder(out: Path, name: str, runs: Sequence[Planned], request: Request) -> Path:
+    """Where the results of the entry `name` lie: those of quick or shorter runs, or of another family, apart."""
+    family = request.family
     other = family if family and any(run.config.name.startswith(family) for run in runs) else None
-    return out / "-".join(part for part in (name, other, "quick" if quick else None) if part)
+    sooner = f"u{request.uploads}" if request.uploads else None
+    return out / "-".join(part for part in (name, other, "quick" if request.quick else None, sooner) if part)
 
 
 def beside_a_fuller_one(folder: Path, runs: int) -> Path:

@@ -23,7 +23,7 @@ from qafel.errors import NotComparable
 from qafel.paper.display import Heading, Table, not_empty, points, three_digits
 from qafel.paper.entry import Claim, Entry, Extent, Verdict
 from qafel.paper.measured import EntryRuns, Paired, if_comparable
-from qafel.paper.statistics import LEVEL, Interval, every, slope, student
+from qafel.paper.statistics import LEVEL, Interval, every, power, slope, student
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
@@ -294,9 +294,15 @@ def _joins(measured: EntryRuns) -> Verdict:
     if not all(found.y):
         raise NotComparable("a mean of zero has no ratio")
     first, last = (_mean_interval(spread) for spread in (found.spreads[0], found.spreads[-1]))
-    nearer = True if last.high < first.low else False if last.low > first.high else None
+    nearer = _is_below(found.spreads[-1], found.spreads[0])
     said = f"{first} at T = {places[0]:g}, {last} at T = {places[-1]:g}"
     return Verdict.of(every((last.at_most(1.1), nearer)), f"QAFeL over FedBuff: {said}")
+
+
+def _is_below(ours: Spread, theirs: Spread) -> bool | None:
+    """Whether a mean lies below another; None if their intervals overlap."""
+    mine, other = _mean_interval(ours), _mean_interval(theirs)
+    return True if mine.high < other.low else False if mine.low > other.high else None
 
 
 def _mean_interval(spread: Spread) -> Interval:
@@ -313,15 +319,17 @@ def _slope(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], expected: f
     if math.isnan(found.estimate):
         said = "not positive everywhere, so that there is no slope"
         return Verdict.of(False, f"its effect against {against}: {said}")
-    said = f"slope {found}, {expected:g} predicted, margin {MARGIN:g}"
+    said = f"slope {found}, {expected:g} predicted, margin {MARGIN:g}; {power([found], 'difference')}"
     return Verdict.of(found.within(expected - MARGIN, expected + MARGIN), f"its effect against {against}: {said}")
 
 
 def _slope_at_most(measured: EntryRuns, trend: Callable[[EntryRuns], Trend], most: float, against: str) -> Verdict:
     found = trend(measured)
-    rises = all(after >= before for before, after in pairwise(found.y))
-    said = f"slope {found.slope}, at most {most:g} predicted" if rises else "it does not rise everywhere"
-    holds = every((rises, found.slope.at_most(most + ROOM)))
+    line = found.slope
+    rises = not math.isnan(line.estimate) and not any(_is_below(*pair[::-1]) for pair in pairwise(found.spreads))
+    seen = f"slope {line}, at most {most:g} predicted; {power([line], 'difference')}"
+    said = seen if rises else "it does not rise everywhere"
+    holds = every((rises, line.at_most(most + ROOM)))
     return Verdict.of(holds, f"its effect against {against}: {said}")
 
 
@@ -338,9 +346,9 @@ def _below_the_bound(measured: EntryRuns) -> Verdict:
     return Verdict.of(min(margins) >= 1, said)
 
 
-def _enters_at(effect: str, power: float) -> Callable[[EntryRuns], Verdict]:
+def _enters_at(effect: str, exponent: float) -> Callable[[EntryRuns], Verdict]:
     """That an effect falls with this power of T."""
-    return partial(_slope, trend=partial(by_horizon, effect=effect), expected=power, against="T")
+    return partial(_slope, trend=partial(by_horizon, effect=effect), expected=exponent, against="T")
 
 
 CLAIMS: dict[str, Callable[[EntryRuns], Verdict]] = {

@@ -1,7 +1,7 @@
 """What a few seeds can tell: intervals of ratios over paired seeds, and decisions by them.
 
 Ratios are compared on the logarithm: the mean of log(ours/theirs) over seeds, with Student's t. Every interval is a
-90 % one, so that a claim which is decided by one of its ends is decided wrongly at most once in twenty times. Two
+90 % one, so that a comparison which is decided by one of its ends is decided wrongly at most once in twenty times. Two
 figures are similar if the interval lies within a margin that was stated before (two one-sided tests), and never because
 too few seeds could not tell them apart. docs/decisions/verdicts-by-interval.md
 """
@@ -43,10 +43,8 @@ class Interval:
     @property
     def inverse(self) -> Interval:
         """Of the ratio the other way round: how many times less."""
-        if self.low == self.high == math.inf:
-            return Interval(0.0, 0.0, 0.0, self.count)
-        low, high = 1 / self.high, 1 / self.low if self.low > 0 else math.inf
-        return Interval(1 / self.estimate, low, high, self.count, self.visible)
+        estimate, low, high = (1 / value if value else math.inf for value in (self.estimate, self.high, self.low))
+        return Interval(estimate, low, high, self.count, self.visible)
 
     def at_least(self, bound: float) -> bool | None:
         """Whether the truth is at or above the bound; None if the interval does not say."""
@@ -78,13 +76,20 @@ class Interval:
         return f"{self.estimate:.3g} [{self.low:.3g}, {'∞' if math.isinf(self.high) else f'{self.high:.3g}'}]"
 
 
-def power(found: Iterable[Interval]) -> str:
-    """What difference could have been seen, in words."""
-    factors = [one.visible for one in found]
-    if not factors or not all(map(math.isfinite, factors)):
-        return "one seed shows no difference"
-    most = max(factors)
-    return "all seeds agree" if most == 1 else f"a factor of {most:.2f} would be seen"
+def power(found: Iterable[Interval], of: str = "factor") -> str:
+    """What difference could have been seen, in words: a factor, or `of` slopes a difference."""
+    known = list(found)
+    if any(one.low == math.inf for one in known):
+        return "a run diverged"
+    if all(one.low == one.high for one in known):
+        return "all seeds agree"
+    most = max(one.visible for one in known if one.low != one.high)
+    return f"a {of} of {most:.3g} would be seen" if math.isfinite(most) else "one seed shows no difference"
+
+
+def unseen(count: int) -> str:
+    """What share of all seeds may do what none of so many did, with a probability of at least one in twenty."""
+    return f"up to {100 * (1 - LEVEL ** (1 / count)):.0f} % of seeds could, and none of {count} show it"
 
 
 def every(parts: Iterable[bool | None]) -> bool | None:
@@ -93,41 +98,30 @@ def every(parts: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-def ratio(pairs: Pairs, beyond: Iterable[bool] = ()) -> Interval:
-    """Ours over theirs, as `ratios` has it for several groups."""
-    return ratios([pairs], [list(beyond)])[0]
-
-
-def ratios(groups: Sequence[Pairs], beyond: Sequence[Sequence[bool]] = ()) -> list[Interval]:
-    """Ours over theirs in each group, from one standard deviation of the logarithm that all groups share.
+def ratio(pairs: Pairs, beyond: Iterable[bool] = (), least: float = 0.0) -> Interval:
+    """Ours over theirs, by Student's t on the mean of the logarithms.
 
     `beyond` says of which seeds ours is only known to be larger: the run ended first. They count with what is known,
-    so that the low end stands and there is no high end. What is infinite for ours is so for the group.
+    so that the low end stands and there is no high end. One that is infinite, or zero, makes the ratio so. The standard
+    deviation of the logarithm is at `least` this, however closely the seeds agree: rounded figures agree by chance.
     """
-    logs = [[_log(ours) - _log(theirs) for ours, theirs in pairs] for pairs in groups]
-    open_ended = [any(flags) for flags in beyond] + [False] * (len(groups) - len(beyond))
-    finite = [found for found in logs if found and np.isfinite(found).all()]
-    df = sum(len(found) - 1 for found in finite)
-    squares = sum(float(np.square(np.subtract(found, np.mean(found))).sum()) for found in finite)
-    spread = math.sqrt(squares / df) if df else math.inf
-    if spread < 1e-12:  # equal to the last digits, as sizes of messages are
-        spread = 0.0
-    return [_interval(found, spread, df, above) for found, above in zip(logs, open_ended, strict=True)]
-
-
-def _interval(logs: Sequence[float], spread: float, df: int, open_ended: bool) -> Interval:
+    logs = [_log(ours) - _log(theirs) for ours, theirs in pairs]
     count = len(logs)
     if not count or any(map(math.isnan, logs)):
         return Interval(math.nan, -math.inf, math.inf, count)
-    if math.inf in logs:
-        return Interval(math.inf, math.inf, math.inf, count)
+    for far, known in ((math.inf, math.inf), (-math.inf, 0.0)):
+        if far in logs:
+            return Interval(known, known, known, count)
     mean = float(np.mean(logs))
-    if not df:
+    if count == 1:
         return Interval(math.exp(mean), 0.0, math.inf, count)
+    spread = max(float(np.std(logs, ddof=1)), least)
+    if spread < 1e-12:  # equal to the last digits, as sizes of messages are
+        spread = 0.0
     error = spread / math.sqrt(count)
-    reach = student(1 - LEVEL, df) * error
-    visible = math.exp(reach + student(POWER, df) * error)
-    high = math.inf if open_ended else math.exp(mean + reach)
+    reach = student(1 - LEVEL, count - 1) * error
+    visible = math.exp(reach + student(POWER, count - 1) * error)
+    high = math.inf if any(beyond) else math.exp(mean + reach)
     return Interval(math.exp(mean), math.exp(mean - reach), high, count, visible)
 
 

@@ -224,7 +224,7 @@ def perform(
         if state == "other limits":
             resume = is_shorter_run(path, Limits(**config.stop.model_dump()))
         if not resume and (moved := directory.move_aside(rows_too=state != "absent")) is not None:
-            found = "a damaged run" if state == "damaged" else "a run with other settings"
+            found = "a damaged run" if state in ("damaged", "interrupted") else "a run with other settings"
             note(f"{found} was there, and is now {moved.name}")
         options: dict[str, Any] = {"executor": executor, "workers": workers, "resume": resume}
         return str(simulate(config, directory, [Calling(progress)], track=track, say=note, **options)["status"])

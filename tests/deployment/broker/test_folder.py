@@ -225,6 +225,9 @@ def test_a_key_has_so_many_connections_and_subscriptions_and_others_do_not_notic
             for number in (0, MOST_SUBSCRIPTIONS + 4):
                 await held[0].send(asked, b"", reply=f"_INBOX_1.own.{number}")
             await held[0].flush()
+            async with asyncio.timeout(10):
+                while not heard:
+                    await asyncio.sleep(0.05)
             await asyncio.sleep(0.2)
             assert heard == [b"step 0"], "the last subscription was not taken"
             assert (await other.stored(NAMES.broadcast_stream, NAMES.broadcast(0))) is not None
