@@ -36,15 +36,16 @@ def start(folder, *words):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "COLUMNS": "80"},
+        env={**os.environ, "COLUMNS": "80", "PYTHONFAULTHANDLER": "1"},
     )
 
 
 def ended(process, timeout_s=120):
+    """What a command printed. One that does not end is aborted, and its stacks are what it printed last."""
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        process.send_signal(signal.SIGABRT)
         out, err = process.communicate()
     assert process.returncode == 0, err
     return out, err
@@ -138,9 +139,13 @@ def test_deployed_with_two_clients_by_the_command_that_the_server_prints(folder)
         for client in clients:
             assert "run finished" in ended(client)[1]
         ended(serving)
+    except AssertionError as error:  # what a client waits for is told by the server
+        serving.send_signal(signal.SIGABRT)
+        error.add_note(f"the server said:\n{serving.communicate()[1]}")
+        raise
     finally:
         for process in (serving, *clients):
             process.kill()
     run = folder / "runs/spirals-server"
     assert (ends(run)["status"], ends(run)["uploads"]) == ("finished", 50)
-    assert metrics(run)[-1] > metrics(run)[0]
+    assert json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["version"] == 10

@@ -76,6 +76,7 @@ def test_only_takes_runs_by_their_names(tmp_path):
         (["qafel-vs-direct-top"], "did you mean 'qafel-vs-direct-topk'?"),
         (["local-steps", "--only", "gone"], "no run of local-steps has such a name"),
         (["local-steps", "--finished"], "no run of local-steps is finished"),
+        (["local-steps", "--family", "cifar10"], "local-steps takes no --family"),
         (["celeba", "--quick"], "celeba: CelebA"),
         (["all", "--only", "celeba*"], "celeba: CelebA"),
     ],

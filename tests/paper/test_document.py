@@ -67,6 +67,13 @@ def test_a_damaged_run_is_named_and_what_is_written_stays(made, tmp_path):
     assert (folder / "reproduction.md").read_text(encoding="utf-8") == text
 
 
+def test_a_script_gets_every_experiment_with_its_verdicts(made):
+    first, second = (one.listed() for one in made[0])
+    assert (first["name"], first["runs"], first["missing"]) == ("local-steps-quick", 2, 1)
+    assert (second["command"], second["missing"]) == ("qafel paper methods --family celeba-part", 15)
+    assert [claim["verdict"] for claim in second["verdicts"]] == ["not run"] * len(ENTRIES["methods"].claims)
+
+
 def test_versions_and_machines_stand_once_at_the_top(made):
     _, text, folder = made
     assert text.count("with qafel ") == 1

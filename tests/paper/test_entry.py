@@ -91,6 +91,13 @@ def test_all_methods_are_run_on_a_network_and_the_two_that_matter_most_with_more
     assert (set(seeds_of(small).values()), {run.at["concurrency"] for run in small}) == ({2}, {10})
 
 
+@pytest.mark.parametrize("name", ["cifar10", "methods", "local-steps"])
+def test_who_asks_for_a_number_of_seeds_gets_no_others(name):
+    entry = {name: ENTRIES[name]}
+    assert {run.config.seed for run in Request(seeds=1).all_runs(entry)} == {0}
+    assert {run.config.seed for run in Request().all_runs(entry)} == {0, 1, 2, 3, 4}
+
+
 def test_no_run_of_a_network_goes_on_for_ever():
     """A method that stalls ends after three times FedBuff's uploads, here as in Table III."""
     for name in ("methods", "bits"):

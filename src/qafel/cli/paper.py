@@ -34,7 +34,9 @@ _COLOURS = {
 
 def paper(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An entry, `all`, `list` or `document`.")] = "list",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N − 1; by default three.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Run seeds 0 to N − 1; by default three, of a few runs five.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Make a tiny version of every run.")] = False,
     out: Annotated[Path, typer.Option(help="The folder of results; all entries share its runs.")] = Path("paper"),
     executor: Annotated[ExecutorName, typer.Option(help="Where clients train; inline: run by run.")] = "processes",
@@ -70,7 +72,7 @@ def paper(
         _show_list(json_output)
         return
     if name == "document":
-        _write_document(out, results, to)
+        _write_document(out, results, to, json_output)
         return
     drawing.require_drawing()
     request = Request(seeds, quick, all_methods, family, only or [], finished, uploads)
@@ -111,12 +113,16 @@ def paper(
         raise typer.Exit(1)
 
 
-def _write_document(out: Path, results: Path | None, to: Path) -> None:
+def _write_document(out: Path, results: Path | None, to: Path, json_output: bool) -> None:
     if results is not None:
         take_back(all_runs(ENTRIES), out / "runs", results)
     found = write_document(ENTRIES, out, to)
     absent = [one.command for one in found if one.result is None]
-    console.print(f"{to}: {len(found) - len(absent)} of {len(found)} experiments have finished runs", highlight=False)
+    if json_output:
+        print_json([one.listed() for one in found])
+    else:
+        have = f"{len(found) - len(absent)} of {len(found)} experiments have finished runs"
+        console.print(f"{to}: {have}", highlight=False)
     _complain("[yellow]not run[/]", dict.fromkeys(absent, "it is said to be missing there"))
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from qafel.errors import DataError
 from qafel.files import write_atomically
@@ -28,7 +28,7 @@ EXPERIMENTS: tuple[tuple[str, Request], ...] = (
     ("cifar10", Request()),
     ("celeba", Request()),
     ("shakespeare", Request()),
-    ("seeds", Request(uploads=650)),
+    ("seeds", Request(uploads=500)),
     ("bits", Request(family="cifar10")),
     ("bits", Request(family="celeba-part")),
     ("methods", Request()),
@@ -86,6 +86,12 @@ class Experiment:
         """Each claim, and what the runs say of it."""
         found = dict(self.result.verdicts) if self.result is not None else {}
         return [(claim, found[claim].result if claim in found else "not run") for claim in self.entry.claims]
+
+    def listed(self) -> dict[str, Any]:
+        """The experiment as values for JSON."""
+        verdicts = [{"claim": claim.text, "where": claim.where, "verdict": word} for claim, word in self.verdicts()]
+        counts = {"runs": len(self.planned), "missing": self.missing}
+        return {"name": self.name, "command": self.command, **counts, "verdicts": verdicts}
 
     def section(self) -> str:
         """Its part of the document, behind an anchor."""

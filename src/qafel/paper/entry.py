@@ -31,11 +31,14 @@ class Extent:
     """The first part of the recipes' names, where not the task's own."""
     uploads: int | None = None
     """Where runs end, if the recipe does not end them before."""
+    just_these: bool = False
+    """Whether the number of seeds was asked for, so that no entry adds any."""
 
     def more_seeds(self, count: int) -> Extent:
-        """The same with `count` further seeds; a quick one stays as it is."""
+        """The same with `count` further seeds, unless it is quick or just these seeds were asked for."""
         last = self.seeds[-1] + 1
-        return self if self.quick else replace(self, seeds=(*self.seeds, *range(last, last + count)))
+        as_it_is = self.quick or self.just_these
+        return self if as_it_is else replace(self, seeds=(*self.seeds, *range(last, last + count)))
 
 
 @final
@@ -205,8 +208,11 @@ class Request(NamedTuple):
         return [run for entry in entries.values() for run in self._plan(entry)]
 
     def _plan(self, entry: Entry) -> list[Planned]:
-        count = self.seeds or (1 if self.quick else 3)
-        runs = entry.plan(Extent(tuple(range(count)), self.quick, self.all_methods, self.family, self.uploads))
+        seeds = tuple(range(self.seeds or (1 if self.quick else 3)))
+        extent = Extent(seeds, self.quick, self.all_methods, self.family, self.uploads, self.seeds is not None)
+        runs = entry.plan(extent)
+        if self.family and not any(run.config.name.startswith(f"{self.family}-") for run in runs):
+            raise ConfigError(f"{entry.name} takes no --family: its recipes are always the same")
         return [run for run in runs if not self.only or any(fnmatch(run.config.name, name) for name in self.only)]
 
     def command(self, entry: str) -> str:
