@@ -137,11 +137,13 @@ def test_deployed_with_two_clients_by_the_command_that_the_server_prints(folder)
             start(folder, "-P", "-m", "qafel", *command[:number], client, *command[number + 1 :]) for client in (0, 1)
         ]
         for client in clients:
-            assert "run finished" in ended(client)[1]
+            assert "run finished" in ended(client, timeout_s=300)[1]
         ended(serving)
-    except AssertionError as error:  # what a client waits for is told by the server
+    except AssertionError as error:  # what a client waits for is told by the server and its broker
         serving.send_signal(signal.SIGABRT)
         error.add_note(f"the server said:\n{serving.communicate()[1]}")
+        log = folder / "runs/spirals-server/broker/nats-server.log"
+        error.add_note(f"the broker said:\n{log.read_text(encoding='utf-8') if log.exists() else 'nothing'}")
         raise
     finally:
         for process in (serving, *clients):
