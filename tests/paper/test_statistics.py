@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qafel.paper.statistics import LEVEL, POWER, Interval, every, power, ratio, slope, student, student_below, unseen
+from qafel.paper.statistics import (
+    LEVEL,
+    POWER,
+    Interval,
+    every,
+    jointly,
+    power,
+    ratio,
+    slope,
+    student,
+    student_below,
+    unseen,
+)
 
 TRIALS = 4000
 WITHIN = 3 * math.sqrt(0.05 * 0.95 / TRIALS)
@@ -145,6 +157,46 @@ def test_the_parts_of_a_claim_are_joined():
     assert every((True, True)) is True
     assert every((True, None)) is None
     assert every((None, False)) is False
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_a_joint_claim_fails_wrongly_once_in_twenty_times_at_most(seeds):
+    """Nine comparisons, each exactly at its bound: by itself, one of them fails far oftener."""
+    rng, joint, alone, trials = np.random.default_rng(17), 0, 0, 1500
+    for _ in range(trials):
+        found = [ratio(drawn(rng, 6.0, 0.15, seeds)) for _ in range(9)]
+        joint += jointly((one, lambda it: it.at_least(6.0)) for one in found) is False
+        alone += every(one.at_least(6.0) for one in found) is False
+    assert joint / trials <= LEVEL + 1.7 * WITHIN
+    assert alone / trials > 0.25
+
+
+def test_one_comparison_is_judged_as_it_is_and_many_pass_as_they_are():
+    far, near = ratio([(5.0, 1.0), (5.1, 1.0), (4.9, 1.0)]), ratio([(5.0, 1.0), (5.6, 1.0), (5.3, 1.0)])
+    assert near.high < 6.0 < near.among(9).high
+    assert jointly([(near, lambda it: it.at_least(6.0))]) is False
+    assert jointly((near, lambda it: it.at_least(6.0)) for _ in range(9)) is None
+    assert jointly([(near, lambda it: it.at_least(6.0)), (far, lambda it: it.at_least(6.0))]) is False
+    assert jointly((one, lambda it: it.at_most(6.0)) for one in (near, far)) is True
+
+
+def test_an_interval_among_others_is_wider_by_students_t():
+    found = ratio([(math.exp(value), 1.0) for value in (-0.15, 0.0, 0.15)])
+    reach = stats.t.ppf(1 - LEVEL / 4, 2) * 0.15 / math.sqrt(3)
+    assert (found.among(4).low, found.among(4).high) == pytest.approx((math.exp(-reach), math.exp(reach)))
+    assert found.among(1) is found
+    assert found.inverse.among(4).low == pytest.approx(math.exp(-reach))
+    line = Interval(-0.5, -0.6, -0.4, 3, additive=True).among(4)
+    assert (line.low, line.high) == pytest.approx((-0.5 - 0.1 * line_widening(4), -0.5 + 0.1 * line_widening(4)))
+    cut = ratio([(120.0, 40.0), (50.0, 35.0)], (True, False))
+    assert (cut.among(3).low < cut.low, cut.among(3).high) == (True, math.inf)
+    alone = ratio([(10.0, 1.0)])
+    assert alone.among(3) == alone
+
+
+def line_widening(comparisons):
+    """How many times wider the interval of three seeds is among so many."""
+    return stats.t.ppf(1 - LEVEL / comparisons, 2) / stats.t.ppf(1 - LEVEL, 2)
 
 
 def test_a_slopes_interval_holds_the_truth_nine_times_in_ten():

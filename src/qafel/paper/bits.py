@@ -27,7 +27,7 @@ from qafel.paper.entry import (
 )
 from qafel.paper.measured import EntryRuns, best_accuracy, target_ratio, to_target, traffic
 from qafel.paper.neural import FEDBUFF, PUBLISHED_SEEDS, SIMILAR, notes, require_published, target_met
-from qafel.paper.statistics import Interval, every, power
+from qafel.paper.statistics import Interval, every, jointly, power
 from qafel.sweeps.making import Planned
 from qafel.text import human_bytes, human_count
 
@@ -161,7 +161,7 @@ def _fewer_server_bits(measured: EntryRuns) -> Verdict:
     found = _ratios(measured, "broadcast_bytes_total", *judged)
     each = ", ".join(f"{one} {ours} over {theirs}" for one, (ours, theirs) in zip(found, judged, strict=True))
     not_met = f"; the target was not met with {' and '.join(map(str, unmet))} client bits" if unmet else ""
-    holds = every((None if unmet else True, *(one.below(1.0) for one in found)))
+    holds = every((None if unmet else True, jointly((one, lambda it: it.below(1.0)) for one in found)))
     return Verdict.of(holds, f"bytes broadcast: {each}; {power(found)}{not_met}")
 
 
@@ -178,7 +178,7 @@ def _two_client_bits_cost(measured: EntryRuns) -> Verdict:
     found = _ratios(measured, "uploads", *(((2, bits), (4, bits)) for bits in servers))
     each = ", ".join(f"{one} (server {bits} bits)" for one, bits in zip(found, servers, strict=True))
     said = f"uploads with 2 over 4 client bits: {each}; {power(found)}"
-    return Verdict.of(every(one.above(1.0) for one in found), said)
+    return Verdict.of(jointly((one, lambda it: it.above(1.0)) for one in found), said)
 
 
 def _diagonal_cost(measured: EntryRuns) -> Verdict:
@@ -212,7 +212,7 @@ def _fewer_bytes_than_fedbuff(measured: EntryRuns) -> Verdict:
     said = f"times fewer bytes up and broadcast, {len(met)} pairs of bits: from {lowest} to {most:.3g}; {power(found)}"
     unmet = ", ".join(str(bits) for bits in pairs if bits not in met)
     said += f"; the target was not met with every seed with {unmet}" if unmet else ""
-    return Verdict.of(every(one.above(1.0) for one in fewer(pairs)), said)
+    return Verdict.of(jointly((one, lambda it: it.above(1.0)) for one in fewer(pairs)), said)
 
 
 def _table(measured: EntryRuns) -> Table:

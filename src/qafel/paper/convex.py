@@ -23,7 +23,7 @@ from qafel.paper.measured import (
     level_ratio,
     settled,
 )
-from qafel.paper.statistics import Interval, every, power, ratio
+from qafel.paper.statistics import Interval, every, jointly, power, ratio
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
 from qafel.sweeps.making import Planned
@@ -164,7 +164,8 @@ def _faster_at_first(measured: EntryRuns) -> Verdict:
     needed = ", ".join(f"{runs.spread(_early).mean:.0f}" for runs in fair.values())
     falls = [level_ratio(EARLY, after, before) for before, after in pairwise(fair.values())]
     said = f"server steps to f(x) − f* ≤ {EARLY:g} for P = 1 to 32: {needed}; each over the one before: {_all(falls)}"
-    return Verdict.of(every(one.below(1.0) for one in falls), f"{said}; {power(falls)}")
+    below = jointly((one, lambda it: it.below(1.0)) for one in falls)
+    return Verdict.of(below, f"{said}; {power(falls)}")
 
 
 def _worse_in_the_end(measured: EntryRuns) -> Verdict:
@@ -176,13 +177,18 @@ def _worse_in_the_end(measured: EntryRuns) -> Verdict:
     fair = _fair(measured)
     still = {steps for steps, runs in fair.items() if not all(map(has_settled, runs.runs()))}
     found = {(few, many): ratio(fair[many].paired(settled, fair[few])) for few, many in pairwise(fair)}
-    known = {pair: one.above(1.0) for pair, one in found.items() if pair[1] not in still}
-    holds = every(None if few in still and not above else above for (few, _), above in known.items())
+    known = {pair: one for pair, one in found.items() if pair[1] not in still}
+    holds = jointly((one, partial(_is_higher, falling=few in still)) for (few, _), one in known.items())
     levels = ", ".join(f"{human_metric(runs.spread(settled).mean)} (P = {steps})" for steps, runs in fair.items())
-    each = ", ".join(f"{found[pair]} (P = {pair[1]} over {pair[0]})" for pair in known)
+    each = ", ".join(f"{one} (P = {many} over {few})" for (few, many), one in known.items())
     said = f"f(x) − f* ends at {levels}; {each or 'no run has settled'}; {power(found.values())}"
     falling = f"; still falling for P = {', '.join(map(str, sorted(still)))}" if still else ""
     return Verdict.of(every((None if still else True, holds)), f"{said}{falling}")
+
+
+def _is_higher(found: Interval, falling: bool) -> bool | None:
+    """Whether a level is above another; where the other is `falling`, it may be even if it is not yet."""
+    return found.above(1.0) or (None if falling else found.above(1.0))
 
 
 def _all(found: Iterable[Interval]) -> str:

@@ -28,7 +28,7 @@ EXPERIMENTS: tuple[tuple[str, Request], ...] = (
     ("cifar10", Request()),
     ("celeba", Request()),
     ("shakespeare", Request()),
-    ("seeds", Request(uploads=500)),
+    ("seeds", Request(uploads=400)),
     ("bits", Request(family="cifar10")),
     ("bits", Request(family="celeba-part")),
     ("methods", Request()),
@@ -52,11 +52,11 @@ qafel paper document --results results
 ```
 
 and the command of each section repeats its runs. Verdicts follow 90 % intervals over paired seeds, shown in brackets
-([how](decisions/verdicts-by-interval.md)): **pass** is wrong at most once in twenty times, **fail** too where one
-comparison decides it, **undecided** needs more seeds or longer runs, **by construction** follows from the
-configuration, **not comparable** means that the runs cannot decide the claim, **not run** that there are none. "In the
-end" is the mean over the last tenth of a run's evaluations, ± the standard deviation over seeds. Run time is what runs
-recorded, on a machine that did other things as well: an upper bound."""
+([how](decisions/verdicts-by-interval.md)): **pass** and **fail** by an interval are each wrong at most once in
+twenty times, **undecided** needs more seeds or longer runs, **by construction** follows from the configuration, **not
+comparable** means that the runs cannot decide the claim, **not run** that there are none. "In the end" is the mean over
+the last tenth of a run's evaluations, ± the standard deviation over seeds. Run time is what runs recorded, on a machine
+that did other things as well: an upper bound."""
 
 _PARTS = """The published runs on CelebA and Shakespeare are out of reach of two cores. `methods` and `bits` have their
 shape on a part of the data: 895 of CelebA's 9,343 people, 200 of Shakespeare's 1,129 characters with at most 128

@@ -11,7 +11,7 @@ from qafel.paper.entry import Claim, Entry, Extent, Verdict, repeated, uploads_l
 from qafel.paper.measured import EntryRuns, best_accuracy, met_target, target_ratio, to_target, traffic
 from qafel.paper.neural import FEDBUFF, QAFEL
 from qafel.paper.pareto import pair_change
-from qafel.paper.statistics import every, power
+from qafel.paper.statistics import jointly, power
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
 from qafel.sweeps.making import Planned
@@ -74,7 +74,7 @@ def _saves(measured: EntryRuns, label: str, least: float, most: float = math.inf
     ours, theirs = measured.of(label), measured.of(FEDBUFF)
     fewer, more = target_ratio(traffic, ours, theirs).inverse, target_ratio("uploads", ours, theirs)
     said = f"{label}: {fewer} times fewer bytes with {more} times the uploads; {power([fewer])}"
-    return Verdict.of(every((fewer.at_least(least), True if math.isinf(most) else more.at_most(most))), said)
+    return Verdict.of(jointly(((fewer, lambda it: it.at_least(least)), (more, lambda it: it.at_most(most)))), said)
 
 
 ENTRY = Entry(

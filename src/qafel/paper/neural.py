@@ -29,7 +29,7 @@ from qafel.paper.measured import (
     target_ratio,
     to_target,
 )
-from qafel.paper.statistics import Interval, every, power, unseen
+from qafel.paper.statistics import Interval, jointly, power, unseen
 from qafel.sweeps.making import Planned
 from qafel.text import human_bytes, human_count
 
@@ -159,7 +159,7 @@ def listed(found: Mapping[float, Interval]) -> str:
 def fewer_bytes(found: Comparisons, least: float) -> Verdict:
     """At least so many times fewer; more than was published is no failure."""
     fewer = {at: one.inverse for at, one in at_the_target(found, "upload_bytes_total").items()}
-    holds = every(one.at_least(least) for one in fewer.values())
+    holds = jointly((one, lambda it: it.at_least(least)) for one in fewer.values())
     return Verdict.of(holds, f"times fewer bytes uploaded: {listed(fewer)}")
 
 
@@ -168,7 +168,7 @@ def similar_uploads(found: Comparisons, margin: float, fewer: bool = False) -> V
     that is `fewer` will do.
     """
     more = at_the_target(found, "uploads")
-    holds = every(one.at_most(margin) if fewer else one.similar(margin) for one in more.values())
+    holds = jointly((one, lambda it: it.at_most(margin) if fewer else it.similar(margin)) for one in more.values())
     reference = next(iter(found.values()))[1].methods[0]
     return Verdict.of(holds, f"uploads over those of {reference}, margin {margin:g}: {listed(more)}")
 
@@ -231,8 +231,8 @@ def more_broadcast_bytes(of: Mapping[str, Comparisons]) -> Verdict:
     if not all(learned(run, run.number("target")) for run in ours):
         raise NotComparable("quantized FedAsync did not learn with every seed")
     more = {reference: at_the_target(found, "broadcast_bytes_total") for reference, found in of.items()}
-    least = {FEDBUFF: 1.0, QAFEL: MUCH}
-    holds = every(one.at_least(least[reference]) for reference, found in more.items() for one in found.values())
+    least = {name: partial(Interval.at_least, bound=bound) for name, bound in ((FEDBUFF, 1.0), (QAFEL, MUCH))}
+    holds = jointly((one, least[reference]) for reference, found in more.items() for one in found.values())
     said = "; ".join(f"over those of {reference}: {listed(found)}" for reference, found in more.items())
     return Verdict.of(holds, f"bytes broadcast {said}")
 

@@ -12,7 +12,7 @@ from qafel.errors import NotComparable
 from qafel.paper.display import Table, TableColumn, curve, not_empty, points
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
 from qafel.paper.measured import EntryRuns, Paired, at_level, end_ratio, if_comparable, settled
-from qafel.paper.statistics import every, ratio
+from qafel.paper.statistics import jointly, ratio
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
@@ -185,7 +185,8 @@ def _saves(measured: EntryRuns, label: str) -> bool | None:
     found = measured.of(label).paired(partial(_bytes_to, LEVELS[-1]), measured.of(REFERENCE))
     if not all(math.isfinite(theirs) for _, theirs in found):
         return None
-    return every((ratio(found).below(1.0), end_ratio(measured, label, REFERENCE).at_most(WITHIN)))
+    ends = end_ratio(measured, label, REFERENCE)
+    return jointly(((ratio(found), lambda it: it.below(1.0)), (ends, lambda it: it.at_most(WITHIN))))
 
 
 ENTRY = Entry(

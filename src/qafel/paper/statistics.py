@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias, final
 
@@ -39,6 +39,21 @@ class Interval:
     """How far from the truth the claimed bound must lie to be told from it with a probability of 80 %: a factor, or for
     a slope a difference.
     """
+    additive: bool = False
+    """Whether its ends lie on either side by differences, as a slope's do, and not by factors."""
+
+    def among(self, comparisons: int) -> Interval:
+        """So much wider that of so many `comparisons` none is wrong at an end oftener than one alone (Bonferroni)."""
+        if comparisons < 2 or self.count < 2 or self.low == self.high:
+            return self
+        df, middle = self.count - 1, self.estimate
+        wider = student(1 - LEVEL / comparisons, df) / student(1 - LEVEL, df)
+        ends = self.low, self.high
+        if self.additive:
+            low, high = (middle + wider * (end - middle) for end in ends)
+        else:
+            low, high = (middle * (end / middle) ** wider for end in ends)
+        return replace(self, low=low, high=high)
 
     @property
     def inverse(self) -> Interval:
@@ -92,6 +107,18 @@ def unseen(count: int) -> str:
     return f"up to {100 * (1 - LEVEL ** (1 / count)):.0f} % of seeds could, and none of {count} show it"
 
 
+def jointly(parts: Iterable[tuple[Interval, Callable[[Interval], bool | None]]]) -> bool | None:
+    """Whether a claim about several comparisons holds, each an interval and what must hold of it.
+
+    All must hold, which by chance is rarer than one does. By chance one of many fails oftener: to refute the claim, it
+    must fail with an interval that allows for their number.
+    """
+    known = list(parts)
+    if any(holds(one.among(len(known))) is False for one, holds in known):
+        return False
+    return True if all(holds(one) is True for one, holds in known) else None
+
+
 def every(parts: Iterable[bool | None]) -> bool | None:
     """Whether all parts of a claim hold: False if one does not, else None if one is not known."""
     found = list(parts)
@@ -138,11 +165,11 @@ def slope(x: Sequence[float], means: Sequence[float], errors: Sequence[float], c
     parts = np.square(weights * np.array(errors) / values)
     found, variance, fewest = float(weights @ np.log(values)), float(parts.sum()), min(counts)
     if fewest < 2 or not math.isfinite(variance):
-        return Interval(found, -math.inf, math.inf, fewest)
+        return Interval(found, -math.inf, math.inf, fewest, additive=True)
     df = variance**2 / float((np.square(parts) / (np.array(counts) - 1)).sum()) if variance > 0 else 1.0
     error, free = math.sqrt(variance), max(1, math.floor(df))
     reach = student(1 - LEVEL, free) * error
-    return Interval(found, found - reach, found + reach, fewest, reach + student(POWER, free) * error)
+    return Interval(found, found - reach, found + reach, fewest, reach + student(POWER, free) * error, additive=True)
 
 
 def _log(value: float) -> float:
