@@ -15,8 +15,10 @@ from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import open_client, train_task
 from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.keys import Access
+from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
-from tests.deployment.live import CONFIG, serving, until
+from qafel.errors import BrokerUnreachable
+from tests.deployment.live import CONFIG, serving, taking_part, until
 
 NOT_STARTED = "run 'live': its server has not started"
 
@@ -70,3 +72,28 @@ def test_a_client_says_how_it_goes_and_what_it_waits_for(tmp_path: Path, capsys:
     assert any(line.endswith("waiting for the server, which was stopped") for line in lines)
     assert any("accepted, 0 rejected · " in line and line.startswith("version ") for line in lines)
     assert len(lines) < len(told), "receipts and versions are for --json"
+
+
+def test_a_broker_that_left_while_the_task_was_made_is_told_of_and_not_waited_for_for_ever(tmp_path: Path) -> None:
+    """A run's last broker may end with it before a slow client has loaded its task."""
+    told: list[dict[str, Any]] = []
+    broker = LocalBroker(tmp_path / "broker")
+    access = Access((broker.url,))
+
+    def make_slowly(agreement: Agreement, number: int, settings: ClientSettings) -> Any:
+        broker.stop()
+        return train_task(agreement, number, settings)
+
+    async def take_part() -> None:
+        async with serving(tmp_path / "run", access), taking_part(tmp_path, access, 1):
+            pass  # the broker has the run from now on
+        with ClientState(tmp_path / "state") as state:
+            settings = ClientSettings(patience_s=0.5, tell_every_s=0.1, window=2)
+            client = await open_client(make_slowly, Names("live"), 0, state, access, settings, told.append)
+            await client.run()
+
+    with broker, pytest.raises(BrokerUnreachable, match="no broker at"):
+        asyncio.run(asyncio.wait_for(take_part(), 60))
+    assert next(event["text"] for event in told if event["event"] == "waiting").startswith("no broker at")
+    progress = [event["waits_for"] for event in told if event["event"] == "progress"]
+    assert progress[-1].startswith("the broker (no broker at")

@@ -124,22 +124,31 @@ class DeploymentClient:
         return report
 
     async def stay_connected(self) -> None:
-        """Session after session: listen, catch up, deliver."""
+        """Session after session: listen, catch up, deliver. A broker that is gone before the first of them is waited
+        for as long as at the start: the run may have ended, and its broker with it, while the task was being made.
+        """
+        patience_s = self._settings.patience_s
         while True:
             try:
-                async with session(self._access, str(self.core.number), wire=self._wire) as broker:
+                async with session(
+                    self._access, str(self.core.number), patience_s=patience_s, wire=self._wire, on_wait=self._lose
+                ) as broker:
                     await broker.subscribe(self.names.receipt(self.core.number), self._on_receipt)
                     await self.follower.attach(broker)
-                    self._lost = ""
+                    self._lost, patience_s = "", None
                     await run_until_one_ends(
                         broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker)
                     )
             except BrokerError as error:
                 log.info("%s; trying again", error)
-                if not self._lost:
-                    self._emit("waiting", text=str(error))
-                self._lost = str(error)
+                self._lose(str(error))
                 await asyncio.sleep(0.2)
+
+    def _lose(self, why: str) -> None:
+        """Know, and say once, that there is no connection."""
+        if not self._lost:
+            self._emit("waiting", text=why)
+        self._lost = why
 
     async def _on_receipt(self, stored: Stored) -> None:
         """A server that has lost the run to another one may have counted an update that the other one knows not of."""
