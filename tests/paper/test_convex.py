@@ -30,8 +30,8 @@ from tests.paper.made_up import GONE, by_seed, falling, made_up, measured, verdi
 
 
 def convex(name, **levels):
-    """An entry's verdicts on runs that settle at these levels, two seeds each."""
-    pairs = [made_up(method, metric, seed) for method, metric in levels["runs"].items() for seed in (0, 1)]
+    """An entry's verdicts on runs that settle at these levels, three seeds each."""
+    pairs = [made_up(method, metric, seed) for method, metric in levels["runs"].items() for seed in (0, 1, 2)]
     return verdicts(ENTRIES[name], measured(*pairs))
 
 
@@ -57,11 +57,19 @@ def test_convex_claims_pass_and_fail_as_the_runs_say(name, runs, expected):
 def test_a_run_that_stopped_being_finite_diverged():
     _, run = made_up(DIRECT_TOP, GONE, status="diverged")
     assert settled(run) == math.inf
-    runs = {UNQUANTIZED: falling(1e-3), DIRECT_QSGD: GONE, DIRECT_TOP: GONE}
-    gone = {method: metric for method, metric in runs.items() if method != UNQUANTIZED}
-    pairs = [made_up(method, metric, status="diverged") for method, metric in gone.items()]
-    found = measured(made_up(UNQUANTIZED, falling(1e-3)), *pairs)
-    assert verdicts(ENTRIES["direct-vs-unquantized"], found) == ["pass", "pass"]
+
+    def found(gone, fine):
+        """Both direct methods diverge with so many seeds, and stay where the unquantized one is with the others."""
+        pairs = []
+        for seed in range(gone + fine):
+            pairs.append(made_up(UNQUANTIZED, falling(1e-3), seed))
+            metric, status = (GONE, "diverged") if seed < gone else (falling(1e-3), "finished")
+            pairs += [made_up(method, metric, seed, status=status) for method in (DIRECT_QSGD, DIRECT_TOP)]
+        return verdicts(ENTRIES["direct-vs-unquantized"], measured(*pairs))
+
+    assert found(3, 0) == ["pass", "pass"]
+    assert found(1, 2) == found(2, 1) == found(1, 0) == ["undecided", "undecided"], "not with every seed of three"
+    assert found(0, 3) == ["fail", "fail"]
 
 
 def test_a_slow_run_has_not_failed_to_converge():
@@ -71,7 +79,7 @@ def test_a_slow_run_has_not_failed_to_converge():
         "qafel-vs-direct-qsgd", runs={UNQUANTIZED: falling(1e-3), HIDDEN_QSGD: falling(1e-3), DIRECT_QSGD: slow}
     ) == [
         "pass",
-        "fail",
+        "undecided",
     ]
 
 
@@ -102,9 +110,15 @@ def test_a_noisy_plateau_is_no_divergence():
     noise = np.random.default_rng(0).lognormal(sigma=0.5, size=101)
     plateau = made_up(DIRECT_TOP, falling(0.01) * noise)
     assert plateau[1].column("metric").min() < best_level(plateau[1]) / 2
-    assert DIVERGES.verdict(measured(plateau)).result == "fail"
-    away = made_up(DIRECT_TOP, np.concatenate((falling(0.01)[:50], np.linspace(0.01, 0.2, 51))) * noise)
-    assert DIVERGES.verdict(measured(away)).result == "pass"
+
+    def verdict(metric, seeds):
+        return DIVERGES.verdict(measured(*(made_up(DIRECT_TOP, metric, seed) for seed in range(seeds))))
+
+    assert verdict(falling(0.01) * noise, 3).result == "fail"
+    away = np.concatenate((falling(0.01)[:50], np.linspace(0.01, 0.2, 51))) * noise
+    assert verdict(away, 3).result == "pass"
+    assert "at least 37 % of all seeds do" in verdict(away, 3).because
+    assert verdict(away, 2).result == "undecided"
 
 
 def local_steps(levels, fall=1.0, seeds=(0, 1)):
@@ -250,6 +264,7 @@ def test_related_works_outputs_are_written_for_all_runs_and_for_some(found, resu
     ],
 )
 def test_a_hidden_state_that_diverges_mitigates_nothing(direct, hidden, expected):
-    ends = {DIRECT: (falling(8e-3), direct), HIDDEN: (falling(1e-3), hidden), FEDBUFF: (falling(1e-3),) * 2}
+    high, low = [falling(8e-3)] * 2, [falling(1e-3)] * 2
+    ends = {DIRECT: (*high, direct), HIDDEN: (*low, hidden), FEDBUFF: (*low, falling(1e-3))}
     found = measured(*by_seed(**ends))
     assert ENTRIES["related-work"].claims[2].verdict(found).result == expected

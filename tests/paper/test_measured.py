@@ -18,7 +18,8 @@ def test_an_end_that_is_no_number_is_infinitely_far():
     gap = falling(1e-3)
     gap[-3] = math.nan
     found = measured(*by_seed(**{UNQUANTIZED: (falling(1e-3),) * 2, HIDDEN_QSGD: (falling(1e-3), gap)}))
-    assert end_ratio(found, HIDDEN_QSGD, UNQUANTIZED).low == math.inf
+    ratio = end_ratio(found, HIDDEN_QSGD, UNQUANTIZED)
+    assert (ratio.estimate, ratio.at_most(100.0), ratio.at_least(2.0)) == (math.inf, False, None)
     with pytest.raises(NotComparable, match="diverged"):
         end_ratio(found, UNQUANTIZED, HIDDEN_QSGD)
 
@@ -93,3 +94,12 @@ def test_a_run_that_never_came_down_is_not_fast_because_it_was_short():
     assert (found.high, found.below(1.0)) == (math.inf, None)
     gone = measured(*(made_up(FEDBUFF, np.append(short, math.nan), seed, status="diverged") for seed in (0, 1)))
     assert level_ratio(0.05, gone, measured(*low)).below(1.0) is False
+    neither = level_ratio(0.05, early, early)
+    assert (neither.low, neither.below(1.0), neither.above(1.0)) == (0.0, None, None)
+
+
+def test_a_run_that_came_down_and_diverged_later_did_come_down():
+    slow, fast = falling(1e-3) ** 0.5, np.array([0.68, 0.01, 0.3, math.nan])
+    ours = measured(*(made_up(FEDBUFF, fast, seed, status="diverged") for seed in (0, 1)))
+    theirs = measured(*(made_up(QAFEL, slow, seed) for seed in (0, 1)))
+    assert level_ratio(0.05, ours, theirs).below(1.0) is True

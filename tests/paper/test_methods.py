@@ -58,6 +58,7 @@ def test_direct_quantization_stalls_diverges_or_is_only_slow(end, expected, word
     good = CLAIMS[2].verdict(on_a_part({}))
     assert (good.result, "up to 63 % of seeds could" in good.because) == ("undecided", True)
     assert CLAIMS[2].verdict(on_a_part({QAFEL: None}, **{QAFEL: SLOW})).result == "not comparable"
+    assert CLAIMS[2].verdict(on_a_part({QAFEL: None}, **{QAFEL: STUCK})).result == "fail", "QAFeL itself stalls"
 
 
 def test_the_claims_on_a_part_are_decided_by_its_own_runs():

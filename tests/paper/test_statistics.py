@@ -14,6 +14,7 @@ from qafel.paper.statistics import (
     Interval,
     every,
     jointly,
+    over_published,
     power,
     ratio,
     slope,
@@ -132,11 +133,21 @@ def test_three_runs_that_never_met_the_target_need_more_than_the_margin():
 
 
 def test_a_run_that_diverged_is_infinitely_far():
-    found = ratio([(math.inf, 1.0), (1.0, 1.0), (1.0, 1.0)])
+    found = ratio([(math.inf, 1.0)] * 3)
     assert (found.similar(1.25), found.at_least(1e9), found.inverse.at_least(1.0)) == (False, True, False)
-    assert power([found]) == "a run diverged"
-    lost = ratio([(1.0, math.inf), (1.0, 1.0)])
+    assert (str(found), power([found]), power([found.inverse])) == ("∞", "a run diverged", "a run diverged")
+    lost = ratio([(1.0, math.inf), (1.0, math.inf)])
     assert (lost.estimate, lost.inverse.estimate, lost.below(1.0)) == (0.0, math.inf, True)
+
+
+def test_one_run_of_three_that_diverged_is_not_close_and_does_not_show_that_all_are_far():
+    found = ratio([(math.inf, 1.0), (1.0, 1.0), (1.1, 1.0)])
+    assert (found.at_most(1.25), found.similar(1.25), found.below(9.0)) == (False, False, False)
+    assert (found.at_least(2.0), found.above(2.0)) == (None, None)
+    assert (found.inverse.at_least(1.0), found.inverse.at_most(0.5)) == (False, None)
+    assert ratio([(math.inf, 1.0), (3.0, 1.0), (3.1, 1.0)]).at_least(2.0) is True, "the others are far as well"
+    assert ratio([(math.inf, 1.0)]).at_least(2.0) is None, "one seed decides nothing"
+    assert math.isnan(ratio([(math.inf, 1.0), (1.0, math.inf)]).estimate), "each diverged once"
 
 
 def test_one_seed_decides_nothing_and_equal_ratios_everything():
@@ -178,6 +189,34 @@ def test_one_comparison_is_judged_as_it_is_and_many_pass_as_they_are():
     assert jointly((near, lambda it: it.at_least(6.0)) for _ in range(9)) is None
     assert jointly([(near, lambda it: it.at_least(6.0)), (far, lambda it: it.at_least(6.0))]) is False
     assert jointly((one, lambda it: it.at_most(6.0)) for one in (near, far)) is True
+
+
+@pytest.mark.parametrize(("seeds", "comparisons"), [(3, 3), (5, 9)])
+def test_power_of_a_joint_claim_is_what_is_stated(seeds, comparisons):
+    """All that far within their bounds pass, and one that far beyond fails, four times in five at least."""
+    rng, spread, passed, failed, trials = np.random.default_rng(19), 0.15, 0, 0, 1500
+    t = [stats.t.ppf(p, seeds - 1) for p in (1 - LEVEL, POWER)]
+    known = Interval(1.0, 0.9, 1.1, seeds, math.exp(sum(t) * spread / math.sqrt(seeds)))
+    factor = known.visible_among(comparisons)
+    for _ in range(trials):
+        good = [ratio(drawn(rng, factor, spread, seeds)) for _ in range(comparisons)]
+        bad = ratio(drawn(rng, 1 / factor, spread, seeds))
+        passed += jointly((one, lambda it: it.at_least(1.0)) for one in good) is True
+        failed += jointly((one, lambda it: it.at_least(1.0)) for one in (*good[1:], bad)) is False
+    assert min(passed, failed) / trials >= POWER - 0.07
+    assert known.visible_among(1) == known.visible
+    assert power([known] * comparisons) == f"a factor of {factor:.3g} would be seen"
+
+
+def test_a_published_figure_is_compared_by_both_spreads():
+    """With published seeds from the same distribution, the interval holds 1 nine times in ten or more."""
+    rng, held = np.random.default_rng(23), 0
+    for _ in range(2000):
+        ours, theirs = (np.exp(rng.normal(3.0, 0.25, 3)) for _ in range(2))
+        found = over_published(ours.tolist(), float(theirs.mean()), float(theirs.std(ddof=1)), 3)
+        held += found.low <= 1.0 <= found.high
+    assert held / 2000 >= 0.88
+    assert over_published([40.0, 41.0, 42.0], 20.0, 1.0, 3).similar(1.5) is False
 
 
 def test_an_interval_among_others_is_wider_by_students_t():

@@ -23,7 +23,7 @@ from qafel.paper.measured import (
     level_ratio,
     settled,
 )
-from qafel.paper.statistics import Interval, every, jointly, power, ratio
+from qafel.paper.statistics import Interval, all_seen, every, jointly, power, ratio, unseen
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
 from qafel.sweeps.making import Planned
@@ -116,6 +116,8 @@ def _claim(where: str, text: str, check: Callable[..., Verdict], *of: str) -> Cl
 
 
 def _is_close(measured: EntryRuns, method: str) -> Verdict:
+    if any(map(diverges, measured.runs(UNQUANTIZED))):
+        raise NotComparable("the unquantized runs diverged themselves")
     found = end_ratio(measured, method, UNQUANTIZED)
     said = f"{_end(measured, method)}: {found} times the unquantized run's; {power([found])}"
     return Verdict.of(found.at_most(CLOSE), said)
@@ -126,19 +128,21 @@ def _does_not_converge(measured: EntryRuns, method: str) -> Verdict:
     found, runs = end_ratio(measured, method, UNQUANTIZED), measured.runs(method)
     still = [late_progress(run) for run in runs]
     return Verdict.of(
-        every((found.at_least(FAR), all(map(has_settled, runs)))),
+        every((found.at_least(FAR), all(map(has_settled, runs)) or None)),
         f"{_end(measured, method)}: {found} times the unquantized run's; over the second half it changed by "
         f"{-100 * max(still):+.0f} to {-100 * min(still):+.0f} %; {power([found])}",
     )
 
 
 def _diverges(measured: EntryRuns, method: str) -> Verdict:
-    """With every seed, as `measured.diverges` defines it."""
+    """With every seed of three at least, as `measured.diverges` defines it; with none, it does not."""
     runs = measured.runs(method)
     lowest = human_metric(Spread.of(map(best_level, runs)).mean)
-    gone = sum(map(diverges, runs))
-    said = f"{gone} of {len(runs)} seeds moved away: {_end(measured, method)}, after a lowest level of {lowest}"
-    return Verdict.of(gone == len(runs), f"{said} on the way")
+    gone, count = sum(map(diverges, runs)), len(runs)
+    said = f"{gone} of {count} seeds moved away: {_end(measured, method)}, after a lowest level of {lowest} on the way"
+    if gone not in (0, count) or count < 3:
+        return Verdict.of(None, said)
+    return Verdict.of(gone > 0, f"{said}; {all_seen(count) if gone else unseen(count)}")
 
 
 def _end(measured: EntryRuns, method: str) -> str:
@@ -228,6 +232,10 @@ LOCAL_STEPS_ENTRY = _entry(
     Claim("Fig. 6", "More local steps end at a higher suboptimality", _worse_in_the_end),
     time="2 min",
     columns=[TableColumn.spread(f"server steps to {EARLY:g}", _early, human_count)],
+    notes=(
+        "Seeds 3 and 4 were added after three had left the first claim undecided: with such a second look a wrong pass "
+        "is not at 5 but at 8 %.",
+    ),
     more_seeds=2,
 )
 
@@ -256,8 +264,10 @@ def _require_error(measured: EntryRuns) -> None:
     """Raise NotComparable unless direct quantization ends higher than none: else there is nothing to mitigate."""
     found = end_ratio(measured, DIRECT, FEDBUFF)
     if not found.above(1.0):
-        said = f"{DIRECT} ends at {found} times {FEDBUFF}'s f(x) − f*"
-        raise NotComparable(f"direct quantization propagates no error here that could be mitigated: {said}")
+        known = "direct quantization propagates no error here that could be mitigated"
+        if found.above(1.0) is None:
+            known = "whether direct quantization propagates an error here that could be mitigated is not known"
+        raise NotComparable(f"{known}: {DIRECT} ends at {found} times {FEDBUFF}'s f(x) − f*")
 
 
 def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:

@@ -154,24 +154,27 @@ def _rounding(steps: Paired) -> float:
     return math.sqrt(float(np.square(steps).sum(axis=1).mean()) / 12)
 
 
-def level_ratio(level: float, ours: EntryRuns, theirs: EntryRuns) -> Interval:
-    """Server steps until f(x) − f* is at or below a `level`, ours over theirs.
+def level_ratio(level: float, ours: EntryRuns, theirs: EntryRuns, column: Rows = "version") -> Interval:
+    """Server steps until f(x) − f* is at or below a `level`, or another `column` there, ours over theirs.
 
     A run that never came down so far counts with its whole length, which bounds what it needs from below; one that
-    diverged is infinitely far. Theirs may be longer than is known: then the ratio is smaller still.
+    diverged before is infinitely far. Where theirs never did, the ratio may be as small as it likes.
     """
 
+    def reached(run: Run) -> bool:
+        return run.first_at(level, "min") is not None
+
     def needed(run: Run) -> float:
-        if run.diverged:
-            return math.inf
-        return min(at_level(run, level, run.column("version")), float(run.column("version")[-1]))
+        rows = _rows(run, column)
+        return at_level(run, level, rows) if reached(run) or run.diverged else float(rows[-1])
 
     def step(run: Run) -> float:
         first = run.first_at(level, "min")
         return 0.0 if first is None else _step(run, first)
 
-    beyond = [not reached for reached, _ in ours.paired(lambda run: run.first_at(level, "min") is not None, theirs)]
-    return ratio(ours.paired(needed, theirs), beyond, _rounding(ours.paired(step, theirs)))
+    both = ours.paired(reached, theirs)
+    found = ratio(ours.paired(needed, theirs), [not mine for mine, _ in both], _rounding(ours.paired(step, theirs)))
+    return found if all(other for _, other in both) else replace(found, low=0.0)
 
 
 def _used(column: Rows) -> Figure:
@@ -264,6 +267,11 @@ def at_level(run: Run, level: float, values: Column) -> float:
 def to_target(column: Rows) -> Figure:
     """The value of `column` where a run's accuracy first meets its target; infinite if it never does."""
     return lambda run: run.at_target(_rows(run, column), "max")
+
+
+def received(name: str) -> Figure:
+    """A number of the summary, bytes received, of a run that ends where it meets its target; infinite if it did not."""
+    return lambda run: run.number(name) if met_target(run) else math.inf
 
 
 def met_target(run: Run) -> bool:

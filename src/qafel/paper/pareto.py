@@ -11,8 +11,8 @@ from qafel.drawing.chart import Axis, Panel, Series
 from qafel.errors import NotComparable
 from qafel.paper.display import Table, TableColumn, curve, not_empty, points
 from qafel.paper.entry import Change, Claim, Entry, Extent, Verdict, mushrooms
-from qafel.paper.measured import EntryRuns, Paired, at_level, end_ratio, if_comparable, settled
-from qafel.paper.statistics import jointly, ratio
+from qafel.paper.measured import EntryRuns, Paired, at_level, end_ratio, if_comparable, level_ratio, settled, traffic
+from qafel.paper.statistics import every
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
@@ -166,7 +166,7 @@ def _frugal(measured: EntryRuns) -> Verdict:
         raise NotComparable("the runs without quantizers are missing")
     pairs = [label for label in PAIRS if label != REFERENCE]
     missing = [label for label in pairs if not _of_fedbuff(measured, label).count]
-    judged = {label: _saves(measured, label) for label in pairs if label not in missing}
+    judged = {label: _saves(measured, label, len(pairs)) for label in pairs if label not in missing}
     good, half = sum(found is True for found in judged.values()), len(pairs) / 2
     unknown = sum(found is None for found in judged.values())
     if good <= half < good + unknown + len(missing) and missing:
@@ -180,13 +180,15 @@ def _frugal(measured: EntryRuns) -> Verdict:
     return Verdict.of(holds, f"{need} and end within a tenth of FedBuff{times}")
 
 
-def _saves(measured: EntryRuns, label: str) -> bool | None:
-    """Whether a pair does, by the intervals of both figures; None if they do not say."""
-    found = measured.of(label).paired(partial(_bytes_to, LEVELS[-1]), measured.of(REFERENCE))
-    if not all(math.isfinite(theirs) for _, theirs in found):
+def _saves(measured: EntryRuns, label: str, among: int) -> bool | None:
+    """Whether a pair does, by the intervals of both figures; None if they do not say. They allow for the number of
+    pairs: of many at the bound, some seem to save by chance.
+    """
+    ours, theirs = measured.of(label), measured.of(REFERENCE)
+    if not all(run.first_at(LEVELS[-1], "min") is not None for run in theirs.runs()):
         return None
-    ends = end_ratio(measured, label, REFERENCE)
-    return jointly(((ratio(found), lambda it: it.below(1.0)), (ends, lambda it: it.at_most(WITHIN))))
+    needed, ends = level_ratio(LEVELS[-1], ours, theirs, traffic), end_ratio(measured, label, REFERENCE)
+    return every((needed.among(among).below(1.0), ends.among(among).at_most(WITHIN)))
 
 
 ENTRY = Entry(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias, final
 
 import numpy as np
@@ -61,21 +61,30 @@ class Interval:
         estimate, low, high = (1 / value if value else math.inf for value in (self.estimate, self.high, self.low))
         return Interval(estimate, low, high, self.count, self.visible)
 
+    @property
+    def infinite(self) -> bool:
+        """Whether some seed diverged, so that the ratio is infinite on the whole; or zero, the other way round."""
+        return math.isinf(self.estimate) or (self.estimate == 0 and not self.additive)
+
     def at_least(self, bound: float) -> bool | None:
         """Whether the truth is at or above the bound; None if the interval does not say."""
-        return True if self.low >= bound else False if self.high < bound else None
+        return True if self.low >= bound else False if self.high < bound or self._is_zero else None
 
     def at_most(self, bound: float) -> bool | None:
         """Whether the truth is at or below the bound; None if the interval does not say."""
-        return True if self.high <= bound else False if self.low > bound else None
+        return True if self.high <= bound else False if self.low > bound or math.isinf(self.estimate) else None
 
     def above(self, bound: float) -> bool | None:
         """Whether the truth is above the bound; None if the interval does not say."""
-        return True if self.low > bound else False if self.high <= bound else None
+        return True if self.low > bound else False if self.high <= bound or self._is_zero else None
 
     def below(self, bound: float) -> bool | None:
         """Whether the truth is below the bound; None if the interval does not say."""
-        return True if self.high < bound else False if self.low >= bound else None
+        return True if self.high < bound else False if self.low >= bound or math.isinf(self.estimate) else None
+
+    @property
+    def _is_zero(self) -> bool:
+        return self.infinite and self.estimate == 0
 
     def within(self, low: float, high: float) -> bool | None:
         """Whether the truth lies between two bounds: an equivalence test; None if the interval does not say."""
@@ -85,26 +94,41 @@ class Interval:
         """Whether a ratio is 1 but for a factor of `margin` either way."""
         return self.within(1 / margin, margin)
 
+    def visible_among(self, comparisons: int) -> float:
+        """What is visible of a claim about so many: it fails if one of them lies so far beyond its bound, and passes if
+        all lie so far within, each with a probability of 80 %.
+        """
+        if comparisons < 2 or self.count < 2:
+            return self.visible
+        t = partial(student, df=self.count - 1)
+        fails, passes = t(1 - LEVEL / comparisons) + t(POWER), t(1 - LEVEL) + t(POWER ** (1 / comparisons))
+        more = max(fails, passes) / (t(1 - LEVEL) + t(POWER))
+        return self.visible * more if self.additive else self.visible**more
+
     def __str__(self) -> str:
-        if self.low == self.high:
-            return f"{self.estimate:.3g}"
-        return f"{self.estimate:.3g} [{self.low:.3g}, {'∞' if math.isinf(self.high) else f'{self.high:.3g}'}]"
+        estimate, low, high = ("∞" if math.isinf(it) else f"{it:.3g}" for it in (self.estimate, self.low, self.high))
+        return estimate if self.low == self.high else f"{estimate} [{low}, {high}]"
 
 
 def power(found: Iterable[Interval], of: str = "factor") -> str:
-    """What difference could have been seen, in words: a factor, or `of` slopes a difference."""
+    """What difference could have been seen by a claim about these, in words: a factor, or `of` slopes a difference."""
     known = list(found)
-    if any(one.low == math.inf for one in known):
+    if any(one.infinite for one in known):
         return "a run diverged"
     if all(one.low == one.high for one in known):
         return "all seeds agree"
-    most = max(one.visible for one in known if one.low != one.high)
+    most = max(one.visible_among(len(known)) for one in known if one.low != one.high)
     return f"a {of} of {most:.3g} would be seen" if math.isfinite(most) else "one seed shows no difference"
 
 
 def unseen(count: int) -> str:
     """What share of all seeds may do what none of so many did, with a probability of at least one in twenty."""
     return f"up to {100 * (1 - LEVEL ** (1 / count)):.0f} % of seeds could, and none of {count} show it"
+
+
+def all_seen(count: int) -> str:
+    """What share of all seeds does what all of so many did, but with a probability of one in twenty."""
+    return f"at least {100 * LEVEL ** (1 / count):.0f} % of all seeds do, as {count} of {count} show"
 
 
 def jointly(parts: Iterable[tuple[Interval, Callable[[Interval], bool | None]]]) -> bool | None:
@@ -129,16 +153,22 @@ def ratio(pairs: Pairs, beyond: Iterable[bool] = (), least: float = 0.0) -> Inte
     """Ours over theirs, by Student's t on the mean of the logarithms.
 
     `beyond` says of which seeds ours is only known to be larger: the run ended first. They count with what is known,
-    so that the low end stands and there is no high end. One that is infinite, or zero, makes the ratio so. The standard
-    deviation of the logarithm is at `least` this, however closely the seeds agree: rounded figures agree by chance.
+    so that the low end stands and there is no high end. One that is infinite, or zero, makes the ratio so; how far the
+    others are from the reference is told by the other end, unless all of them are infinite. The standard deviation of
+    the logarithm is at `least` this, however closely the seeds agree: rounded figures agree by chance.
     """
     logs = [_log(ours) - _log(theirs) for ours, theirs in pairs]
     count = len(logs)
-    if not count or any(map(math.isnan, logs)):
+    if not count or any(map(math.isnan, logs)) or {math.inf, -math.inf} <= set(logs):
         return Interval(math.nan, -math.inf, math.inf, count)
-    for far, known in ((math.inf, math.inf), (-math.inf, 0.0)):
-        if far in logs:
-            return Interval(known, known, known, count)
+    if math.inf in logs or -math.inf in logs:
+        finite = [pair for pair, log in zip(pairs, logs, strict=True) if math.isfinite(log)]
+        if count > 1 and not finite:
+            certain = math.inf if math.inf in logs else 0.0
+            return Interval(certain, certain, certain, count)
+        others = ratio(finite, beyond, least) if finite else Interval(math.nan, 0.0, math.inf, 0)
+        ends = (math.inf, others.low, math.inf) if math.inf in logs else (0.0, 0.0, others.high)
+        return Interval(*ends, count)
     mean = float(np.mean(logs))
     if count == 1:
         return Interval(math.exp(mean), 0.0, math.inf, count)
@@ -150,6 +180,21 @@ def ratio(pairs: Pairs, beyond: Iterable[bool] = (), least: float = 0.0) -> Inte
     visible = math.exp(reach + student(POWER, count - 1) * error)
     high = math.inf if any(beyond) else math.exp(mean + reach)
     return Interval(math.exp(mean), math.exp(mean - reach), high, count, visible)
+
+
+def over_published(ours: Sequence[float], mean: float, std: float, count: int) -> Interval:
+    """Ours over a published figure, of which the mean and the standard deviation of so many seeds are known.
+
+    The seeds are others: both spreads count, with the degrees of freedom that Welch and Satterthwaite give their sum.
+    """
+    logs = np.log(np.array(ours, dtype=np.float64))
+    parts = np.array([logs.var(ddof=1) / len(logs), (std / mean) ** 2 / count])
+    df = float(parts.sum() ** 2 / (np.square(parts) / (np.array([len(logs), count]) - 1)).sum())
+    error, free, middle = math.sqrt(parts.sum()), max(1, math.floor(df)), float(logs.mean()) - math.log(mean)
+    reach = student(1 - LEVEL, free) * error
+    visible = math.exp(reach + student(POWER, free) * error)
+    low, high = (math.exp(middle + sign * reach) for sign in (-1, 1))
+    return Interval(math.exp(middle), low, high, free + 1, visible)
 
 
 def slope(x: Sequence[float], means: Sequence[float], errors: Sequence[float], counts: Sequence[int]) -> Interval:
