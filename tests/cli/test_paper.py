@@ -60,6 +60,15 @@ def test_results_alone_give_the_same_on_another_machine(tmp_path):
     assert [line for line in tables[0] if line[0] != "#"] == [line for line in tables[1] if line[0] != "#"]
 
 
+def test_a_wide_table_comes_in_parts_that_fit():
+    columns = [("method", "FedBuff"), *((f"figure {number}", "1.00 ± 0.05") for number in range(7))]
+    parts = list(paper_command._that_fit(columns, 40))
+    assert [column for part in parts for column in part[1:]] == columns[1:]
+    assert {part[0] for part in parts} == {columns[0]}
+    assert [len(part) for part in parts] == [3, 3, 3, 2]
+    assert list(paper_command._that_fit(columns, 200)) == [columns]
+
+
 def test_only_takes_runs_by_their_names(tmp_path):
     in_this_process("local-steps", tmp_path, "*-p4-*")
     made = ["mushrooms-fedbuff-p4-every100-quick-seed0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,18 +133,32 @@ def _complain(what: str, of: dict[str, str]) -> None:
 
 
 def _show(result: EntryResult) -> None:
-    titles = enumerate(heading.title for heading in result.table.headings)
-    columns = (Column(title, justify="right" if place else "left") for place, title in titles)
-    table = Table(*columns, title=result.entry.title, title_justify="left", **_FORM)
-    for row in result.table.shown():
-        table.add_row(*row)
-    console.print(table)
+    console.print(result.entry.title, style="italic", highlight=False)
+    columns = list(zip(*([heading.title for heading in result.table.headings], *result.table.shown()), strict=True))
+    for part in _that_fit(columns, console.width):
+        table = Table(*(Column(part[0][0]), *(Column(title, justify="right") for title, *_ in part[1:])), **_FORM)
+        for row in zip(*(cells for _, *cells in part), strict=True):
+            table.add_row(*row)
+        console.print(table)
     for claim, verdict in result.verdicts:
         colour = _COLOURS[verdict.result]
         console.print(f"[{colour}]{verdict.result}[/] {claim.text}: {verdict.because}", highlight=False)
     if warning := result.source.of_other_versions():
         console.print(f"[yellow]note[/] {warning}", highlight=False)
     console.print(f"results in {result.folder}\n", highlight=False)
+
+
+def _that_fit(columns: Sequence[tuple[str, ...]], width: int) -> Iterator[list[tuple[str, ...]]]:
+    """Parts of a table that fit in the width, each with its first column."""
+    (first, most), *others = ((column, 2 + max(map(len, column))) for column in columns)
+    part, room = [first], width - most
+    for column, needed in others:
+        if len(part) > 1 and needed > room:
+            yield part
+            part, room = [first], width - most
+        part.append(column)
+        room -= needed
+    yield part
 
 
 def _show_list(json_output: bool) -> None:
