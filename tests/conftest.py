@@ -1,8 +1,9 @@
-"""Synthetic run directories, written as `qafel run` writes them."""
+"""Synthetic run directories, written as `qafel run` writes them; and Ctrl-C is heard, whoever runs the tests."""
 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 import tomli_w
 
 MakeRun = Callable[..., Path]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as what a shell starts in the background inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
