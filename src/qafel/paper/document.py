@@ -28,7 +28,7 @@ EXPERIMENTS: tuple[tuple[str, Request], ...] = (
     ("cifar10", Request()),
     ("celeba", Request()),
     ("shakespeare", Request()),
-    ("seeds", Request(uploads=400)),
+    ("seeds", Request(uploads=350)),
     ("bits", Request(family="cifar10")),
     ("bits", Request(family="celeba-part")),
     ("methods", Request()),
