@@ -116,7 +116,7 @@ def test_a_part_has_table_3s_diagonal_unless_all_is_asked_for():
 
 def test_runs_can_be_ended_by_uploads_under_a_name_that_says_so():
     runs = ENTRIES["seeds"].plan(Extent(uploads=700))
-    assert {(run.config.stop.uploads, run.config.evaluation.every) for run in runs} == {(700, 70)}
+    assert {(run.config.stop.uploads, run.config.evaluation.every) for run in runs} == {(700, 87)}
     assert runs[0].folder == "shakespeare-fedbuff-direct-c500-u700-seed0"
     request = Request(uploads=700)
     assert request.command("seeds") == "qafel paper seeds --uploads 700"

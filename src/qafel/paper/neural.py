@@ -369,9 +369,9 @@ SHAKESPEARE = _entry(
 
 
 def _seeds_plan(extent: Extent) -> list[Planned]:
-    """A run that is cut short is evaluated ten times all the same."""
+    """A run that is cut short is evaluated eight times all the same."""
     cut = extent.uploads
-    limits = {DIRECT: uploads_limit(cut, f"evaluation.every={max(1, cut // 10)}")} if cut else {}
+    limits = {DIRECT: uploads_limit(cut, f"evaluation.every={max(1, cut // 8)}")} if cut else {}
     runs = plan("shakespeare", [DIRECT], replace(extent, all_methods=False, uploads=None), (500,), limits)
     return [Planned(f"seed {run.config.seed}", run.config, run.at) for run in runs]
 
