@@ -192,7 +192,8 @@ def _worse_in_the_end(measured: EntryRuns) -> Verdict:
 
 def _is_higher(found: Interval, falling: bool) -> bool | None:
     """Whether a level is above another; where the other is `falling`, it may be even if it is not yet."""
-    return found.above(1.0) or (None if falling else found.above(1.0))
+    above = found.above(1.0)
+    return None if falling and not above else above
 
 
 def _all(found: Iterable[Interval]) -> str:
