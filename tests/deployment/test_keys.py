@@ -1,17 +1,20 @@
-"""What a signature covers, for one message and for many at once."""
+"""What a signature covers, for one message and for many at once; and that damaged keys are noticed."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import nkeys
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from qafel.deployment.keys import Signer, Verifier, new_seed, public_key, signed_name
+from qafel.deployment.broker.folder import BrokerFolder, issue_certificate
+from qafel.deployment.keys import Access, Signer, Verifier, new_seed, public_key, signed_name
 from qafel.deployment.names import SIGNATURE
-from qafel.errors import BadSignature, ConfigError
+from qafel.errors import BadSignature, ConfigError, DataError
 
 SEED = new_seed()
 
@@ -76,5 +79,72 @@ def test_what_another_library_signs_is_a_signature_and_ours_is_one_to_it() -> No
 def test_what_is_no_public_key_is_refused() -> None:
     key = public_key(SEED)
     for other in ("", "U", "UABC", key[:-8], key + "AAAAAAAA", "é" * 56):
-        with pytest.raises(ConfigError, match="a public nkey has 56 characters"):
+        with pytest.raises(ConfigError, match="a public key of 56 characters"):
             Verifier(other)
+
+
+def _flips(path: Path) -> Iterator[int]:
+    """Every bit of a file, flipped on disk while the caller looks; then the file is as before."""
+    sound = path.read_bytes()
+    for bit in range(8 * len(sound)):
+        flipped = bytearray(sound)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        yield bit
+    path.write_bytes(sound)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return BrokerFolder.init(tmp_path_factory.mktemp("keys") / "broker", 1, mutual_tls=True).path
+
+
+@pytest.mark.parametrize(
+    "file", ["server/signing.nk", "server/user.nk", "server/server.pub", "clients/0/user.nk", "clients/0/server.pub"]
+)
+def test_a_flipped_bit_in_a_key_is_noticed_whichever_it_is(file: str, folder: Path) -> None:
+    path = folder / file
+    secret = path.read_text(encoding="ascii")
+    for bit in _flips(path):
+        with pytest.raises(ConfigError, match="damaged|does not hold credentials") as error:
+            Access.of(None, path.parent)
+        assert path.parent.name in str(error.value), bit
+        assert secret[20:50] not in str(error.value) or path.suffix == ".pub", "a secret is not for the log"
+    assert Access.of(None, path.parent).signer() is not None
+
+
+def test_a_signing_key_that_clients_do_not_check_is_refused(folder: Path) -> None:
+    path = folder / "server" / "signing.nk"
+    right = path.read_text(encoding="ascii")
+    path.write_text(new_seed(), encoding="ascii")
+    with pytest.raises(ConfigError, match="is not the key of"):
+        Access.of(None, folder / "server")
+    path.write_text(right, encoding="ascii")
+
+
+def test_a_damaged_key_in_the_registry_is_named(folder: Path) -> None:
+    path, access = folder / "server" / "clients.json", Access.of(None, folder / "server")
+    first_bit = 8 * path.read_text(encoding="ascii").index('"U')
+    for bit in _flips(path):
+        if first_bit <= bit < first_bit + 8 * 58:  # the key and its quotes; a number of a client has no checksum
+            with pytest.raises(ConfigError, match="clients.json"):
+                access.registry()
+
+
+@pytest.mark.parametrize("file", ["ca.pem", "cert.pem", "key.pem"])
+def test_a_certificate_that_cannot_be_read_is_a_sentence(file: str, folder: Path) -> None:
+    path = folder / "clients" / "0" / file
+    sound = path.read_bytes()
+    path.write_bytes(sound[:100] + b"?" + sound[101:])
+    with pytest.raises(ConfigError, match="certificates in .* cannot be used"):
+        Access.of(None, path.parent)
+    path.write_bytes(sound)
+
+
+def test_an_authority_whose_key_is_damaged_signs_nothing(folder: Path, tmp_path: Path) -> None:
+    path = folder / "ca" / "ca-key.pem"
+    sound = path.read_bytes()
+    path.write_bytes(sound[:100] + (b"A" if sound[100:101] != b"A" else b"B") + sound[101:])
+    with pytest.raises(DataError, match="is not the key of"):
+        issue_certificate(folder / "ca", tmp_path, "someone")
+    path.write_bytes(sound)

@@ -9,11 +9,12 @@ each takes along the digests beside its path. libsodium checks a signature in ha
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import secrets
 import ssl
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
@@ -31,7 +32,6 @@ from qafel.quantizers.protocol import Payload
 from qafel.text import printable
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
-_KEY_BYTES: Final = nacl.bindings.crypto_sign_PUBLICKEYBYTES
 _SIGNATURE_BYTES: Final = nacl.bindings.crypto_sign_BYTES
 _DEEPEST: Final = 32  # levels of a tree that anyone builds
 _REGISTRY: Final = TypeAdapter(dict[int, str])
@@ -45,7 +45,7 @@ def new_seed() -> str:
 
 def public_key(seed: str) -> str:
     """The public half of a seed: U…"""
-    _raw_seed(seed)
+    seed_bytes(seed)
     key: bytes = nkeys.from_seed(bytearray(seed.encode())).public_key
     return key.decode()
 
@@ -55,7 +55,7 @@ class Signer:
     """Signs messages with the key of a seed; without a seed, it signs nothing."""
 
     def __init__(self, seed: str | None) -> None:
-        self._key = nacl.bindings.crypto_sign_seed_keypair(_raw_seed(seed))[1] if seed else None
+        self._key = nacl.bindings.crypto_sign_seed_keypair(seed_bytes(seed))[1] if seed else None
 
     def headers(self, context: str, data: Payload) -> dict[str, str]:
         """A header with the signature of `data` under what `signed_name` says of it, `context`; or none."""
@@ -83,14 +83,7 @@ class Verifier:
     """Checks signatures of one public key; without a key, everything passes."""
 
     def __init__(self, public: str | None) -> None:
-        self._key: bytes | None = None
-        if public is not None:
-            try:
-                self._key = base64.b32decode(public + "=" * (-len(public) % 8))[1:-2]
-            except ValueError:
-                self._key = b""
-            if len(self._key) != _KEY_BYTES:
-                raise ConfigError(f"a public nkey has 56 characters and starts with U, got {public!r}")
+        self._key = None if public is None else public_key_bytes(public)
 
     def check(self, context: str, data: Payload, signature: str | None) -> None:
         """Raise unless the signature belongs to this context and these bytes."""
@@ -144,12 +137,43 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _raw_seed(seed: str) -> bytes:
+def seed_bytes(seed: str) -> bytes:
+    """The 32 bytes of a seed. Raises if it is damaged."""
+    decoded = _nkey_bytes(seed)
+    if len(seed) != 58 or not seed.startswith("SU") or decoded is None:
+        raise ConfigError("expected a seed of 58 characters that starts with SU and matches its checksum")
+    return decoded[2:]
+
+
+@lru_cache(maxsize=10_000)
+def public_key_bytes(public: str) -> bytes:
+    """The 32 bytes of a public key. Raises if it is damaged."""
+    decoded = _nkey_bytes(public)
+    if len(public) != 56 or not public.startswith("U") or decoded is None:
+        raise ConfigError(
+            f"expected a public key of 56 characters that starts with U and matches its checksum, got {public[:60]!r}"
+        )
+    return decoded[1:]
+
+
+def _check(name: str, read: Callable[[str], bytes], text: str) -> None:
     try:
-        _, raw = nkeys.decode_seed(bytearray(seed.encode()))
-    except Exception:  # nkeys raises its own and binascii's errors
-        raise ConfigError("a seed has 58 characters and starts with SU; this one cannot be read") from None
-    return bytes(raw)
+        read(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name} is damaged: {error}; restore the file from a copy") from None
+
+
+def _nkey_bytes(text: str) -> bytes | None:
+    """An nkey's bytes without its checksum, which the library does not check; None if anything in it is wrong."""
+    try:
+        decoded = base64.b32decode(text + "=" * (-len(text) % 8))
+    except ValueError:
+        return None
+    # The last character has bits that mean nothing: only one spelling of a key is right.
+    same = base64.b32encode(decoded).decode().rstrip("=") == text
+    return (
+        decoded[:-2] if same and binascii.crc_hqx(decoded[:-2], 0) == int.from_bytes(decoded[-2:], "little") else None
+    )
 
 
 @final
@@ -192,7 +216,26 @@ class Access:
             raise ConfigError(
                 f"{folder} does not hold credentials ({error}): give a folder that `qafel broker init` wrote"
             ) from None
-        return Access(servers, folder, connection.get("client"), connection.get("api", "$JS.API"), texts)
+        access = Access(servers, folder, connection.get("client"), connection.get("api", "$JS.API"), texts)
+        access._check_files(folder)
+        return access
+
+    def _check_files(self, folder: Path) -> None:
+        """Raise if a key or a certificate is damaged: a server with a wrong key would speak, and nobody believe it."""
+        for name, text in self._texts.items():
+            _check(str(folder / name), public_key_bytes if name == "server.pub" else seed_bytes, text)
+        signing, public = self._texts.get("signing.nk"), self._texts.get("server.pub")
+        if signing is not None and public_key(signing) != public:
+            raise ConfigError(
+                f"{folder / 'signing.nk'} is not the key of {folder / 'server.pub'}, which clients check: restore both "
+                "from a copy of the broker's folder"
+            )
+        try:
+            self.tls()
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"the certificates in {folder} cannot be used ({printable(str(error))}): restore them from a copy"
+            ) from None
 
     @property
     def seed(self) -> str | None:
@@ -222,7 +265,10 @@ class Access:
             return None
         path = self.folder / "clients.json"
         try:
-            return _REGISTRY.validate_json(path.read_bytes())
+            keys = _REGISTRY.validate_json(path.read_bytes())
+            for client, key in keys.items():
+                _check(f"client {client}'s key in {path}", public_key_bytes, key)
+            return keys
         except FileNotFoundError:
             if "signing.nk" not in self._texts:
                 return None

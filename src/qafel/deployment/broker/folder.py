@@ -263,10 +263,16 @@ def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[
 
     The `authority` is a folder that `make_authority` wrote; `name` is the certificate's subject.
     """
-    signing_key = load_pem_private_key((authority / "ca-key.pem").read_bytes(), None)
-    if not isinstance(signing_key, ec.EllipticCurvePrivateKey):
-        raise DataError(f"{authority / 'ca-key.pem'} holds a key of another kind: restore it from a copy")
-    issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes()).subject
+    damaged = DataError(
+        f"{authority / 'ca-key.pem'} is not the key of {authority / 'ca.pem'}: restore both from a copy"
+    )
+    try:
+        signing_key = load_pem_private_key((authority / "ca-key.pem").read_bytes(), None)
+        issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
+    except (ValueError, TypeError):
+        raise damaged from None
+    if not isinstance(signing_key, ec.EllipticCurvePrivateKey) or signing_key.public_key() != issuer.public_key():
+        raise damaged
     key = ec.generate_private_key(ec.SECP256R1())
     # Brokers of a cluster are one another's clients.
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
@@ -276,7 +282,7 @@ def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[
     ]
     if hosts:
         extensions.append(x509.SubjectAlternativeName([_host(host) for host in hosts]))
-    certificate = _certificate(_name(name), key.public_key(), issuer, signing_key, extensions)
+    certificate = _certificate(_name(name), key.public_key(), issuer.subject, signing_key, extensions)
     _write_certificate(folder / "cert.pem", certificate, folder / "key.pem", key)
 
 
