@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check
+# What is installed takes its versions from -c, a build environment that pip makes from these variables.
+PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 LIGHT  := $(VENV)/.installed-light
 SITE   := $(VENV)/.installed-docs
@@ -51,13 +52,13 @@ format: $(STAMP) ## Format the code
 dist: ## Build wheel and source distribution into dist/, and check what they say of themselves
 	rm -rf build dist
 	$(PYTHON) -m venv --clear .venv-build
-	.venv-build/bin/python -m pip --disable-pip-version-check install -q build twine
-	.venv-build/bin/python -m build
+	.venv-build/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build twine
+	.venv-build/bin/python -m build --dependency-constraints-txt constraints.txt
 	.venv-build/bin/python -m twine check --strict dist/*
 
 release-check: dist ## Install the built wheel into a new environment, from the registry, and run the demo there
 	$(PYTHON) -m venv --clear .venv-wheel
-	.venv-wheel/bin/python -m pip --disable-pip-version-check install -q "$$(echo dist/*.whl)[simulate]"
+	.venv-wheel/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt "$$(echo dist/*.whl)[simulate]"
 	cd dist && ../.venv-wheel/bin/qafel --version && ../.venv-wheel/bin/qafel demo --out "$$(mktemp -d)/demo"
 
 notes: ## Print the release notes of this version, from CHANGELOG.md

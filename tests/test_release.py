@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from qafel.version import __version__
 
@@ -121,10 +123,67 @@ def test_the_workflow_runs_targets_that_the_makefile_has():
         assert re.search(rf"^{target}:.*##", makefile, re.MULTILINE), target
 
 
+def test_every_action_is_pinned_by_commit_with_its_version_beside_it():
+    used = re.findall(r"uses: (\S+)(.*)", (ROOT / ".github/workflows/ci.yml").read_text())
+    assert used
+    for action, comment in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
+
+
+def test_a_release_attests_its_files_before_they_are_published():
+    release = workflow()["jobs"]["release"]
+    assert release["permissions"] == {"contents": "write", "id-token": "write", "attestations": "write"}
+    steps = [step.get("uses", "") + step.get("run", "") for step in release["steps"]]
+    attested = [number for number, step in enumerate(steps) if step.startswith("actions/attest-build-provenance@")]
+    published = [number for number, step in enumerate(steps) if step.startswith("gh release create")]
+    assert len(attested) == len(published) == 1
+    assert attested < published
+    assert release["steps"][attested[0]]["with"]["subject-path"] == "dist/*"
+
+
+def pinned():
+    """Name and version of each constraint."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = dict(line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in found.items()}
+
+
+def test_nothing_is_installed_without_the_constraints():
+    asked = subprocess.check_output(
+        ["make", "-n", "-B", "install", "demo", "docs", "release-check"], cwd=ROOT, text=True
+    )
+    installing = [line for line in asked.splitlines() if re.search(r"-m (pip|build)\b", line)]
+    assert len(installing) == 6
+    for line in installing:
+        assert re.search(r" (-c|--dependency-constraints-txt) constraints\.txt", line), line
+    assert {"build", "twine", "setuptools"} <= set(pinned())
+
+
+def test_constraints_are_within_the_ranges_of_the_package_and_torch_has_a_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    asked = [Requirement(one) for one in [*project["dependencies"], *(one for extra in extras for one in extra)]]
+    for requirement in asked:
+        if requirement.name != "qafel":
+            assert pinned()[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    (torch,) = (requirement for requirement in asked if requirement.name == "torch")
+    assert "2.12.1" in torch.specifier
+    assert pinned()["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize("vulnerable", ["1.2.1", "1.3.0"])  # CVE-2026-54282, CVE-2026-54283
+def test_no_starlette_with_a_known_hole_is_allowed(vulnerable):
+    watch = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["watch"]
+    (starlette,) = (Requirement(one) for one in watch if one.startswith("starlette"))
+    assert vulnerable not in starlette.specifier
+
+
 @pytest.mark.parametrize(
     ("schema", "file"),
     [
         ("vendor.github-workflows", ".github/workflows/ci.yml"),
+        ("vendor.dependabot", ".github/dependabot.yml"),
         ("vendor.citation-file-format", "CITATION.cff"),
     ],
 )
