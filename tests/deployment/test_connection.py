@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import re
 import signal
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,7 +344,7 @@ def test_no_word_is_said_to_a_broker_that_offers_no_tls(tmp_path: Path) -> None:
     """As somebody in between would make it look, who wants to hear the key's signature in the clear."""
     port = free_port()
     folder = BrokerFolder.init(tmp_path / "broker", clients=1, port=port)
-    info = b'INFO {"version":"2.11.0","max_payload":1048576,"auth_required":true,"nonce":"abc"}\r\n'
+    info = b'INFO {"version":"2.15.0","max_payload":1048576,"auth_required":true,"nonce":"abc"}\r\n'
     heard, over = [], asyncio.Event()
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -360,3 +362,62 @@ def test_no_word_is_said_to_a_broker_that_offers_no_tls(tmp_path: Path) -> None:
 
     asyncio.run(check())
     assert set(heard) == {b""}
+
+
+@pytest.mark.parametrize(
+    ("version", "fixed"),
+    [("2.10.99", False), ("2.11.0", False), ("2.11.15", False), ("2.11.16", True), ("2.9.0", False),
+     ("2.11.17-RC.1", True), ("2.12.0", False), ("2.12.6", False), ("2.12.7", True), ("2.13.0", True),
+     ("10.0.0", True), ("1.4.1", False), ("", False), (None, False), ("x", False), (7, False), ("9" * 5000, False)],
+)  # fmt: skip
+def test_a_broker_without_natss_fixes_of_authorization_is_outdated(version: object, fixed: bool) -> None:
+    problem = connection.outdated(version)
+    assert (problem is None) is fixed
+    assert problem is None or (problem.isprintable() and len(problem) < 200)
+
+
+@pytest.mark.parametrize("user", ["server", "operator", "clients/0"])
+def test_an_outdated_broker_is_refused_by_who_has_a_key_and_used_once_it_is_upgraded(
+    tmp_path: Path, user: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker says its version in the clear, in its first line, which a line in between changes here."""
+    port = free_port()
+    folder = BrokerFolder.init(tmp_path / "broker", clients=1, port=port)
+    access = Access.of(None, folder.path / user)
+    said, relayed = ["2.11.15"], list[asyncio.Task[Any]]()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(re.sub(rb'("version":")[^"]*', rb"\g<1>" + said[0].encode(), data))
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relayed.append(asyncio.current_task())  # type: ignore[arg-type]
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, other_writer), pass_on(other_reader, writer))
+
+    async def check() -> None:
+        async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+            through = replace(access, servers=(f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
+            with pytest.raises(BrokerUnreachable, match="is nats-server 2.11.15; .* upgrade it"):
+                await connection.connect_patiently(through, access.name, 30.0)
+            waiting = asyncio.create_task(connection.connect_patiently(through, access.name, None))
+            while "upgrade it" not in caplog.text:
+                await asyncio.sleep(0.01)
+            said[0] = "2.11.16"
+            broker = await waiting
+            await broker.flush()
+            await connection.close(broker.connection)
+            await cancel_and_wait(relayed)
+            await asyncio.sleep(0)  # transports close in the next round
+
+    with LocalBroker(folder.path, port=port):
+        asyncio.run(check())
+
+
+def test_without_keys_an_outdated_broker_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with _nonsense(free_port(), _INFO) as access, session(access, "0", patience_s=5):
+            assert "does not say its version" in caplog.text
+
+    asyncio.run(check())

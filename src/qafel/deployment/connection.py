@@ -64,6 +64,7 @@ _CHUNK_BYTES: Final = 512 << 10
 _LEAST_PAYLOAD: Final = 2 * OVERHEAD_BYTES
 _WHEN_VALID: Final = (9, 10)  # OpenSSL's numbers for a certificate that is not valid yet, or no longer
 _STATUS_LINE: Final = re.compile(rb"NATS/1\.0(?: (\d{3})(?: ([ -~]*))?)?")
+_VERSION: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
 
@@ -115,12 +116,17 @@ async def wait_for_event(event: asyncio.Event, most_s: float) -> None:
 
 
 @final
+class OutdatedBroker(nats.errors.Error):
+    """The broker is too old for keys; says how old."""
+
+
+@final
 class _Connection(Connection):
     """The library's connection, where it trusts more than we do."""
 
-    def __init__(self, tls_only: bool) -> None:
+    def __init__(self, *, tls_only: bool, with_key: bool) -> None:
         super().__init__()
-        self._tls_only = tls_only
+        self._tls_only, self._with_key = tls_only, with_key
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Say nothing without TLS, where we should have it.
@@ -130,6 +136,10 @@ class _Connection(Connection):
         """
         if self._tls_only and initial_connection and not info.get("tls_required"):
             raise nats.errors.Error("it offers no TLS, which our credentials demand")
+        if initial_connection and (problem := outdated(info.get("version"))):
+            if self._with_key:
+                raise OutdatedBroker(problem)
+            log.warning("the broker %s", problem)
         most = info.get("max_payload", 0)
         if not isinstance(most, int) or most < _LEAST_PAYLOAD:
             raise nats.errors.Error(f"it takes messages of at most {most!r} bytes, {_LEAST_PAYLOAD} are needed")
@@ -145,6 +155,16 @@ class _Connection(Connection):
         """A subject is any bytes, too."""
         subject_text, reply_text = subject.decode(errors="replace"), reply.decode(errors="replace")
         return Msg(_client=self, subject=subject_text, reply=reply_text, data=data, headers=headers, _sid=sid)
+
+
+def outdated(version: object) -> str | None:
+    """Why a broker of this version is not to be trusted with keys: it lacks fixes of NATS's authorization; or None."""
+    match = _VERSION.match(str(version))
+    number = tuple(map(int, match.groups())) if match else ()
+    if number >= (2, 12, 7) or (2, 11, 16) <= number < (2, 12):
+        return None
+    said = f"is nats-server {printable(str(version))[:40]}" if match else "does not say its version"
+    return f"{said}; older ones have known holes in their authorization: upgrade it to 2.11.16, 2.12.7 or later"
 
 
 def read_headers(block: bytes) -> dict[str, str]:
@@ -172,7 +192,8 @@ async def connect_patiently(
 ) -> Broker:
     """Connect as `name`, trying for so many seconds or forever; `on_wait` is told why that is not done at once.
 
-    A broker whose TLS fails is a mistake at the start, and raises. To who has all patience it may be a wrong clock.
+    A broker that is too old or whose TLS fails is a mistake at the start, and raises. With unlimited patience it is
+    tried again: the clock may be wrong, and a broker may be upgraded.
     """
     loop, pause_s, told = asyncio.get_running_loop(), 0.1, False
     deadline = None if patience_s is None else loop.time() + patience_s
@@ -180,8 +201,8 @@ async def connect_patiently(
         for url in random.sample(access.servers, len(access.servers)):
             try:
                 return await _connect(access, url, name)
-            except ssl.SSLError as error:
-                problem = f"TLS with {url} failed: {_tls_problem(error)}"
+            except (ssl.SSLError, OutdatedBroker) as error:
+                problem = _mistake(url, error)
                 if patience_s is not None:
                     raise BrokerUnreachable(problem) from None
                 if not told:
@@ -204,18 +225,21 @@ async def connect_patiently(
         pause_s = min(2.0, 1.5 * pause_s)
 
 
-def _tls_problem(error: ssl.SSLError) -> str:
+def _mistake(url: str, error: ssl.SSLError | OutdatedBroker) -> str:
+    if isinstance(error, OutdatedBroker):
+        return f"the broker at {url} {error}"
     if not isinstance(error, ssl.SSLCertVerificationError):
-        return error.reason or str(error)
-    if error.verify_code not in _WHEN_VALID:
-        return error.verify_message
-    now = time.strftime("%Y-%m-%d %H:%M")
-    return f"the broker's {error.verify_message} at {now}, says this machine: set the clock if that is wrong"
+        return f"TLS with {url} failed: {error.reason or error}"
+    reason = error.verify_message
+    if error.verify_code in _WHEN_VALID:
+        now = time.strftime("%Y-%m-%d %H:%M")
+        reason = f"the broker's {reason} at {now}, says this machine: set the clock if that is wrong"
+    return f"TLS with {url} failed: {reason}"
 
 
 async def _connect(access: Access, url: str, name: str) -> Broker:
     tls, gone = access.tls(), asyncio.Event()
-    connection = _Connection(tls_only=tls is not None)
+    connection = _Connection(tls_only=tls is not None, with_key=access.seed is not None)
 
     async def on_closed() -> None:
         gone.set()
