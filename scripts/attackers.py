@@ -97,7 +97,7 @@ def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
         except RejectedUpload:
             honest[False] += client >= liars
         else:
-            checker.shares.count(client)
+            checker.shares.count(client, now)
             honest[True] += client >= liars
             counts["lies"] += client < liars
             counts["all"] += 1

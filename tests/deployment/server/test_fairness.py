@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import random
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from qafel.config import Config
 from qafel.deployment.keys import Access
@@ -31,19 +35,27 @@ class Fleet:
         """What a checkpoint holds; the journal goes on after it."""
         self.saved, self.since = self.shares.standings(self.now), []
 
-    def restart(self) -> None:
-        """A new process, whose clock begins anew, with what the checkpoint and the journal say."""
-        self.shares, self.now = FairShare(self.max_share), self.random.uniform(0, 1e6)
+    def restart(self, now: float | None = None) -> None:
+        """A new process with what the checkpoint and the journal hold; its clock shows any time."""
+        self.shares, self.now = FairShare(self.max_share), self.random.uniform(0, 1e6) if now is None else now
         self.shares.restore(self.saved, self.since, self.now)
 
-    def send(self, client: int) -> bool:
-        """Whether an update of this client, sent now, is accepted."""
+    def refuses(self, client: int) -> bool:
         try:
             self.shares.check(client, self.now)
         except OverShare:
-            return False
-        self.shares.count(client)
+            return True
+        return False
+
+    def count(self, client: int) -> None:
+        self.shares.count(client, self.now)
         self.since.append(client)
+
+    def send(self, client: int) -> bool:
+        """Whether an update of this client, sent now, is accepted."""
+        if self.refuses(client):
+            return False
+        self.count(client)
         return True
 
     def run(self, seconds: float, only: set[int] | None = None) -> Counter[int]:
@@ -57,6 +69,138 @@ class Fleet:
             accepted[client] += self.send(client)
         self.now = end
         return accepted
+
+
+@pytest.mark.parametrize(
+    ("clients", "rate", "most"),
+    [(50, 1.0, 0.122), (200, 0.1, 0.032), (50, 1 / 120, 0.13), (200, 1 / 300, 0.036)],
+)
+def test_three_clients_that_flood_have_at_most_twice_their_equal_shares(clients: int, rate: float, most: float) -> None:
+    fleet = Fleet(dict.fromkeys(range(3, clients), rate) | dict.fromkeys(range(3), 1000 * rate))
+    fleet.run(20 / rate)
+    accepted = fleet.run(40 / rate)
+    assert sum(accepted[client] for client in range(3)) / accepted.total() <= most
+    assert sum(accepted[client] for client in range(3, clients)) > 0.95 * (clients - 3) * 40
+
+
+STALLS = {
+    "fast ones are killed": (dict.fromkeys(range(8), 19.0), range(3), 2.0, 30),
+    "slow ones stop": (dict.fromkeys(range(3), 20.0) | dict.fromkeys(range(3, 8), 0.5), range(3), 2.0, 60),
+    "rare ones leave": (dict.fromkeys(range(5), 1 / 60) | dict.fromkeys(range(5, 50), 1 / 300), range(5), 2.0, 7200),
+}
+
+
+@pytest.mark.parametrize(("rates", "stay", "max_share", "seconds"), STALLS.values(), ids=STALLS)
+@pytest.mark.parametrize("restart", [False, True])
+def test_clients_that_stay_keep_their_rate_when_the_others_leave(
+    rates: dict[int, float], stay: range, max_share: float, seconds: float, restart: bool
+) -> None:
+    fleet = Fleet(rates, max_share)
+    fleet.run(seconds)
+    fleet.save()
+    if restart:
+        fleet.restart()
+    fleet.run(max(20.0, 600.0 if seconds > 600 else 0.0), only=set(stay))
+    accepted = fleet.run(seconds, only=set(stay))
+    sent = sum(rates[client] for client in stay) * seconds
+    assert accepted.total() > 0.8 * sent, accepted.total() / sent
+
+
+@pytest.mark.parametrize("max_share", [1.0, 2.0])
+def test_a_client_whose_uploads_are_rejected_holds_up_nobody(max_share: float) -> None:
+    """It passes the check of shares and fails a later one; perhaps it once sent a good upload."""
+    fleet = Fleet(dict.fromkeys(range(6), 5.0), max_share)
+    fleet.run(10)
+    accepted: Counter[int] = Counter()
+    for _ in range(60):
+        accepted += fleet.run(1, only={0, 1, 2, 3, 4})
+        with contextlib.suppress(OverShare):
+            fleet.shares.check(5, fleet.now)
+    assert min(accepted[client] for client in range(5)) > (0.9 if max_share > 1 else 0.4) * 5.0 * 60, accepted
+
+
+class Visitor(NamedTuple):
+    """A client that comes and goes."""
+
+    interval_s: float
+    floods: bool
+    """It sends a hundred times as often and never rests."""
+    sound: float
+    """The part of its uploads that passes the checks after that of shares."""
+    present_s: float
+    absent_s: float
+
+
+VISITORS = st.builds(
+    Visitor,
+    st.sampled_from([0.2, 1.0, 5.0, 30.0, 200.0]),
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([1.0, 1.0, 0.5, 0.0]),
+    st.sampled_from([10.0, 60.0, 600.0, 1e9]),
+    st.sampled_from([10.0, 60.0, 600.0, 3000.0]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(VISITORS, min_size=2, max_size=16),
+    st.sampled_from([1.0, 1.5, 2.0, 4.0]),
+    st.lists(st.floats(0, 2000), max_size=2),
+    st.integers(0, 2**32),
+)
+def test_nobody_is_refused_for_longer_than_the_longest_pause_of_a_client_that_was_accepted_lately(
+    visitors: list[Visitor], max_share: float, restarts: list[float], seed: int
+) -> None:
+    """Clients join, leave, flood and send what is rejected, at any rates; the server restarts. The bound is counted
+    here from accepted updates alone: the longest pause ever of a client accepted in the last ten minutes, or 5 s.
+    """
+    fleet, chance = Fleet({}, max_share), random.Random(seed)
+    since: dict[int, float] = {}  # the last accepted update, or the restart after it
+    pauses: dict[int, float] = {}
+    rests = dict.fromkeys(range(len(visitors)), 1.0)
+    queue = [(chance.expovariate(1 / visitor.absent_s), number) for number, visitor in enumerate(visitors)]
+    leaves = [begin + visitor.present_s for (begin, _), visitor in zip(queue, visitors, strict=True)]
+    heapq.heapify(queue)
+    crashes = sorted(restarts)
+    for _ in range(4000):
+        fleet.now, number = heapq.heappop(queue)
+        visitor = visitors[number]
+        while crashes and crashes[0] <= fleet.now:
+            crashes.pop(0)
+            fleet.restart(fleet.now)
+            since = dict.fromkeys(since, fleet.now)
+        if fleet.now > leaves[number]:
+            again = fleet.now + chance.expovariate(1 / visitor.absent_s)
+            leaves[number] = again + visitor.present_s
+            heapq.heappush(queue, (again, number))
+            continue
+        wait_s = chance.expovariate((100 if visitor.floods else 1) / visitor.interval_s)
+        if fleet.refuses(number):
+            lately = [pauses[each] for each, then in since.items() if fleet.now - then <= 600]
+            assert fleet.now - since[number] < min(600, max(5, *lately, 0))
+            wait_s = wait_s if visitor.floods else max(wait_s, rests[number])
+            rests[number] = min(16.0, 2 * rests[number])
+        elif chance.random() < visitor.sound:
+            fleet.count(number)
+            pauses[number] = max(pauses.get(number, 0.0), fleet.now - since.get(number, fleet.now))
+            since[number], rests[number] = fleet.now, 1.0
+        if chance.random() < 0.005:
+            fleet.save()
+        heapq.heappush(queue, (fleet.now + wait_s, number))
+
+
+def test_clients_that_flood_get_no_more_while_the_others_come_and_go() -> None:
+    """Half of 94 clients are there at a time, for half a minute each: six of some fifty shares are 12 %."""
+    fleet, chance = Fleet({}), random.Random(3)
+    present, accepted = set(range(3, 50)), Counter[bool]()
+    for _ in range(3000):
+        fleet.rates = dict.fromkeys(present, 1.0) | dict.fromkeys(range(3), 100.0)
+        for client, count in fleet.run(0.2).items():
+            accepted[client < 3] += count
+        for client in range(3, 97):
+            if chance.random() < 0.2 / 30:
+                present ^= {client}
+    assert accepted[True] / accepted.total() < 0.14
 
 
 def test_three_of_two_hundred_that_flood_have_no_more_than_their_shares() -> None:
@@ -174,11 +318,11 @@ def test_a_client_that_floods_a_live_server_is_told_and_the_others_fill_the_buff
 ) -> None:
     monkeypatch.setattr(fairness, "_LEAST_S", 600.0)  # this machine may be slow
     config = Config.from_dict({**CONFIG, "task": {"name": "mushrooms", "clients": 12}})
-    settings = ServerSettings(heartbeat_s=0.2, defence=DefenceSettings(max_share=max_share))
+    server_settings = ServerSettings(heartbeat_s=0.2, defence=DefenceSettings(max_share=max_share))
 
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            server = await stack.enter_async_context(serving(tmp_path, access, config, settings))
+            server = await stack.enter_async_context(serving(tmp_path, access, config, server_settings))
             fleet = [await stack.enter_async_context(taking_part(tmp_path, access, number)) for number in range(12)]
             for client in fleet:
                 await update(client)

@@ -1,115 +1,154 @@
-"""No client has more than its share of the recent updates, and none waits for clients that are not there.
+"""Fair shares: no client dominates the recent updates, and no client waits for clients that left.
 
-Each update of a client fills its bucket by one, and each update that is accepted, whoever sent it, empties all buckets
-by max_share/n, where n clients are active. A full bucket, eight updates, takes no more. So one client's share is at
-most `max_share` times an equal one, which is never less than one in n, and it cannot save it up for a burst; where no
-more than `max_share` clients are active, nobody is limited. Without this, three of two hundred clients that send as
-fast as they can have most of the updates, and so the model.
+Each client has a bucket. An accepted update fills its sender's bucket by one and empties every bucket by max_share/n,
+where n clients are active. The server refuses a client whose bucket is full (eight updates). In the long run a client
+therefore gets at most `max_share` times an equal share. It cannot save up a share for a burst. If at most `max_share`
+clients are active, the server refuses nobody.
 
-A client is active for three of its own longest recent pauses, at least five seconds and at most ten minutes: those who
-fell silent neither hold up the others nor shrink their shares. A client that is new also empties all buckets by 8/n:
-what the others have on their way was sent before they could know of it. When a fleet grows tenfold, each client may
-send two or three windows more by it, and no honest one is refused because a crowd joins. Time is an argument.
+A client is active if the server accepted an update of it within three of its longest recent pauses between accepted
+updates, at least five seconds and at most ten minutes. Rejected uploads make nobody active.
 
-A checkpoint keeps the buckets and who was heard of, and the journal says whose updates came after it: to kill the
-server earns nobody a new share.
+Buckets also empty with time, by one update per *turn*. A turn is the longest recent pause of an active client, at least
+five seconds and at most ten minutes. In a turn every active client sends about one update, so time alone gives nobody
+more than an equal share. It guarantees progress: **the server refuses no client for longer than one turn after its last
+accepted update**, however many clients leave, stall or send rejected uploads.
+
+A new client empties all buckets by 8/n: the others sent what is under way before they could know of it. A checkpoint
+keeps the buckets, and the journal says whose updates followed it. A restart does not reset shares. Time is an argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple, final
 
 from qafel.errors import OverShare
 
-_BUCKET: Final = 8.0  # as many as a client has on its way, which may come at once
+_BUCKET: Final = 8.0  # the updates that a client may have under way, which may arrive together
 _PAUSES: Final = 3.0
-_FORGET: Final = 0.8  # of a long pause, with each upload since
+_FORGET: Final = 0.8  # weight of a long pause after each further update
 _LEAST_S: Final = 5.0
 _MOST_S: Final = 600.0
-_RENEW_S: Final = 0.5  # between two counts of who is active
+_REMEMBERED: Final = 10_000  # clients
+_RENEW_S: Final = 0.5  # between two counts of the active clients
 
 
 @final
 class Standing(NamedTuple):
-    """How a client stands, for a checkpoint."""
+    """One client's share, for a checkpoint."""
 
     client: int
     level: float
     """Of its bucket."""
     silent_s: float
+    """Since its last accepted update."""
     pause_s: float
-    """The longest recent one between two uploads."""
+    """The longest recent one between two accepted updates."""
+
+
+class _Member(NamedTuple):
+    """One client, at its last accepted update."""
+
+    level: float
+    emptied: float
+    """How much every bucket had been emptied by then."""
+    accepted_at: float
+    pause_s: float
+
+    def is_active(self, now: float) -> bool:
+        return now - self.accepted_at <= max(_LEAST_S, _PAUSES * self.pause_s)
 
 
 @final
 class FairShare:
-    """How full each client's bucket is, and who is active."""
+    """The clients' buckets, and which clients are active."""
 
-    __slots__ = ("_active", "_emptied", "_heard", "_levels", "_max_share", "_renew_at")
+    __slots__ = ("_active", "_emptied", "_max_share", "_members", "_renew_at", "_turn_s")
 
     def __init__(self, max_share: float | None) -> None:
-        """`max_share` is a multiple of an equal share; None: any."""
+        """`max_share`: a multiple of an equal share; None: no limit."""
         self._max_share = max_share
         self._emptied = 0.0
-        """How much every bucket was emptied by, from the beginning."""
-        self._levels: dict[int, tuple[float, float]] = {}
-        """How full each bucket was after a client's last update, and `_emptied` then."""
-        self._heard: dict[int, tuple[float, float]] = {}
-        """When each client sent its last upload, accepted or not, and its longest recent pause."""
+        """How much every bucket was emptied by since the start."""
+        self._members: dict[int, _Member] = {}
+        """In the order of their last accepted updates."""
         self._active = 0
+        self._turn_s = _LEAST_S
         self._renew_at = float("-inf")
 
     def restore(self, saved: Sequence[Standing], since: Sequence[int], now: float) -> None:
-        """Go on after a restart, from how clients stood at a checkpoint and whose updates were accepted since.
+        """Resume after a restart.
 
-        How long the server was away nobody knows. All may have sent their last upload just before it went.
+        saved  the shares at the checkpoint
+        since  the senders of the updates accepted after it, in order
+
+        The length of the downtime is unknown, so each sender in `since` counts as accepted now.
         """
-        self._levels = {client: (level, self._emptied) for client, level, _, _ in saved}
-        self._heard = {client: (now - silent_s, pause_s) for client, _, silent_s, pause_s in saved}
+        self._members = {
+            client: _Member(level, self._emptied, now - silent_s, pause_s)
+            for client, level, silent_s, pause_s in sorted(saved, key=lambda standing: -standing.silent_s)
+        }
         for client in since:
-            self._heard[client] = now, self._heard.get(client, (now, 0.0))[1]
+            before = self._members.pop(client, None) or _Member(0.0, self._emptied, now, 0.0)
+            self._members[client] = before._replace(accepted_at=now)
         self._count_active(now)
+        pauses = {client: member.pause_s for client, member in self._members.items()}
         for client in since:
-            self.count(client)
+            self.count(client, now)
+            self._members[client] = self._members[client]._replace(pause_s=pauses[client])
 
     def check(self, client: int, now: float) -> None:
-        """Note that a client has sent an upload; raise `OverShare` if it has its share of the recent ones already."""
-        if self._max_share is None:
+        """Raise `OverShare` if the client already has its share of the recent updates."""
+        if self._max_share is None or (member := self._members.get(client)) is None:
             return
-        before = self._heard.get(client)
-        if before is None:
-            self._heard[client] = now, 0.0
-            self._active += 1
-            self._emptied += _BUCKET / self._active
-        else:
-            self._heard[client] = now, max(now - before[0], _FORGET * before[1])
         if now >= self._renew_at:
             self._count_active(now)
-        if self._active > self._max_share and self._level(client) + 1 > _BUCKET:
+        if self._active > self._max_share and self._level(member, now) + 1 > _BUCKET:
             raise OverShare(
                 f"client {client} has its share of the recent updates, {self._max_share:g} times an equal one among "
-                f"{self._active} active clients: wait until others have sent some"
+                f"{self._active} active clients: wait until others have sent some, or "
+                f"{max(0.0, member.accepted_at + self._turn_s - now):.0f} s"
             )
 
-    def count(self, client: int) -> None:
-        """An update of this client was accepted."""
-        if self._max_share is not None:
-            self._emptied += self._max_share / max(1, self._active)
-            self._levels[client] = min(_BUCKET, self._level(client) + 1), self._emptied
+    def count(self, client: int, now: float) -> None:
+        """Record an accepted update."""
+        if self._max_share is None:
+            return
+        if now >= self._renew_at:
+            self._count_active(now)
+        before = self._members.pop(client, None)
+        if before is None:
+            self._active += 1
+            self._emptied += _BUCKET / self._active
+            if len(self._members) >= _REMEMBERED:
+                del self._members[next(iter(self._members))]
+        self._emptied += self._max_share / max(1, self._active)
+        if before is None:
+            self._members[client] = _Member(1.0, self._emptied, now, 0.0)
+        else:
+            pause_s = max(now - before.accepted_at, _FORGET * before.pause_s)
+            self._members[client] = _Member(min(_BUCKET, self._level(before, now) + 1), self._emptied, now, pause_s)
 
     def standings(self, now: float) -> list[Standing]:
-        """How all clients that are remembered stand."""
+        """The shares of all clients that are remembered."""
         return [
-            Standing(client, self._level(client), now - last, pause) for client, (last, pause) in self._heard.items()
+            Standing(client, max(0.0, self._drained(member)), now - member.accepted_at, member.pause_s)
+            for client, member in self._members.items()
         ]
 
-    def _level(self, client: int) -> float:
-        level, then = self._levels.get(client, (0.0, 0.0))
-        return max(0.0, level - (self._emptied - then))
+    def _drained(self, member: _Member) -> float:
+        """The level after what updates emptied, without what time does."""
+        return member.level - (self._emptied - member.emptied)
+
+    def _level(self, member: _Member, now: float) -> float:
+        """By updates or by time, whichever emptied more: their sum would exceed a share."""
+        by_time = member.level - (now - member.accepted_at) / self._turn_s
+        return max(0.0, min(self._drained(member), by_time))
 
     def _count_active(self, now: float) -> None:
         self._renew_at = now + _RENEW_S
-        self._heard = {client: heard for client, heard in self._heard.items() if now - heard[0] <= _MOST_S}
-        self._levels = {client: level for client, level in self._levels.items() if client in self._heard}
-        self._active = sum(now - last <= max(_LEAST_S, _PAUSES * pause) for last, pause in self._heard.values())
+        recent = takewhile(lambda member: now - member.accepted_at <= _MOST_S, reversed(self._members.values()))
+        pauses = [member.pause_s for member in recent if member.is_active(now)]
+        self._active = len(pauses)
+        self._turn_s = min(_MOST_S, max(_LEAST_S, *pauses, 0.0))

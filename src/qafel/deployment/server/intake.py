@@ -405,7 +405,7 @@ class Intake:
         self.contacts[client] = Contact.after(self.contacts.pop(client, None), accepted.staleness, now)
         if len(self.contacts) > _REMEMBERED:
             self.contacts.popitem(last=False)
-        self.checker.shares.count(client)
+        self.checker.shares.count(client, now)
         if applied.factor < 1 or applied.weight < upload.weight:
             self.metrics.clipped.inc()
         self.metrics.staleness.observe(accepted.staleness)
