@@ -1,9 +1,11 @@
 """A thousand connected clients with TLS, keys and signatures, for ten minutes: what they cost, and who gets how much.
 
 Each is a whole client; some hundred share a process, as one machine has to carry them all, and what all of them hear is
-checked once for a process. They do not train: each sends an update of a fixed vector now and then. By hand:
+checked once for a process. They do not train: each sends an update of a fixed vector now and then. With `--leaving`,
+some clients stop and return at random. By hand:
 
 python -m tests.deployment.crowd --clients 1000 --seconds 600
+python -m tests.deployment.crowd --clients 40 --leaving 20 --interval 0.5 --seconds 600
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -34,6 +37,7 @@ from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, DeploymentClient, open_client
 from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.connection import cancel_and_wait
 from qafel.deployment.keys import Access, Payload, Verifier
 from qafel.deployment.names import Names
 from qafel.params import Vector
@@ -76,6 +80,9 @@ class Crowd:
     """So many clients wait for nothing but their window."""
     dimension: int
     buffer_size: int
+    leaving: int = 0
+    """So many clients, the last ones, stop and return at random, after `away_s` on average each."""
+    away_s: float = 30.0
 
 
 @dataclass
@@ -89,6 +96,9 @@ class _Heard:
         self.latencies_s: list[tuple[float, float]] = []
         """When a receipt came, from the beginning, and how long it took."""
         self._sent: dict[int, float] = {}
+        self.accepted_at: list[float] = []
+        self.present: list[list[float]] = []
+        """From when until when it took part, by the machine's clock."""
 
     def __call__(self, event: ClientEvent) -> None:
         now = time.monotonic()
@@ -97,6 +107,7 @@ class _Heard:
                 self._sent[sequence] = now
             case {"event": "accepted", "sequence": sequence} if now > self.since:
                 self.accepted += 1
+                self.accepted_at.append(now)
                 if sequence in self._sent:
                     self.latencies_s.append((now - self.since, now - self._sent.pop(sequence)))
 
@@ -111,11 +122,11 @@ async def _take_part(crowd: Crowd, numbers: range, ready: Any, begun: Event, ove
 
     heard = {number: _Heard(float("inf")) for number in numbers}
     works: dict[asyncio.Task[Any], DeploymentClient] = {}
+    reports: list[Any] = []
     room = asyncio.Semaphore(_AT_ONCE)
     with contextlib.ExitStack() as stack:
 
-        async def join(number: int) -> None:
-            state = stack.enter_context(ClientState(crowd.folder / "clients" / str(number)))
+        async def join(number: int, state: ClientState) -> DeploymentClient:
             access = Access.of(None, crowd.folder / "broker" / "clients" / str(number))
             interval_s = 0.0 if number < crowd.flooding else crowd.interval_s
             settings = ClientSettings(min_interval_s=interval_s, save_every_s=120)
@@ -125,23 +136,49 @@ async def _take_part(crowd: Crowd, numbers: range, ready: Any, begun: Event, ove
                 )
                 works[asyncio.create_task(client.run())] = client
                 await client.until(lambda: client.follower.state is not None)
+                heard[number].present.append([time.monotonic(), float("inf")])
+                return client
 
-        await asyncio.gather(*map(join, numbers))
+        async def come_and_go(number: int, state: ClientState, client: DeploymentClient) -> None:
+            chance = random.Random(number)
+            while True:
+                await asyncio.sleep(chance.expovariate(1 / crowd.away_s))
+                work = next(task for task, each in works.items() if each is client)
+                heard[number].present[-1][1] = time.monotonic()
+                client.stop()
+                reports.append(await work)
+                del works[work]
+                await asyncio.sleep(chance.expovariate(1 / crowd.away_s))
+                client = await join(number, state)
+
+        states = {
+            number: stack.enter_context(ClientState(crowd.folder / "clients" / str(number))) for number in numbers
+        }
+        joined = await asyncio.gather(*(join(number, state) for number, state in states.items()))
         ready.release()
         while not begun.is_set():
             await asyncio.sleep(0.1)
         for each in heard.values():
             each.since = time.monotonic()
+        leavers = [
+            asyncio.create_task(come_and_go(number, states[number], client))
+            for number, client in zip(numbers, joined, strict=True)
+            if number >= crowd.clients - crowd.leaving
+        ]
         while not over.is_set():
             await asyncio.sleep(0.1)
-            assert not [work for work in works if work.done()], "a client ended"
+            assert crowd.leaving or not [work for work in works if work.done()], "a client ended"
+        await cancel_and_wait(leavers)
         for client in works.values():
             client.stop()
-        reports = await asyncio.gather(*works)
+        last = await asyncio.gather(*works)
+        reports += last
     return {
         "accepted": {number: each.accepted for number, each in heard.items()},
+        "accepted_at": [when for each in heard.values() for when in each.accepted_at],
+        "present": [period for each in heard.values() for period in each.present],
         "latencies_s": [latency for each in heard.values() for latency in each.latencies_s],
-        "held": {(report.version, report.digest) for report in reports},
+        "held": {(report.version, report.digest) for report in last},
         "outcomes": [report.outcomes for report in reports],
     }
 
@@ -249,6 +286,7 @@ def _figures(
     honest = np.array([count for number, count in accepted.items() if number >= crowd.flooding], float)
     receipts = np.array([receipt for part in found for receipt in part["latencies_s"]])
     times = [sample["server"][0] for sample in samples]
+    crowd_times = times[0], times[-1]
     outcomes: dict[str, int] = {}
     for each in (outcome for part in found for outcome in part["outcomes"]):
         for word, count in each.items():
@@ -265,6 +303,7 @@ def _figures(
             "least": int(honest.min()), "median": float(np.median(honest)), "most": int(honest.max()),
         },
         "jain": round(float(honest.sum() ** 2 / (honest.size * (honest**2).sum())), 4),
+        "updates_per_s_of_a_present_client": _rates(found, *crowd_times) if crowd.leaving else None,
         "share_of_flooding": round(sum(accepted[number] for number in range(crowd.flooding)) / max(1, total), 4),
         "receipt_latency_s": _quantiles(receipts[:, 1]),
         "receipt_latency_s_in_the_first_minute": _quantiles(receipts[receipts[:, 0] < 60, 1]),
@@ -272,6 +311,23 @@ def _figures(
         "descriptors": {name: max(s[name][2] for s in samples) for name in samples[0]},
         "cpu_share": {name: round(spent / crowd.seconds, 3) for name, spent in cpu.items()},
     }  # fmt: skip
+
+
+def _rates(found: list[dict[str, Any]], begin: float, end: float) -> dict[str, Any]:
+    """Accepted updates per second and present client, in windows of ten seconds: in proportion if all are alike."""
+    accepted = np.sort(np.array([when for part in found for when in part["accepted_at"]]))
+    present = np.array([period for part in found for period in part["present"]])
+    windows = np.arange(begin, end - 10.0, 10.0)
+    inside = np.clip(
+        np.minimum(present[:, 1], windows[:, None] + 10) - np.maximum(present[:, 0], windows[:, None]), 0, 10
+    )
+    clients = inside.sum(axis=1) / 10.0
+    rates = (np.searchsorted(accepted, windows + 10.0) - np.searchsorted(accepted, windows)) / 10.0 / clients
+    return {
+        "present": [round(float(value), 1) for value in (clients.min(), np.median(clients), clients.max())],
+        "rate": [round(float(value), 3) for value in (rates.min(), np.median(rates), rates.max())],
+        "correlation_of_updates_and_present": round(float(np.corrcoef(rates * clients, clients)[0, 1]), 3),
+    }
 
 
 def _quantiles(values: Any) -> dict[str, float]:
@@ -286,6 +342,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between two updates of a client")
     parser.add_argument("--flooding", type=int, default=0, help="so many clients send as fast as they can")
+    parser.add_argument("--leaving", type=int, default=0, help="so many clients stop and return at random")
+    parser.add_argument("--away", type=float, default=30.0, help="mean seconds that they stay, and stay away")
     parser.add_argument("--dimension", type=int, default=29_282)
     parser.add_argument("--buffer-size", type=int, default=100)
     options = parser.parse_args()
@@ -294,7 +352,7 @@ def main() -> None:
         found = measure(
             Crowd(
                 Path(folder), options.clients, options.processes, options.seconds, options.interval, options.flooding,
-                options.dimension, options.buffer_size,
+                options.dimension, options.buffer_size, options.leaving, options.away,
             )
         )  # fmt: skip
     print(json.dumps(found, indent=2))
