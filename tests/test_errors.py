@@ -5,8 +5,13 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 import qafel
 from qafel import errors
+from qafel.config import load_recipe
+from qafel.simulator.api import refuse_to_lose_a_run
+from tests.command import qafel_here
 
 SOURCES = Path(qafel.__file__).parent
 ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
@@ -54,3 +59,33 @@ def test_the_tree_in_the_docstring_is_the_tree():
 def test_every_error_has_a_reason_of_its_own():
     reasons = [kind.reason for kind in ERRORS.values() if kind is not errors.UserError]
     assert len(set(reasons)) == len(reasons)
+
+
+def texts(path: Path) -> list[str]:
+    """All text that a module may show; docstrings are not shown."""
+    tree = ast.parse(path.read_text())
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node.value for node in found if id(node) not in documents]
+
+
+def test_only_the_command_line_names_its_options():
+    """A caller in Python has none. A message may name a whole command, such as `qafel broker add --client 3`."""
+    commands = {"cli", "paper", "bench"}
+    named = [
+        f"{path.relative_to(SOURCES)}: {text}"
+        for path in SOURCES.rglob("*.py")
+        if path.relative_to(SOURCES).parts[0] not in commands
+        for text in texts(path)
+        if re.search(r"(^|[\s(`])--[a-z]", re.sub(r"qafel [a-z]+ [^`)]*", "", text))
+    ]
+    assert not named, "name the argument in backticks: the command line shows its option"
+
+
+def test_an_error_names_an_argument_and_the_command_line_its_option(tmp_path):
+    out = tmp_path / "run"
+    command = ["run", "mushrooms-fedbuff", "--set", "stop.server_steps=3", "--quiet", "--out", out]
+    qafel_here(*command)
+    with pytest.raises(errors.OutputError, match="choose another `out`, or `overwrite` it"):
+        refuse_to_lose_a_run(load_recipe("mushrooms-fedbuff", ["stop.server_steps=3"], seed=1), out)
+    assert "choose another --out, or --overwrite it" in qafel_here(*command, "--seed", 1, expect=2)[1]

@@ -45,6 +45,8 @@
         └── BrokerRefused       it answered, and said no
 
 `reason` is the slug under which rejections are counted.
+
+A message that advises an argument names it in backticks, `out`: the command line shows its option instead, --out.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from qafel.errors import ConfigError
         ("algorithm.snapshot_quantizer=qsdg:4", "qsgd"),
         ("task.name=mushroom", "mushrooms"),
         ("task.name.first=a", "name is a value, not a section"),
-        ("stop.server_steps", "--set takes section.key=value"),
-        ("=3", "--set takes section.key=value"),
+        ("stop.server_steps", "a setting is section.key=value"),
+        ("=3", "a setting is section.key=value"),
     ],
 )
 def test_a_wrong_setting_gets_one_clear_sentence(override, words):

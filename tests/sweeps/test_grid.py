@@ -43,7 +43,7 @@ def test_seeds_are_how_many_or_which(text, seeds):
 
 @pytest.mark.parametrize("text", ["0", "-3", "", ",", "five", "1.5", "1-3"])
 def test_seeds_that_are_none_are_refused(text):
-    with pytest.raises(ConfigError, match="--seeds takes"):
+    with pytest.raises(ConfigError, match="`seeds` are"):
         parse_seeds(text)
 
 
@@ -90,9 +90,9 @@ def test_files_of_one_name_are_called_as_their_files(tmp_path):
         (["algorithm.client_quantizer=qsgd:4,qsgdd:4"], "did you mean 'qsgd'"),
         (["algorithm.client_lr=1,2", "stop.upload=3"], "unknown key 'stop.upload'"),
         (["algorithm.preset=qafel,fedavg"], r"by definition.*\(at algorithm.preset=fedavg\)"),
-        (["seed=1,2"], "say --seeds 3,7"),
-        (["algorithm.client_lr"], "--set takes section.key=value or"),
-        (["algorithm.client_lr=1,,2"], "--set takes section.key=value or"),
+        (["seed=1,2"], "say `seeds`"),
+        (["algorithm.client_lr"], "a setting is section.key=value or"),
+        (["algorithm.client_lr=1,,2"], "a setting is section.key=value or"),
     ],
 )
 def test_a_mistake_in_one_combination_is_found_in_the_plan(settings, words):

@@ -123,8 +123,8 @@ def test_a_search_of_the_buffer_size_is_warned_of_what_is_counted_in_steps():
     sizes = {"algorithm.buffer_size": Choices((5, 10, 20))}
     even = ["stop.uploads=50000", "evaluation.unit=uploads"]
     warnings = [uneven(load_recipe("mushrooms-qafel-4bit", even[:count]), sizes) for count in range(3)]
-    assert "--set stop.uploads=50000 --set evaluation.unit=uploads" in warnings[0]
-    assert warnings[1].endswith("trials: --set evaluation.unit=uploads")
+    assert "set stop.uploads=50000 and evaluation.unit=uploads" in warnings[0]
+    assert warnings[1].endswith(": set evaluation.unit=uploads")
     assert warnings[2] is None
     assert uneven(load_recipe("mushrooms-qafel-4bit", ["stop.uploads=50001", even[1]]), sizes) is not None
     assert uneven(CONFIG, {"algorithm.client_lr": Range(0.1, 1)}) is None

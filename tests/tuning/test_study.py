@@ -85,7 +85,7 @@ def test_a_damaged_journal_is_told_in_a_sentence(line, tmp_path):
     for damage in (lines[line][:-9], b"{}", b"\xff\x00"):
         if line == 1 or damage != b"{}":
             journal.write_bytes(b"\n".join([*lines[:line], damage, *lines[line:][1:], b""]))
-            with pytest.raises(DataError, match="study.journal is damaged .*choose another --out"):
+            with pytest.raises(DataError, match="study.journal is damaged .*choose another `out`"):
                 tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path)
 
 

@@ -153,7 +153,7 @@ def test_after_the_time_is_up_no_trial_begins(tmp_path):
 
 def test_mistakes_are_told_before_anything_is_written(tmp_path):
     out = tmp_path / "none"
-    with pytest.raises(ConfigError, match="--target"):
+    with pytest.raises(ConfigError, match="`target`"):
         tune(BAD_START, RATE, trials=1, out=out)
     with pytest.raises(ConfigError, match="no target"):
         tune(BAD_START, RATE, trials=1, out=out, objective="metric", target=0.1)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_command
 
 from qafel.errors import PartFailed, QafelError, UserError
 from qafel.lazy import lazily
@@ -75,6 +77,7 @@ def _wanted() -> typer.Typer:
 
 def main() -> None:
     """Run the command line; errors that are raised on purpose become one sentence on stderr."""
+    app = new_app()
     try:
         app = _wanted()
         gc.freeze()  # what is loaded stays: the collector need not look at it again and again
@@ -83,7 +86,7 @@ def main() -> None:
         if os.environ.get(_TRACEBACK):
             raise
         hint = f"; {_TRACEBACK}=1 shows the traceback" if isinstance(error, PartFailed) else ""
-        _refuse(f"{error}{hint}", 2 if isinstance(error, UserError) else 1)
+        _refuse(f"{_with_options(str(error), app)}{hint}", 2 if isinstance(error, UserError) else 1)
     except _USAGE_ERROR as error:
         _refuse(_usage(error), 2)
     except MemoryError as error:
@@ -96,6 +99,24 @@ def _refuse(sentence: str, code: int) -> NoReturn:
     if sentence:
         print(f"qafel: {sentence}", file=sys.stderr)
     sys.exit(code)
+
+
+def _with_options(sentence: str, app: typer.Typer) -> str:
+    """The sentence with each argument that it names in backticks, such as `take_over`, as the option: --take-over."""
+    known = _options(get_command(app))
+
+    def option(name: re.Match[str]) -> str:
+        return known.get(name[1], name[0])
+
+    return re.sub(r"`([a-z_]+)`", option, sentence)
+
+
+def _options(command: Any) -> dict[str, str]:
+    """All options of a command and of those under it, by their names in Python."""
+    found = {text[2:].replace("-", "_"): text for one in command.params for text in one.opts if text.startswith("--")}
+    for under in getattr(command, "commands", {}).values():
+        found |= _options(under)
+    return found
 
 
 def _usage(error: Any) -> str:

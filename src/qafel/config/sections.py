@@ -87,12 +87,12 @@ def _override(table: dict[str, Any], override: str) -> None:
     path, equals, value = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"--set takes section.key=value, got {override!r}")
+        raise ConfigError(f"a setting is section.key=value, got {override!r}")
     try:
         read = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
         read = value.strip()
-    put(table, keys, read, f"--set {override}")
+    put(table, keys, read, f"the setting {override}")
     if keys == ["task", "name"] and _names_own_task(table["task"]):
         table["task"] = {key: kept for key, kept in table["task"].items() if key in OwnTask.model_fields}
 

@@ -218,7 +218,7 @@ async def connect_patiently(
                     ) from None
         sentence = f"no broker at {', '.join(access.servers)} ({problem})"
         if deadline is not None and loop.time() > deadline:
-            raise BrokerUnreachable(f"{sentence}: start one, or give --broker or --credentials")
+            raise BrokerUnreachable(f"{sentence}: start one, or give `broker` or `credentials`")
         if on_wait is not None:
             on_wait(sentence)
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))

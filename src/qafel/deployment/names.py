@@ -56,7 +56,7 @@ class Names:
 
     def __init__(self, run: str) -> None:
         if not is_run_name(run):
-            raise ConfigError(f"a run's name has 1 to 64 letters, digits, - or _; got {run!r}: choose another --run")
+            raise ConfigError(f"a run's name has 1 to 64 letters, digits, - or _; got {run!r}: choose another `run`")
         self.run = run
         self.upload_stream = f"qafel-{run}-upload"
         self.broadcast_stream = f"qafel-{run}-broadcast"

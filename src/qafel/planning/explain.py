@@ -31,7 +31,7 @@ def caveats(plan: Plan) -> list[str]:
     elif not best.within and any(it.within for it in plan.others):
         said.append(
             "every pair that was checked fell short of what was foretold, and outside the limits; others that were not "
-            "checked may lie within: give more --checks, or name gentler quantizers"
+            "checked may lie within: check more, or name gentler quantizers"
         )
     elif not best.within:
         aim = "the budget" if request.target is None else f"{request.target:g} within the limits"
@@ -48,7 +48,7 @@ def caveats(plan: Plan) -> list[str]:
     if math.isfinite(needed) and needed > FAR * base.end:
         said.append(
             f"the pilot ended after {human_count(base.end)} uploads, and this looks {needed / base.end:.2g} times as "
-            "far ahead: --pilot-uploads makes it surer"
+            "far ahead: a longer pilot makes it surer"
         )
     return said
 

@@ -180,7 +180,7 @@ def read_pilot(planned: Sequence[Planned], folder: Path, errors: Errors) -> Pilo
     if len(first.knots[0]) < 3:
         raise ConfigError(
             f"nothing can be said: without quantizers the pilot made no progress in {first.end:,.0f} uploads; give it "
-            "more with --pilot-uploads, or other step sizes (`qafel tune` finds some)"
+            "more `pilot_uploads`, or other step sizes (`qafel tune` finds some)"
         )
     costs = dict.fromkeys((CLIENT, SERVER, BUFFER), Cost())
     for run in planned:

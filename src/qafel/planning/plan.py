@@ -88,9 +88,7 @@ class PlanRequest:
     def __post_init__(self) -> None:
         require_plannable(self.config)
         if self.target is None and self.budget_bytes is None and self.budget_s is None:
-            raise ConfigError(
-                "a plan needs an aim: a --byte-budget, a --time-budget, or a target (the recipe's or --target)"
-            )
+            raise ConfigError("a plan needs an aim: a budget of bytes or time, or a `target`, which the recipe lacks")
         if self.target is not None and not math.isfinite(self.target):
             raise ConfigError(f"the target is a finite number; got {self.target}")
         if self.budget_bytes is not None and not 1 <= self.budget_bytes < math.inf:

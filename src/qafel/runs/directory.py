@@ -54,7 +54,7 @@ class RunDirectory:
         inside = os.path.exists(whole.parent) and not os.access(whole.parent, os.W_OK)
         self._lock = Lock(
             whole / ".lock" if inside else whole.parent / f".{whole.name}.lock",
-            OutputError(f"another process is at work in {path}: wait for its end, or choose another --out"),
+            OutputError(f"another process is at work in {path}: wait for its end, or choose another `out`"),
             beside=path,
         )
         self._metrics: IO[bytes] | None = None
@@ -82,7 +82,7 @@ class RunDirectory:
         other.
         """
         path = self.path
-        with writing(f"results to {path}", "; choose another folder with --out"):
+        with writing(f"results to {path}", "; choose another folder, `out`"):
             path.mkdir(parents=True, exist_ok=True)
             for name in ("summary.json", LIVE_FILE):
                 (path / name).unlink(missing_ok=True)
@@ -144,7 +144,7 @@ class RunDirectory:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return None
         if not (path / "config.toml").exists():
-            raise OutputError(f"{path} holds something else than a run: move it away, or choose another --out")
+            raise OutputError(f"{path} holds something else than a run: move it away, or choose another `out`")
         if not _has_results(path) and not (rows_too and _has_rows(path)):
             shutil.rmtree(path)  # it ended before its first checkpoint
             return None
@@ -153,7 +153,7 @@ class RunDirectory:
         try:
             path.rename(moved)
         except OSError as error:
-            raise OutputError(f"cannot move {path} aside: {error.strerror}; choose another --out") from None
+            raise OutputError(f"cannot move {path} aside: {error.strerror}; choose another `out`") from None
         return moved
 
 

@@ -250,13 +250,13 @@ def refuse_to_lose_a_run(settings: Config | Mapping[str, Any], out: Path) -> Non
     A finished run may be made again: its results are the same.
     """
     refused = {
-        "interrupted": "a deployed run:" if (out / "state").is_dir() else "an unfinished run: --resume it,",
+        "interrupted": "a deployed run:" if (out / "state").is_dir() else "an unfinished run: `resume` it,",
         "damaged": "a damaged run:",
         "other": "a run of another configuration:",
-        "other limits": "this run with other limits: --resume goes on with it,",
+        "other limits": "this run with other limits: `resume` goes on with it,",
     }
     if (found := refused.get(state_of(out, settings))) is not None:
-        raise OutputError(f"{out} holds {found} choose another --out, or --overwrite it")
+        raise OutputError(f"{out} holds {found} choose another `out`, or `overwrite` it")
 
 
 def _describe(value: Any) -> Any:

@@ -93,7 +93,7 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         for name, value in values["progress"].items():
             setattr(progress, name, value)
     except KeyError as missing:
-        raise DataError(f"an older qafel wrote the checkpoint (no {missing}): begin anew with --overwrite") from None
+        raise DataError(f"an older qafel wrote the checkpoint (no {missing}): begin anew with `overwrite`") from None
     except (ValueError, TypeError) as error:
         raise DataError(f"the checkpoint does not fit this run: {error!r}") from None
     for time, _, _, event in sorted(simulation.clock.entries()):

@@ -144,7 +144,7 @@ def write_run(
     """
     path, track = out.path if isinstance(out, RunDirectory) else out, track_of(track)
     if resume and not os.path.exists(path / CHECKPOINT):
-        raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without --resume")
+        raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without `resume`")
     require_checkpoints(plan.algorithm, plan.task.layout.size)
     progress, toml = Progress(plan.evaluation, plan.task.metric_goal), tomli_w.dumps(plan.settings)
     with (
@@ -362,7 +362,7 @@ def sound_checkpoint(out: Path) -> Checkpoint:
     try:
         checkpoint = read_checkpoint(out / CHECKPOINT)
     except DataError as error:
-        raise DataError(f"{error}; --overwrite begins anew here") from None
+        raise DataError(f"{error}; `overwrite` begins anew here") from None
     expected = int(checkpoint.values["metrics_bytes"])
     file = out / "metrics.jsonl"
     try:
@@ -372,6 +372,6 @@ def sound_checkpoint(out: Path) -> Checkpoint:
     if found < expected:
         raise DataError(
             f"{file} has {found} bytes, and had {expected} at its checkpoint: "
-            "rows are lost, so begin anew with --overwrite"
+            "rows are lost, so begin anew with `overwrite`"
         )
     return checkpoint

@@ -39,11 +39,11 @@ def parse_seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     listed = [part for part in parts if part]
     if not listed or not all(re.fullmatch(r"[+-]?\d+", part) for part in listed):
-        raise ConfigError(f"--seeds takes how many (5: seeds 0 to 4) or which (3,7,9), got {text!r}")
+        raise ConfigError(f"`seeds` are how many (5: seeds 0 to 4) or which (3,7,9), got {text!r}")
     if len(parts) > 1:
         return list(dict.fromkeys(map(int, listed)))
     if (count := int(listed[0])) < 1:
-        raise ConfigError(f"--seeds takes 1 or more, or a list such as 3,7,9; got {text!r}")
+        raise ConfigError(f"`seeds` are 1 or more, or a list such as 3,7,9; got {text!r}")
     return list(range(count))
 
 
@@ -54,7 +54,7 @@ def parse_settings(texts: Iterable[str]) -> Settings:
         path, equals, values = (part.strip() for part in text.partition("="))
         split = split_list(values)
         if not equals or not path or not all(split):
-            raise ConfigError(f"--set takes section.key=value or section.key=a,b,c, got {text!r}")
+            raise ConfigError(f"a setting is section.key=value or section.key=a,b,c, got {text!r}")
         found[path] = list(dict.fromkeys([*found.get(path, ()), *split]))
     return found
 
@@ -80,7 +80,7 @@ def grid(recipes: Sequence[Recipe], seeds: Sequence[int], settings: Settings) ->
     A mistake in any of them is a `ConfigError`. A run's name is its recipe's, with the values of what varies.
     """
     if "seed" in settings:
-        raise ConfigError("a sweep's seeds are given as such: leave the setting seed out, and say --seeds 3,7")
+        raise ConfigError("a sweep's seeds are given as such: leave the setting seed out, and say `seeds`")
     recipes = [recipe for place, recipe in enumerate(recipes) if recipe not in recipes[:place]]
     if empty := [path for path, values in settings.items() if not values]:
         raise ConfigError(f"{empty[0]} is given no value")

@@ -154,8 +154,8 @@ def make_sweep(
 ) -> Sweep:
     """Make the runs that are not finished, each in its folder under `folder`; then the report and the table there."""
     if (folder / "config.toml").exists():
-        raise OutputError(f"{folder} is a run directory, and a sweep needs a folder of its own: choose another --out")
-    with writing(f"results to {folder}", "; choose another folder with --out"):
+        raise OutputError(f"{folder} is a run directory, and a sweep needs a folder of its own: choose another `out`")
+    with writing(f"results to {folder}", "; choose another folder, `out`"):
         folder.mkdir(parents=True, exist_ok=True)
     executor: ExecutorName = "inline" if workers == 1 else "processes"
     failed = make_runs(runs, folder, watcher, executor=executor, workers=workers, track=track)

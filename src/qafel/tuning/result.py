@@ -157,7 +157,7 @@ def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
         return ""
     if check.good:
         return f"; on {len(check.runs)} unseen seeds {tuning.objective.text(check.score)}"
-    return f"; but on unseen seeds it {check.state}, like all that were tried: search with more --seeds"
+    return f"; but on unseen seeds it {check.state}, like all that were tried: search with more seeds"
 
 
 def _comparison(tuning: Tuning, best: Trial) -> str:

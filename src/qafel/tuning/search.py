@@ -116,9 +116,9 @@ def parse_search(texts: Iterable[str], config: Config) -> Search:
     for text in texts:
         path, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not values:
-            raise ConfigError(f"--search takes section.key=low:high[:log] or section.key=a,b,c, got {text!r}")
+            raise ConfigError(f"a `search` is section.key=low:high[:log] or section.key=a,b,c, got {text!r}")
         if path in search:
-            raise ConfigError(f"--search {path} is given twice")
+            raise ConfigError(f"{path} is given twice")
         search[path] = _dimension(values, own_value(config, path))
     search = search or dict(default_search(config))
     check_search(config, search)
@@ -140,10 +140,10 @@ def default_search(config: Config) -> Search:
 def check_search(config: Config, search: Search) -> None:
     """Refuse a search that leaves what the configuration allows, before anything is run."""
     if not search:
-        raise ConfigError(f"{config.algorithm.preset} leaves no learning rate to search: say what with --search")
+        raise ConfigError(f"{config.algorithm.preset} leaves no learning rate to search: say what to `search`")
     for path, dimension in search.items():
         for value in dimension.corners:
-            with_settings(config, {path: value}, f"--search {path}={dimension}")
+            with_settings(config, {path: value}, f"the search {path}={dimension}")
 
 
 def with_settings(config: Config, settings: Settings, source: str = "the search") -> Config:
@@ -206,6 +206,4 @@ def uneven(config: Config, search: Search) -> str | None:
         cures.append("evaluation.unit=uploads")
     if not cures:
         return None
-    return "a server step is buffer_size uploads, so what is counted in steps is uneven between trials: " + " ".join(
-        f"--set {cure}" for cure in cures
-    )
+    return f"a server step is buffer_size uploads, so trials are measured unevenly: set {' and '.join(cures)}"

@@ -47,7 +47,7 @@ JOURNAL = "study.journal"
 def open_study(begun: Tuning) -> Iterator[Study]:
     """A context in which no other process searches in the folder of `begun`, which holds no other search."""
     out = begun.out
-    with Lock(out / ".lock", OutputError(f"a search goes on in {out}: wait for its end, or choose another --out")):
+    with Lock(out / ".lock", OutputError(f"a search goes on in {out}: wait for its end, or choose another `out`")):
         _refuse_another_search(begun)
         yield Study(begun)
 
@@ -64,19 +64,19 @@ def _refuse_another_search(begun: Tuning) -> None:
     text, path = json.dumps(setup, indent=2, ensure_ascii=False) + "\n", begun.out / "search.json"
     if not path.exists():
         if (begun.out / JOURNAL).exists():
-            raise DataError(f"{path} is missing, so what was searched there is unknown: choose another --out")
+            raise DataError(f"{path} is missing, so what was searched there is unknown: choose another `out`")
         write_atomically(path, text.encode())
         return
     try:
         there = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): choose another --out") from None
+        raise DataError(f"{path} cannot be read ({error}): choose another `out`") from None
     before, now = by_path(there), by_path(json.loads(text))
     for key in [*now, *before]:
         was, wanted = before.get(key, "nothing"), now.get(key, "nothing")
         if was != wanted:
             raise OutputError(
-                f"{begun.out} holds another search ({key}: {was} there, {wanted} here): choose another --out"
+                f"{begun.out} holds another search ({key}: {was} there, {wanted} here): choose another `out`"
             )
 
 
@@ -95,7 +95,7 @@ class Study:
             self.finished()
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise DataError(
-                f"{journal} is damaged ({error}): choose another --out, or restore the file; "
+                f"{journal} is damaged ({error}): choose another `out`, or restore the file; "
                 f"the runs under {begun.out / 'trials'} can still be read"
             ) from None
         if not self._frozen() and self._own is not None:

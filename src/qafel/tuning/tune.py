@@ -129,7 +129,7 @@ class TrialRunner:
         if not isinstance(answer, Died):
             return answer
         deaths = f"workers died {answer.times} times (last exit code {answer.exit_code}) at it"
-        return _failed(work, f"{deaths}: is memory short? Try fewer --workers")
+        return _failed(work, f"{deaths}: is memory short? Try fewer `workers`")
 
 
 @final
@@ -304,10 +304,10 @@ def _aim(config: Config, name: ObjectiveName, target: float | None) -> tuple[Con
     if name == "metric":
         if target is not None:
             raise ConfigError(
-                "the metric at a run's end has no target: leave out --target, or choose another objective"
+                "the metric at a run's end has no target: leave out `target`, or choose another objective"
             )
     elif (target := config.evaluation.target if target is None else target) is None:
-        raise ConfigError(f"{name} until when? Give --target: the recipe has no evaluation.target")
+        raise ConfigError(f"{name} until when? Give a `target`: the recipe has no evaluation.target")
     else:
         aimed = config.model_dump(exclude_none=True)
         aimed["evaluation"]["target"] = float(target)

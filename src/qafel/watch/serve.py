@@ -160,7 +160,7 @@ def listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         number = error.errno or 0
         reason = (os.strerror(number) if number > 0 else str(error)).lower()
-        hint = "choose another --port" if port else "choose another --address"
+        hint = "choose another `port`" if port else "choose another `address`"
         raise ConfigError(f"cannot serve the page at {address}:{port} ({reason}): {hint}") from None
 
 

@@ -63,7 +63,7 @@ def test_a_folder_has_one_broker_and_a_port_too(tmp_path: Path, monkeypatch: pyt
     with LocalBroker(tmp_path / "broker") as broker:
         with pytest.raises(BrokerUnreachable, match="another nats-server uses"):
             LocalBroker(tmp_path / "broker").start()
-        with pytest.raises(BrokerUnreachable, match="choose another --port"):
+        with pytest.raises(BrokerUnreachable, match="choose another `port`"):
             LocalBroker(tmp_path / "other", port=broker.port).start()
         broker.stop(signal.SIGKILL)
         broker.start()

@@ -30,7 +30,7 @@ def test_a_stopped_run_is_removed_whole_and_a_running_one_refused(tmp_path: Path
                 async with serving(tmp_path / "run", access), taking_part(tmp_path, access, 0) as client:
                     for _ in range(3):
                         await update(client)
-                    with pytest.raises(ConfigError, match="is running .*: stop its server first, or.* add --force"):
+                    with pytest.raises(ConfigError, match="is running .*: stop its server first, or.* add `force`"):
                         await remove_run(access, "live")
                     await update(client)
                 assert await remove_run(access, "live") == "stopped"

@@ -71,7 +71,7 @@ def test_a_path_that_only_the_server_names_is_refused_and_not_imported(
     path = f"{HOSTILE}:Half"
     told = named(role, {"name": path, "arguments": arguments} if arguments else path)
     others = (f"{HOSTILE}:Rooms", "elsewhere:Half", f"{HOSTILE}.sub:Half")
-    with pytest.raises(ConfigError, match=f"the run's {role} is {path}, and a client imports only.* --part {path}$"):
+    with pytest.raises(ConfigError, match=f"the run's {role} is {path}, and a client imports only.* `part` {path}$"):
         asyncio.run(take_part(folder, access, told, parts=others))
     assert HOSTILE not in sys.modules
     assert not (folder / "trace").exists()

@@ -67,10 +67,10 @@ def test_a_second_live_server_is_refused_and_disturbs_nothing(tmp_path: Path, ac
             said = await _refused(tmp_path / "two", access)
             if copied:
                 assert said.startswith("another server serves run 'live' from another folder (heard of ")
-                assert said.endswith("gone for good, take its place with --take-over")
+                assert said.endswith("gone for good, take its place with `take_over`")
             else:
                 assert said.startswith("run 'live' on the broker is another one (running at version ")
-                assert said.endswith("): choose another --run, or replace it with --take-over")
+                assert said.endswith("): choose another `run`, or replace it with `take_over`")
             for _ in range(2):
                 await update(client)
             await until(lambda: same(server, client.core.hidden_state))

@@ -77,7 +77,7 @@ class LocalBroker:
         self.stop()
 
     def start(self) -> None:
-        with writing(f"the local broker's store to {self.folder}", "; choose another folder with --out"):
+        with writing(f"the local broker's store to {self.folder}", "; choose another folder, `out`"):
             self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats-server.conf"
         if not self.secured:
@@ -88,7 +88,7 @@ class LocalBroker:
         lock = Lock(self.folder / "lock", busy, patience_s=_TAKE_OVER_S)
         with lock, (self.folder / "nats-server.log").open("ab") as output:
             if self._answers():  # in place of ours
-                raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another --port")
+                raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another `port`")
             # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
             self._process = subprocess.Popen(
                 [str(find_nats_server()), "-c", config.name],
@@ -110,7 +110,7 @@ class LocalBroker:
                 self.stop()
                 said = (self.folder / "nats-server.log").read_text(encoding="utf-8", errors="replace").splitlines()
                 reason = said[-1] if said else "it says nothing"
-                raise BrokerUnreachable(f"nats-server did not start at port {self.port}: {reason}; try another --port")
+                raise BrokerUnreachable(f"nats-server did not start at port {self.port}: {reason}; try another `port`")
             time.sleep(0.02)
 
     def stop(self, number: int = signal.SIGTERM) -> None:

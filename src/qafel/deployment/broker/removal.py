@@ -26,7 +26,7 @@ async def remove_run(access: Access, run: str, *, force: bool = False, patience_
         if word is None and await broker.waiting(names.broadcast_stream) is None:
             raise ConfigError(f"no run {run!r} here: `qafel status` lists those that are")
         if word is not None and word.startswith("running") and not force:
-            raise ConfigError(f"run {run!r} is {word}: stop its server first, or, if it is gone for good, add --force")
+            raise ConfigError(f"run {run!r} is {word}: stop its server first, or, if it is gone for good, add `force`")
         for stream in (names.upload_stream, names.broadcast_stream):
             await broker.delete(stream)
         await broker.delete_objects(f"{names.run}/")

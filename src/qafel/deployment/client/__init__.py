@@ -43,8 +43,8 @@ class ClientSettings:
         if path not in self.parts:
             path = printable(path)
             raise ConfigError(
-                f"the run's {what} is {path}, and a client imports only what its own command line names: if you trust "
-                f"that module on this machine, add --part {path}"
+                f"the run's {what} is {path}, and a client imports only what its own user names: if you trust "
+                f"that module on this machine, add `part` {path}"
             )
 
 

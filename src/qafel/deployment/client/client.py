@@ -433,7 +433,7 @@ def train_task(
     config = agreement.config
     if expected not in (None, config.task.name):
         raise ConfigError(
-            f"the run learns {config.task.name}, not {expected}: leave out --task, or choose another --run"
+            f"the run learns {config.task.name}, not {expected}: leave out `task`, or choose another `run`"
         )
     if isinstance(config.task, OwnTask):
         settings.require_named("task", config.task.name)

@@ -177,7 +177,7 @@ class ClientState:
     """What a client keeps on disk: its hidden state, and how far its upload numbers are used up. A context."""
 
     def __init__(self, folder: Path) -> None:
-        busy = ConfigError(f"another client uses {folder}: stop it, or choose another --state")
+        busy = ConfigError(f"another client uses {folder}: stop it, or choose another `state`")
         self._folder = folder
         self._lock = Lock(folder / "lock", busy)
         self._block = _BLOCK

@@ -73,7 +73,7 @@ class ServerMetrics:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(
-                f"cannot serve metrics at {address}:{port} ({reason}): choose another --metrics-port or address"
+                f"cannot serve metrics at {address}:{port} ({reason}): choose another `metrics_port` or address"
             ) from None
         try:
             yield

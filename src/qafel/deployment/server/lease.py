@@ -63,7 +63,7 @@ class Lease:
             if problem and not self._take_over:
                 raise AnotherServer(problem)
             if problem:
-                log.warning("--take-over: %s", problem.partition(": ")[0])
+                log.warning("taking over: %s", problem.partition(": ")[0])
             before = max(ledger.epoch, found.epoch if found else 0)
             # A broker that was wiped knows of no epoch, and clients may: then it is the time in seconds.
             epoch, since = 1 + (before or int(time.time())), ledger.server.version
@@ -116,14 +116,14 @@ class Lease:
         config = await broker.stored(KEY_VALUE_STREAM, names.config)
         if config is not None and config.data and Agreement.run_id_of(config.data) != ledger.run_id:
             word = f" ({found.state} at version {found.version})" if found else ""
-            return f"{where} on the broker is another one{word}: choose another --run, or replace it with --take-over"
+            return f"{where} on the broker is another one{word}: choose another `run`, or replace it with `take_over`"
         mine, uploads, forked = ledger.server.hidden_state, ledger.traffic.uploads, False
         if found is not None and found.run_id and found.holder != ledger.place:
             if found.state == "running":
                 heard = human_seconds(max(0, round(time.time() - found.renewed_at)))
                 return (
                     f"another server serves {where} from another folder (heard of {heard} ago): stop it, or, if it is "
-                    "gone for good, take its place with --take-over"
+                    "gone for good, take its place with `take_over`"
                 )
             differs = found.version == mine.version and found.digest != mine.digest
             forked = differs or found.epoch > ledger.epoch
@@ -136,6 +136,6 @@ class Lease:
             return (
                 f"{where} went on without this folder, which is at version {mine.version} with {uploads:,} updates, to "
                 f"version {newest} with {counted:,}: start the server in the newer folder, or give up what this one "
-                "lacks with --take-over"
+                "lacks with `take_over`"
             )
         return ""

@@ -136,7 +136,7 @@ class Ledger:
         seed           the run's seed
         history        how many broadcasts are kept in memory
         """
-        busy = ConfigError(f"another server uses {folder}: stop it, or choose another --out")
+        busy = ConfigError(f"another server uses {folder}: stop it, or choose another `out`")
         with writing(f"to {folder}", "; choose another folder"):
             make_private(folder)  # it holds what clients sent
         with Lock(folder / "lock", busy):
@@ -270,7 +270,7 @@ def _run_id(folder: Path) -> str:
         found = read_word(path)
     except DataError as error:
         raise DataError(
-            f"{error}: restore it from a copy, or delete it and start with --take-over; then all that was counted "
+            f"{error}: restore it from a copy, or delete it and start with `take_over`; then all that was counted "
             "stays, and clients see another run"
         ) from None
     if found is None:
@@ -295,7 +295,7 @@ def _newest_sound(
     if old := sorted(folder.glob("checkpoint-*.safetensors")):
         raise DataError(
             f"{old[-1]} was written by a qafel before 0.2, which this one does not read: finish the run with the qafel "
-            "that wrote it, or begin anew in another --out"
+            "that wrote it, or begin anew in another `out`"
         )
     failed: list[tuple[Path, Exception]] = []
     for _, path in reversed(_checkpoints(folder)):

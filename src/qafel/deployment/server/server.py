@@ -283,7 +283,7 @@ def open_server(
         raise ConfigError("a deployed client holds the exact hidden state: leave algorithm.snapshot_quantizer out")
     algorithm = config.algorithm.wire(task.layout)
     if (out / "config.toml").exists() and state_of(out, config) == "other":
-        raise ConfigError(f"{out} holds a run of another configuration: choose another --out")
+        raise ConfigError(f"{out} holds a run of another configuration: choose another `out`")
     broadcast_bytes = max(1, algorithm.server_quantizer.max_payload_bytes(task.layout.size))
     history = max(2, min(settings.limits.history, _HISTORY_BYTES // broadcast_bytes))
     with Ledger.open(
