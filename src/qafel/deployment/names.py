@@ -34,9 +34,12 @@ OBJECT: Final = "Qafel-Object"
 EPOCH: Final = "Qafel-Epoch"
 MALFORMED: Final = "\N{REPLACEMENT CHARACTER}"
 """Under which a message's unreadable headers are noted: a name that no sender can write."""
-MESSAGE_ID: Final = "Nats-Msg-Id"
 OVERHEAD_BYTES: Final = 4096
 """What a message's subject and headers may add to its payload."""
+UPLOAD_HEADERS_BYTES: Final = 512
+"""What an upload's headers may add to the stream's largest message: a signature and the part's name take 160."""
+DUPLICATE_WINDOW_S: Final = 0.1
+"""The least that NATS takes. It keeps each `Nats-Msg-Id` in memory for so long, and nothing here relies on it."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -107,7 +110,7 @@ class StreamLimits:
         that floods does not fill the others' parts. No more is reserved on the broker than all can take.
         """
         parts = -(-upload_bytes // part_bytes)
-        message_bytes = min(upload_bytes, part_bytes) + OVERHEAD_BYTES
+        message_bytes = min(upload_bytes, part_bytes) + UPLOAD_HEADERS_BYTES
         part = self.queue_bytes // (max(1, clients) * message_bytes)
         # Room for a few uploads a client, however many messages each comes in.
         per_client = max(4 * parts, min(max(self.queue_per_client, 4 * parts), part))
@@ -124,8 +127,10 @@ def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
             storage=StorageType.FILE,
             num_replicas=limits.replicas,
             max_msgs=limits.history,
+            # A step that is sent again takes its own place in the history.
+            max_msgs_per_subject=1,
             discard=DiscardPolicy.OLD,
-            duplicate_window=120,
+            duplicate_window=DUPLICATE_WINDOW_S,
             allow_direct=True,
         ),
         StreamConfig(
@@ -140,6 +145,7 @@ def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
             max_msg_size=limits.message_bytes,
             discard=DiscardPolicy.NEW,
             discard_new_per_subject=True,
+            duplicate_window=DUPLICATE_WINDOW_S,
             # Uploads are read by the server's consumer and by no one else.
             allow_direct=False,
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -343,3 +344,31 @@ def test_the_operator_of_a_folder_from_before_accounts_is_told_its_new_way_in(tm
     assert Access.of(None, folder.path / "operator").api == "$JS.API"
     folder.add([1])
     assert Access.of(None, folder.path / "operator").api == OPERATOR_API
+
+
+def _log_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("nats-server.log*"))
+
+
+def test_the_log_has_a_bound_however_much_is_forbidden(tmp_path: Path) -> None:
+    """The broker writes a line for every forbidden publish, and has no switch for that."""
+    port, limit = free_port(), 50_000
+    path = BrokerFolder.init(tmp_path / "broker", 1, port=port, sync="2m").path
+    config = path / "nats-server.conf"
+    text, found = re.subn(r"(?m)^logfile_size_limit: \d+MB$", f"logfile_size_limit: {limit}", config.read_text())
+    assert found == 1
+    config.write_text(text)
+    files = int(re.findall(r"(?m)^logfile_max_num: (\d+)$", text)[0])
+
+    async def flood() -> None:
+        async with session(_client(path), "0", patience_s=5) as broker:
+            for _ in range(100):
+                for number in range(100):
+                    await broker.send(f"forbidden.{'x' * 100}.{number}", b"")
+                await broker.flush()
+
+    with LocalBroker(path, port=port):
+        asyncio.run(flood())
+        (last,) = path.glob("nats-server.log")
+        assert "Publish Violation" in last.read_text() + "".join(old.read_text() for old in path.glob("*.log.*"))
+        assert _log_bytes(path) < (files + 1) * limit, "of 10,000 lines of more than 100 bytes"

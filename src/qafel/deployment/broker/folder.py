@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from qafel.deployment.broker.local import LOGGING
 from qafel.deployment.keys import new_seed, public_key
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names
 from qafel.errors import ConfigError, DataError
@@ -115,7 +116,8 @@ pid_file: "nats-server.pid"
 # A connection whose other end is gone counts among those that its key may have: find out within a minute.
 ping_interval: "20s"
 ping_max: 2
-
+# The log has a bound: every forbidden publish takes a line in it.
+{LOGGING}
 jetstream {{
   store_dir: "store"
   # Sync to disk before acknowledging. The default, every two minutes, is faster and may lose acknowledged messages in a

@@ -23,6 +23,12 @@ from qafel.files import Lock, writing
 
 _START_S: Final = 10.0
 _TAKE_OVER_S: Final = 15.0
+_LOG: Final = "nats-server.log"
+LOGGING: Final = f"""log_file: "{_LOG}"
+logfile_size_limit: 16MB
+logfile_max_num: 4
+"""
+"""A part of nats-server.conf: the log takes at most 64 MB."""
 _WATCH: Final = 'read _; kill "$0"'  # the end of the pipe is the end of its owner
 
 
@@ -82,11 +88,11 @@ class LocalBroker:
         config = self.folder / "nats-server.conf"
         if not self.secured:
             sync = f"  sync_interval: {self.sync}\n" if self.sync else ""
-            text = f'host: "127.0.0.1"\nport: {self.port}\njetstream {{\n  store_dir: "store"\n{sync}}}\n'
+            text = f'host: "127.0.0.1"\nport: {self.port}\n{LOGGING}jetstream {{\n  store_dir: "store"\n{sync}}}\n'
             config.write_text(text, encoding="utf-8")
         busy = BrokerUnreachable(f"another nats-server uses {self.folder}: stop it")
         lock = Lock(self.folder / "lock", busy, patience_s=_TAKE_OVER_S)
-        with lock, (self.folder / "nats-server.log").open("ab") as output:
+        with lock, (self.folder / _LOG).open("ab") as output:
             if self._answers():  # in place of ours
                 raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another `port`")
             # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
@@ -108,7 +114,7 @@ class LocalBroker:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                said = (self.folder / "nats-server.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                said = (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
                 reason = said[-1] if said else "it says nothing"
                 raise BrokerUnreachable(f"nats-server did not start at port {self.port}: {reason}; try another `port`")
             time.sleep(0.02)

@@ -11,8 +11,8 @@ from typing import Final, final
 from qafel.algorithm import HiddenState
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Signer, fingerprint, signed_name
-from qafel.deployment.messages import Agreement, Receipt, RunState, checksum_of
-from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, MESSAGE_ID, OBJECT, SIGNATURE, Names, number_in
+from qafel.deployment.messages import Agreement, Receipt, RunState
+from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names, number_in
 from qafel.deployment.server.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,7 @@ class Publisher:
 
     async def _broadcast(self, broker: Broker, version: int, frame: bytes) -> None:
         subject = self.names.broadcast(version)
-        # The checksum in the name lets a version be made again by a server that lost its disk.
-        headers = {MESSAGE_ID: f"{version}-{checksum_of(frame):08x}", EPOCH: str(self.epoch)}
+        headers = {EPOCH: str(self.epoch)}
         signed = subject
         if len(frame) > broker.part_bytes:
             name = self.names.broadcast_object(version)
