@@ -259,14 +259,25 @@ def require(holds: object, rule: str, found: object) -> None:
 
 
 def require_numbers(table: Any) -> None:
-    """Raise `ConfigError` if a field of a dataclass that is annotated as a number holds anything else."""
+    """Raise `ConfigError` if a field of a dataclass that is annotated as a number holds anything else.
+
+    A whole number that is written as a float, such as 1e3, becomes an int.
+    """
     for entry in fields(table):
         kind, _, optional = str(entry.type).partition(" | ")
         value = getattr(table, entry.name)
         if kind not in _NUMBERS or (value is None and optional == "None"):
             continue
+        if kind == "int" and (whole := whole_number(value)) is not value:
+            object.__setattr__(table, entry.name, value := whole)  # the dataclass may be frozen
         if isinstance(value, bool) or not isinstance(value, _NUMBERS[kind]):
             raise ConfigError(f"{entry.name} is {'a whole number' if kind == 'int' else 'a number'}; got {value!r}")
+
+
+def whole_number(value: Any) -> Any:
+    """The int of a float that is whole, such as 1e3; any other value as it is."""
+    is_float = isinstance(value, Real) and not isinstance(value, Integral)
+    return int(value) if is_float and float(value).is_integer() else value
 
 
 _NUMBERS: Mapping[str, type] = {"int": Integral, "float": Real}

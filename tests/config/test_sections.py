@@ -32,6 +32,8 @@ from qafel.errors import ConfigError
         ("algorithm.snapshot_quantizer=qsdg:4", "qsgd"),
         ("task.name=mushroom", "mushrooms"),
         ("task.name.first=a", "name is a value, not a section"),
+        ("stop.server_steps=1.5", "stop.server_steps: input should be a valid integer, found 1.5"),
+        ("stop.server_steps=1e400", "stop.server_steps: input should be a valid integer, found inf"),
         ("stop.server_steps", "a setting is section.key=value"),
         ("=3", "a setting is section.key=value"),
     ],
@@ -41,6 +43,15 @@ def test_a_wrong_setting_gets_one_clear_sentence(override, words):
         load_recipe("mushrooms-qafel-4bit", [override])
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_whole_number_may_be_written_as_a_float():
+    """And then it is the same run: `resume` goes on with it."""
+    whole = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=1000", "task.clients=50", "seed=3"])
+    assert load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=1e3", "task.clients=5e1", "seed=3.0"]) == whole
+    table = Config.from_toml("stop.uploads = 2e4\nstop.virtual_time = 1e3\nalgorithm.client_lr = 2.0", "it")
+    assert (repr(table.stop.uploads), repr(table.stop.virtual_time)) == ("20000", "1000.0")
+    assert repr(table.algorithm.client_lr) == "2.0"
 
 
 def test_no_snapshot_quantizer_is_the_same_configuration_whether_said_or_not():

@@ -1,7 +1,9 @@
 """A wrong argument of `simulate`, `wire` or `sweep` is a sentence that says what was expected."""
 
+import math
 import re
 
+import numpy as np
 import pytest
 
 from qafel import Evaluation, HalfNormal, Limits, LocalTraining, Quadratic, Timing, simulate, sweep, wire
@@ -56,6 +58,15 @@ def test_simulate(arguments, sentence):
 def test_wire(settings, sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         wire("qafel", **settings)
+
+
+def test_a_whole_number_may_be_written_as_a_float():
+    assert repr(Limits(server_steps=1e3)) == repr(Limits(server_steps=1000))
+    assert repr(wire("qafel", buffer_size=np.float32(10)).buffer_size) == "10"
+    assert repr(attempt(seed=3.0).summary["seed"]) == "3"
+    for wrong in (1.5, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="uploads is a whole number"):
+            Limits(uploads=wrong)
 
 
 def test_values():

@@ -12,10 +12,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeAlias, final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from qafel import parts
 from qafel.algorithm.own import QUANTIZER
+from qafel.errors import whole_number
 from qafel.params import Layout
 from qafel.parts import Kind, is_path
 from qafel.quantizers import as_quantizer, parse
@@ -38,6 +47,14 @@ class Section(BaseModel):
     """A table of settings: frozen, strict, closed to unknown keys, and all its numbers finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, table: Any) -> Any:
+        """1e3 is a way to write a whole number; a setting that is a float makes one of it again."""
+        if not isinstance(table, Mapping):
+            return table
+        return {key: whole_number(value) for key, value in table.items()}
 
 
 Arguments: TypeAlias = dict[str, JsonValue]

@@ -20,7 +20,7 @@ from qafel.config import Config
 from qafel.config.parts import TASK
 from qafel.config.start import StartFrom, start_of
 from qafel.drawing.page import table
-from qafel.errors import ConfigError, OutputError
+from qafel.errors import ConfigError, OutputError, whole_number
 from qafel.params import Vector
 from qafel.quantizers import fitness
 from qafel.runs.directory import state_of
@@ -214,6 +214,7 @@ def _require_kinds(task: object, algorithm: object, timing: object, limits: obje
 
 
 def _require_seed(seed: object) -> int:
+    seed = whole_number(seed)
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
         raise ConfigError(f"seed is a whole number of 64 bits; got {seed!r}")
     return int(seed)
