@@ -5,6 +5,7 @@ import math
 import pytest
 
 from qafel.text import (
+    counted,
     did_you_mean,
     human_bytes,
     human_count,
@@ -24,6 +25,9 @@ from qafel.text import (
         (human_bytes(999_999), "1.00 MB"),
         (human_bytes(12_345_678), "12.3 MB"),
         (human_bytes(math.nan), "–"),
+        (counted(1, "client"), "1 client"),
+        (counted(0, "client"), "0 clients"),
+        (counted(1_000, "client"), "1,000 clients"),
         (human_count(9_999), "9,999"),
         (human_count(100_000), "100 k"),
         (human_count(6.02), "6.02"),

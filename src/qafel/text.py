@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 
 import numpy as np
@@ -27,6 +27,11 @@ def human_count(value: float) -> str:
     if math.isfinite(value) and abs(value) < 10_000 and value == round(value):
         return f"{value:,.0f}"
     return _scaled(value, "")
+
+
+def counted(number: float, what: str, write: Callable[[float], str] = "{:,}".format) -> str:
+    """A number of things: 1 client, 2 clients, 1,000 clients. The plural has an s; `write` makes text of the number."""
+    return f"{write(number)} {what}{'' if number == 1 else 's'}"
 
 
 def human_rate(value: float) -> str:

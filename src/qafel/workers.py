@@ -28,6 +28,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
 from qafel.errors import ConfigError, QafelError, UserError, WorkerLost
 from qafel.parts import import_module, own_modules
+from qafel.text import counted
 
 Work = TypeVar("Work")
 Value = TypeVar("Value")
@@ -39,7 +40,26 @@ Perform: TypeAlias = Callable[[Work, Tell], Value]
 MAX_FAILED_STARTS = 2
 """So many workers may end before they are ready; one more, and they all would."""
 
+MOST_PER_CORE = 16
+"""So many workers a core may be asked for: more only take memory, and thousands take the machine."""
+
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def worker_count(asked: int | None = None, elsewhere: bool = False) -> int:
+    """How many workers to start: as many as were `asked` for, or one per core.
+
+    Raises `ConfigError` for more than this machine can use, unless they run `elsewhere`.
+    """
+    cores = os.cpu_count() or 1
+    if asked is None:
+        return cores
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        raise ConfigError(f"workers is a number of processes, 1 or more; got {asked!r}")
+    if asked > MOST_PER_CORE * cores and not elsewhere:
+        have = f"{counted(cores, 'core')}, of use to at most {MOST_PER_CORE * cores:,}"
+        raise ConfigError(f"{asked:,} workers are too many: this machine has {have}")
+    return asked
 
 
 def thread_limits(threads: int) -> dict[str, str]:

@@ -198,6 +198,7 @@ def test_only_a_nats_server_in_its_own_folder_is_told_to_reload(tmp_path: Path) 
             said = CliRunner().invoke(broker, ["add", str(path), "--client", "1"])
             process.kill()
             assert process.wait() == -signal.SIGKILL  # and nothing before that
+        assert said.output.startswith("1 client added; ")
         assert "could not be reloaded" in said.output
         assert "--signal reload" in said.output
     said = CliRunner().invoke(broker, ["revoke", str(path), "--client", "1"])

@@ -218,8 +218,8 @@ def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
 def test_impossible_executors_are_refused():
     with pytest.raises(ConfigError, match="unknown executor 'threads'"):
         sha("threads")
-    with pytest.raises(ConfigError, match="at least one worker"):
-        Processes(0, make_task, ALGORITHM, 0, 50)
+    with pytest.raises(ConfigError, match="1 or more; got 0"):
+        sha("processes", 0)
 
 
 class OwnTask(Quadratic):

@@ -60,6 +60,15 @@ def test_wire(settings, sentence):
         wire("qafel", **settings)
 
 
+@pytest.mark.parametrize("executor", ["inline", "processes", "ray"])
+def test_more_workers_than_the_machine_can_use_are_refused_before_any_starts(executor, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("qafel.workers.Workers.__enter__", lambda self: pytest.fail("workers were started"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match="17 workers are too many: this machine has 1 core, of use to at most 16"):
+        attempt(executor=executor, workers=17)
+
+
 def test_a_whole_number_may_be_written_as_a_float():
     assert repr(Limits(server_steps=1e3)) == repr(Limits(server_steps=1000))
     assert repr(wire("qafel", buffer_size=np.float32(10)).buffer_size) == "10"
@@ -94,6 +103,7 @@ def test_values():
         ({"settings": {"stop.uploads": []}}, "stop.uploads is given no value"),
         ({"out": None}, "out is the path of a folder; got None"),
         ({"workers": 0}, "workers is a number of processes, 1 or more; got 0"),
+        ({"workers": 10**6}, "1,000,000 workers are too many"),
     ],
 )
 def test_sweep(arguments, sentence, tmp_path):

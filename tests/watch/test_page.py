@@ -104,7 +104,7 @@ def test_of_very_many_runs_those_that_go_on_and_the_latest_are_shown():
     many = [watched(f"old{number}", None, 1000.0 + number, {"status": "finished"}) for number in range(40)]
     many.insert(20, watched("now", live_state()))
     figures = Painter().picture(many).figures
-    assert "17 more runs, which changed last before these, are not shown." in figures
+    assert "17 more runs that changed last before these: not shown." in figures
     names = re.findall(r"<h3>(\w+)</h3>", figures)[:24]
     assert names == [*(f"old{number}" for number in range(20)), "now", "old20", "old21", "old22"]
 

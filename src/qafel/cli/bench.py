@@ -21,7 +21,7 @@ from qafel.errors import ConfigError
 from qafel.files import write_atomically
 from qafel.lazy import require_installed
 from qafel.quantizers.measure import SHOWN
-from qafel.text import human_bytes
+from qafel.text import counted, human_bytes
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
 
@@ -43,7 +43,7 @@ def bench_quantizers(
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(cases))
         for spec, size, count in cases:
-            progress.update(task, description=f"{spec} at {size}, {count} threads")
+            progress.update(task, description=f"{spec} at {size}, {counted(count, 'thread')}")
             rows.append(time_quantizer(spec, size, count))
             progress.advance(task)
     console.print(_quantizer_table(rows))
@@ -86,7 +86,7 @@ def bench_simulator(json_file: JsonFile = None) -> None:
     with errors.status("measuring") as status:
         for number, row in enumerate(measure_simulator(cases), start=1):
             rows.append(asdict(row))
-            status.update(f"measured {number} of {len(cases)}: {row.task}, {row.clients:,} clients")
+            status.update(f"measured {number} of {len(cases)}: {row.task}, {counted(row.clients, 'client')}")
             name = row.task if row.batch_size is None else f"{row.task}, batch {row.batch_size}"
             rates = (f"{row.updates_per_s:,.0f}", f"{row.bare_updates_per_s:,.0f}", f"{row.ratio:.2f}")
             cells = (f"{row.clients:,}", f"{row.dimension:,}", *rates, f"{row.overhead_us:.1f}", f"{row.peak_mib:,.0f}")

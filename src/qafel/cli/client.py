@@ -14,7 +14,7 @@ import typer
 from qafel.errors import ConfigError
 from qafel.lazy import require_installed
 from qafel.parts import find, is_path
-from qafel.text import human_bytes, printable
+from qafel.text import counted, human_bytes, printable
 
 if TYPE_CHECKING:
     from qafel.algorithm.client import Train
@@ -94,7 +94,7 @@ def client(
     elif not quiet:
         outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(report.outcomes.items())) or "none"
         typer.echo(
-            f"client {number}: {report.updates:,} updates ({outcomes}), version {report.version:,}, "
+            f"client {number}: {counted(report.updates, 'update')} ({outcomes}), version {report.version:,}, "
             f"{human_bytes(report.sent_bytes)} up, {human_bytes(report.received_bytes)} down; "
             f"run {report.run_state or 'unknown'}",
             err=True,
@@ -125,7 +125,7 @@ def _tell(event: dict[str, Any]) -> None:
         typer.echo(f"waiting: {printable(event['text'])}", err=True)
     elif event["event"] == "progress":
         behind = "" if event["behind"] is None else f" ({event['behind']:,} behind)"
-        repeats = f", {event['repeated']:,} repeats" if event["repeated"] else ""
+        repeats = f", {counted(event['repeated'], 'repeat')}" if event["repeated"] else ""
         line = f"version {event['version']:,}{behind} · {event['accepted']:,} accepted, {event['rejected']:,} rejected"
         waits = f" · waiting for {printable(event['waits_for'])}" if event["waits_for"] else ""
         typer.echo(f"{line}{repeats} · {event['without_receipt']} on their way{waits}", err=True)

@@ -18,7 +18,7 @@ from qafel.runs import bars
 from qafel.runs.bars import LiveProgress, bar_column, share_at, short_name
 from qafel.runs.progress import Row
 from qafel.sweeps.making import Planned
-from qafel.text import human_seconds
+from qafel.text import counted, human_seconds
 
 console = Console()
 errors = bars.errors
@@ -135,7 +135,9 @@ class SweepProgress(LiveBars):
         if line.began is None:  # what a resumed run brings with it is not work of this sweep
             line.began = line.share
             self._work -= line.began * run.work
-        self.bars.update(line.task, completed=line.share, note=f"{row.metric:.3g} after {row.uploads:,} uploads")
+        self.bars.update(
+            line.task, completed=line.share, note=f"{row.metric:.3g} after {counted(row.uploads, 'upload')}"
+        )
         self._advance()
 
     def noted(self, run: Planned, text: str) -> None:

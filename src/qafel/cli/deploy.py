@@ -29,7 +29,7 @@ from qafel.cli.console import (
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, UserError
 from qafel.runs.trackers import track_of
-from qafel.text import human_bytes, human_count, human_metric
+from qafel.text import counted, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
     from qafel.deployment.broker.folder import BrokerFolder
@@ -88,7 +88,7 @@ def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be r
     """Make keys for further clients, or new ones for known clients."""
     changed = _open(folder)
     changed.add(client)
-    _say(changed.reload(), f"{len(client)} clients added", "they are not let in")
+    _say(changed.reload(), f"{counted(len(client), 'client')} added", "no new key is let in")
 
 
 @broker.command()
@@ -261,12 +261,12 @@ def _server_line(state: RunState) -> str:
         "state": "" if state.state == "running" else state.state,
         "step": f"step {human_count(state.version)}"
         + (f"/{human_count(state.server_steps)}" if state.server_steps else ""),
-        "updates": f"{human_count(state.uploads)} updates, {human_count(round(state.updates_per_s))}/s",
+        "updates": f"{counted(state.uploads, 'update', human_count)}, {human_count(round(state.updates_per_s))}/s",
         "bytes": human_bytes(state.upload_bytes + state.broadcast_bytes),
-        "clients": f"{len(state.clients)} client{'s' if len(state.clients) != 1 else ''}",
+        "clients": counted(len(state.clients), "client"),
         "rejected": f"{human_count(rejected)} rejected" if rejected else "",
-        "repeats": f"{human_count(state.repeated)} repeats" if state.repeated else "",
-        "failed": f"{state.failed_checkpoints} checkpoints failed" if state.failed_checkpoints else "",
+        "repeats": counted(state.repeated, "repeat", human_count) if state.repeated else "",
+        "failed": f"{counted(state.failed_checkpoints, 'checkpoint')} failed" if state.failed_checkpoints else "",
         "metric": "" if state.metric is None else f"{state.metric_name} {human_metric(state.metric)}",
     }
     for least in ("", "repeats", "bytes", "clients"):

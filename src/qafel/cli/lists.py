@@ -23,7 +23,7 @@ from qafel.quantizers import is_measured, measured
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import partition_figure
-from qafel.text import did_you_mean, human_bytes
+from qafel.text import counted, did_you_mean, human_bytes
 
 _CONCURRENCY = re.compile(r"-c(\d+)(?=-|$)")
 _TOLD = re.compile(r", concurrency \d+")
@@ -152,14 +152,14 @@ def show(
     given = {"name": name, "data_seed": seed, "partition": partition, "clients": clients}
     settings = {key: value for key, value in given.items() if value is not None}
     task: Any = Config.from_dict({"task": settings}, "qafel tasks show").task.make()
-    title = f"{name}, {partition or 'default partition'}: {task.clients:,} clients"
+    title = f"{name}, {partition or 'default partition'}: {counted(task.clients, 'client')}"
     path = out or Path(f"{name}-partition.png")
     figure = partition_figure(task.partition, task.train_samples.labels, title=title)
     drawing.printed.save_figure(figure, path)
     sizes = task.partition.sizes
     console.print(
-        f"{task.clients:,} clients, {int(sizes.sum()):,} samples; {int(sizes.min())} to {int(sizes.max()):,} each, "
-        f"mean {sizes.mean():.1f}\npicture: {path}",
+        f"{counted(task.clients, 'client')}, {counted(int(sizes.sum()), 'sample')}; "
+        f"{int(sizes.min())} to {int(sizes.max()):,} each, mean {sizes.mean():.1f}\npicture: {path}",
         highlight=False,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from qafel.paper.kept import keep, require_writable, take_back
 from qafel.paper.outputs import EntryResult, write_entries
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.making import make_runs, unfinished, unique
+from qafel.workers import worker_count
 
 _FORM: dict[str, Any] = {"box": None, "header_style": "bold", "padding": (0, 2, 0, 0)}
 _COLOURS = {
@@ -93,7 +93,7 @@ def paper(
     if keep_run is not None:
         keep_run(planned)
     with SweepProgress(planned, unfinished(planned, out / "runs"), quiet, then=keep_run) as progress:
-        many = workers or os.cpu_count() or 1
+        many = worker_count(workers)
         try:
             failed = make_runs(planned, out / "runs", progress, executor=executor, workers=many, quick=quick)
         except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +34,7 @@ from qafel.planning.pilot import require_plannable
 from qafel.planning.plan import Counted, default_specs, for_thin_downlinks, predict_from_figures
 from qafel.sweeps.making import Planned, make_runs, unfinished
 from qafel.text import human_bytes, human_count, read_bytes, read_seconds
+from qafel.workers import worker_count
 
 _RECIPE, _FIGURES = "With a recipe", "Without a recipe"
 
@@ -171,7 +171,7 @@ def _refuse_given(options: dict[str, Any], why: str) -> None:
 
 def _make(runs: Sequence[Planned], folder: Path, workers: int | None, quiet: bool) -> None:
     with SweepProgress(runs, unfinished(runs, folder), quiet) as progress:
-        failed = make_runs(runs, folder, progress, workers=workers or os.cpu_count() or 1)
+        failed = make_runs(runs, folder, progress, workers=worker_count(workers))
     if failed:
         name, reason = next(iter(failed.items()))
         raise UserError(f"the run {folder / name} failed: {reason}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from qafel.report.groups import run_labels
 from qafel.runs.reading import Run, is_moved_aside, run_directories
 from qafel.sweeps.making import Planned, make_runs, unfinished
 from qafel.text import human_bytes
+from qafel.workers import worker_count
 
 REFERENCE = "mushrooms-fedbuff"
 RECIPES = (
@@ -125,7 +125,7 @@ def demo(
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
     with SweepProgress(planned, unfinished(planned, out)) as progress:
-        failed = make_runs(planned, out, progress, workers=os.cpu_count() or 1)
+        failed = make_runs(planned, out, progress, workers=worker_count())
     if failed:
         raise QafelError("; ".join(f"{folder} failed: {reason}" for folder, reason in failed.items()))
     runs = [Run.load(out / run.folder) for run in planned]

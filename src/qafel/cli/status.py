@@ -18,7 +18,7 @@ from rich.text import Text
 
 from qafel.cli.client import BrokerUrl, require_extra
 from qafel.cli.console import JsonOption, console, errors, figures_table, print_json
-from qafel.text import UNKNOWN, human_bytes, human_count, human_metric
+from qafel.text import UNKNOWN, counted, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
     from qafel.deployment.messages import RunState, RunStatus
@@ -116,17 +116,17 @@ def _in_full(one: RunStatus) -> Table:
     add("run", one.run)
     add("state", one.word)
     if state.failed_checkpoints:
-        failed = f"{state.failed_checkpoints:,} checkpoints could not be written"
+        failed = f"{counted(state.failed_checkpoints, 'checkpoint')} could not be written"
         add("problem", f"{failed}; {state.problem or 'the last one was'}")
     add("version", f"{_steps(state, '{:,}'.format)}, buffer {state.buffer}")
-    add("updates", f"{state.uploads:,}, {state.updates_per_s:,.1f} a second; {one.waiting:,} messages waiting")
+    add("updates", f"{state.uploads:,}, {state.updates_per_s:,.1f} a second; {counted(one.waiting, 'message')} waiting")
     if lags:
         median = f"half of them at most {lags[(len(lags) - 1) // 2]:,}"
-        add("clients", f"{len(lags)} heard of last, up to {lags[-1]:,} versions behind, {median}")
+        add("clients", f"{len(lags)} heard of last, up to {counted(lags[-1], 'version')} behind, {median}")
     add("sent up", human_bytes(state.upload_bytes))
     add("broadcast", human_bytes(state.broadcast_bytes))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(state.rejected.items())) or "0"
-    add("rejected", reasons + (f"; {state.repeated:,} repeats, counted once" if state.repeated else ""))
+    add("rejected", reasons + (f"; {counted(state.repeated, 'repeat')}, counted once" if state.repeated else ""))
     if state.metric is not None:
         add(state.metric_name, human_metric(state.metric))
     return table

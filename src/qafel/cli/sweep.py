@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -29,6 +28,7 @@ from qafel.runs.trackers import track_of
 from qafel.sweeps.grid import grid, parse_seeds, parse_settings, require_sound
 from qafel.sweeps.making import unfinished
 from qafel.sweeps.table import Sweep, make_sweep
+from qafel.workers import worker_count
 
 
 def sweep(
@@ -67,7 +67,7 @@ def sweep(
         warn_of_unfit_quantizers(config, layout)
     try:
         with SweepProgress(runs, todo, quiet) as progress:
-            found = make_sweep(runs, out, progress, workers or os.cpu_count() or 1, trackers)
+            found = make_sweep(runs, out, progress, worker_count(workers), trackers)
     except KeyboardInterrupt:
         left = len(unfinished(runs, out))
         errors.print(f"{len(runs) - left} of {len(runs)} runs are finished in {out}; this goes on:", highlight=False)

@@ -27,6 +27,7 @@ from qafel.config import load_recipe
 from qafel.runs.bars import bar_column, is_wide
 from qafel.simulator import Row
 from qafel.simulator.executors import ExecutorName
+from qafel.text import counted
 from qafel.tuning import ObjectiveName, Tuning, parse_search
 from qafel.tuning import tune as search_for
 from qafel.tuning.page import trial_json, write_results
@@ -120,7 +121,7 @@ class _TuneProgress(LiveBars):
         best = "" if now.best is None else f"best {now.objective.text(now.best.score)} (trial {now.best.number}) ·"
         what = f"trial {now.trial.number}"
         if now.checked is not None:
-            what = f"checking {what} ({now.checked} unseen seeds done)"
+            what = f"checking {what} ({counted(now.checked, 'unseen seed')} done)"
         self.bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}" if wide else what)
 
     def __exit__(self, *error: object) -> None:
@@ -131,7 +132,7 @@ class _TuneProgress(LiveBars):
     def row(self, row: Row) -> None:
         if abs(row.wall_s - self._shown_s) > 0.1:
             self._shown_s = row.wall_s
-            self.bars.update(self._bar, row=f"· {row.uploads:,} uploads, metric {row.metric:.3g}")
+            self.bars.update(self._bar, row=f"· {counted(row.uploads, 'upload')}, metric {row.metric:.3g}")
 
 
 def _json(tuning: Tuning) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from qafel.paper.measured import (
 )
 from qafel.paper.statistics import Interval, jointly, power, unseen
 from qafel.sweeps.making import Planned
-from qafel.text import human_bytes, human_count
+from qafel.text import counted, human_bytes, human_count
 
 FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedBuff, direct 4 bits"
 FEDASYNC, FEDASYNC_DIRECT = "FedAsync", "FedAsync, direct 4 bits"
@@ -160,7 +160,7 @@ def at_the_target(found: Comparisons, column: str) -> dict[float, Interval]:
 
 def listed(found: Mapping[float, Interval]) -> str:
     """Each ratio with its interval, concurrency and seeds, and what difference could have been seen."""
-    each = (f"{one} (concurrency {at:g}, {one.count} seed{'s' if one.count > 1 else ''})" for at, one in found.items())
+    each = (f"{one} (concurrency {at:g}, {counted(one.count, 'seed')})" for at, one in found.items())
     return f"{', '.join(each)}; {power(found.values())}"
 
 

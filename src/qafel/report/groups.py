@@ -18,7 +18,7 @@ from qafel.runs.directory import by_path
 from qafel.runs.reading import Column, Run
 from qafel.runs.seeds import Repeats, repeats_of
 from qafel.tasks.protocol import Goal
-from qafel.text import UNKNOWN, human_count, human_metric
+from qafel.text import UNKNOWN, counted, human_count, human_metric
 
 _DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
 _FEW = 3  # more settings than this are not written into a label
@@ -250,7 +250,7 @@ def of_seeds(label: str, some: int, own: Repeats) -> str:
 
 def _where(own: Repeats, row: int) -> str:
     uploads = float(own.curve("uploads", "metric").x[row])
-    return f"at {human_count(uploads)} uploads" if np.isfinite(uploads) else f"at evaluation {row + 1}"
+    return f"at {counted(uploads, 'upload', human_count)}" if np.isfinite(uploads) else f"at evaluation {row + 1}"
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, str]:

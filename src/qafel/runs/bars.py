@@ -16,7 +16,7 @@ from qafel.errors import UserError
 from qafel.runs.listeners import Listener
 from qafel.runs.progress import Limits, Row, share_done
 from qafel.runs.summary import Summary
-from qafel.text import human_bytes
+from qafel.text import counted, human_bytes
 
 Ends: TypeAlias = Limits | StopConfig
 
@@ -92,12 +92,12 @@ class RunBar:
         if row.wall_s and is_wide(self._bars.console):
             note += f" · {row.uploads / row.wall_s:,.0f} updates/s"
         share = share_at(row, self._limits)
-        self._bars.update(self._bar, completed=1000 * share, note=note, amount=f"{row.version:,} steps")
+        self._bars.update(self._bar, completed=1000 * share, note=note, amount=counted(row.version, "step"))
 
     def on_end(self, summary: Summary | None) -> None:
         if summary is not None:
             note = last_note(summary, self._metric_name)
-            self._bars.update(self._bar, completed=1000, note=note, amount=f"{summary['server_steps']:,} steps")
+            self._bars.update(self._bar, completed=1000, note=note, amount=counted(summary["server_steps"], "step"))
 
 
 def share_at(row: Row, limits: Ends) -> float:
@@ -135,12 +135,12 @@ class NotebookBar:
     def on_row(self, row: Row) -> None:
         if row.wall_s - self._shown >= 0.2 or not row.version:
             self._shown = row.wall_s
-            words = f"{row.version:,} steps · {note_of(row, self._metric_name)}"
+            words = f"{counted(row.version, 'step')} · {note_of(row, self._metric_name)}"
             self._place.update(self._html(self._bar(share_at(row, self._limits), words)))
 
     def on_end(self, summary: Summary | None) -> None:
         if summary is not None:
-            words = f"{summary['server_steps']:,} steps · {last_note(summary, self._metric_name)}"
+            words = f"{counted(summary['server_steps'], 'step')} · {last_note(summary, self._metric_name)}"
             self._place.update(self._html(self._bar(1.0, words)))
 
     def _bar(self, share: float, words: str) -> str:

@@ -17,7 +17,7 @@ from qafel.params import Vector
 from qafel.quantizers.kernels import are_compiled
 from qafel.runs.progress import Progress, Status, Traffic, finite_or_none, histogram_mean
 from qafel.tasks.protocol import Task
-from qafel.text import human_bytes
+from qafel.text import counted, human_bytes
 from qafel.version import __version__
 
 Summary: TypeAlias = dict[str, Any]
@@ -128,7 +128,7 @@ def figures_of(summary: Summary) -> list[tuple[str, str]]:
     """What a person asks of a simulated run, in words: the name of each figure and the figure, what counts first."""
     final = summary["metric_final"]
     reached = summary["uploads_to_target"]
-    target = "not reached" if reached is None else f"reached after {reached:,} uploads"
+    target = "not reached" if reached is None else f"reached after {counted(reached, 'upload')}"
     return [
         ("status", summary["status"]),
         (summary["metric_name"], "–" if final is None else f"{final:.6g}  (best {summary['metric_best']:.6g})"),

@@ -25,7 +25,8 @@ from qafel.simulator.api import quantizer_warnings
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.grid import Recipe, as_settings, grid, require_sound
 from qafel.sweeps.making import Planned, Watcher, make_runs, unfinished
-from qafel.text import human_bytes, human_count, human_metric
+from qafel.text import counted, human_bytes, human_count, human_metric
+from qafel.workers import worker_count
 
 if TYPE_CHECKING:
     from qafel.drawing.printed import Plot
@@ -61,7 +62,7 @@ class Sweep:
 
     def __repr__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"Sweep({len(self.rows)} runs × {len(self.columns)} columns in {self.folder}{failed})"
+        return f"Sweep({counted(len(self.rows), 'run')} × {len(self.columns)} columns in {self.folder}{failed})"
 
     def _repr_html_(self) -> str:
         head, rows = self.over_seeds()
@@ -130,8 +131,7 @@ def sweep(
         raise ConfigError(f'settings are values by path, as {{"algorithm.client_lr": [0.5, 1]}}; got {settings!r}')
     if not isinstance(out, str | Path) or not str(out):
         raise ConfigError(f"out is the path of a folder; got {out!r}")
-    if not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"workers is a number of processes, 1 or more; got {workers!r}")
+    worker_count(workers)
     chosen, trackers = _chosen(seeds), track_of(track)
     runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
     for config, layout in require_sound(unfinished(runs, folder)):
@@ -221,7 +221,9 @@ def _write_report(runs: Sequence[Run], folder: Path, failed: Mapping[str, str]) 
         return None
     shown = {run.path.name for run in runs}
     left_out = [f"{name} (failed)" for name in failed if name not in shown]
-    page = write_report(runs, folder / "report.html", title=f"{len(runs)} runs of a sweep", left_out=left_out)
+    page = write_report(
+        runs, folder / "report.html", title=f"{counted(len(runs), 'run')} of a sweep", left_out=left_out
+    )
     drawing.printed.save_figure(comparison_figure(runs), page.with_suffix(".png"))
     return page
 

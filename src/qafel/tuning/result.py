@@ -10,6 +10,7 @@ from typing import TypeAlias, final
 
 from qafel.config import Config
 from qafel.params import Layout
+from qafel.text import counted
 from qafel.tuning.search import SECTION, Search, Settings, own_settings, with_settings
 from qafel.tuning.trial import Objective, Trial, TrialOutcome, best_of
 
@@ -123,7 +124,7 @@ def lead_sentence(tuning: Tuning) -> str:
     """What was found, in a sentence."""
     objective, best = tuning.objective, tuning.best
     label = objective.label[0].upper() + objective.label[1:]
-    count = f"{len(tuning.trials)} trial{'' if len(tuning.trials) == 1 else 's'}{_remarks(tuning)}"
+    count = f"{counted(len(tuning.trials), 'trial')}{_remarks(tuning)}"
     seeds = "" if tuning.seeds == 1 else f" of {tuning.seeds} seeds each"
     if best is None:
         return f"{label}: none of {count}{seeds} came that far."
@@ -156,7 +157,7 @@ def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
     if check is None:
         return ""
     if check.good:
-        return f"; on {len(check.runs)} unseen seeds {tuning.objective.text(check.score)}"
+        return f"; on {counted(len(check.runs), 'unseen seed')} {tuning.objective.text(check.score)}"
     return f"; but on unseen seeds it {check.state}, like all that were tried: search with more seeds"
 
 

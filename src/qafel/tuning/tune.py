@@ -34,7 +34,7 @@ from qafel.tuning.trial import (
     run_trial,
     together,
 )
-from qafel.workers import Died, Perform, Workers, thread_limits
+from qafel.workers import Died, Perform, Workers, thread_limits, worker_count
 
 if TYPE_CHECKING:
     from qafel.tuning.study import Study  # needs Optuna, an optional extra
@@ -87,7 +87,7 @@ class TrialRunner:
         self._progress = progress
         self._here: TrialWork | None = None
         self._pool: Workers[TrialWork, FinishedTrial] | None = None
-        self.cores = max(1, (os.cpu_count() or 1) // count)
+        self.cores = max(1, worker_count() // count)
         """How many cores a trial has to itself."""
         if count > 1:
             limits = {name: value for name, value in thread_limits(self.cores).items() if name not in os.environ}
@@ -288,6 +288,7 @@ def tune(
     require_installed("a search", "tune", optuna="Optuna")
     from qafel.tuning.study import open_study  # noqa: PLC0415  (an optional extra)
 
+    worker_count(workers)
     search = default_search(config) if search is None else search
     check_search(config, search)
     config, sought, layout = _aim(config, objective, target)

@@ -19,7 +19,7 @@ from qafel.report.charts import report_panels
 from qafel.report.groups import all_styles, groups_of, run_labels
 from qafel.runs.live import LiveState
 from qafel.runs.progress import histogram_mean
-from qafel.text import UNKNOWN, human_bytes, human_count, human_metric, human_seconds
+from qafel.text import UNKNOWN, counted, human_bytes, human_count, human_metric, human_seconds
 from qafel.watch.watched import Pace, Watched, seconds_to_target
 
 _MOST = 24  # runs that are shown
@@ -78,7 +78,7 @@ class Painter:
         }
         told = [
             *notes,
-            *([f"{left_out} more runs, which changed last before these, are not shown."] if left_out else []),
+            *([f"{counted(left_out, 'more run')} that changed last before these: not shown."] if left_out else []),
         ]
         if not shown:
             told.append(f"No run yet{f' in {where}' if where else ''}: runs show up here when they begin.")
@@ -111,7 +111,7 @@ class Painter:
 
     def _progress(self, one: Watched) -> str:
         run, live = one.run, one.live
-        steps = f"{human_count(_number(one, 'server_steps', 'version'))} server steps"
+        steps = f"{counted(_number(one, 'server_steps', 'version'), 'server step', human_count)}"
         if run.finished:
             spent = run.number("wall_s")
             return f'<p class="note">{steps}{f" in {human_seconds(spent)}" if math.isfinite(spent) else ""}</p>'
@@ -141,7 +141,7 @@ def _metric(one: Watched) -> str:
     name, target = str(run.summary.get("metric_name") or "metric"), run.number("target")
     words = ["no target"] if math.isnan(target) else [f"target {human_metric(target)}"]
     if (reached := one.target_reached) is not None:
-        words.append(f"reached after {human_count(reached)} uploads")
+        words.append(f"reached after {counted(reached, 'upload', human_count)}")
     elif not math.isnan(target) and one.word == "running":
         words.append(_foreseen(seconds_to_target(one)))
     return (
@@ -205,7 +205,7 @@ def _rejected(one: Watched) -> str:
     if not isinstance(reasons, Mapping):
         return "not known"
     told = ", ".join(f"{human_count(count)} {reason}" for reason, count in sorted(reasons.items())) or "none"
-    return escape(told + (f"; {human_count(repeated)} repeats, counted once" if repeated else ""))
+    return escape(told + (f"; {counted(repeated, 'repeat', human_count)}, counted once" if repeated else ""))
 
 
 def _clients(live: LiveState) -> str:

@@ -29,6 +29,7 @@ from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import BrokerError, BrokerLost, OutputError
+from qafel.text import counted
 
 _AHEAD: Final = 256  # messages asked for before they are needed
 _AHEAD_BYTES: Final = 16 << 20  # and at most so much at a time: a broker drops a connection that lets 64 MB wait
@@ -144,7 +145,7 @@ class BackgroundWriter:
                     await asyncio.to_thread(self._ledger.drop_old_journal)
             except (OutputError, OSError) as error:
                 self.failed_checkpoints += 1
-                self.problem = f"no checkpoint since {self._ledger.saved_uploads:,} updates: {error}"
+                self.problem = f"no checkpoint since {counted(self._ledger.saved_uploads, 'update')}: {error}"
                 self._metrics.failed_checkpoints.inc()
                 log.error("%s", self.problem)
             else:

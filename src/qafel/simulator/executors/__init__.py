@@ -7,7 +7,6 @@ ray_cluster    jobs on a Ray cluster
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -18,6 +17,7 @@ from qafel.simulator.executors.jobs import Executor, Inline, Trainer
 from qafel.simulator.executors.processes import Processes
 from qafel.simulator.executors.ray_cluster import RayCluster
 from qafel.tasks.protocol import Task
+from qafel.workers import worker_count
 
 ExecutorName: TypeAlias = Literal["inline", "processes", "ray"]
 
@@ -39,11 +39,9 @@ def make_executor(
     algorithm   the method
     seed        the run's
     """
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise ConfigError(f"workers is a number of processes, 1 or more; got {workers!r}")
+    count = worker_count(workers, elsewhere=name == "ray")
     if name == "inline":
         return Inline(Trainer(task, algorithm, seed))
-    count = workers or os.cpu_count() or 1
     # These parts are the server's business; a user's own may not travel to another process.
     travelling = replace(algorithm, staleness=PolynomialStaleness(), aggregation="mean", server_step=None)
     travelling = replace(travelling, snapshot_quantizer=None)

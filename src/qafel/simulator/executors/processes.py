@@ -19,7 +19,7 @@ import numpy as np
 
 from qafel.algorithm import Algorithm, HiddenState
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.errors import ConfigError, QafelError, WorkerLost
+from qafel.errors import QafelError, WorkerLost
 from qafel.params import Vector
 from qafel.simulator.executors.jobs import Job, Trainer, spans
 from qafel.tasks.protocol import Divisible, Task, combined, evaluated, evaluated_parts
@@ -143,8 +143,6 @@ class Processes:
         Each makes its task with `make_task`, which travels there, as the `algorithm` does; the `seed` is the run's, and
         `dimension` the length of its vectors.
         """
-        if workers < 1:
-            raise ConfigError(f"there is at least one worker, got {workers}")
         self.workers = workers
         self.training_s = 0.0
         slots = JOBS_PER_WORKER * workers

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState
-from qafel.errors import ConfigError, QafelError
+from qafel.errors import QafelError
 from qafel.lazy import require_installed
 from qafel.params import Vector
 from qafel.simulator.executors.jobs import Job, Trainer, spans
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
 from qafel.tasks.protocol import Divisible, Task, combined, evaluated, evaluated_parts
-from qafel.workers import pack, portable, unpack
+from qafel.workers import pack, portable, unpack, worker_count
 
 
 class _Actor:
@@ -66,8 +66,6 @@ class RayCluster:
     ) -> None:
         require_installed("the ray executor", "ray", ray="Ray")
         ray: Any = importlib.import_module("ray")
-        if workers < 1:
-            raise ConfigError(f"there is at least one worker, got {workers}")
         opening = pack((make_task, algorithm, seed), ray.cloudpickle.dumps)
         self._ray = ray
         self.workers = workers
@@ -75,7 +73,7 @@ class RayCluster:
         self._started = not ray.is_initialized()
         if self._started:
             address = address or os.environ.get("RAY_ADDRESS")
-            local = {} if address else {"num_cpus": workers, "include_dashboard": False}
+            local = {} if address else {"num_cpus": worker_count(workers), "include_dashboard": False}
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Actor)
         self._actors = [actor.remote(opening) for _ in range(workers)]

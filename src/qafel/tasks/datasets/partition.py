@@ -25,6 +25,7 @@ from qafel import drawing
 from qafel.drawing.chart import BLUE, PALETTE, Axis, Bars, Panel, Series, Style, panel_styles
 from qafel.errors import ConfigError, SpecError
 from qafel.rng import Stream
+from qafel.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -209,7 +210,9 @@ def partition_figure(
     panels = (_labels_panel(partition, labels, chosen, classes), _sizes_panel(partition.sizes))
     styles = (*panel_styles(panels[:1]), Style("", BLUE))
     return drawing.printed.draw(
-        panels, title or f"{partition.clients:,} clients, {len(partition.order):,} samples", styles=styles
+        panels,
+        title or f"{counted(partition.clients, 'client')}, {counted(len(partition.order), 'sample')}",
+        styles=styles,
     )
 
 
