@@ -55,7 +55,7 @@ async def serving(
         try:
             yield server
         finally:
-            server.end("stopped")
+            server.stop()
             await asyncio.wait_for(work, 20)
 
 

@@ -54,7 +54,7 @@ def _client(keys: Path, number: int = 0) -> Access:
 async def _served(folder: Path, keys: Path, run: str, **changed: Any) -> AsyncIterator[DeploymentServer]:
     settings = replace(ANEW, run=run, **changed)
     async with serving(folder, _server(keys), Config.from_dict(CONFIG), settings) as server:
-        await until(lambda: server._queue is not None)
+        await until(lambda: server._session_id)
         yield server
 
 
@@ -96,7 +96,7 @@ def test_nothing_of_an_old_run_counts_in_a_new_one_of_the_same_name(tmp_path: Pa
                 for _ in range(5):
                     await update(client)
                 one.evaluator.end("diverged")  # which it says as its last word
-                one._queue.stop()  # type: ignore[union-attr]
+                one.stop()
                 await until(lambda: client.follower.ended)
             await until(lambda: any(b'"diverged"' in stored.data for stored in heard))
             old = list(heard)

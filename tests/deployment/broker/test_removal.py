@@ -27,7 +27,7 @@ def test_a_stopped_run_is_removed_whole_and_a_running_one_refused(tmp_path: Path
     async def check() -> None:
         async with session(access, "test") as broker:
             async with serving(tmp_path / "other", access, settings=ServerSettings(run="other")) as other:
-                await until(lambda: other._queue is not None)
+                await until(lambda: other._session_id)
                 async with serving(tmp_path / "run", access), taking_part(tmp_path, access, 0) as client:
                     for _ in range(3):
                         await update(client)
@@ -73,7 +73,7 @@ def test_a_finished_run_reserves_no_queue(tmp_path: Path, access: Access) -> Non
 def test_the_command_says_what_it_did(tmp_path: Path, access: Access) -> None:
     async def serve() -> None:
         async with serving(tmp_path, access) as server:
-            await until(lambda: server._queue is not None)
+            await until(lambda: server._session_id)
 
     asyncio.run(serve())
     done = CliRunner().invoke(commands, ["remove-run", "live", "--broker", access.servers[0]])
@@ -83,7 +83,7 @@ def test_the_command_says_what_it_did(tmp_path: Path, access: Access) -> None:
 def test_a_clients_messages_take_no_more_than_its_part_of_the_queue(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
         async with session(access, "test") as broker, serving(tmp_path, access) as server:
-            await until(lambda: server._queue is not None)
+            await until(lambda: server._session_id)
             config: Any = (await broker._js.stream_info(NAMES.upload_stream)).config
             assert config.max_msg_size < 1000, "an upload is of some 120 bytes"
             assert config.max_bytes == 5 * config.max_msgs_per_subject * config.max_msg_size

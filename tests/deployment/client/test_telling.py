@@ -97,3 +97,31 @@ def test_a_broker_that_left_while_the_task_was_made_is_told_of_and_not_waited_fo
     assert next(event["text"] for event in told if event["event"] == "waiting").startswith("no broker at")
     progress = [event["waits_for"] for event in told if event["event"] == "progress"]
     assert progress[-1].startswith("the broker (no broker at")
+
+
+def test_a_client_says_that_it_works_again_after_an_outage(tmp_path: Path, local_broker: LocalBroker) -> None:
+    """Its last line is not the one about the outage, however seldom it tells how it goes by then."""
+    access = Access((local_broker.url,))
+    told: list[dict[str, Any]] = []
+
+    def last() -> dict[str, Any]:
+        return next((event for event in reversed(told) if event["event"] in ("progress", "waiting")), {"event": ""})
+
+    async def check() -> None:
+        settings = ClientSettings(patience_s=30, tell_every_s=0.3, min_interval_s=0.05, window=2)
+        async with serving(tmp_path / "run", access):
+            with ClientState(tmp_path / "state") as state:
+                client = await open_client(train_task, Names("live"), 0, state, access, settings, told.append)
+                work = asyncio.create_task(client.run())
+                await until(lambda: sum(event["event"] == "progress" for event in told) == 5)
+                await asyncio.to_thread(local_broker.stop)
+                await until(lambda: last()["event"] == "waiting")
+                await asyncio.to_thread(local_broker.start)
+                before = len(told)
+                await until(lambda: sum(event["event"] == "accepted" for event in told[before:]) > 20)
+                assert last()["event"] == "progress"
+                assert last()["waits_for"] in ("", "receipts")
+                client.stop()
+                await asyncio.wait_for(work, 20)
+
+    asyncio.run(check())

@@ -214,7 +214,7 @@ def test_a_restarted_servers_rates_are_of_what_it_took_itself(tmp_path: Path, mo
         ledger.traffic.uploads += 50
         now += 5
         assert server._run_state("running").updates_per_s == 10.0
-        server.end("stopped")
+        server.stop()
         summary = server.evaluator.summary()
     assert summary["uploads"] == 1_000_050
     assert summary["updates_per_s"] == 10.0

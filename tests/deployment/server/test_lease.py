@@ -43,7 +43,7 @@ async def _refused(folder: Path, access: Access) -> str:
 @contextlib.asynccontextmanager
 async def _served(folder: Path, access: Access, take_over: bool = False) -> AsyncIterator[DeploymentServer]:
     async with serving(folder, access, settings=replace(SETTINGS, take_over=take_over)) as server:
-        await until(lambda: server._queue is not None)
+        await until(lambda: server._session_id)
         yield server
 
 
@@ -139,7 +139,7 @@ def test_who_takes_over_has_the_run_and_the_one_before_ends(tmp_path: Path, acce
             async with _served(tmp_path / "two", access, take_over=True) as two:
                 assert two._lease.epoch == one._lease.epoch + 1
                 await train(8)
-                await until(lambda: one._queue is None)
+                await until(lambda: not one._connected)
                 await asyncio.sleep(1.0)  # it connects again, and sees why it was refused
 
     async def check() -> None:

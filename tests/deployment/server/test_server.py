@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -21,9 +22,12 @@ from qafel.deployment.keys import Access
 from qafel.deployment.messages import RunState
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings, ledger
+from qafel.deployment.server import server as server_module
 from qafel.deployment.server.announcements import Publisher
-from qafel.errors import ConfigError, OutputError
-from qafel.runs.directory import model_file
+from qafel.deployment.server.journal import read_journal
+from qafel.deployment.server.server import DeploymentServer, open_server
+from qafel.errors import BrokerUnreachable, ConfigError, OutputError
+from qafel.runs.directory import RunDirectory, model_file
 from tests.deployment.live import CONFIG, replay, same, serving, taking_part, until, update
 
 
@@ -197,3 +201,70 @@ def test_a_server_starts_from_a_model_and_refuses_to_go_on_from_another(tmp_path
                 pass
 
     asyncio.run(check())
+
+
+_MOMENTS = ["before a session", "at its beginning", "in it", "as it is concluded", "after it", "while the broker hangs"]
+
+
+@pytest.mark.parametrize("moment", _MOMENTS)
+def test_a_server_that_is_stopped_as_its_broker_goes_ends_with_its_state(
+    tmp_path: Path, local_broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A stop is not for one session: none is begun after it, and nobody waits for the broker to come back."""
+    access, seen = Access((local_broker.url,)), list[str]()
+    monkeypatch.setattr(server_module, "_CONCLUDE_S", 1.0)
+
+    async def end_both(server: DeploymentServer) -> None:
+        number = signal.SIGSTOP if moment == "while the broker hangs" else signal.SIGKILL
+        os.kill(local_broker.pid, number)
+        server.stop()
+        seen.append(moment)
+
+    def at(name: str) -> None:
+        """Have both end when the server's session gets there."""
+        method = getattr(DeploymentServer, name)
+
+        async def there(self: DeploymentServer, broker: Broker) -> None:
+            await end_both(self)
+            await method(self, broker)
+
+        monkeypatch.setattr(DeploymentServer, name, there)
+
+    async def check() -> None:
+        config = Config.from_dict(CONFIG)
+        if moment == "before a session":
+            local_broker.stop()
+        with (
+            RunDirectory(tmp_path / "run") as directory,
+            open_server(config, directory, access, ServerSettings(heartbeat_s=0.1), config.task.make()) as server,
+        ):
+            if moment == "at its beginning":
+                at("_begin")
+            work = asyncio.create_task(server.run())
+            if moment == "before a session":
+                await asyncio.sleep(0.3)
+                server.stop()
+            elif moment != "at its beginning":
+                async with taking_part(tmp_path, access, 0) as client:
+                    for _ in range(4):
+                        await update(client)
+                if moment == "as it is concluded":
+                    at("_conclude")
+                    server.stop()
+                elif moment == "after it":
+                    os.kill(local_broker.pid, signal.SIGKILL)
+                    await until(lambda: not server._connected)
+                    server.stop()
+                else:
+                    await end_both(server)
+            await asyncio.wait_for(work, 60)
+            assert server.evaluator.status == "stopped"
+            counted = server.ledger.traffic.uploads
+        assert counted == (4 if moment not in _MOMENTS[:2] else 0)
+        assert len(list(read_journal(tmp_path / "run" / "state"))) == counted
+
+    try:
+        asyncio.run(check())
+    finally:
+        with contextlib.suppress(BrokerUnreachable):
+            os.kill(local_broker.pid, signal.SIGCONT)

@@ -45,6 +45,7 @@ from qafel.workers import pack, portable, unpack
 _TELL_MOST_S: Final = 60.0
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 16.0
+_WORKING: Final = ("", "receipts")  # what a client waits for whose connection and server work
 log = logging.getLogger(__name__)
 
 ClientEvent: TypeAlias = dict[str, Any]
@@ -88,6 +89,8 @@ class DeploymentClient:
     """Why there is no connection, while there is none."""
     _full: bool = False
     """Whether training waits for receipts."""
+    _told_of_wait: bool = False
+    """Whether the last event that tells how it goes said that the client waits."""
     _twin_until: float = 0.0
     """Until when not to say again that another process uses our number."""
 
@@ -147,6 +150,7 @@ class DeploymentClient:
     def _lose(self, why: str) -> None:
         """Know, and say once, that there is no connection."""
         if not self._lost:
+            self._told_of_wait = True
             self._emit("waiting", text=why)
         self._lost = why
 
@@ -245,22 +249,30 @@ class DeploymentClient:
             await asyncio.to_thread(self._save)
 
     async def _keep_telling(self) -> None:
-        """Say how it goes, now and then: what is held, what became of the updates, and what it waits for."""
-        pause_s = self._settings.tell_every_s
+        """Emit progress now and then, and as soon as a wait that was told of is over."""
+        pause_s, due = self._settings.tell_every_s, 0.0
         while True:
-            counts, state, version = self.outbox.counts, self.follower.state, self.follower.version
-            self._emit(
-                "progress",
-                version=version,
-                behind=max(0, state.version - version) if state else None,
-                accepted=counts["accepted"],
-                repeated=counts["duplicate"],
-                rejected=counts.total() - counts["accepted"] - counts["duplicate"],
-                without_receipt=len(self.outbox),
-                waits_for=self._waits_for(),
-            )
-            await asyncio.sleep(pause_s)
-            pause_s = max(pause_s, min(_TELL_MOST_S, 2 * pause_s))
+            now, waits_for = time.monotonic(), self._waits_for()
+            if now >= due or (self._told_of_wait and waits_for in _WORKING):
+                if now >= due:
+                    due = now + pause_s
+                    pause_s = max(pause_s, min(_TELL_MOST_S, 2 * pause_s))
+                self._tell(waits_for)
+            await asyncio.sleep(min(due - now, self._settings.tell_every_s))
+
+    def _tell(self, waits_for: str) -> None:
+        counts, state, version = self.outbox.counts, self.follower.state, self.follower.version
+        self._told_of_wait = waits_for not in _WORKING
+        self._emit(
+            "progress",
+            version=version,
+            behind=max(0, state.version - version) if state else None,
+            accepted=counts["accepted"],
+            repeated=counts["duplicate"],
+            rejected=counts.total() - counts["accepted"] - counts["duplicate"],
+            without_receipt=len(self.outbox),
+            waits_for=waits_for,
+        )
 
     def _waits_for(self) -> str:
         """What training or the network waits for; empty if for nothing."""
@@ -271,7 +283,7 @@ class DeploymentClient:
             return "the server, which was stopped"
         if silent_s > SILENT_S:
             return f"the server, which has said nothing new for {human_seconds(round(silent_s))}"
-        return "receipts" if self._full else ""
+        return _WORKING[self._full]
 
     def _save(self) -> None:
         with self._saving:

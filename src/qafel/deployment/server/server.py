@@ -24,7 +24,7 @@ import tomli_w
 
 from qafel.algorithm import PRESETS
 from qafel.config import Config
-from qafel.deployment.connection import Broker, run_until_one_ends, session
+from qafel.deployment.connection import Broker, run_until_one_ends, session, wait_for_event
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement, RunState
 from qafel.deployment.names import Names
@@ -46,6 +46,8 @@ from qafel.tasks import Task
 
 _HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
 _KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets beside a snapshot
+_RETRY_S: Final = 0.2
+_CONCLUDE_S: Final = 20.0  # for the last uploads, snapshot and state of a run that is stopped
 
 log = logging.getLogger(__name__)
 StateListener: TypeAlias = Callable[[RunState], None]
@@ -88,40 +90,46 @@ class DeploymentServer:
         self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, ledger.server.hidden_state)
         self._lease = Lease(self._publisher, ledger, access.verifier(), settings.take_over)
         self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
-        self._queue: UploadQueue | None = None
-        self._abandoned = asyncio.Event()
+        self._connected = False
+        self._stopped = asyncio.Event()
         self._rate.mark(time.monotonic(), ledger.traffic.uploads)
 
-    def end(self, status: Status) -> None:
-        """Take no more uploads; finish what was taken."""
-        self.evaluator.end(status)
-        if self._queue is not None:
-            self._queue.stop()
-        else:
-            self._abandoned.set()  # no session to conclude
+    def stop(self) -> None:
+        """Take no more uploads, and return from `run` within seconds: whatever the broker does, the state is kept."""
+        self.evaluator.end("stopped")
+        self._stopped.set()
 
     async def run(self) -> None:
         with self.metrics.serving(self._settings.metrics_port, self._settings.metrics_address):
             # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
-            await run_until_one_ends(self._sessions(), self.evaluator.run(), self._abandoned.wait())
+            await run_until_one_ends(self._sessions(), self.evaluator.run(), self._give_up())
             await self.evaluator.measure_last()
 
+    async def _give_up(self) -> None:
+        """Return once `stop` was called and the broker has had its time to hear of it."""
+        await self._stopped.wait()
+        if self._connected:
+            await asyncio.sleep(_CONCLUDE_S)
+            log.warning("the broker did not take the run's last state within %g s: ending without it", _CONCLUDE_S)
+
     async def _sessions(self) -> None:
+        """Session after session, until one concludes the run; after `stop` no further one is begun."""
         patience_s = self._settings.patience_s
-        while True:
+        while not self._stopped.is_set():
             try:
                 async with session(self._access, "server", patience_s=patience_s, wire=self.wire) as broker:
+                    self._connected = True
                     self.metrics.sessions.inc()
                     await self._session(broker)
                     return
             except BrokerError as error:
-                log.warning("%s; trying again", error)
-                self._queue, patience_s = None, None
-                await asyncio.sleep(0.2)
+                self._connected, patience_s = False, None
+                log.warning("%s; %s", error, "ending" if self._stopped.is_set() else "trying again")
+            await wait_for_event(self._stopped, _RETRY_S)
 
     async def _session(self, broker: Broker) -> None:
         await self._begin(broker)
-        queue = self._queue = UploadQueue(broker, self._publisher.names, self._lease.epoch)
+        queue = UploadQueue(broker, self._publisher.names, self._lease.epoch)
         await queue.start()
         self._session_id = uuid.uuid4().hex[:12]
         await self._beat(broker, "running")
@@ -131,6 +139,7 @@ class DeploymentServer:
             await run_until_one_ends(
                 broker.until_lost(),
                 pipeline.take(queue),
+                self._stop_taking(queue),
                 pipeline.make_safe(broker),
                 pipeline.acknowledge(broker),
                 self._keep_beating(broker),
@@ -138,6 +147,12 @@ class DeploymentServer:
         finally:
             await self._background.end()
         await self._conclude(broker)
+
+    async def _stop_taking(self, queue: UploadQueue) -> None:
+        """Have the queue return as soon as `stop` is called; the session goes on until all that was taken is safe."""
+        await self._stopped.wait()
+        queue.stop()
+        await asyncio.Event().wait()
 
     async def _begin(self, broker: Broker) -> None:
         """See that the run is ours; give the broker what it lacks, and ask for all that is not acknowledged."""
@@ -249,7 +264,7 @@ def run_server(
         chosen = (access or Access(), settings or ServerSettings(), made, progress)
         with RunDirectory(out) as directory, open_server(config, directory, *chosen) as server:
             for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, server.end, "stopped")
+                asyncio.get_running_loop().add_signal_handler(number, server.stop)
             summary: Summary | None = None
             try:
                 await server.run()
