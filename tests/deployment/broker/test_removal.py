@@ -105,7 +105,7 @@ def test_the_broker_remembers_no_message_id_for_longer_than_it_must(tmp_path: Pa
                 found: Any = (await broker._js.stream_info(stream)).config
                 await broker._js.update_stream(replace(found, duplicate_window=120))
             async with serving(tmp_path, access) as server:
-                await until(lambda: server._queue is not None)
+                await until(lambda: server._session_id)
                 for stream in (NAMES.upload_stream, NAMES.broadcast_stream):
                     assert (await broker._js.stream_info(stream)).config.duplicate_window == 0.1
                 for subject in (NAMES.upload(0), NAMES.broadcast(7)):
