@@ -115,6 +115,16 @@ def test_an_unfinished_run_is_not_lost(tmp_path):
     qafel_here(*command, "--overwrite")
 
 
+def test_a_script_may_resume_a_finished_run_blindly(tmp_path):
+    command = ["run", "mushrooms-fedbuff", *QUICK, "--json", "--out", tmp_path]
+    first, _ = qafel_here(*command)
+    again, said = qafel_here(*command, "--resume")
+    assert json.loads(again) == json.loads(first)
+    assert said.startswith(f"the run in {tmp_path} is finished")
+    _, refused = qafel_here(*command, "--set", "stop.server_steps=20", "--resume", expect=2)
+    assert "past these limits" in refused
+
+
 def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_strict(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     unfit = "algorithm.server_quantizer=qsgd:levels=1,norm=l2,bucket=none"

@@ -125,10 +125,23 @@ def test_a_finished_run_goes_on_with_larger_limits_to_the_hash_and_rows_of_a_run
     assert without_clock(tmp_path / "grown") == without_clock(tmp_path / "long")
 
 
-def test_a_finished_run_without_larger_limits_has_nothing_to_go_on_with(tmp_path):
-    before = run(tmp_path / "mine").summary
-    with pytest.raises(DataError, match="is finished: to go on with it, set larger limits"):
-        run(tmp_path / "mine", resume=True)
+def test_a_finished_run_is_resumed_with_the_same_limits_to_what_it_was(tmp_path):
+    before = run(tmp_path / "mine")
+    files = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    rows = []
+    again = run(tmp_path / "mine", resume=True, on_row=rows.append)
+    assert again.summary == before.summary
+    assert np.array_equal(again.model, before.model)
+    assert np.array_equal(again.hidden_state, before.hidden_state)
+    assert again.history.rows == before.history.rows
+    assert not rows
+    assert {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()} == files
+
+
+def test_a_finished_run_does_not_go_back_to_smaller_limits(tmp_path):
+    before = run(tmp_path / "mine", steps=40).summary
+    with pytest.raises(DataError, match="past these limits: set larger ones"):
+        run(tmp_path / "mine", steps=30, resume=True)
     assert Run.load(tmp_path / "mine").summary == before
 
 

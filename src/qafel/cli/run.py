@@ -26,7 +26,7 @@ from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
 from qafel.params import Layout
 from qafel.runs.bars import shown
-from qafel.runs.directory import CHECKPOINT
+from qafel.runs.directory import CHECKPOINT, state_of
 from qafel.runs.summary import Summary, figures_of
 from qafel.runs.trackers import track_of
 from qafel.simulator.api import quantizer_warnings, refuse_to_lose_a_run
@@ -62,12 +62,15 @@ def run(
     track_of(track)
     config = load_recipe(recipe[0], settings, seed[0] if seed else None)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
+    if done := resume and state_of(out, config) == "finished":
+        told = f"the run in {out} is finished: nothing is left to do, unless you set larger limits"
+        errors.print(told, highlight=False, markup=False, soft_wrap=True)
     if not resume and not overwrite:
         refuse_to_lose_a_run(config, out)
     task = config.task.make()
     warn_of_unfit_quantizers(config, task.layout, strict)
     try:
-        with shown(config.name, config.stop, "metric", quiet) as bar:
+        with shown(config.name, config.stop, "metric", quiet or done) as bar:
             summary = simulate(
                 config,
                 out,

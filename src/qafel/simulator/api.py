@@ -130,7 +130,7 @@ def simulate(
     out         the run directory to write, the same as the command line's, so that `qafel report` and TensorBoard show
                 it; nothing is written by default
     resume      go on from the checkpoint in `out`, to the same result as a run that was never interrupted; a finished
-                run goes on if its limits are larger now
+                run goes on if its limits are larger now, and is returned as it is if they are the same
     overwrite   replace another run, or half a run, in `out`
     executor    where clients train: "inline" (here), "processes" (on this machine's cores) or "ray" (on a cluster)
     workers     how many processes train; one per core by default

@@ -28,10 +28,12 @@ from qafel.runs.directory import (
     read_settings,
     same_run,
     settings_of,
+    state_of,
     write_checkpoint,
 )
 from qafel.runs.listeners import Listener
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status, Traffic
+from qafel.runs.reading import Run
 from qafel.runs.summary import Summary, environment, summarise
 from qafel.runs.trackers import Say, Track, TrackedRun, follow, track_of
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
@@ -106,7 +108,8 @@ def run(
     listeners           hear of every row and of the end
     task                the configuration's task, if it is made already
     executor, workers   where clients train, and in how many processes
-    resume              go on from the directory's checkpoint, to the same result as a run that was never interrupted
+    resume              go on from the directory's checkpoint, to the same result as a run that was never interrupted;
+                        a run that has finished with these limits stays as it is, and its summary is returned
     checkpoint_every_s  seconds between two checkpoints
     track               trackers that hear of it: "tensorboard", "mlflow", "wandb", several, or "none"; by default
                         TensorBoard, if it is installed
@@ -153,6 +156,8 @@ def write_run(
     ):
         simulation = plan.begin(pool, resume)
         before = _resume(path, plan, simulation, progress) if resume else _Before()
+        if before.finished:
+            return dict(Run.load(path).summary), simulation
         others = [other for other in before.environments if other != environment()]
         directory.begin(toml, keep_metrics_bytes=before.metrics_bytes)
         tracked = TrackedRun(path, plan.settings, plan.task.metric_name, resume, track)
@@ -318,10 +323,12 @@ def _measure(simulation: Simulation, progress: Progress) -> Row:
 
 
 class _Before(NamedTuple):
-    """What a run has when it begins or goes on: the length of its metrics, and the machines that it ran on."""
+    """What a run has when it begins or resumes: the length of its metrics, the machines that it ran on, its end."""
 
     metrics_bytes: int = 0
     environments: tuple[dict[str, Any], ...] = ()
+    finished: bool = False
+    """Whether it has come to the very end that it is to have."""
 
 
 def _resume(out: Path, plan: RunPlan, simulation: Simulation, progress: Progress) -> _Before:
@@ -330,9 +337,10 @@ def _resume(out: Path, plan: RunPlan, simulation: Simulation, progress: Progress
     if not _is_of(checkpoint, plan):
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
     restore_simulation(checkpoint, simulation, progress)
-    if has_summary(out) and not _goes_on(checkpoint, plan.limits):
-        raise DataError(f"the run in {out} is finished: to go on with it, set larger limits, such as stop.uploads")
-    return _Before(int(checkpoint.values["metrics_bytes"]), tuple(checkpoint.values.get("environments", ())))
+    finished = state_of(out, plan.settings) == "finished"
+    if has_summary(out) and not finished and not _goes_on(checkpoint, plan.limits):
+        raise DataError(f"the run in {out} is past these limits: set larger ones to resume it, such as stop.uploads")
+    return _Before(int(checkpoint.values["metrics_bytes"]), tuple(checkpoint.values.get("environments", ())), finished)
 
 
 def _is_of(checkpoint: Checkpoint, plan: RunPlan) -> bool:
