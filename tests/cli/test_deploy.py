@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -164,12 +166,46 @@ def test_the_client_command_that_a_local_broker_prints_works_as_it_stands(tmp_pa
     serving = Command("server", tmp_path / "server.out", "mushrooms-fedbuff", *arguments)
     said = tmp_path / "server.err"
     banner = wait_for(lambda: said.read_text(encoding="utf-8").splitlines(), "the banner", 60)[0]
-    assert banner.startswith(f"broker at nats://127.0.0.1:{port}; clients: qafel client ")
+    assert f" broker at nats://127.0.0.1:{port}; clients: qafel client " in banner
     command = banner.partition("clients: qafel ")[2].replace(" N", " 0").split()
     taken = qafel(*command, cwd=tmp_path)
     assert "20 accepted" in taken.stderr
     assert (tmp_path / "clients" / "mushrooms-fedbuff" / "0").is_dir()
     assert serving.process.wait(60) == 0
+    for line in (*said.read_text(encoding="utf-8").splitlines(), *taken.stderr.splitlines()):
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S", line), line
+
+
+def test_machines_read_every_line_that_server_and_client_log(tmp_path: Path) -> None:
+    port = str(free_port())
+    stop = ["--set", "stop.uploads=20", "--set", "algorithm.buffer_size=5", "--set", "task.clients=1"]
+    arguments = ["--local-broker", "--port", port, "--out", str(tmp_path / "run"), *stop, "--log-json"]
+    serving = Command("server", tmp_path / "server.out", "mushrooms-fedbuff", *arguments)
+    where = ["--run", "mushrooms-fedbuff", "--client-id", "0", "--broker", f"nats://127.0.0.1:{port}", "--log-json"]
+    taken = qafel("client", *where, cwd=tmp_path)
+    assert serving.process.wait(60) == 0
+    refused = qafel("client", *where, "--patience", "0.1", cwd=tmp_path, expect=2)
+    logs = [(tmp_path / "server.err").read_text(encoding="utf-8"), taken.stderr, refused.stderr]
+    for text, last in zip(logs, ("results in", "20 accepted", "no broker at"), strict=True):
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert last in lines[-1]["message"]
+        for line in lines:
+            assert set(line) == {"time", "level", "logger", "message"}
+            assert datetime.fromisoformat(line["time"]).tzinfo is not None
+    assert lines[-1]["level"] == "error"
+
+
+def test_a_traceback_is_part_of_its_line_for_machines() -> None:
+    program = (
+        "import logging; from qafel.cli import logs; logs.start(as_json=True)\n"
+        "try: 1 / 0\nexcept ZeroDivisionError: logging.getLogger('qafel.x').exception('one\\ntwo \\ud800')\n"
+        "raise KeyError('three')"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
+    logged, unexpected = (json.loads(line) for line in said.splitlines())
+    assert (logged["level"], logged["logger"], logged["message"]) == ("error", "qafel.x", "one\ntwo \ud800")
+    assert logged["exception"].endswith("ZeroDivisionError: division by zero")
+    assert unexpected["exception"].endswith("KeyError: 'three'")
 
 
 def test_a_brokers_folder_is_not_overwritten(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command line: thin; parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
 
 console    the terminal: shared options, results, errors, live progress
+logs       the lines of what runs for long, each with its time
 run, sweep, report, watch            one run, many runs, runs compared, runs live; the demo
 lists      the recipes, tasks and quantizers that there are
 plan, tune, paper                    what to choose; the paper's entries
@@ -20,6 +21,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.main import get_command
 
+from qafel.cli.logs import tell_error
 from qafel.errors import PartFailed, QafelError, UserError
 from qafel.lazy import lazily
 from qafel.version import __version__
@@ -97,7 +99,7 @@ def main() -> None:
 
 def _refuse(sentence: str, code: int) -> NoReturn:
     if sentence:
-        print(f"qafel: {sentence}", file=sys.stderr)
+        tell_error(sentence)
     sys.exit(code)
 
 

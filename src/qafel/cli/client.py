@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from qafel.cli import logs
 from qafel.errors import ConfigError
 from qafel.lazy import require_installed
 from qafel.parts import find, is_path
@@ -18,6 +19,8 @@ from qafel.text import counted, human_bytes, printable
 
 if TYPE_CHECKING:
     from qafel.algorithm.client import Train
+
+log = logging.getLogger(__name__)
 
 BrokerUrl = Annotated[str | None, typer.Option("--broker", help="The broker's URL; nats://127.0.0.1:4222 by default.")]
 
@@ -53,6 +56,7 @@ def client(
     worker: Annotated[str, typer.Option(help="Where training runs: thread or process.")] = "thread",
     patience: Annotated[float | None, typer.Option(help="Seconds to wait for broker and run at the start.")] = 60.0,
     json_output: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
+    log_json: logs.LogJsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
 ) -> None:
     """Train on what this machine holds and upload, while following the broadcasts; until the run ends.
@@ -63,7 +67,7 @@ def client(
     from qafel.deployment import Access, ClientSettings, run_client  # noqa: PLC0415
     from qafel.deployment.client.client import train_task  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="%(message)s")
+    logs.start(log_json, quiet, level=logging.ERROR if quiet else logging.WARNING)
     access = Access.of(broker, credentials)
     number = access.client if client_id is None else client_id
     if access.client is not None and number != access.client:
@@ -87,17 +91,16 @@ def client(
             patience_s=patience,
             parts=_named(*(part or ()), *((task,) if task and is_path(task) else ())),
         ),
-        on_event=_print_event if json_output else None if quiet else _tell,
+        on_event=_print_event if json_output else _tell,
     )
     if json_output:
         _print_event({"event": "report", **asdict(report)})
-    elif not quiet:
+    else:
         outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(report.outcomes.items())) or "none"
-        typer.echo(
+        log.info(
             f"client {number}: {counted(report.updates, 'update')} ({outcomes}), version {report.version:,}, "
             f"{human_bytes(report.sent_bytes)} up, {human_bytes(report.received_bytes)} down; "
-            f"run {report.run_state or 'unknown'}",
-            err=True,
+            f"run {report.run_state or 'unknown'}"
         )
 
 
@@ -119,16 +122,14 @@ def _named(*paths: str) -> tuple[str, ...]:
 
 def _tell(event: dict[str, Any]) -> None:
     """A line for a person: now and then how it goes, at once that it waits."""
-    if event["event"] == "warning":
-        typer.echo(f"warning: {event['text']}", err=True)
-    elif event["event"] == "waiting":
-        typer.echo(f"waiting: {printable(event['text'])}", err=True)
+    if event["event"] == "waiting":
+        log.info(f"waiting: {printable(event['text'])}")
     elif event["event"] == "progress":
         behind = "" if event["behind"] is None else f" ({event['behind']:,} behind)"
         repeats = f", {counted(event['repeated'], 'repeat')}" if event["repeated"] else ""
         line = f"version {event['version']:,}{behind} · {event['accepted']:,} accepted, {event['rejected']:,} rejected"
         waits = f" · waiting for {printable(event['waits_for'])}" if event["waits_for"] else ""
-        typer.echo(f"{line}{repeats} · {event['without_receipt']} on their way{waits}", err=True)
+        log.info(f"{line}{repeats} · {event['without_receipt']} on their way{waits}")
 
 
 def _print_event(event: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 
 import typer
 
+from qafel.cli import logs
 from qafel.cli.client import BrokerUrl, client, require_extra
 from qafel.cli.console import (
     JsonOption,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from qafel.deployment.messages import RunState
 
 __all__ = ["broker", "client", "server"]
+
+log = logging.getLogger(__name__)
 
 broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
 _COLUMNS = 80
@@ -176,6 +179,7 @@ def server(
     patience: Annotated[float | None, typer.Option(help="Seconds to wait for the broker at the start.")] = 10.0,
     track: TrackOption = None,
     json_output: JsonOption = False,
+    log_json: logs.LogJsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Serve a run: take updates from clients, step, broadcast. Goes on where it was if it was killed.
@@ -189,14 +193,14 @@ def server(
     from qafel.deployment.names import StreamLimits  # noqa: PLC0415
     from qafel.deployment.server import DefenceSettings  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logs.start(log_json, quiet)
     config = load_recipe(recipe, with_start(settings, start_from), seed)
     trackers = track_of(track or ())
     name = run or config.name
     out = out or Path("runs") / f"{name}-server"
     if local_broker and (broker or credentials):
         raise ConfigError("--local-broker is a broker without keys: leave out --broker and --credentials")
-    screen = _ServerScreen(quiet)
+    screen = _ServerScreen()
     with ExitStack() as stack:
         if local_broker:
             stack.enter_context(_not_left_behind(out / "broker", screen))
@@ -232,30 +236,28 @@ def server(
         )
     if json_output:
         print_json(summary)
-    elif not quiet:
-        typer.echo(f"{summary['status']} at version {summary['server_steps']:,}; results in {out}", err=True)
+    else:
+        log.info(f"{summary['status']} at version {summary['server_steps']:,}; results in {out}")
 
 
 @final
 @dataclass(slots=True)
 class _ServerScreen:
-    """Prints the run's state every time that it is renewed; before the first, when nothing was refused, the banner."""
+    """Logs the run's state every time that it is renewed; before the first, when nothing was refused, the banner."""
 
-    quiet: bool
     banner: str = ""
     serves: bool = False
     """Whether the run's state was ever told, so that nothing was refused."""
 
     def __call__(self, state: RunState) -> None:
-        if not self.quiet:
-            if self.banner and not self.serves:
-                typer.echo(self.banner, err=True)
-            typer.echo(_server_line(state), err=True)
+        if self.banner and not self.serves:
+            log.info(self.banner)
+        log.info(_server_line(state))
         self.serves = True
 
 
 def _server_line(state: RunState) -> str:
-    """How the run stands, in 80 columns: what there is no room for, `qafel status` tells."""
+    """How the run stands, in 80 columns beside the time: what there is no room for, `qafel status` tells."""
     rejected = sum(state.rejected.values())
     parts = {
         "state": "" if state.state == "running" else state.state,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 
+from qafel.cli import logs
 from qafel.cli.client import BrokerUrl, require_extra
 from qafel.errors import BrokerError, BrokerUnreachable, ConfigError
 from qafel.lazy import require_installed
@@ -52,6 +53,7 @@ def watch(
     from qafel.watch import serve  # noqa: PLC0415  (an extra)
     from qafel.watch.sources import Folders  # noqa: PLC0415
 
+    logs.start()
     sources: list[Source] = []
     where = [str(folder) for folder in folders or ()]
     if folders:

@@ -23,7 +23,7 @@ from tests.deployment.live import CONFIG, serving, taking_part, until
 NOT_STARTED = "run 'live': its server has not started"
 
 
-def test_a_client_says_how_it_goes_and_what_it_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_says_how_it_goes_and_what_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     access = Access((f"nats://127.0.0.1:{port}",))
     broker = LocalBroker(tmp_path / "broker", port=port)
@@ -65,9 +65,11 @@ def test_a_client_says_how_it_goes_and_what_it_waits_for(tmp_path: Path, capsys:
     assert counted["rejected"] == counted["repeated"] == 0
     assert counted["version"] >= 0
     assert counted["behind"] >= 0
-    for event in told:
-        _tell(event)
-    lines = capsys.readouterr().err.splitlines()
+    caplog.clear()
+    with caplog.at_level("INFO", "qafel.cli"):
+        for event in told:
+            _tell(event)
+    lines = caplog.messages
     assert lines[0].startswith("waiting: no broker at")
     assert any(line.endswith("waiting for the server, which was stopped") for line in lines)
     assert any("accepted, 0 rejected · " in line and line.startswith("version ") for line in lines)
