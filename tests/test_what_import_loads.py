@@ -8,7 +8,7 @@ import pytest
 
 COMPUTING = {"numba", "llvmlite", "scipy", "torch", "ray", "optuna"}
 SHOWING = {"matplotlib", "plotly", "PIL", "pandas", "IPython", "tensorboard"}
-OTHERS = {"rich", "typer", "starlette", "uvicorn", "nats", "cryptography", "prometheus_client", "pooch", "requests"}
+OTHERS = {"rich", "typer", "nats", "cryptography", "prometheus_client", "pooch", "requests"}
 METHOD = "qafel.wire('qafel', client_quantizer='top_k:0.1', server_quantizer='rotated:4')"
 
 

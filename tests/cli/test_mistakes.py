@@ -162,8 +162,8 @@ def test_a_neural_task_without_torch_is_one_sentence(here, monkeypatch):
 
 
 def test_a_live_page_without_its_libraries_is_one_sentence(here, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "uvicorn" else find_spec(name))
-    assert "the live page needs uvicorn: pip install 'qafel[watch]'" in refused("watch good")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "plotly" else find_spec(name))
+    assert "the live page needs Plotly: pip install 'qafel[watch]'" in refused("watch good")
 
 
 @pytest.mark.parametrize(

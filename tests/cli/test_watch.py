@@ -6,6 +6,8 @@ import asyncio
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ from qafel.deployment.messages import read_status
 from qafel.watch.page import Painter
 from qafel.watch.sources import Folders
 from qafel.watch.watched import Watched
+from tests.crowding import crowd, still_open
 from tests.deployment.live import CONFIG, serving, taking_part, update
+from tests.deployment.processes import wait_for
 from tests.watch.test_page import words
 
 TARGETED = Config.from_dict(CONFIG | {"evaluation": {"every": 1, "target": 1e-9}, "stop": {"server_steps": 100}})
@@ -93,4 +97,33 @@ def test_the_command_says_where_the_page_is_and_ends_quietly(tmp_path: Path, num
         watching.send_signal(number)
         _, complaint = watching.communicate(timeout=60)
     assert complaint == ""
-    assert watching.returncode == (0 if number is signal.SIGINT else -signal.SIGTERM)
+    assert watching.returncode == 0
+
+
+@pytest.mark.timeout(180)
+def test_streams_without_end_leave_the_page_to_others_and_fill_no_log(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "qafel", "watch", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        port = int(watching.stdout.readline().split(":")[-1].split("/")[0])
+        asked = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+        try:
+            with crowd(port, 1100, asked) as held:
+                wait_for(lambda: still_open(held) <= 64, "most to be refused")
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+                    assert b"Runs, live" in page.read()
+                with pytest.raises(urllib.error.HTTPError, match="503"):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=60)
+            wait_for(lambda: _first_of_events(port) == b"retry: 2000\n", "a place")
+        finally:
+            watching.terminate()
+            said, complaint = watching.communicate(timeout=60)
+    assert (said, complaint) == ("", "")
+
+
+def _first_of_events(port: int) -> bytes:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=60) as events:
+            return bytes(events.readline())
+    except urllib.error.HTTPError as error:
+        return error.read()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access, signed_name
 from qafel.deployment.names import PART, Names
 from qafel.errors import BrokerError
+from tests.crowding import crowd, still_open
 from tests.deployment.live import serving, taking_part, until, update
+from tests.deployment.processes import Command, wait_for
 
 NAMES = Names("live")
 
@@ -76,3 +80,44 @@ def test_a_stolen_operators_key_and_a_registered_client_that_flood_stop_nobody(t
     keys = BrokerFolder.init(tmp_path / "broker", 2, port=port, sync="2m").path
     with LocalBroker(keys, port=port):
         asyncio.run(check(keys))
+
+
+@pytest.mark.timeout(180)
+def test_connections_to_the_metrics_without_end_cost_the_server_nothing(tmp_path: Path) -> None:
+    """It needs descriptors for its journal, its checkpoints and its broker."""
+    port, broker = free_port(), str(free_port())
+    server = Command(
+        "server", tmp_path / "server.out", "mushrooms-qafel-4bit", "--local-broker", "--port", broker, "--out",
+        str(tmp_path / "run"), "--metrics-port", str(port), "--checkpoint-every", "20", "--json",
+        "--set", "stop.server_steps=1000000",
+    )  # fmt: skip
+    client = Command(
+        "client", tmp_path / "client.out", "--run", "mushrooms-qafel-4bit", "--client-id", "7", "--broker",
+        f"nats://127.0.0.1:{broker}", "--state", str(tmp_path / "state"), "--min-interval", "0.005", "--json",
+        "--patience", "60",
+    )  # fmt: skip
+
+    def accepted() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            (found,) = re.findall(r"^qafel_accepted_updates_total\S* (\S+)$", answer.read().decode(), re.MULTILINE)
+            return float(found)
+
+    def grows(by: float) -> None:
+        before = accepted()
+        wait_for(lambda: accepted() > before + by, "updates to count", 60)
+
+    try:
+        wait_for(lambda: any(event["event"] == "accepted" for event in client.events()), "an update to count", 60)
+        grows(20)
+        for said in (b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"):
+            with crowd(port, 1100, said) as held:
+                grows(100)
+                assert still_open(held) < 100
+        grows(100)
+        assert client.end() == 0
+        assert server.end() == 0, server.errors
+    finally:
+        for command in (client, server):
+            if command.alive:
+                command.kill()
+    assert "Too many open files" not in server.errors

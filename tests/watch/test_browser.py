@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.browser import OpenBrowser, needs_browser
+from tests.crowding import crowd
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("plotly")
 
 RUN = ["run", "mushrooms-qafel-4bit", "--quiet", "--set", "evaluation.every=5", "--set", "evaluation.target=0.001"]
 UPLOADS = "Number(document.querySelector('.run dd').textContent.replace(/[^0-9.]/g, ''))"
@@ -119,3 +120,15 @@ def test_text_of_a_run_stays_text_in_the_browser(tmp_path, make_run):
         assert browser.value("document.querySelectorAll('img').length") == 0
         assert browser.value("document.querySelector('.run h3').textContent") == evil
         assert browser.complaints == []
+
+
+@needs_browser
+def test_a_page_that_cannot_be_live_says_why_and_is_once_it_can(tmp_path):
+    with process("watch", tmp_path, "--port", "0") as watching, OpenBrowser(tmp_path / "profile") as browser:
+        page = address(watching)
+        port = int(page.rpartition(":")[2].strip("/"))
+        said = "document.getElementById('connection').textContent"
+        with crowd(port, 40, f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()):
+            browser.open(page)
+            browser.wait_for(f"{said}.includes('32 streams are open')")
+        browser.wait_for(f"{said}.startsWith('Live')")

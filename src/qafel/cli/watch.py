@@ -49,7 +49,8 @@ def watch(
 
     Example: qafel watch runs/
     """
-    require_installed("the live page", "watch", plotly="Plotly", starlette="Starlette", uvicorn="uvicorn")
+    require_installed("the live page", "watch", plotly="Plotly")
+    from qafel.http import listen  # noqa: PLC0415  (no other command needs it)
     from qafel.watch import serve  # noqa: PLC0415  (an extra)
     from qafel.watch.sources import Folders  # noqa: PLC0415
 
@@ -64,7 +65,7 @@ def watch(
         where.append(runs.where)
     if not sources:
         raise ConfigError("say what to watch: run directories or folders of them, or a broker with --broker")
-    listening = serve.listen(address, port)
+    listening = listen(address, port, "the page", ("port", "address"))
     host, own_port = listening.getsockname()[:2]
     if not serve.is_loopback(address):
         typer.echo(f"anyone who reaches {host}:{own_port} can read the page: it asks for no password", err=True)

@@ -116,7 +116,7 @@ async def wait_for_event(event: asyncio.Event, most_s: float) -> None:
 
 
 @final
-class OutdatedBroker(nats.errors.Error):
+class _OutdatedBroker(nats.errors.Error):
     """The broker is too old for keys; says how old."""
 
 
@@ -138,7 +138,7 @@ class _Connection(Connection):
             raise nats.errors.Error("it offers no TLS, which our credentials demand")
         if initial_connection and (problem := outdated(info.get("version"))):
             if self._with_key:
-                raise OutdatedBroker(problem)
+                raise _OutdatedBroker(problem)
             log.warning("the broker %s", problem)
         most = info.get("max_payload", 0)
         if not isinstance(most, int) or most < _LEAST_PAYLOAD:
@@ -201,7 +201,7 @@ async def connect_patiently(
         for url in random.sample(access.servers, len(access.servers)):
             try:
                 return await _connect(access, url, name)
-            except (ssl.SSLError, OutdatedBroker) as error:
+            except (ssl.SSLError, _OutdatedBroker) as error:
                 problem = _mistake(url, error)
                 if patience_s is not None:
                     raise BrokerUnreachable(problem) from None
@@ -225,8 +225,8 @@ async def connect_patiently(
         pause_s = min(2.0, 1.5 * pause_s)
 
 
-def _mistake(url: str, error: ssl.SSLError | OutdatedBroker) -> str:
-    if isinstance(error, OutdatedBroker):
+def _mistake(url: str, error: ssl.SSLError | _OutdatedBroker) -> str:
+    if isinstance(error, _OutdatedBroker):
         return f"the broker at {url} {error}"
     if not isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS with {url} failed: {error.reason or error}"

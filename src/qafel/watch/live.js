@@ -70,7 +70,12 @@
     source.addEventListener('charts', event => { newest = JSON.parse(event.data); drawNewest(); });
     source.onerror = () => {
       say('No answer from `qafel watch`: what is below may be old. Trying again.', true);
-      if (source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+      if (source.readyState !== EventSource.CLOSED) return;
+      fetch('events').then(answer => {  // why it was refused; an event source does not say
+        if (answer.ok) answer.body.cancel();
+        else answer.text().then(text => say(text, true));
+      }, () => {});
+      setTimeout(connect, 2000);
     };
   }
 

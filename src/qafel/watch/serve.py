@@ -10,25 +10,18 @@ import asyncio
 import hashlib
 import ipaddress
 import json
-import os
+import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Final, final
 from urllib.parse import urlsplit
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from qafel.errors import ConfigError
+from qafel.http import Answer, Handler, Request, refusal, serving
 from qafel.version import __version__
 from qafel.watch.page import Painter, Picture
 from qafel.watch.sources import Source
@@ -54,29 +47,39 @@ class Board:
     def __init__(self, sources: Sequence[Source], where: str = "", every_s: float = _EVERY_S) -> None:
         self._sources, self._where, self._every_s = sources, where, every_s
         self._painter = Painter()
-        self._looking = asyncio.Lock()
-        self._picture: Picture | None = None
+        self._looking: asyncio.Task[Picture] | None = None
+        self._drawing: asyncio.Task[bytes] | None = None
+        self._drawn: Picture | None = None
         self._good_until = 0.0
 
     async def picture(self) -> Picture:
-        async with self._looking:
-            if self._picture is None or time.monotonic() >= self._good_until:
-                began = time.process_time()
-                self._picture = await self._look()
-                rest_s = min(_LONGEST_REST_S, _REST * (time.process_time() - began))
-                self._good_until = time.monotonic() + max(0.9 * self._every_s, rest_s)
-            return self._picture
+        """The newest picture. A look goes on if who asked first has gone."""
+        if self._looking is None or (self._looking.done() and time.monotonic() >= self._good_until):
+            self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(self._looking)
+
+    async def page(self) -> bytes:
+        """The whole page, made once of each picture."""
+        picture = await self.picture()
+        if self._drawing is None or picture is not self._drawn:
+            self._drawn = picture
+            self._drawing = asyncio.create_task(asyncio.to_thread(lambda: picture.whole_page().encode()))
+        return await asyncio.shield(self._drawing)
 
     async def _look(self) -> Picture:
+        began = time.process_time()
         seen = [one for source in self._sources for one in await source.look()]
         notes = [source.note for source in self._sources if source.note]
-        return await asyncio.to_thread(self._painter.picture, seen, notes, self._where)
+        picture = await asyncio.to_thread(self._painter.picture, seen, notes, self._where)
+        rest_s = min(_LONGEST_REST_S, _REST * (time.process_time() - began))
+        self._good_until = time.monotonic() + max(0.9 * self._every_s, rest_s)
+        return picture
 
-    async def events(self, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """What a browser hears, until `ended`: everything at first, then what has changed, and the time."""
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """What a browser hears, without end: everything at first, then what has changed, and the time."""
         figures = charts = None
         yield b"retry: 2000\n\n" + _event("hello", software())
-        while not ended():
+        while True:
             picture = await self.picture()
             if picture.figures != figures:
                 figures = picture.figures
@@ -99,26 +102,26 @@ def software() -> str:
     return f"{__version__}-{hashlib.sha256(b''.join(parts)).hexdigest()[:12]}"
 
 
-@final
-class OnlyFor:
-    """Lets requests through that name one of the `hosts`, and that no page from elsewhere makes."""
+def answering(board: Board, hosts: Iterable[str] = LOOPBACK) -> Handler:
+    """Answers with the page and its events to requests that name one of the `hosts`, and that no page from elsewhere
+    makes.
+    """
+    known = frozenset(host.lower().strip("[]").rstrip(".") for host in hosts)
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
-        self._app = app
-        self._hosts = frozenset(host.lower().strip("[]").rstrip(".") for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise ConfigError(f"this page is served by HTTP alone, not by {scope['type']}")
-        headers = Headers(scope=scope)
-        asked, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(asked) != 1 or _host(f"//{asked[0]}") not in self._hosts:
+    async def answer(request: Request) -> Answer:
+        asked = request.header("host")
+        if len(asked) != 1 or _host(f"//{asked[0]}") not in known:
             words = "This page answers only to its own host's name. `qafel watch --allow-host NAME` allows another."
-            await PlainTextResponse(words, 421)(scope, receive, send)
-        elif any(_host(origin) not in self._hosts for origin in origins):
-            await PlainTextResponse("Pages from elsewhere may not read this.", 403)(scope, receive, send)
-        else:
-            await self._app(scope, receive, _with_headers(send))
+            return refusal(HTTPStatus.MISDIRECTED_REQUEST, words)
+        if any(_host(origin) not in known for origin in request.header("origin")):
+            return refusal(HTTPStatus.FORBIDDEN, "Pages from elsewhere may not read this.")
+        if request.path == "/":
+            return Answer(await board.page(), "text/html; charset=utf-8", headers=_HEADERS)
+        if request.path == "/events":
+            return Answer(board.events(), "text/event-stream; charset=utf-8", headers=_HEADERS)
+        return refusal(HTTPStatus.NOT_FOUND, "There is nothing but the page, at /.")
+
+    return answer
 
 
 def _host(address: str) -> str | None:
@@ -127,41 +130,6 @@ def _host(address: str) -> str | None:
         host = urlsplit(address).hostname
         return None if host is None else host.rstrip(".")
     return None
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            told = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-            message = {**message, "headers": [*message.get("headers", ()), *told]}
-        await send(message)
-
-    return sending
-
-
-def make_app(board: Board, hosts: Iterable[str] = LOOPBACK, ended: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """The page and its events, for requests to one of the `hosts`; events end when `ended` says so."""
-
-    async def whole_page(_: Request) -> HTMLResponse:
-        picture = await board.picture()
-        return HTMLResponse(await asyncio.to_thread(picture.whole_page))
-
-    async def events(_: Request) -> StreamingResponse:
-        return StreamingResponse(board.events(ended), media_type="text/event-stream")
-
-    return OnlyFor(Starlette(routes=[Route("/", whole_page), Route("/events", events)]), hosts)
-
-
-def listen(address: str, port: int) -> socket.socket:
-    """A socket at an address of this machine; port 0 takes any that is free."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        return socket.create_server((address, port), family=family)
-    except OSError as error:
-        number = error.errno or 0
-        reason = (os.strerror(number) if number > 0 else str(error)).lower()
-        hint = "choose another `port`" if port else "choose another `address`"
-        raise ConfigError(f"cannot serve the page at {address}:{port} ({reason}): {hint}") from None
 
 
 def is_loopback(address: str) -> bool:
@@ -187,26 +155,11 @@ def serve(
     hosts = (*LOOPBACK, at.getsockname()[0], *allow_hosts)
 
     async def run() -> None:
-        server: uvicorn.Server | None = None
-
-        def ended() -> bool:
-            return server is not None and server.should_exit
-
-        app = make_app(Board(sources, where), hosts, ended)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                http="h11",
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=3,
-            )
-        )
-        ready()
-        await server.serve(sockets=[at])
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        async with serving(at, answering(Board(sources, where), hosts)):
+            ready()
+            await ended.wait()
 
     asyncio.run(run())

@@ -83,6 +83,29 @@ def test_the_image_is_made_of_the_package_alone() -> None:
     assert all((ROOT / source).exists() for source in copied)
 
 
+def test_the_containers_have_no_rights_and_the_tested_versions() -> None:
+    lines = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    (user,) = [line.split()[1] for line in lines if line.startswith("USER")]
+    assert int(user.split(":")[0]) > 0
+    assert lines.index(f"USER {user}") > max(number for number, line in enumerate(lines) if line.startswith("RUN"))
+    (install,) = [line for line in lines if "pip install" in line]
+    assert "-c /qafel/constraints.txt" in install
+    for name, service in SERVICES.items():
+        if name != "broker":
+            assert service["user"] == "${QAFEL_USER:-1000}"
+            assert service["cap_drop"] == ["ALL"]
+
+
+def test_only_this_machine_reaches_the_metrics() -> None:
+    """Neither another machine nor a client's container does."""
+    assert all(port.startswith("127.0.0.1:") for service in SERVICES.values() for port in service.get("ports", ()))
+    near_server = {
+        name for name, service in SERVICES.items() if set(service["networks"]) & set(SERVICES["server"]["networks"])
+    }
+    assert near_server == {"server", "broker"}
+    assert all(set(SERVICES[name]["networks"]) & set(SERVICES["broker"]["networks"]) for name in SERVICES)
+
+
 @pytest.mark.parametrize(
     "place", ["broker/server/signing.nk", "examples/deployment/broker/ca/ca-key.pem", "clients/r/0"]
 )

@@ -6,20 +6,21 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from qafel.config import Config
 from qafel.deployment.server.ledger import Ledger
-from qafel.errors import ConfigError
+from qafel.http import Answer, Request, listen, refusal, serving
 from qafel.runs.directory import RunDirectory
 from qafel.runs.listeners import Listener
 from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status
@@ -62,25 +63,20 @@ class ServerMetrics:
         sizes = (1, 2, 5, 10, 20, 50, 100, 200)
         self.group = Histogram("group_updates", "Updates made safe by one sync", buckets=sizes, **options).labels(run)
 
-    @contextmanager
-    def serving(self, port: int | None, address: str) -> Iterator[None]:
+    @asynccontextmanager
+    async def serving(self, port: int | None, address: str) -> AsyncIterator[None]:
         """A context in which Prometheus finds the metrics at this address; without a port, nowhere."""
         if port is None:
             yield
             return
-        try:
-            server, thread = start_http_server(port, address, self.registry)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(
-                f"cannot serve metrics at {address}:{port} ({reason}): choose another `metrics_port` or address"
-            ) from None
-        try:
+
+        async def answer(request: Request) -> Answer:
+            if request.path != "/metrics":
+                return refusal(HTTPStatus.NOT_FOUND, "Metrics are at /metrics.")
+            return Answer(generate_latest(self.registry), CONTENT_TYPE_LATEST)
+
+        async with serving(listen(address, port, "metrics", ("metrics_port", "metrics_address")), answer):
             yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 @final

@@ -100,7 +100,7 @@ class DeploymentServer:
         self._stopped.set()
 
     async def run(self) -> None:
-        with self.metrics.serving(self._settings.metrics_port, self._settings.metrics_address):
+        async with self.metrics.serving(self._settings.metrics_port, self._settings.metrics_address):
             # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
             await run_until_one_ends(self._sessions(), self.evaluator.run(), self._give_up())
             await self.evaluator.measure_last()

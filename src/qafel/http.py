@@ -1,0 +1,212 @@
+"""A small HTTP server with limits, for the metrics and the live page: GET, one answer per connection.
+
+A port must not cost the process that has it: descriptors that a journal needs, memory, a core. So few connections are
+open at a time, and each has seconds to ask and to read. When one more comes, the oldest makes room: those that only
+hold a connection do not keep out those that ask. Answers without end (streams) are counted apart, and one too many is
+refused in words. Nothing is logged of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import resource
+import socket
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias, final
+
+from qafel.errors import ConfigError
+
+TEXT: Final = "text/plain; charset=utf-8"
+_MOST_HEAD_BYTES: Final = 16 << 10
+_PIECE_BYTES: Final = 64 << 10
+_WAITING: Final = 1024
+_AT_ONCE: Final = struct.pack("ii", 1, 0)  # to close a socket so: what was not read is dropped
+_REQUEST_LINE: Final = re.compile(r"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
+_HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+
+log = logging.getLogger(__name__)
+
+
+class Request(NamedTuple):
+    """What a GET request asks for."""
+
+    path: str
+    """Without a query."""
+    headers: Sequence[tuple[str, str]]
+    """Names in small letters."""
+
+    def header(self, name: str) -> list[str]:
+        """All values of a header."""
+        return [value for found, value in self.headers if found == name]
+
+
+class Answer(NamedTuple):
+    """What is sent back: bytes, or a stream of them without end."""
+
+    content: bytes | AsyncGenerator[bytes, None]
+    content_type: str = TEXT
+    status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+
+
+def refusal(status: HTTPStatus, sentence: str) -> Answer:
+    return Answer(f"{sentence}\n".encode(), status=status)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What a port may take."""
+
+    connections: int = 64
+    """Connections that ask or are answered."""
+    streams: int = 64
+    streams_per_address: int = 32
+    ask_s: float = 5.0
+    """How long a request may take to arrive."""
+    answer_s: float = 30.0
+    """How long an answer may take until it is read; of a stream, each of its pieces."""
+
+    @staticmethod
+    def of_process() -> HttpLimits:
+        """The usual limits, and at most a quarter of the descriptors that this process may have."""
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = 64 if descriptors == resource.RLIM_INFINITY else max(2, min(64, descriptors // 8))
+        return HttpLimits(most, most, most // 2)
+
+
+def listen(address: str, port: int, what: str, options: tuple[str, str]) -> socket.socket:
+    """A socket at an address of this machine; port 0 takes any that is free.
+
+    `what` is served there, and `options` are the names of the arguments for port and address, for the error.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family)
+    except OSError as error:
+        number = error.errno or 0
+        reason = (os.strerror(number) if number > 0 else str(error)).lower()
+        hint = f"choose another `{options[0] if port else options[1]}`"
+        raise ConfigError(f"cannot serve {what} at {address}:{port} ({reason}): {hint}") from None
+
+
+@asynccontextmanager
+async def serving(at: socket.socket, handler: Handler, limits: HttpLimits | None = None) -> AsyncIterator[None]:
+    """A context in which requests at a socket are answered. It closes the socket and all connections in the end."""
+    port = _Port(handler, limits or HttpLimits.of_process())
+    # asyncio accepts up to `backlog` at one go. More than that may wait in the kernel, where they take no descriptor.
+    server = await asyncio.start_server(port.serve, sock=at, limit=_MOST_HEAD_BYTES, backlog=port.limits.connections)
+    at.listen(_WAITING)
+    try:
+        yield
+    finally:
+        server.close()
+        await port.end()
+
+
+@final
+@dataclass(slots=True)
+class _Port:
+    handler: Handler
+    limits: HttpLimits
+    _open: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+    """Connections that ask or are answered, the oldest first."""
+    _streams: dict[asyncio.Task[Any], str] = field(default_factory=dict)
+    """And the streams, with the addresses that they go to."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from the request to the end of its answer."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task] = None
+        if len(self._open) > self.limits.connections:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.cancel()
+        try:
+            answer = await self._answer(reader)
+            if not isinstance(answer.content, bytes):
+                answer = self._begin_stream(task, answer, writer)
+            await self._send(answer, writer)
+        except (OSError, EOFError, asyncio.CancelledError):  # gone, too slow, or closed by us; a timeout is an OSError
+            pass
+        except Exception as error:
+            log.error("a request could not be answered", exc_info=error)
+        finally:
+            self._open.pop(task, None)
+            self._streams.pop(task, None)
+            with suppress(OSError):  # it was closed already
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
+        try:
+            async with asyncio.timeout(self.limits.ask_s):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "This request is too long.")
+        request = _read(head)
+        if isinstance(request, Answer):
+            return request
+        return await self.handler(request)
+
+    def _begin_stream(self, task: asyncio.Task[Any], answer: Answer, writer: asyncio.StreamWriter) -> Answer:
+        peer = writer.get_extra_info("peername")
+        address, open_to = str(peer[0] if peer else ""), list(self._streams.values())
+        if len(open_to) >= self.limits.streams or open_to.count(address) >= self.limits.streams_per_address:
+            words = f"{len(open_to)} streams are open, {open_to.count(address)} of them to {address}: close some first."
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, words)._replace(headers={"Retry-After": "10"})
+        self._open.pop(task, None)
+        self._streams[task] = address
+        return answer
+
+    async def _send(self, answer: Answer, writer: asyncio.StreamWriter) -> None:
+        content, status = answer.content, answer.status
+        headers = {"Content-Type": answer.content_type, "Connection": "close", **answer.headers}
+        if isinstance(content, bytes):
+            headers["Content-Length"] = str(len(content))
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        writer.write(head)
+        if isinstance(content, bytes):
+            async with asyncio.timeout(self.limits.answer_s):
+                for start in range(0, len(content), _PIECE_BYTES):  # one page for all: no connection has its own copy
+                    writer.write(content[start : start + _PIECE_BYTES])
+                    await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+            return
+        async with aclosing(content):
+            async for piece in content:
+                async with asyncio.timeout(self.limits.answer_s):
+                    writer.write(piece)
+                    await writer.drain()
+
+    async def end(self) -> None:
+        tasks = [*self._open, *self._streams]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _read(head: bytes) -> Request | Answer:
+    """The request, or why there is none."""
+    first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    asked, headers = _REQUEST_LINE.fullmatch(first), [_HEADER.fullmatch(line) for line in lines]
+    if asked is None or None in headers:
+        return refusal(HTTPStatus.BAD_REQUEST, "This is not an HTTP request.")
+    if asked[1] != "GET":
+        return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "Here is only to read: GET.")._replace(headers={"Allow": "GET"})
+    named = [(header[1].lower(), header[2].strip()) for header in headers if header is not None]
+    return Request(asked[2].partition("?")[0], named)
