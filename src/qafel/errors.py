@@ -239,9 +239,13 @@ class WorkerLost(QafelError):
 
 
 class BrokerError(QafelError):
-    """The broker did not do its part: begin a new session."""
+    """The broker did not do its part: begin a new session. `stream` names the one that failed, if it was one."""
 
     reason = "broker"
+
+    def __init__(self, message: str, stream: str | None = None) -> None:
+        super().__init__(message)
+        self.stream = stream
 
 
 class BrokerLost(BrokerError):

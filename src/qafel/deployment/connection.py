@@ -40,6 +40,7 @@ from qafel.deployment.names import (
     Names,
     StreamLimits,
     number_in,
+    stream_of,
     streams,
 )
 from qafel.errors import BrokerError, BrokerLost, BrokerRefused, BrokerUnreachable
@@ -61,6 +62,8 @@ _CANCEL_AGAIN_S: Final = 2.0
 _CLOSE_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _CHUNK_BYTES: Final = 512 << 10
+_KEPT_BYTES: Final = 256 << 20
+_WRONG_LAST_SEQUENCE: Final = 10071  # what JetStream calls it when the last message is not the one that we expect
 _LEAST_PAYLOAD: Final = 2 * OVERHEAD_BYTES
 _WHEN_VALID: Final = (9, 10)  # OpenSSL's numbers for a certificate that is not valid yet, or no longer
 _STATUS_LINE: Final = re.compile(rb"NATS/1\.0(?: (\d{3})(?: ([ -~]*))?)?")
@@ -314,6 +317,7 @@ class Broker:
         self.connection = connection
         self._js = connection.jetstream(prefix=api, timeout=ANSWER_S)
         self._gone = gone
+        self._failure: BrokerError | None = None
 
     @property
     def part_bytes(self) -> int:
@@ -336,7 +340,22 @@ class Broker:
         while not (self._gone.is_set() or self.connection.is_closed):
             await wait_for_event(self._gone, _LOOK_S)
         why = printable(str(self.connection.last_error or "closed"))
-        raise BrokerLost(f"the connection to the broker broke: {why}")
+        raise self._failure or BrokerLost(f"the connection to the broker broke: {why}")
+
+    def give_up(self, failure: BrokerError) -> None:
+        """Have `until_lost` raise this."""
+        self._failure = failure
+        self._gone.set()
+
+    async def answers_for(self, stream: str) -> bool:
+        """Whether the broker says anything about a stream, if only that something is wrong with it."""
+        try:
+            await self.waiting(stream)
+        except BrokerRefused as refusal:
+            return refusal.stream is not None
+        except BrokerLost:
+            return False
+        return True
 
     async def subscribe(self, subject: str, handle: Callable[[Stored], Awaitable[None]]) -> None:
         """Have `handle` called with every message that is published to a subject from now on; one whose headers cannot
@@ -364,7 +383,7 @@ class Broker:
         if not messages:
             return
         *others, last = messages
-        with _broker_errors():
+        with _broker_errors(stream_of(last.subject)):
             if others:  # what the library's `publish` sends, for all at once
                 commands = "".join(f"PUB {message.reply}  4\r\n+ACK\r\n" for message in others)
                 await self.connection._send_command(commands.encode())
@@ -383,16 +402,23 @@ class Broker:
         """
         if after is not None:
             headers = {**(headers or {}), Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
-        with _broker_errors():
+        stream = stream_of(subject)
+        with _broker_errors(stream):
             answer = await self.connection.request(subject, data, timeout=ANSWER_S, headers=headers or None)
             found = json.loads(answer.data)
             if error := found.get("error"):
-                raise BrokerRefused(f"the broker did not store {subject}: {printable(str(error.get('description')))}")
+                why = printable(str(error.get("description")))
+                does_its_part = error.get("err_code") == _WRONG_LAST_SEQUENCE
+                raise BrokerRefused(f"the broker did not store {subject}: {why}", None if does_its_part else stream)
             return int(found.get("seq", 0))
 
     async def stored(self, stream: str, subject: str) -> Stored | None:
         """The last message of a subject, or None."""
-        return await self._direct(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+        return await self._direct(stream, f".{subject}", b"")
+
+    async def _next(self, stream: str, sequence: int, subject: str = ">") -> Stored | None:
+        """The first message of a subject, or of any, from this number on; None if there is none that can be read."""
+        return await self._direct(stream, "", json.dumps({"seq": sequence, "next_by_subj": subject}).encode())
 
     async def object(self, name: str, most_bytes: int) -> tuple[bytes, str | None] | None:
         """An object's bytes and its description; None if there is none, it was replaced while we read, or has more than
@@ -407,8 +433,7 @@ class Broker:
             return None
         data, sequence = bytearray(), 1
         while len(data) < size <= most_bytes and not info.get("deleted"):
-            request = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
-            chunk = await self._direct(f"$JS.API.DIRECT.GET.{OBJECT_STREAM}", request)
+            chunk = await self._next(OBJECT_STREAM, sequence, subject)
             if chunk is None:
                 return None
             data += chunk.data
@@ -420,19 +445,19 @@ class Broker:
         """Store an object under its name, in place of the one before."""
         options = ObjectMetaOptions(max_chunk_size=min(_CHUNK_BYTES, self.part_bytes))
         meta = ObjectMeta(name, description, options=options)
-        with _broker_errors():
+        with _broker_errors(OBJECT_STREAM):
             bucket = await self._js.object_store(BUCKET)
             await bucket.put(name, data, meta)
 
     async def delete_object(self, name: str) -> None:
-        with _broker_errors(), contextlib.suppress(nats.js.errors.NotFoundError):
+        with _broker_errors(OBJECT_STREAM), contextlib.suppress(nats.js.errors.NotFoundError):
             bucket = await self._js.object_store(BUCKET)
             await bucket.delete(name)
 
     async def ensure(self, names: Names, limits: StreamLimits) -> None:
         """Make the run's streams, as far as they are missing, with these limits."""
-        with _broker_errors():
-            for config in streams(names, limits):
+        for config in streams(names, limits):
+            with _broker_errors(config.name):
                 try:
                     await self._js.add_stream(config)
                 except nats.js.errors.BadRequestError:
@@ -440,11 +465,12 @@ class Broker:
 
     async def ensure_buckets(self, replicas: int) -> None:
         """Make the buckets that all runs share, as far as they are missing."""
-        with _broker_errors():
+        with _broker_errors(KEY_VALUE_STREAM):
             if await self.waiting(KEY_VALUE_STREAM) is None:
                 await self._js.create_key_value(
                     bucket=BUCKET, history=1, direct=True, storage=StorageType.FILE, replicas=replicas
                 )
+        with _broker_errors(OBJECT_STREAM):
             if await self.waiting(OBJECT_STREAM) is None:
                 await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=replicas)
 
@@ -452,7 +478,7 @@ class Broker:
         """A fresh consumer: what a server before was given and did not acknowledge is delivered at once, and what that
         one acknowledges from now on has no effect.
         """
-        with _broker_errors():
+        with _broker_errors(names.upload_stream):
             for before in await self._js.consumers_info(names.upload_stream):
                 with contextlib.suppress(nats.js.errors.NotFoundError):
                     await self._js.delete_consumer(names.upload_stream, before.name)
@@ -468,20 +494,44 @@ class Broker:
 
     async def waiting(self, stream: str) -> int | None:
         """How many messages a stream holds; None if there is no such stream."""
-        with _broker_errors(), contextlib.suppress(nats.js.errors.NotFoundError):
+        with _broker_errors(stream), contextlib.suppress(nats.js.errors.NotFoundError):
             return (await self._js.stream_info(stream)).state.messages
         return None
 
     async def purge(self, stream: str, subject: str | None = None) -> None:
         """Empty a stream, or of one subject."""
-        with _broker_errors():
+        with _broker_errors(stream):
             await self._js.purge_stream(stream, subject=subject)
 
     async def delete(self, stream: str) -> bool:
         """Delete a stream with all that the broker reserves for it; False if there is none."""
-        with _broker_errors(), contextlib.suppress(nats.js.errors.NotFoundError):
+        with _broker_errors(stream), contextlib.suppress(nats.js.errors.NotFoundError):
             return await self._js.delete_stream(stream)
         return False
+
+    async def make_again(self, stream: str) -> None:
+        """Delete a stream, and make it again with those of its messages that can be read, up to 256 MB.
+
+        Its numbers go on: whoever waits to replace an older message, as the holder of a lease does, is refused.
+        """
+        readable, size, info = list[Stored](), 0, None
+        with contextlib.suppress(BrokerLost):
+            while size < _KEPT_BYTES and (
+                each := await self._next(stream, 1 + (readable[-1].sequence if readable else 0))
+            ):
+                readable.append(each)
+                size += len(each.data)
+        with _broker_errors(stream):
+            with contextlib.suppress(nats.js.errors.APIError):
+                info = await self._js.stream_info(stream)
+            await self.delete(stream)
+            if info is not None:  # else whoever needs it makes it
+                await self._js.add_stream(info.config.evolve(first_seq=info.state.last_seq + 1))
+        after = 0 if stream == KEY_VALUE_STREAM else None  # whoever was faster has the newer value
+        for each in readable:
+            headers = {name: value for name, value in each.headers.items() if not name.startswith("Nats-")}
+            with contextlib.suppress(BrokerRefused):
+                await self.store(each.subject, each.data, headers, after=after)
 
     async def delete_objects(self, prefix: str) -> None:
         """Delete the objects whose names begin so, and all trace of them."""
@@ -493,13 +543,14 @@ class Broker:
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """The subjects that a stream holds messages of; none if there is no such stream."""
-        with _broker_errors(), contextlib.suppress(nats.js.errors.NotFoundError):
+        with _broker_errors(stream), contextlib.suppress(nats.js.errors.NotFoundError):
             return list((await self._js.stream_info(stream, subjects_filter=pattern)).state.subjects or {})
         return []
 
-    async def _direct(self, subject: str, request: bytes) -> Stored | None:
+    async def _direct(self, stream: str, what: str, request: bytes) -> Stored | None:
         try:
-            with _broker_errors():
+            with _broker_errors(stream):
+                subject = f"$JS.API.DIRECT.GET.{stream}{what}"
                 answer = await self.connection.request(subject, request, timeout=ANSWER_S)
         except BrokerRefused:  # no one answers for a stream that does not exist
             return None
@@ -533,8 +584,8 @@ async def session(
 
 
 @contextlib.contextmanager
-def _broker_errors() -> Any:
-    """Turn the library's errors into ours: lost, or refused."""
+def _broker_errors(stream: str | None = None) -> Any:
+    """Turn the library's errors into ours: lost, or refused; and by which stream, if one was asked."""
     try:
         yield
     except (
@@ -543,12 +594,12 @@ def _broker_errors() -> Any:
         nats.js.errors.NoStreamResponseError,
     ):
         raise BrokerRefused("the broker has no such stream, or JetStream is not ready") from None
-    except nats.js.errors.NotFoundError:
-        raise
     except nats.js.errors.APIError as error:
-        raise BrokerRefused(f"the broker refused: {printable(str(error.description or error))}") from None
+        raise BrokerRefused(f"the broker refused: {printable(str(error.description or error))}", stream) from None
     except LOST as error:
-        raise BrokerLost(f"the broker did not answer: {printable(str(error)) or type(error).__name__}") from None
+        what = f" for {stream}" if stream else ""
+        why = printable(str(error)) or type(error).__name__
+        raise BrokerLost(f"the broker did not answer{what}: {why}", stream) from None
     except BrokerError:
         raise
     except Exception as error:  # what it answered is not what the library, or we, can read

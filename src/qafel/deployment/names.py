@@ -28,6 +28,8 @@ from qafel.errors import ConfigError
 BUCKET: Final = "qafel"
 KEY_VALUE_STREAM: Final = f"KV_{BUCKET}"
 OBJECT_STREAM: Final = f"OBJ_{BUCKET}"
+SHARED_STREAMS: Final = (KEY_VALUE_STREAM, OBJECT_STREAM)
+"""Of all runs on a broker; the other streams are of one run."""
 SIGNATURE: Final = "Qafel-Signature"
 PART: Final = "Qafel-Part"
 OBJECT: Final = "Qafel-Object"
@@ -47,6 +49,12 @@ def number_in(subject: str) -> int | None:
     """The number that a subject ends with: a client's, or a version; None if it does not."""
     end = subject.rsplit(".", 1)[-1]
     return int(end) if end.isascii() and end.isdecimal() and len(end) < 20 else None
+
+
+def stream_of(subject: str) -> str:
+    """The stream that stores a subject."""
+    first, *others = subject.split(".")
+    return {"$KV": KEY_VALUE_STREAM, "$O": OBJECT_STREAM}.get(first) or "-".join((first, *others[:2]))
 
 
 def is_run_name(name: str) -> bool:

@@ -12,12 +12,14 @@ from qafel.algorithm import HiddenState
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Signer, fingerprint, signed_name
 from qafel.deployment.messages import Agreement, Receipt, RunState
-from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names, number_in
+from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, OBJECT_STREAM, SIGNATURE, Names, number_in
 from qafel.deployment.server.ledger import Ledger
+from qafel.errors import BrokerLost
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
+_READ_AGAIN_S: Final = (0.1, 0.5, 2.0, 0.0)  # a replica may be behind
 
 
 @final
@@ -77,7 +79,15 @@ class Publisher:
         return await self.value(broker, self.names.state, state.to_bytes(), after)
 
     async def snapshot(self, broker: Broker) -> None:
-        await self.put(broker, self.names.snapshot, await asyncio.to_thread(self.published.to_snapshot))
+        """x̂, read back: a damaged store confirms what it cannot give."""
+        frame = await asyncio.to_thread(self.published.to_snapshot)
+        await self.put(broker, self.names.snapshot, frame)
+        for pause_s in _READ_AGAIN_S:
+            found = await broker.object(self.names.snapshot, len(frame))
+            if found is not None and found[0] == frame:
+                return
+            await asyncio.sleep(pause_s)
+        raise BrokerLost("the broker cannot give back the snapshot that it confirmed", OBJECT_STREAM)
 
 
 async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement: bytes) -> None:

@@ -52,8 +52,9 @@ class Lease:
         """
         run, ledger = self._publisher.names.run, self._ledger
         found, sequence = await self._read(broker)
-        if found is not None and found.instance == self._instance:
+        if found is not None and found.instance == self._instance:  # though we may not have been told that it is stored
             self._sequence = sequence
+            await self._keep_epoch(found.epoch)
             return
         epoch, since = self.epoch, self._since
         if epoch and found is not None and found.epoch >= epoch:
@@ -74,8 +75,12 @@ class Lease:
             known = replace(known, version=state.version, digest=state.digest)
         self._since = since
         self._sequence = await self._write(broker, replace(known, state="running"), epoch, sequence)
-        self.epoch = epoch
-        await asyncio.to_thread(ledger.begin_epoch, epoch)
+        await self._keep_epoch(epoch)
+
+    async def _keep_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            await asyncio.to_thread(self._ledger.begin_epoch, epoch)
 
     async def renew(self, broker: Broker, state: RunState) -> RunState:
         """Renew the state, if the run is still ours; the broker refuses if it is not."""
@@ -118,7 +123,9 @@ class Lease:
             word = f" ({found.state} at version {found.version})" if found else ""
             return f"{where} on the broker is another one{word}: choose another `run`, or replace it with `take_over`"
         mine, uploads, forked = ledger.server.hidden_state, ledger.traffic.uploads, False
-        if found is not None and found.run_id and found.holder != ledger.place:
+        # A folder that served this run in a later epoch had taken it: the broker's store was rolled back since.
+        rolled_back = found is not None and found.run_id == ledger.run_id and found.epoch < ledger.epoch
+        if found is not None and found.run_id and found.holder != ledger.place and not rolled_back:
             if found.state == "running":
                 heard = human_seconds(max(0, round(time.time() - found.renewed_at)))
                 return (

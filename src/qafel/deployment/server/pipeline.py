@@ -43,6 +43,7 @@ class UploadQueue:
 
     def __init__(self, broker: Broker, names: Names, epoch: int) -> None:
         self._broker = broker
+        self._stream = names.upload_stream
         self._request = f"$JS.API.CONSUMER.MSG.NEXT.{names.upload_stream}.{names.consumer(epoch)}"
         self._inbox = broker.connection.new_inbox()
         self._came: deque[Msg] = deque()
@@ -65,7 +66,7 @@ class UploadQueue:
         self._heard_at = loop.time()
         while not self._came and not self._stopped:
             if loop.time() - self._heard_at > 2 * _EXPIRES_S:
-                raise BrokerLost("the broker's consumer fell silent")
+                raise BrokerLost("the broker's consumer fell silent", self._stream)
             await self._ask()
             self._wake.clear()
             await wait_for_event(self._wake, _EXPIRES_S)
@@ -157,8 +158,9 @@ class BackgroundWriter:
         async with self._snapshotting:
             try:
                 await self._publisher.snapshot(broker)
-            except BrokerError as error:
-                log.warning("no snapshot of version %d: %s", self._publisher.published.version, error)
+            except BrokerError as error:  # late clients need it: a session that cannot give it is no use
+                broker.give_up(error)
+                return
         await self._drop_large_broadcasts(broker)  # which may be many, and holds up no snapshot
 
     async def _drop_large_broadcasts(self, broker: Broker) -> None:

@@ -27,7 +27,7 @@ from qafel.config import Config
 from qafel.deployment.connection import Broker, run_until_one_ends, session, wait_for_event
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement, RunState
-from qafel.deployment.names import Names
+from qafel.deployment.names import SHARED_STREAMS, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher, refill
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
@@ -47,6 +47,8 @@ from qafel.tasks import Task
 _HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
 _KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets beside a snapshot
 _RETRY_S: Final = 0.2
+_FAILURES: Final = 3  # of a stream in a row, after which it counts as damaged
+_STEADY_S: Final = 300.0  # a session that lasts longer has nothing to do with the failures before it
 _CONCLUDE_S: Final = 20.0  # for the last uploads, snapshot and state of a run that is stopped
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,8 @@ class DeploymentServer:
         self._lease = Lease(self._publisher, ledger, access.verifier(), settings.take_over)
         self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
         self._connected = False
+        self._failures = Counter[str]()
+        """Sessions in a row that ended because of a stream."""
         self._stopped = asyncio.Event()
         self._rate.mark(time.monotonic(), ledger.traffic.uploads)
 
@@ -120,12 +124,36 @@ class DeploymentServer:
                 async with session(self._access, "server", patience_s=patience_s, wire=self.wire) as broker:
                     self._connected = True
                     self.metrics.sessions.inc()
-                    await self._session(broker)
+                    await self._watched(broker)
                     return
             except BrokerError as error:
                 self._connected, patience_s = False, None
                 log.warning("%s; %s", error, "ending" if self._stopped.is_set() else "trying again")
             await wait_for_event(self._stopped, _RETRY_S)
+
+    async def _watched(self, broker: Broker) -> None:
+        """A session. A stream that fails several in a row, though the broker answers for it, is made again: its files
+        may be damaged, and whatever it holds is in the journal, or has no receipt and is sent again.
+        """
+        for stream, count in list(self._failures.items()):
+            if count >= _FAILURES:
+                log.warning(
+                    "stream %s of the broker failed %d times in a row: making it again. If that does not help, stop "
+                    "the broker, move its store away and start it: nothing that counted is lost",
+                    stream,
+                    count,
+                )
+                await (broker.make_again if stream in SHARED_STREAMS else broker.delete)(stream)
+                del self._failures[stream]
+        began = time.monotonic()
+        try:
+            await self._session(broker)
+        except BrokerError as error:
+            if time.monotonic() - began > _STEADY_S:
+                self._failures.clear()
+            if error.stream is not None and await broker.answers_for(error.stream):
+                self._failures[error.stream] += 1
+            raise
 
     async def _session(self, broker: Broker) -> None:
         await self._begin(broker)
