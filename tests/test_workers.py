@@ -179,9 +179,8 @@ def test_closing_does_not_wait_for_work_under_way():
     with workers() as pool:
         pool.give("ready")
         pool.next()
-        pool.give(("sleep", 60))
-        (worker,), began = pids(pool), time.monotonic()
-    assert time.monotonic() - began < 5
+        pool.give(("sleep", 10**6))
+        (worker,) = pids(pool)
     assert not os.path.exists(f"/proc/{worker}")
 
 
@@ -195,9 +194,9 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
             with workers() as pool:
                 pool.give(("pid",))
                 pool.next()
-                pool.give(("sleep", 60))
+                pool.give(("sleep", 10**6))
                 print(pids(pool)[0], flush=True)
-                time.sleep(60)
+                time.sleep(10**6)
         """)
     )
     root = str(Path(__file__).parent.parent)
@@ -205,7 +204,5 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=environment) as parent:
         worker = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 30
-    while os.path.exists(f"/proc/{worker}") and time.monotonic() < deadline:
+    while os.path.exists(f"/proc/{worker}"):
         time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{worker}")

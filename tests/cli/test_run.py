@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from qafel.runs.directory import CHECKPOINT, read_checkpoint
 from qafel.text import human_bytes
 from tests.command import qafel, qafel_here
 
@@ -137,19 +138,22 @@ def test_a_server_quantizer_that_cannot_work_is_warned_of_and_refused_under_stri
 
 
 def test_ctrl_c_saves_and_prints_the_command_that_goes_on_to_the_same_hash(tmp_path):
-    settings = ["--set", "stop.server_steps=3000", "--quiet", "--seed", "3"]
-    whole = json.loads(qafel("run", "mushrooms-qafel-4bit", *settings, "--json", "--out", "whole", cwd=tmp_path).stdout)
-    command = [sys.executable, "-m", "qafel", "run", "mushrooms-qafel-4bit", *settings, "--out", "it", "--json"]
+    recipe = ["run", "mushrooms-qafel-4bit", "--quiet", "--seed", "3", "--json"]
+    command = [sys.executable, "-m", "qafel", *recipe, "--set", "stop.server_steps=1e9", "--out", "it"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "it/metrics.jsonl").exists() or not (tmp_path / "it/metrics.jsonl").stat().st_size:
+        assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert not (tmp_path / "it/summary.json").exists()
     words = shlex.split(said.partition("to go on: ")[2])
     assert words[:2] == ["qafel", "run"]
-    resumed = json.loads(qafel(*words[1:], "--json", "--quiet", cwd=tmp_path).stdout)
+    saved = read_checkpoint(tmp_path / "it" / CHECKPOINT).values["server"]["version"]
+    end = ["--set", f"stop.server_steps={saved + 100}"]  # which only now can be known
+    resumed = json.loads(qafel(*words[1:], *end, "--json", "--quiet", cwd=tmp_path).stdout)
+    whole = json.loads(qafel(*recipe, *end, "--out", "whole", cwd=tmp_path).stdout)
     assert resumed["model_sha256"] == whole["model_sha256"]
 
 

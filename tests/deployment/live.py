@@ -56,7 +56,7 @@ async def serving(
             yield server
         finally:
             server.stop()
-            await asyncio.wait_for(work, 20)
+            await asyncio.wait_for(work, 120)
 
 
 @contextlib.asynccontextmanager
@@ -71,14 +71,14 @@ async def taking_part(folder: Path, access: Access, number: int, run: str = "liv
             await cancel_and_wait([connection])
 
 
-async def until(condition: Any, timeout_s: float = 20.0) -> None:
+async def until(condition: Any, timeout_s: float = 120.0) -> None:
     """Wait for something that another task brings about."""
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)
 
 
-async def update(client: DeploymentClient, most_s: float = 20.0) -> None:
+async def update(client: DeploymentClient, most_s: float = 120.0) -> None:
     """One update, from the copy to the receipt."""
     start = client.begin()
     client.outbox.add(start.sequence, client.finish(start, client._train))

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -14,10 +13,12 @@ pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "qafel", "tune", "mushrooms-qafel-4bit", "--target", "0.05", "--quiet"]
 COMMAND += ["--set", "stop.server_steps=700", "--set", "algorithm.server_lr=0.05"]
+ENDLESS = 10**6
 
 
-def finish(out, *more):
-    subprocess.run([*COMMAND, "--out", str(out), *more], check=True, timeout=200, capture_output=True)
+def finish(out, trials, *more):
+    command = [*COMMAND, "--out", str(out), "--trials", str(trials), *more]
+    subprocess.run(command, check=True, capture_output=True)
     rows = (out / "trials.csv").read_text().splitlines()
     return [row.rpartition(",")[0] for row in rows]
 
@@ -26,33 +27,35 @@ def begun(out):
     return len(list((out / "trials").iterdir())) if (out / "trials").exists() else 0
 
 
-def kill_when(out, ready, *more):
-    with subprocess.Popen(
-        [*COMMAND, "--out", str(out), *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as search:
-        deadline = time.monotonic() + 60
-        while not ready() and search.poll() is None and time.monotonic() < deadline:
+def kill_after(out, trials, wait_s, *more):
+    """Kill a search without an end once so many trials have begun, and a moment later; return its workers."""
+    command = [*COMMAND, "--out", str(out), "--trials", str(ENDLESS), *more]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as search:
+        while begun(out) < trials:
+            assert search.poll() is None, "it ended before it was killed"
             time.sleep(0.005)
+        time.sleep(wait_s)
         children = [int(pid) for pid in Path(f"/proc/{search.pid}/task/{search.pid}/children").read_text().split()]
-        search.send_signal(signal.SIGKILL)
+        search.kill()
     return children
 
 
 def test_a_search_killed_again_and_again_ends_with_the_same_trials(tmp_path):
-    moments = random.Random(0)
-    for stage in (1, 3, 6):
-        kill_when(tmp_path / "killed", lambda stage=stage: begun(tmp_path / "killed") >= stage, "--trials", "10")
-        time.sleep(moments.uniform(0, 0.1))
-    killed = finish(tmp_path / "killed", "--trials", "10")
-    assert len(killed) == 11
-    assert killed == finish(tmp_path / "whole", "--trials", "10")
+    """The end is set after the last kill: the machine's speed does not matter."""
+    moments, out = random.Random(0), tmp_path / "killed"
+    for _ in range(3):
+        kill_after(out, begun(out) + 2, moments.uniform(0, 0.1))
+    end = begun(out) + 4
+    killed = finish(out, end)
+    assert len(killed) == end + 1
+    assert killed == finish(tmp_path / "whole", end)
 
 
 def test_killed_workers_are_gone_and_their_trials_are_run_again(tmp_path):
     out = tmp_path / "two"
-    children = kill_when(out, lambda: begun(out) >= 2, "--trials", "6", "--workers", "2")
-    deadline = time.monotonic() + 30
-    while any(os.path.exists(f"/proc/{pid}") for pid in children) and time.monotonic() < deadline:
+    children = kill_after(out, 2, 0.0, "--workers", "2")
+    assert len(children) >= 2
+    while any(os.path.exists(f"/proc/{pid}") for pid in children):
         time.sleep(0.05)
-    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]
-    assert len(finish(out, "--trials", "6", "--workers", "2")) == 7
+    end = begun(out) + 4
+    assert len(finish(out, end, "--workers", "2")) == end + 1

@@ -20,6 +20,7 @@ from qafel.deployment.keys import Access
 from qafel.deployment.messages import read_status
 from qafel.deployment.names import Names, StreamLimits
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
+from tests.deployment.live import until
 
 NAMES = Names("demo")
 
@@ -56,8 +57,8 @@ async def _denied(broker: Broker, subject: str, data: bytes = b"", headers: dict
     return False
 
 
-async def _heard(broker: Broker, subject: str, cause: str, folder: Path) -> list[bytes]:
-    """What a subscription gets of a message that the server or another client publishes."""
+async def _heard(broker: Broker, subject: str, cause: str, folder: Path, least: int = 0) -> list[bytes]:
+    """What a subscription gets, `least` so many, of a message that the server or another client publishes."""
     heard: list[bytes] = []
 
     async def hear(stored: Stored) -> None:
@@ -68,6 +69,7 @@ async def _heard(broker: Broker, subject: str, cause: str, folder: Path) -> list
     sender = _client(folder, 1) if ".upload." in cause else Access.of(None, folder / "server")
     async with session(sender, "1" if ".upload." in cause else "server") as other:
         await other.store(cause, b"secret")
+    await until(lambda: len(heard) >= least)
     await asyncio.sleep(0.2)
     return heard
 
@@ -81,7 +83,7 @@ def test_a_client_uploads_and_reads_what_it_must(folder: Path) -> None:
             assert stored.data == b"step 0"
             assert await broker.stored(NAMES.broadcast_stream, NAMES.broadcast(99)) is None
             assert await broker.object(NAMES.snapshot, 1 << 30) == (b"x" * 2_000_000, "signed")
-            assert await _heard(broker, NAMES.broadcasts, NAMES.broadcast(1), folder) == [b"secret"]
+            assert await _heard(broker, NAMES.broadcasts, NAMES.broadcast(1), folder, least=1) == [b"secret"]
 
     asyncio.run(check())
 
@@ -226,9 +228,7 @@ def test_a_key_has_so_many_connections_and_subscriptions_and_others_do_not_notic
             for number in (0, MOST_SUBSCRIPTIONS + 4):
                 await held[0].send(asked, b"", reply=f"_INBOX_1.own.{number}")
             await held[0].flush()
-            async with asyncio.timeout(10):
-                while not heard:
-                    await asyncio.sleep(0.05)
+            await until(lambda: heard)
             await asyncio.sleep(0.2)
             assert heard == [b"step 0"], "the last subscription was not taken"
             assert (await other.stored(NAMES.broadcast_stream, NAMES.broadcast(0))) is not None

@@ -377,7 +377,7 @@ def test_the_server_takes_only_what_the_clients_key_signed(tmp_path: Path) -> No
             client.outbox.add(start.sequence, upload)
             await until(lambda: server.ledger.traffic.uploads == 2)
             BrokerFolder(folder).revoke(0)  # without telling the broker: the server's own registry suffices
-            await asyncio.sleep(0.5)
+            await until(lambda: not server.intake.checker.knows(0))
             await update(client)
             assert client.outbox.counts["unknown-client"] == 1
 

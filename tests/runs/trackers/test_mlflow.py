@@ -20,7 +20,10 @@ from qafel.sweeps.grid import grid, parse_settings
 from qafel.sweeps.table import Silence, make_sweep
 from tests.command import qafel_here
 
-pytestmark = pytest.mark.filterwarnings("default")  # what MLflow and what it builds on warn of is not ours
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # what MLflow and what it builds on warn of is not ours
+    pytest.mark.filterwarnings("error:.*noload"),  # but for the version of SQLAlchemy, which is
+]
 
 
 def short(*more, steps=20):

@@ -45,14 +45,15 @@ def quick(monkeypatch):
     monkeypatch.setattr(sending, "AGAIN_S", 0.05)
 
 
-def tell(tracker, uploads, pause_s=0.0, make=None):
-    """What was said by a run with rows at these uploads."""
+def tell(tracker, uploads, ready=lambda: True, make=None):
+    """What was said by a run with rows at these uploads, which ends when it is `ready`."""
     said = []
     run = TrackedRun(Path("none"), {"name": "x"}, "accuracy", False, Track())
     listener = Sending("mlflow", make or (lambda: tracker), run, said.append)
     for number in uploads:
         listener.on_row(replace(row(), uploads=number, version=number))
-    time.sleep(pause_s)
+    while not ready():
+        time.sleep(0.01)
     listener.on_end({"status": "finished"})
     return said
 
@@ -83,7 +84,7 @@ def test_of_many_rows_it_hears_ever_fewer_and_the_last():
 @pytest.mark.parametrize("method", ["begin", "log"])
 def test_a_failure_is_said_once_and_what_it_lacks_is_told_when_it_is_back(method):
     tracker = Recording(**{method: 2})
-    said = tell(tracker, range(20), pause_s=0.5)
+    said = tell(tracker, range(20), ready=lambda: len(tracker.rows) == 20)
     assert said == [f"mlflow does not take this run's rows (OSError: {method} failed); the run goes on without it"]
     assert tracker.rows == list(range(20))
     assert tracker.ends

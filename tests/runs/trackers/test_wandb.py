@@ -45,8 +45,7 @@ def records(path):
 
 def of_kind(path, kind):
     """The records of a kind, once W&B's own process has written the last one of every file."""
-    deadline = time.monotonic() + 30
-    while len(_of_kind(path, "exit")) < len(list(path.glob("wandb/offline-run-*"))) and time.monotonic() < deadline:
+    while len(_of_kind(path, "exit")) < len(list(path.glob("wandb/offline-run-*"))):
         time.sleep(0.1)
     return _of_kind(path, kind)
 
