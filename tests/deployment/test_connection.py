@@ -18,13 +18,15 @@ import nats.errors
 import pytest
 from nats.aio.client import Client as Connection
 
+from qafel.config import Config
 from qafel.deployment import connection
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.connection import Broker, Stored, cancel_and_wait, run_until_one_ends, session
 from qafel.deployment.keys import Access
+from qafel.deployment.names import Names
 from qafel.errors import BrokerError, BrokerLost, BrokerUnreachable
-from tests.deployment.live import serving, taking_part, update
+from tests.deployment.live import CONFIG, serving, taking_part, update
 from tests.deployment.processes import Command, Line, wait_for
 
 
@@ -128,6 +130,42 @@ def test_connections_cut_while_uploads_are_on_their_way_leave_no_task(
         line.close()
     gc.collect()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_lines_cut_between_the_parts_of_an_upload_cost_no_update_and_leave_no_part(
+    tmp_path: Path, local_broker: LocalBroker
+) -> None:
+    lines = [Line(local_broker.port) for _ in range(2)]
+    accesses = [Access((f"nats://127.0.0.1:{line.port}",)) for line in lines]
+    task = {"name": "quadratic", "clients": 2, "dimension": 1_500_000}  # six parts
+    config = Config.from_dict({**CONFIG, "task": task, "algorithm": {"preset": "fedbuff", "buffer_size": 3}})
+
+    async def check() -> None:
+        names = Names("live")
+        async with (
+            session(Access((local_broker.url,)), "test") as broker,
+            serving(tmp_path, accesses[0], config) as server,
+            taking_part(tmp_path, accesses[1], 0) as client,
+        ):
+            for cuts in range(6):
+                work = asyncio.create_task(update(client, 60))
+                for _ in range(1 + cuts % 2):
+                    before = server.intake._assembler.held
+                    while server.intake._assembler.held == before and not work.done():
+                        await asyncio.sleep(0.001)
+                    lines[cuts // 3].cut()
+                await work
+            counts = client.outbox.counts  # a receipt may be cut off; then its update is a duplicate
+            assert (server.ledger.traffic.uploads, counts["accepted"] + counts["duplicate"]) == (6, 6)
+            async with asyncio.timeout(60):
+                while await broker.waiting(names.upload_stream):
+                    await asyncio.sleep(0.05)
+
+    try:
+        asyncio.run(check())
+    finally:
+        for line in lines:
+            line.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

@@ -7,17 +7,20 @@ import contextlib
 import re
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access, signed_name
 from qafel.deployment.names import PART, Names
+from qafel.deployment.server import intake
 from qafel.errors import BrokerError
 from tests.crowding import crowd, still_open
-from tests.deployment.live import serving, taking_part, until, update
+from tests.deployment.live import CONFIG, serving, taking_part, until, update
 from tests.deployment.processes import Command, wait_for
 
 NAMES = Names("live")
@@ -121,3 +124,63 @@ def test_connections_to_the_metrics_without_end_cost_the_server_nothing(tmp_path
             if command.alive:
                 command.kill()
     assert "Too many open files" not in server.errors
+
+
+def _large(dimension: int) -> Config:
+    task = {"name": "quadratic", "clients": 40, "dimension": dimension}
+    return Config.from_dict({**CONFIG, "task": task, "algorithm": {"preset": "fedbuff", "buffer_size": 3}})
+
+
+@pytest.mark.timeout(180)
+def test_unfinished_parts_of_many_clients_block_nobody_before_and_after_a_restart(
+    tmp_path: Path, access: Access
+) -> None:
+    """The broker delivers 4,096 messages that nobody acknowledges, and then none: here are more of them."""
+
+    async def send_parts(broker: Broker) -> None:
+        for client in range(1, 34):
+            for number in range(128):
+                await broker.send(NAMES.upload(client), b"x", headers={PART: f"5/{number}/129"})
+            await broker.flush()
+
+    async def check() -> None:
+        config = _large(60_000)
+        async with session(access, "test") as broker:
+            for _ in range(2):
+                async with serving(tmp_path, access, config), taking_part(tmp_path, access, 0) as client:
+                    await update(client)
+                    await send_parts(broker)
+                    await update(client, 60)
+                await send_parts(broker)  # to the queue of a server that is not there
+            async with serving(tmp_path, access, config) as server, taking_part(tmp_path, access, 0) as client:
+                await update(client, 60)
+                assert server.ledger.traffic.uploads == 5
+                async with asyncio.timeout(60):
+                    while await broker.waiting(NAMES.upload_stream):
+                        await asyncio.sleep(0.05)
+
+    asyncio.run(check())
+
+
+@pytest.mark.timeout(180)
+def test_uploads_that_many_clients_do_not_finish_hold_up_nobodys(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of full size, and more than the server holds; the last client sends an upload of two parts meanwhile."""
+    config = _large(300_000)
+    monkeypatch.setattr(intake, "_ASSEMBLY_BYTES", 8 << 20)
+
+    async def check() -> None:
+        async with session(access, "test") as broker:
+            for _ in range(2):
+                async with serving(tmp_path, access, config) as server, taking_part(tmp_path, access, 39) as client:
+                    for number in range(20):
+                        await broker.store(NAMES.upload(number), bytes(broker.part_bytes), {PART: "5/0/2"})
+                    await update(client, 60)
+                    held: Any = server.intake._assembler
+                    assert held.held <= held.most_held == 8
+                    info = await broker._js.consumer_info(NAMES.upload_stream, NAMES.consumer(server._lease.epoch))
+                    assert info.config.max_ack_pending == 4096 + held.most_held
+            assert server.ledger.traffic.uploads == 2
+
+    asyncio.run(check())

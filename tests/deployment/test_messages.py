@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import urllib.request
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ from qafel.deployment.keys import Access, Verifier, new_seed, public_key, signed
 from qafel.deployment.messages import Agreement, Part, PartAssembler, Receipt, RunState, read_status
 from qafel.deployment.names import EPOCH, PART, Names
 from qafel.deployment.server import ServerSettings
-from qafel.errors import BadSignature, DataError, OversizedMessage
+from qafel.errors import BadSignature, DataError, MalformedPayload, OversizedMessage
 from qafel.text import printable
 from tests.deployment.live import serving, taking_part, until, update
 
@@ -32,29 +33,33 @@ def stored_message(header: str, data: bytes, stored: int | None = None) -> Msg:
     return Msg(cast(Any, None), "qafel.live.upload.0", reply, data, {PART: header})
 
 
-def _add(assembly: PartAssembler, message: Msg, spent: list[Msg]) -> bytes | None:
+def _add(assembly: PartAssembler, message: Msg, spent: list[Msg], now: float = 0.0, client: int = 0) -> bytes | None:
     assert message.headers is not None
-    return assembly.add(0, Part.from_header(message.headers[PART]), message, spent)
+    part = Part.from_header(message.headers[PART])
+    assembly.check(part, len(message.data))
+    return assembly.add(client, part, message, now, spent)
 
 
 def test_parts_that_were_sent_twice_are_acknowledged_both_times() -> None:
-    assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
+    assembly, spent = PartAssembler(100, 1, 1000), list[Msg]()
     cut = [stored_message(f"5/{n}/4", b"%d" % n) for n in range(3)]
     again = [stored_message(f"5/{n}/4", b"%d" % n) for n in range(4)]
     wholes = [_add(assembly, message, spent) for message in cut + again]
     assert wholes == [None] * 6 + [b"0123"]
     assert spent == cut + again
+    assert assembly.held == 0
 
 
 def test_a_part_that_was_only_delivered_twice_stays_with_the_broker() -> None:
-    assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
+    assembly, spent = PartAssembler(100, 1, 1000), list[Msg]()
     for _ in range(2):
         _add(assembly, stored_message("5/0/2", b"a", stored=1000), spent)
     assert spent == []
+    assert assembly.held == 1
 
 
 def test_an_upload_that_its_client_gave_up_is_acknowledged() -> None:
-    assembly, spent = PartAssembler(1 << 20, 1 << 30), list[Msg]()
+    assembly, spent = PartAssembler(100, 1, 1000), list[Msg]()
     given_up = [stored_message(f"5/{n}/4", b"x") for n in range(3)]
     for message in given_up:
         _add(assembly, message, spent)
@@ -62,20 +67,77 @@ def test_an_upload_that_its_client_gave_up_is_acknowledged() -> None:
     assert spent == given_up
 
 
-def test_parts_that_are_too_large_together_are_all_acknowledged() -> None:
-    assembly, spent = PartAssembler(4096, 1 << 30), list[Msg]()
-    first = stored_message("5/0/3", b"x" * 4000)
-    _add(assembly, first, spent)
-    with pytest.raises(OversizedMessage):
-        _add(assembly, stored_message("5/1/3", b"x" * 4000), spent)
-    assert spent == [first]
-
-
-def test_what_does_not_fit_the_bound_is_not_acknowledged() -> None:
-    assembly, spent = PartAssembler(1024, 2048), list[Msg]()
-    for client in range(5):
-        assembly.add(client, Part(0, 0, 2), stored_message("0/0/2", b"x" * 1000), spent)
+def test_an_upload_of_which_nothing_new_came_for_long_is_acknowledged() -> None:
+    """Neither a part that is delivered again nor another client's keeps it."""
+    assembly, spent, patience_s = PartAssembler(100, 1, 1000), list[Msg](), PartAssembler.PATIENCE_S
+    first = stored_message("5/0/4", b"x")
+    _add(assembly, first, spent, 0.0)
+    _add(assembly, first, spent, patience_s)
     assert spent == []
+    _add(assembly, stored_message("9/0/4", b"y"), spent, patience_s + 1, client=1)
+    assert spent == [first]
+    late = stored_message("5/1/4", b"x")
+    _add(assembly, late, spent, patience_s + 2)
+    assert spent == [first, late], "its beginning is gone"
+    again = [stored_message(f"5/{n}/4", b"%d" % n) for n in range(4)]
+    assert [_add(assembly, message, spent, patience_s + 3) for message in again][-1] == b"0123"
+
+
+@pytest.mark.parametrize(
+    ("part", "size"),
+    [(Part(5, 0, 1), 1000), (Part(5, 0, 2), 999), (Part(5, 0, 2), 1), (Part(5, 1, 2), 0), (Part(5, 2, 2), 10),
+     (Part(5, 0, 128), 1), (Part(5, 0, 5), 1000), (Part(5, 1, 2), 1001), (Part(5, 0, 999_999), 1000)],
+)  # fmt: skip
+def test_a_part_of_an_upload_that_no_client_sends_is_refused_at_once(part: Part, size: int) -> None:
+    with pytest.raises(MalformedPayload, match="impossible"):
+        PartAssembler(3500, 1000, 100_000).check(part, size)
+
+
+def test_parts_that_are_too_large_together_are_refused() -> None:
+    assembly = PartAssembler(3500, 1000, 100_000)
+    assembly.check(Part(5, 3, 4), 500)
+    with pytest.raises(OversizedMessage):
+        assembly.check(Part(5, 3, 4), 501)
+
+
+def test_where_uploads_fit_in_a_message_there_are_no_parts() -> None:
+    with pytest.raises(MalformedPayload, match="impossible"):
+        PartAssembler(1000, 1000, 100_000).check(Part(5, 0, 2), 1000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_clients_send_few_parts_wait_and_every_message_is_acknowledged(seed: int) -> None:
+    """Parts of some clients at random, in any order, repeated, delivered again: each is held or spent, never both."""
+    chooser, size = random.Random(seed), 10
+    assembly = PartAssembler(4 * size, size, 30 * size)
+    held, now, spent, given = {}, 0.0, list[Msg](), 0
+    for _ in range(3000):
+        now += chooser.choice([0.0, 0.1, 5.0, 40.0])
+        if held and chooser.random() < 0.2:
+            client, message = chooser.choice(list(held.values()))
+        else:
+            client, parts = chooser.randrange(50), chooser.randrange(2, 5)
+            number = chooser.randrange(parts)
+            data = bytes(size if number < parts - 1 else chooser.randrange(1, size + 1))
+            message = stored_message(f"{chooser.randrange(3)}/{number}/{parts}", data)
+            held[message.reply], given = (client, message), given + 1
+        spent.clear()
+        _add(assembly, message, spent, now, client)
+        for done in spent:
+            del held[done.reply]
+        assert len(held) == assembly.held <= assembly.most_held == 30
+    assert given > 2000
+
+
+def test_an_upload_that_goes_on_is_not_pushed_out_by_many_that_wait() -> None:
+    """Others would have to send between two of its parts as much as all may hold, but for itself: 40 parts less 8."""
+    assembly, spent, others, whole = PartAssembler(80, 10, 400), list[Msg](), itertools.count(1), None
+    for number in range(8):
+        for _ in range(32):
+            _add(assembly, stored_message("7/0/8", bytes(10)), spent, 10.0 * number, next(others))
+        whole = _add(assembly, stored_message(f"5/{number}/8", bytes(10)), spent, 10.0 * number)
+    assert whole == bytes(80)
+    assert assembly.held <= assembly.most_held == 40
 
 
 def test_status_and_metrics_tell_how_a_run_fares(tmp_path: Path, access: Access) -> None:

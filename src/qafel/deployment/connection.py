@@ -474,7 +474,7 @@ class Broker:
             if await self.waiting(OBJECT_STREAM) is None:
                 await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=replicas)
 
-    async def new_consumer(self, names: Names, epoch: int, parts: int = 1) -> None:
+    async def new_consumer(self, names: Names, epoch: int, waiting_parts: int = 0) -> None:
         """A fresh consumer: what a server before was given and did not acknowledge is delivered at once, and what that
         one acknowledges from now on has no effect.
         """
@@ -488,7 +488,7 @@ class Broker:
                     durable_name=names.consumer(epoch),
                     ack_policy=AckPolicy.EXPLICIT,
                     ack_wait=ACK_WAIT_S,
-                    max_ack_pending=MAX_ACK_PENDING * parts,  # parts stay unacknowledged until the whole is in
+                    max_ack_pending=MAX_ACK_PENDING + waiting_parts,  # which take no place of other messages
                 ),
             )
 

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
-from qafel.deployment.connection import Broker, session
+from qafel.deployment.connection import ACK_WAIT_S, Broker, session
 from qafel.deployment.keys import Access, Verifier, signed_name
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names, is_run_name
 from qafel.errors import (
@@ -350,64 +350,83 @@ def split_upload(data: bytes, part_bytes: int) -> list[bytes]:
 class _Partial:
     upload: int
     parts: int
-    messages: dict[int, Msg] = field(default_factory=dict)
-    size: int = 0
+    advanced_at: float
+    messages: list[Msg] = field(default_factory=list)
 
 
 @final
 class PartAssembler:
-    """Puts uploads together: at most one unfinished upload per client, and a bound on all of them together.
+    """Puts uploads together: one unfinished upload per client, and so many bytes of all of them.
 
-    Parts stay unacknowledged until the whole is safe; what does not fit the bound is forgotten and delivered again.
-    A part that no whole will need, because a newer copy came or its client went on, is acknowledged: the broker would
-    deliver it forever, and it would fill the client's queue.
+    A client sends the parts of an upload one after the other, all but the last as large as a message may be. Parts stay
+    unacknowledged until the whole is safe. An unfinished upload is given up, and its parts are acknowledged, if its
+    client begins another, if no part came for `PATIENCE_S`, or if there is no room: then the one whose last part is
+    oldest. Its client sends it again, whole. The broker would deliver its parts for ever.
     """
 
-    def __init__(self, max_upload_bytes: int, max_total_bytes: int) -> None:
-        self._max_upload_bytes = max_upload_bytes
-        self._max_total_bytes = max(max_total_bytes, 2 * max_upload_bytes)
+    PATIENCE_S: Final = float(ACK_WAIT_S)
+
+    def __init__(self, max_upload_bytes: int, part_bytes: int, max_total_bytes: int) -> None:
+        self._max_upload_bytes, self._part_bytes = max_upload_bytes, part_bytes
+        self._most_parts = -(-max_upload_bytes // part_bytes)
+        self.most_held = max(max_total_bytes // part_bytes, 2 * self._most_parts)
+        """So many parts of unfinished uploads wait at any time. All of them are of full size: a last part completes."""
         self._partial: OrderedDict[int, _Partial] = OrderedDict()
-        self._total = 0
+        """The one whose last part is oldest comes first."""
+        self.held = 0
 
-    def check(self, part: Part) -> None:
-        """Refuse a part of more parts than any upload has."""
-        if not 0 <= part.number < part.parts <= 1 + self._max_upload_bytes // 1024:
-            raise MalformedPayload(f"part {part.number} of {part.parts} is impossible")
+    def check(self, part: Part, size: int) -> None:
+        """Refuse a part that belongs to no upload that a client may send."""
+        last = part.number == part.parts - 1
+        fits = 0 < size <= self._part_bytes if last else size == self._part_bytes
+        if not (part.number < part.parts and 1 < part.parts <= self._most_parts and fits):
+            raise MalformedPayload(
+                f"part {part.number} of {part.parts} with {size} bytes is impossible: an upload of at most "
+                f"{self._max_upload_bytes} bytes comes in parts of {self._part_bytes}"
+            )
+        if last and (part.parts - 1) * self._part_bytes + size > self._max_upload_bytes:
+            raise OversizedMessage(f"an upload has at most {self._max_upload_bytes} bytes here, its parts have more")
 
-    def add(self, client: int, part: Part, message: Msg, spent: list[Msg]) -> bytes | None:
+    def add(self, client: int, part: Part, message: Msg, now: float, spent: list[Msg]) -> bytes | None:
         """Return the whole upload once its last part is in, else None. The part has passed `check`.
 
-        `spent` gets the messages that are to be acknowledged with it, or that nobody needs any more; a message that
-        raises is not among them.
+        `spent` gets the messages that are to be acknowledged with it, or that nobody needs any more.
         """
+        given_up: list[Msg] = []
+        while self._partial and now - next(iter(self._partial.values())).advanced_at > self.PATIENCE_S:
+            given_up += self._pop(next(iter(self._partial)))
+        spent += given_up
         partial = self._partial.get(client)
         if partial is None or (partial.upload, partial.parts) != (part.upload, part.parts):
-            # A client sends one upload after the other. If it still wants the unfinished one, it sends it all again.
-            spent += self._forget(client)
-            partial = self._partial[client] = _Partial(part.upload, part.parts)
-        before = partial.messages.get(part.number)
-        grown = len(message.data) - (len(before.data) if before else 0)
-        if partial.size + grown > self._max_upload_bytes:
-            spent += self._forget(client)
-            raise OversizedMessage(f"an upload has at most {self._max_upload_bytes} bytes here, its parts have more")
-        # One stored message that was delivered twice is not spent: to acknowledge either of them acknowledges both.
-        if before is not None and before.metadata.sequence.stream != message.metadata.sequence.stream:
-            spent.append(before)
-        partial.size += grown
-        self._total += grown
-        partial.messages[part.number] = message
-        while self._total > self._max_total_bytes:
-            self._forget(next(iter(self._partial)))
-        if len(partial.messages) < part.parts:
+            partial = _Partial(part.upload, part.parts, now)
+        held = partial.messages
+        if any(_same_stored(message, before) for before in (*given_up, *held[part.number : part.number + 1])):
+            return None  # delivered again: to acknowledge either of them acknowledges both
+        if part.number == 0:
+            spent += self._pop(client)
+            partial = self._partial[client] = _Partial(part.upload, part.parts, now)
+        elif part.number != len(held):
+            spent.append(message)  # what came before it was given up
             return None
-        self._forget(client)
-        whole = [partial.messages[number] for number in range(part.parts)]
-        spent += whole
-        return b"".join(message.data for message in whole)
+        partial.messages.append(message)
+        partial.advanced_at = now
+        self._partial.move_to_end(client)
+        self.held += 1
+        if len(partial.messages) == part.parts:
+            whole = self._pop(client)
+            spent += whole
+            return b"".join(message.data for message in whole)
+        while self.held > self.most_held:
+            spent += self._pop(next(iter(self._partial)))
+        return None
 
-    def _forget(self, client: int) -> list[Msg]:
+    def _pop(self, client: int) -> list[Msg]:
         partial = self._partial.pop(client, None)
-        if partial is None:
-            return []
-        self._total -= partial.size
-        return list(partial.messages.values())
+        messages = partial.messages if partial else []
+        self.held -= len(messages)
+        return messages
+
+
+def _same_stored(message: Msg, other: Msg) -> bool:
+    """Whether two deliveries are of one message in the stream."""
+    return message.metadata.sequence.stream == other.metadata.sequence.stream

@@ -21,6 +21,7 @@ from qafel.quantizers import Identity
 from tests.deployment.test_messages import stored_message
 
 SIZE = 3000
+_PART_BYTES = 2048
 
 
 def _algorithm() -> Algorithm:
@@ -34,12 +35,14 @@ def _initial() -> Vector:
 @pytest.fixture
 def intake(tmp_path: Path) -> Iterator[Intake]:
     with Ledger.open(tmp_path, _initial, _algorithm(), 7) as ledger:
-        yield Intake(ledger, UploadChecker(_algorithm(), DefenceSettings(), 2), ServerMetrics("live"))
+        intake = Intake(ledger, UploadChecker(_algorithm(), DefenceSettings(), 2), ServerMetrics("live"))
+        intake.begin_session(_PART_BYTES)
+        yield intake
 
 
 def _parts(sequence: int) -> list[Msg]:
     client = Client(0, HiddenState.of(_initial()), _algorithm(), 7, sequence=sequence)
-    parts = split_upload(client.update(lambda start, _: start + np.float32(0.1)), 2048)
+    parts = split_upload(client.update(lambda start, _: start + np.float32(0.1)), _PART_BYTES)
     return [stored_message(f"{sequence}/{number}/{len(parts)}", part) for number, part in enumerate(parts)]
 
 

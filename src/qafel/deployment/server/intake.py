@@ -309,15 +309,15 @@ class Intake:
         server = self.ledger.server
         quantizer = server.algorithm.client_quantizer
         self.max_upload_bytes = HEADER_BYTES + quantizer.max_payload_bytes(server.model.size)
-        self.begin_session()
+        self.begin_session(self.max_upload_bytes)
 
-    def parts(self, part_bytes: int) -> int:
-        """In how many messages the largest upload comes."""
-        return -(-self.max_upload_bytes // part_bytes)
+    def begin_session(self, part_bytes: int) -> int:
+        """Forget unfinished uploads: a new consumer delivers their parts again, perhaps under other numbers.
 
-    def begin_session(self) -> None:
-        """Forget unfinished uploads: a new consumer delivers their parts again, perhaps under other numbers."""
-        self._assembler = PartAssembler(self.max_upload_bytes, _ASSEMBLY_BYTES)
+        Messages carry at most `part_bytes`. Returns how many parts of unfinished uploads may wait at any time.
+        """
+        self._assembler = PartAssembler(self.max_upload_bytes, part_bytes, _ASSEMBLY_BYTES)
+        return self._assembler.most_held
 
     def take(self, message: Msg, group: UploadGroup, now: float) -> None:
         """Count an upload, or reject it and say why; a part of an upload only waits.
@@ -336,7 +336,7 @@ class Intake:
                     upload = Message.from_bytes(frame)
                 raise UnknownClient(f"client {client} is not registered here")
             if PART in headers:
-                whole = self._add_part(client, Part.from_header(headers[PART]), message, group)
+                whole = self._add_part(client, Part.from_header(headers[PART]), message, group, now)
                 if whole is None:
                     return
                 frame, spent = whole, []
@@ -375,11 +375,11 @@ class Intake:
         self._refuse(client, upload.sequence if upload else None, told, group)
         return True
 
-    def _add_part(self, client: int, part: Part, message: Msg, group: UploadGroup) -> bytes | None:
+    def _add_part(self, client: int, part: Part, message: Msg, group: UploadGroup, now: float) -> bytes | None:
         """The whole upload, if this was its last part. A part of one that cannot count any more must not get at the
         one in progress; its client, which may have missed the receipt, is told with the last part.
         """
-        self._assembler.check(part)
+        self._assembler.check(part, len(message.data))
         try:
             self.checker.check_number(self.ledger.server, client, part.upload)
         except DuplicateUpload as error:
@@ -388,7 +388,7 @@ class Intake:
                 self._refuse(client, part.upload, error, group)
             group.acknowledge.append(message)
             return None
-        return self._assembler.add(client, part, message, group.acknowledge)
+        return self._assembler.add(client, part, message, now, group.acknowledge)
 
     def _count(
         self, frame: bytes, upload: Message, applied: Applied, decoded: Vector, group: UploadGroup, now: float

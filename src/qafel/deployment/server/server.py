@@ -184,7 +184,7 @@ class DeploymentServer:
 
     async def _begin(self, broker: Broker) -> None:
         """See that the run is ours; give the broker what it lacks, and ask for all that is not acknowledged."""
-        names, parts = self._publisher.names, self.intake.parts(broker.part_bytes)
+        names = self._publisher.names
         await asyncio.to_thread(self.ledger.journal.sync)
         await broker.ensure_buckets(self._settings.limits.replicas)
         await self._lease.claim(broker, self._run_state("running"))
@@ -193,8 +193,8 @@ class DeploymentServer:
         limits = self._settings.limits.fitted(clients, self.intake.max_upload_bytes, broker.part_bytes)
         await broker.ensure(names, limits)
         await refill(broker, self._publisher, self.ledger, self._agreement)
-        self.intake.begin_session()
-        await broker.new_consumer(names, self._lease.epoch, parts)
+        waiting_parts = self.intake.begin_session(broker.part_bytes)
+        await broker.new_consumer(names, self._lease.epoch, waiting_parts)
 
     async def _conclude(self, broker: Broker) -> None:
         """The last state, and with a run that has ended its model; if the run is still ours."""
