@@ -62,9 +62,7 @@ def run(
     track_of(track)
     config = load_recipe(recipe[0], settings, seed[0] if seed else None)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
-    if done := resume and state_of(out, config) == "finished":
-        told = f"the run in {out} is finished: nothing is left to do, unless you set larger limits"
-        errors.print(told, highlight=False, markup=False, soft_wrap=True)
+    done = resume and state_of(out, config) == "finished"
     if not resume and not overwrite:
         refuse_to_lose_a_run(config, out)
     task = config.task.make()
@@ -91,6 +89,9 @@ def run(
         again += [part for name in track or () for part in ("--track", name)]
         errors.print(f"interrupted, and saved; to go on: {shlex.join(again)}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
+    if done:
+        told = f"the run in {out} is finished: nothing is left to do, unless you set larger limits"
+        errors.print(told, highlight=False, markup=False, soft_wrap=True)
     if json_output:
         print_json(summary)
     else:
