@@ -13,6 +13,7 @@ compiled      how loops are compiled, and vectors of lanes in them
 text          numbers and names for people
 parts         a user's own parts by import path
 files         atomic writes, one lock, checksummed files
+http          a small HTTP server with limits
 workers       supervised worker processes
 quantizers    a vector to few bytes and back
 algorithm     the paper's Algorithms 1, 2 and 3, pure
