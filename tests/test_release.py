@@ -20,6 +20,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from qafel.version import __version__
 
@@ -170,6 +171,11 @@ def test_constraints_are_within_the_ranges_of_the_package_and_torch_has_a_range(
     (torch,) = (requirement for requirement in asked if requirement.name == "torch")
     assert "2.12.1" in torch.specifier
     assert pinned()["torch"] == "2.13.0"
+
+
+def test_what_comes_with_an_extra_has_no_known_hole():
+    """MLflow brings Starlette, which we do not use: CVE-2026-54282 and 54283 are fixed in 1.3.1."""
+    assert Version(pinned()["starlette"]) >= Version("1.3.1")
 
 
 @pytest.mark.parametrize(
