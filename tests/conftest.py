@@ -67,6 +67,7 @@ def _row(step: int, metric: float, upload_bytes: int) -> dict[str, Any]:
 def _summary(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     last = {key: value for key, value in rows[-1].items() if key not in ("version", "metric", "buffer_fill")}
     return last | {
+        "status": "finished",
         "name": name,
         "task": "mushrooms",
         "algorithm": name,

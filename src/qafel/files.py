@@ -1,12 +1,14 @@
-"""Files that last: atomic writes, one lock, and files that carry their kind, version and checksum."""
+"""Files: reads that neither wait nor grow without bound, atomic writes, one lock, and files with a checksum."""
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Self, final
 
@@ -18,6 +20,7 @@ if sys.platform != "win32":
     import fcntl
 
 _DIGEST_BYTES = 8
+_WORD_BYTES = 1000
 
 
 @contextmanager
@@ -27,6 +30,34 @@ def writing(what: str, then: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"cannot write {what}: {error.strerror or error}{then}") from None
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file to read, as a context.
+
+    `FileNotFoundError` if there is none. `DataError` if it cannot be read, or is something else, such as a pipe or a
+    device: its reader could wait forever.
+    """
+    try:
+        # Without O_NONBLOCK, a pipe would block here until somebody writes.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DataError(f"{path} is not a regular file: remove it")
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): check its kind and its permissions") from None
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The content of a regular file; the errors are those of `open_regular`, and one for more than `most_bytes`."""
+    with open_regular(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise DataError(f"{path} is larger than {most_bytes:,} bytes, which no such file should be")
+    return data
 
 
 def make_private(folder: Path, *, even_if_there: bool = True) -> None:
@@ -89,7 +120,7 @@ def write_word(path: Path, word: str) -> None:
 def read_word(path: Path) -> str | None:
     """The word of such a file; None if there is none, `DataError` if it is damaged."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _WORD_BYTES)
     except FileNotFoundError:
         return None
     word = data.split(b":")[0].rstrip(b"\n")
@@ -111,20 +142,21 @@ def write_checked(path: Path, kind: str, version: int, data: bytes) -> None:
 
 def read_checked(path: Path, kind: str, version: int) -> bytes:
     """The data of such a file; `DataError` if it is missing, damaged, or of another kind or version."""
-    try:
-        whole = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
     expected = f"qafel {kind} {version}\n".encode()
-    head = whole[: whole.find(b"\n") + 1]
+    try:
+        with open_regular(path) as file:
+            head = file.readline(2 * len(expected))
+            # A file of another kind, however large, is not read.
+            digest, data = (file.read(_DIGEST_BYTES), file.read()) if head == expected else (b"", b"")
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
     if head != expected and head.startswith(f"qafel {kind} ".encode()):
         found = head.decode(errors="replace").split()[-1]
         raise DataError(
             f"{path} has version {found} of its format, and this qafel reads version {version}: use the qafel "
             "that wrote it, or begin anew in another folder"
         )
-    data = whole[len(expected) + _DIGEST_BYTES :]
-    if head != expected or whole[len(expected) : len(expected) + _DIGEST_BYTES] != _digest(expected, data):
+    if head != expected or digest != _digest(expected, data):
         raise DataError(f"{path} is damaged, or an older version of qafel wrote it: its checksum differs")
     return data
 

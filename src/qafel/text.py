@@ -61,7 +61,10 @@ def human_seconds(value: float) -> str:
     if minutes < 60:
         return f"{minutes} min {seconds} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days = hours // 24
+    return f"{days} d {hours % 24} h" if days < 1000 else f"{human_count(days)} d"
 
 
 def human_ratio(value: float) -> str:
@@ -147,6 +150,11 @@ def printable(text: str) -> str:
     Else whoever sends it could forge lines of a log, or steer the terminal that shows it.
     """
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning if it has more than `most` letters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

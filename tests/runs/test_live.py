@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qafel.errors import DataError
 from qafel.runs.live import LIVE_FILE, MOST_STALENESS, LiveFile, LiveState, Rate, read_live, shortened
 
 STATE = LiveState(
@@ -38,8 +39,13 @@ def test_what_is_not_finite_is_left_out_of_the_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"status": "running"}', b"\xff\xfe"])
-def test_a_damaged_file_is_as_none(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LIVE_FILE).write_bytes(content)
+    with pytest.raises(DataError, match=LIVE_FILE):
+        read_live(tmp_path)
+
+
+def test_without_a_file_there_is_no_state(tmp_path: Path) -> None:
     assert read_live(tmp_path) is None
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from qafel.errors import DataError
 from qafel.runs.live import LiveFile
+from qafel.runs.reading import RowReader
 from qafel.watch.sources import Folders, FollowedRun, Told, find_runs
 from tests.watch.states import live_state
 
@@ -49,8 +50,8 @@ def test_every_byte_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     followed = FollowedRun(folder)
     followed.look()
     read = []
-    loads = json.loads
-    monkeypatch.setattr("qafel.watch.sources.json.loads", lambda text: read.append(text) or loads(text))
+    row_of = RowReader._row
+    monkeypatch.setattr(RowReader, "_row", lambda self, line: read.append(line) or row_of(self, line))
     add_rows(folder, 0.3, start=2)
     followed.look()
     followed.look()
@@ -69,7 +70,9 @@ def test_the_end_is_seen_and_so_is_a_run_that_goes_on_after_it(folder: Path) -> 
     followed = FollowedRun(folder)
     LiveFile(folder).write(live_state())
     assert followed.look().word == "running"
-    (folder / "summary.json").write_text(json.dumps({"status": "finished", "metric_name": "loss", "target": 0.1}))
+    summary = {"status": "finished", "metric_name": "loss", "target": 0.1, "metric_final": 0.2, "server_steps": 3}
+    summary |= {"uploads": 30, "upload_bytes_total": 300, "broadcast_bytes_total": 30}
+    (folder / "summary.json").write_text(json.dumps(summary))
     found = followed.look()
     assert (found.word, found.live, found.run.summary["metric_name"]) == ("finished", None, "loss")
     (folder / "summary.json").unlink()

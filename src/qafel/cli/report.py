@@ -17,11 +17,12 @@ from qafel.errors import DataError, NothingToShow, OutputError, QafelError
 from qafel.files import writing
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
-from qafel.runs.reading import Run, is_moved_aside, run_directories
+from qafel.runs.reading import Run, folder_name, is_moved_aside, run_directories
 from qafel.sweeps.making import Planned, make_runs, unfinished
 from qafel.text import human_bytes
 from qafel.workers import worker_count
 
+_DAMAGED = "damaged"
 REFERENCE = "mushrooms-fedbuff"
 RECIPES = (
     REFERENCE,
@@ -46,18 +47,18 @@ def report(
 ) -> None:
     """Compare runs: write a self-contained HTML page, and a figure of the same name beside it.
 
-    Runs that differ only by seed are one curve and one row. Of several runs, those without any evaluation yet are left
-    out and named, and so is what is no run directory.
+    Runs that differ only by seed are one curve and one row. Of several runs, those that are damaged or have no
+    evaluation yet are left out and named, and so is what is not a run directory.
 
     Example: qafel report runs/qafel runs/fedbuff --out comparison/report.html
     """
     drawing.require_drawing()
     page = _page_path(runs, out)
     loaded, left_out = _load(runs)
-    for path, why in left_out:
-        typer.echo(f"left out: {path} ({why})", err=True)
+    for path, error in left_out:
+        typer.echo(f"left out: {error if _why(error) == _DAMAGED else f'{path} ({_why(error)})'}", err=True)
     # A page may be passed on: it names folders, not the way to them.
-    named = [f"{path.resolve().name} ({why})" for path, why in left_out]
+    named = [f"{folder_name(path)} ({_why(error)})" for path, error in left_out]
     write_report(loaded, page, title=title, left_out=named)
     figure = drawing.printed.save_figure(comparison_figure(loaded), page.with_suffix(".png"))
     if json_output:
@@ -71,25 +72,28 @@ def report(
     _say("not finished, shown up to the last evaluation", loaded, [not run.finished for run in loaded])
 
 
-def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
-    """The runs; of several, those with nothing to show yet are left out, each with the reason."""
+def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, DataError]]]:
+    """The runs; of several, those that are damaged or have nothing to show yet are left out, each with the reason."""
     loaded: list[Run] = []
-    left_out: list[tuple[Path, str]] = []
+    left_out: list[tuple[Path, DataError]] = []
     found = [(inside, inside != path) for path in paths for inside in run_directories(path)]
     for path, within in found:
-        if within and is_moved_aside(path):
-            left_out.append((path, "moved aside"))
-            continue
         try:
+            if within and is_moved_aside(path):
+                raise NothingToShow(f"{path} was moved aside", "moved aside")
             loaded.append(Run.load(path))
-        except NothingToShow as error:
-            if len(found) == 1:
+        except DataError as error:
+            if len(found) == 1 or not os.path.lexists(path):
                 raise
-            left_out.append((path, error.why))
+            left_out.append((path, error))
     if not loaded:
-        reasons = ", ".join(f"{path} ({why})" for path, why in left_out)
+        reasons = ", ".join(f"{path} ({_why(error)})" for path, error in left_out)
         raise DataError(f"none of these has an evaluation to report on: {reasons}")
     return loaded, left_out
+
+
+def _why(error: DataError) -> str:
+    return error.why if isinstance(error, NothingToShow) else _DAMAGED
 
 
 def _say(what: str, runs: list[Run], which: list[bool]) -> None:

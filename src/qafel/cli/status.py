@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,7 +19,8 @@ from rich.text import Text
 
 from qafel.cli.client import BrokerUrl, require_extra
 from qafel.cli.console import JsonOption, console, errors, figures_table, print_json
-from qafel.text import UNKNOWN, counted, human_bytes, human_count, human_metric
+from qafel.runs.progress import finite_or_none
+from qafel.text import UNKNOWN, counted, cut, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
     from qafel.deployment.messages import RunState, RunStatus
@@ -76,7 +78,7 @@ def _complain(text: str) -> None:
 
 
 def _plain(found: list[RunStatus]) -> list[dict[str, Any]]:
-    return [{**asdict(one), "word": one.word} for one in found]
+    return [{**asdict(one), "state": finite_or_none(asdict(one.state)), "word": one.word} for one in found]
 
 
 def _screen(found: list[RunStatus]) -> Table:
@@ -92,11 +94,11 @@ def _table(found: list[RunStatus]) -> Table:
         state = one.state
         cells = (
             one.run,
-            one.word.replace("silent for ", "silent ") + (" (!)" if state.problem else ""),
+            cut(one.word.replace("silent for ", "silent "), 16) + (" (!)" if state.problem else ""),
             _steps(state, human_count),
             human_count(state.uploads),
-            f"{state.updates_per_s:,.0f}",
-            str(max(state.clients.values(), default=UNKNOWN)),
+            human_count(round(state.updates_per_s)),
+            human_count(max(state.clients.values(), default=math.nan)),
             human_bytes(state.upload_bytes + state.broadcast_bytes),
             UNKNOWN if state.metric is None else human_metric(state.metric),
         )
@@ -119,7 +121,8 @@ def _in_full(one: RunStatus) -> Table:
         failed = f"{counted(state.failed_checkpoints, 'checkpoint')} could not be written"
         add("problem", f"{failed}; {state.problem or 'the last one was'}")
     add("version", f"{_steps(state, '{:,}'.format)}, buffer {state.buffer}")
-    add("updates", f"{state.uploads:,}, {state.updates_per_s:,.1f} a second; {counted(one.waiting, 'message')} waiting")
+    rate = human_count(round(state.updates_per_s, 1))
+    add("updates", f"{state.uploads:,}, {rate} a second; {counted(one.waiting, 'message')} waiting")
     if lags:
         median = f"half of them at most {lags[(len(lags) - 1) // 2]:,}"
         add("clients", f"{len(lags)} heard of last, up to {counted(lags[-1], 'version')} behind, {median}")

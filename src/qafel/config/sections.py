@@ -5,6 +5,7 @@ An unknown key is an error that names the nearest known one. The section [task] 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -40,6 +41,10 @@ from qafel.tasks import Task
 from qafel.tasks.protocol import initial_model
 from qafel.text import did_you_mean
 
+_DEEPEST = 32
+_TOO_DEEP = f"its values are nested more than {_DEEPEST} deep"
+_MANY_PARTS = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){{{_DEEPEST}}}""")
+
 
 @cache
 def recipes() -> Mapping[str, str]:
@@ -49,14 +54,31 @@ def recipes() -> Mapping[str, str]:
     return MappingProxyType({name: path.read_text(encoding="utf-8") for name, path in named.items()})
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text. `ValueError` says why it is none, or that values are nested more than 32 deep."""
+    try:
+        if _MANY_PARTS.search(text):  # for which the parser would need quadratic time
+            raise RecursionError
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    inside: list[Any] = [table]
+    for _ in range(_DEEPEST):
+        values = (value for one in inside for value in (one.values() if isinstance(one, dict) else one))
+        inside = [value for value in values if isinstance(value, dict | list)]
+    if inside:
+        raise ValueError(_TOO_DEEP)
+    return table
+
+
 def read_table(text: str, source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read TOML `text` as a table: first what it extends, then what it says, then `overrides` such as "stop.uploads=9".
 
     `source` names the text in errors.
     """
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
     if (base := table.pop("extends", None)) is not None:
         if base not in recipes():
@@ -89,8 +111,8 @@ def _override(table: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"a setting is section.key=value, got {override!r}")
     try:
-        read = tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+        read = parse_toml(f"v = {value}")["v"]
+    except ValueError:
         read = value.strip()
     put(table, keys, read, f"the setting {override}")
     if keys == ["task", "name"] and _names_own_task(table["task"]):

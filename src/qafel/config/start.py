@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,10 +17,12 @@ from pydantic import Field
 
 from qafel.config.parts import Section
 from qafel.errors import DataError
+from qafel.files import open_regular, read_regular
 from qafel.params import Layout, Vector
 
 StartFrom: TypeAlias = str | PathLike[str] | NDArray[Any] | Mapping[str, NDArray[Any]]
 """A model: a safetensors file, all parameters in one vector, or tensors by name."""
+_HEADER_BYTES = 16 << 20  # with the names of all tensors
 
 
 class StartConfig(Section):
@@ -34,12 +37,18 @@ class StartConfig(Section):
 
     def pinned(self) -> StartConfig:
         """The same with the digest of the file as it is now, unless one is stated."""
-        sha256 = self.sha256 or hashlib.sha256(self._bytes()).hexdigest()
+        sha256 = self.sha256
+        if sha256 is None:
+            with self._reading(), open_regular(Path(self.model)) as file:
+                if not 0 < int.from_bytes(file.peek(8)[:8], "little") < _HEADER_BYTES:
+                    raise DataError(f"{self.model} is not a whole safetensors file")
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return self.model_copy(update={"sha256": sha256})
 
     def read(self, layout: Layout) -> Vector:
         """The model. `DataError` if it is not the stated one, is damaged, or does not fit the task's `layout`."""
-        data = self._bytes()
+        with self._reading():
+            data = read_regular(Path(self.model), 8 * layout.size + _HEADER_BYTES)  # be it of float64
         if self.sha256 not in (None, found := hashlib.sha256(data).hexdigest()):
             raise DataError(
                 f"{self.model} is not the model that this run starts from: its sha256 is {found[:12]}…, "
@@ -51,10 +60,11 @@ class StartConfig(Section):
             raise DataError(f"{self.model} is not a whole safetensors file of floats: {error}") from None
         return model_of(tensors, layout, self.model)
 
-    def _bytes(self) -> bytes:
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            return Path(self.model).read_bytes()
-        except OSError as error:
+            yield
+        except FileNotFoundError as error:
             raise DataError(f"cannot read the model to start from, {self.model}: {error.strerror}") from None
 
 

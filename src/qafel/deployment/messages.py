@@ -8,11 +8,11 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Final, NamedTuple, TypeAlias, final
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Final, NamedTuple, final
 
 from nats.aio.msg import Msg
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
@@ -29,15 +29,15 @@ from qafel.errors import (
     OversizedMessage,
 )
 from qafel.params import Layout
-from qafel.runs.live import LiveState
+from qafel.runs.live import ByName, LiveState
+from qafel.runs.records import Amount, Count, Number, Text, fault_of
 from qafel.tasks.protocol import Goal
 from qafel.text import human_seconds, printable
 
 _AGREEMENT_FORMAT: Final = 2  # the format of what is signed, and of receipts, goes with it
+_BUFFER: Final = r"^([0-9]{1,9}/[0-9]{1,9})?$"
 _PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
 _CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
-_Count: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 64)]
-"""What people are shown as a number, and charts as a float: one of a thousand digits would end both."""
 SILENT_S: Final = 10.0
 """A server of which nothing was heard for so long is silent: it renews its state every two seconds."""
 
@@ -100,56 +100,56 @@ def _other_format(found: object) -> DataError:
 class RunState:
     """The state that a server renews on the broker. `version` and `digest` are of the last broadcast that went out."""
 
-    state: str
-    version: _Count
-    digest: _Count
-    server_steps: _Count = 0
-    uploads: _Count = 0
-    updates_per_s: float = 0.0
-    upload_bytes: _Count = 0
-    broadcast_bytes: _Count = 0
-    rejected: dict[str, _Count] = field(default_factory=dict)
-    repeated: _Count = 0
+    state: Text
+    version: Count
+    digest: Count
+    server_steps: Count = 0
+    uploads: Count = 0
+    updates_per_s: Amount = 0.0
+    upload_bytes: Count = 0
+    broadcast_bytes: Count = 0
+    rejected: ByName[Count] = field(default_factory=dict)
+    repeated: Count = 0
     """Uploads that were counted before: their clients only missed the receipt."""
-    clients: dict[str, _Count] = field(default_factory=dict)
+    clients: ByName[Count] = field(default_factory=dict)
     """For the clients heard of last: how many versions behind their latest accepted update was."""
-    active: _Count = 0
+    active: Count = 0
     """How many clients take part: their last accepted update is not long ago, for their usual pace."""
-    silent: dict[str, float] = field(default_factory=dict)
+    silent: ByName[Amount] = field(default_factory=dict)
     """For some of the clients that took part and fell silent: since how many seconds."""
-    silent_count: _Count = 0
-    task_clients: _Count = 0
+    silent_count: Count = 0
+    task_clients: Count = 0
     """How many clients the task has data for."""
-    buffer: str = ""
-    staleness: list[_Count] = field(default_factory=list)
+    buffer: Annotated[Text, Field(pattern=_BUFFER)] = ""
+    staleness: list[Count] = field(default_factory=list)
     """Updates per staleness 0, 1, 2, … in the whole run; the last entry is of all above, too."""
-    metric: float | None = None
-    metric_name: str = ""
+    metric: Number | None = None
+    metric_name: Text = ""
     metric_goal: Goal = "min"
-    target: float | None = None
-    hidden_state_lag: float | None = None
+    target: Number | None = None
+    hidden_state_lag: Number | None = None
     """‖x − x̂‖ / ‖x‖ at the last evaluation."""
-    share_done: float | None = None
+    share_done: Amount | None = None
     """How far the run is towards the nearest of its limits, from 0 to 1."""
-    wall_s: float = 0.0
-    failed_checkpoints: _Count = 0
-    problem: str = ""
+    wall_s: Amount = 0.0
+    failed_checkpoints: Count = 0
+    problem: Text = ""
     """What an operator should see to, such as a full disk; empty if all is well."""
-    renewed_at: float = 0.0
-    run_id: str = ""
-    epoch: _Count = 0
+    renewed_at: Amount = 0.0
+    run_id: Text = ""
+    epoch: Count = 0
     """Which server of the run this is, counted; a lower one's words are void. Zero: a server from before epochs."""
-    since: _Count = 0
+    since: Count = 0
     """The version that its epoch began with."""
-    holder: str = ""
+    holder: Text = ""
     """The folder that it serves from, and no copy of it."""
-    instance: str = ""
+    instance: Text = ""
     """The process."""
-    safe_uploads: _Count = 0
+    safe_uploads: Count = 0
     """Of the uploads, those in its journal, synced."""
-    beat: _Count = 0
+    beat: Count = 0
     """Counts the states of an epoch: one that was said before is no news."""
-    session: str = ""
+    session: Text = ""
     """Changes when the server had to connect again: what was on its way then may be lost."""
 
     @property
@@ -172,8 +172,8 @@ class RunState:
             virtual_time_unit="s",
             updates_per_s=self.updates_per_s,
             share_done=self.share_done,
-            buffer_fill=int(fill) if fill.isdecimal() else 0,
-            buffer_size=int(size) if size.isdecimal() else 0,
+            buffer_fill=int(fill or 0),
+            buffer_size=int(size or 0),
             staleness_histogram=self.staleness,
             rejected=self.rejected,
             repeated=self.repeated,
@@ -188,6 +188,7 @@ class RunState:
             target=self.target,
             hidden_state_lag=self.hidden_state_lag,
             problem=self.problem,
+            run_id=self.run_id,
         )
 
     def to_bytes(self) -> bytes:
@@ -196,19 +197,9 @@ class RunState:
     @staticmethod
     def from_bytes(data: bytes) -> RunState:
         try:
-            state = _RUN_STATE.validate_json(data)
-        except ValueError as error:
-            raise DataError(f"the broker does not hold a run's state: {printable(str(error))}") from None
-        return replace(
-            state,
-            state=printable(state.state),
-            buffer=printable(state.buffer),
-            metric_name=printable(state.metric_name),
-            problem=printable(state.problem),
-            rejected={printable(reason): count for reason, count in state.rejected.items()},
-            clients={printable(client): lag for client, lag in state.clients.items()},
-            silent={printable(client): silent_s for client, silent_s in state.silent.items()},
-        )
+            return _RUN_STATE.validate_json(data)
+        except ValidationError as error:
+            raise DataError(f"the broker does not hold a run's state: {fault_of(error)}") from None
 
 
 _RUN_STATE: Final = TypeAdapter(RunState)

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from qafel.errors import DataError, OutputError
-from qafel.files import write_atomically, writing
-from qafel.runs.directory import RunDirectory, require_known_format, state_of
+from qafel.files import read_regular, write_atomically, writing
+from qafel.runs.directory import RunDirectory, read_toml, state_of
 from qafel.runs.reading import Run, read_rows
 from qafel.sweeps.making import Planned
 
@@ -27,6 +27,7 @@ COLUMNS = (*ALWAYS, "gradient_norm_squared")
 """What entries read of an evaluation; the last is not in every run."""
 
 FILES = ("config.toml", "summary.json")
+_MOST_BYTES = 64 << 20
 
 
 def keep(planned: Iterable[Planned], runs: Path, results: Path) -> None:
@@ -103,7 +104,7 @@ def _unpack(file: Path, run: Planned, path: Path) -> None:
 
 def _require_planned(made: Path, file: Path, run: Planned) -> None:
     """Raise DataError unless what was `made` of a kept file is the planned run, and whole."""
-    require_known_format((made / "config.toml").read_text(encoding="utf-8"), file / "config.toml")
+    read_toml(made)
     if state_of(made, run.config) != "finished":
         raise DataError(f"{file} is another run than {run.folder} is now: delete it, and the run is made again")
     try:
@@ -115,10 +116,10 @@ def _require_planned(made: Path, file: Path, run: Planned) -> None:
 def _read(file: Path) -> dict[str, bytes]:
     """The files of a kept run, by name."""
     try:
-        content = json.loads(gzip.decompress(file.read_bytes()))
+        content = json.loads(gzip.decompress(read_regular(file, _MOST_BYTES)))
         columns = content["columns"]
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
         texts = {"metrics.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows)}
         return {name: text.encode() for name, text in (texts | {name: content[name] for name in FILES}).items()}
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error) as error:
         raise DataError(f"{file} is damaged ({error}): restore it, or delete it and repeat the run") from None

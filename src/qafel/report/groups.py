@@ -15,13 +15,14 @@ import numpy as np
 
 from qafel.drawing.chart import Axis, Style, styles_for
 from qafel.runs.directory import by_path
-from qafel.runs.reading import Column, Run
+from qafel.runs.reading import Column, Run, folder_name
 from qafel.runs.seeds import Repeats, repeats_of
 from qafel.tasks.protocol import Goal
-from qafel.text import UNKNOWN, counted, human_count, human_metric
+from qafel.text import UNKNOWN, counted, cut, human_count, human_metric, printable
 
 _DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
 _FEW = 3  # more settings than this are not written into a label
+_LONG = 1000  # letters of a setting
 _NAMES = ("seed", "name", "description")
 _BETTER = {"min": "lower is better", "max": "higher is better"}
 
@@ -79,10 +80,10 @@ def member_labels(members: Sequence[Repeats]) -> tuple[str, ...]:
     additions = (
         _settings_apart(labels, first),
         [
-            f"seed {run.summary['seed']}" if one and "seed" in run.summary else ""
+            cut(printable(f"seed {run.summary['seed']}"), 100) if one and "seed" in run.summary else ""
             for run, one in zip(first, alone, strict=True)
         ],
-        [run.path.resolve().name for run in first],
+        [folder_name(run.path) for run in first],
         [f"#{index}" for index in range(1, len(members) + 1)],
     )
     for addition in additions:
@@ -107,7 +108,7 @@ def _settings_apart(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
             if len({other.get(key) for other in others}) > 1
         ]
         few = keys if len(keys) <= _FEW else []
-        found.append(", ".join(f"{key.rpartition('.')[2]}={own.get(key, UNKNOWN)}" for key in few))
+        found.append(", ".join(f"{key.rpartition('.')[2]}={cut(own.get(key, UNKNOWN), 60)}" for key in few))
     return found
 
 
@@ -256,6 +257,8 @@ def _where(own: Repeats, row: int) -> str:
 def flatten(table: Mapping[str, Any]) -> dict[str, str]:
     """Dotted keys and printable values of nested tables."""
     return {
-        key: value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        printable(key): cut(
+            printable(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)), _LONG
+        )
         for key, value in by_path(table).items()
     }

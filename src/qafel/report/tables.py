@@ -13,7 +13,7 @@ import numpy as np
 from qafel.drawing.chart import Style
 from qafel.drawing.page import Html, table
 from qafel.report.groups import Group, flatten
-from qafel.runs.reading import Run
+from qafel.runs.reading import Run, folder_name
 from qafel.runs.seeds import Figure, Repeats, Spread
 from qafel.tasks.protocol import Goal
 from qafel.text import UNKNOWN, human_bytes, human_count, human_metric, human_rate, human_ratio, human_seconds
@@ -206,7 +206,7 @@ def provenance_table(runs: Sequence[Run], labels: Sequence[str]) -> str:
         summary = flatten(run.summary)
         chosen = {key: summary[key] for key in _PROVENANCE if key in summary}
         chosen |= {key: value for key, value in summary.items() if "version" in key.split(".")[0]}
-        facts.append({"directory": run.path.resolve().name} | chosen)
+        facts.append({"directory": folder_name(run.path)} | chosen)
     return table(["", *labels], _rows(facts))
 
 

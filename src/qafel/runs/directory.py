@@ -22,22 +22,23 @@ from qafel.algorithm import Checkpoint
 from qafel.config import Config
 from qafel.config.sections import read_table
 from qafel.errors import ConfigError, DataError, OutputError
-from qafel.files import Lock, read_checked, write_atomically, write_checked, writing
+from qafel.files import Lock, read_checked, read_regular, write_atomically, write_checked, writing
 from qafel.params import Layout, Vector
 from qafel.runs.live import LIVE_FILE, LiveFile, LiveState
 from qafel.runs.progress import Row
-from qafel.runs.summary import Summary
+from qafel.runs.summary import Summary, read_summary
 
 FORMAT = 2
 """Version of the directory's format; 1 did not state it. It is the first line of config.toml."""
 CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
 _CHECKPOINT_FORMAT = 2
-_HEADER = re.compile(r"# qafel run directory, format (\d+)\n")
+_HEADER = re.compile(r"# qafel run directory, format (\d{1,9})\n")
 
 State: TypeAlias = Literal["absent", "other", "damaged", "interrupted", "other limits", "finished"]
 """How far a directory is with a run; "other": it is of another one, "other limits": of this one but for its end."""
 
 _LABELS = ("name", "description")
+_CONFIG_BYTES = 1 << 20
 _FLUSH_S = 0.5  # as long a row may wait before others can read it
 
 
@@ -194,7 +195,7 @@ def same_run(one: Mapping[str, Any], other: Mapping[str, Any], ignoring: Contain
     """
     first, second = (
         {
-            key: value["sha256"] if key == "start" else value
+            key: value["sha256"] if key == "start" and isinstance(value, Mapping) else value
             for key, value in table.items()
             if key not in _LABELS and key not in ignoring
         }
@@ -208,14 +209,11 @@ def state_of(path: Path, settings: Config | Mapping[str, Any]) -> State:
     wanted = settings_of(settings) if isinstance(settings, Config) else settings
     if not _has_results(path) and not _has_rows(path):
         return "absent"
-    file = path / "config.toml"
     try:
-        text = file.read_text(encoding="utf-8")
-        require_known_format(text, file)
-        found = read_settings(text, str(file))
+        found = read_settings(read_toml(path), str(path / "config.toml"))
         if not same_run(found, wanted, {"stop"}):
             return "other"
-    except (OSError, UnicodeDecodeError, ConfigError, DataError):
+    except (FileNotFoundError, ConfigError, DataError):
         return "other"
     if not same_run(found, wanted):
         return "other limits"
@@ -225,16 +223,26 @@ def state_of(path: Path, settings: Config | Mapping[str, Any]) -> State:
     return "interrupted" if goes_on else "damaged" if os.path.exists(path / "summary.json") else "absent"
 
 
-def require_known_format(toml: str, file: Path) -> None:
-    """Raise `DataError` if a newer version wrote a run directory: its files may mean something else.
+def read_toml(path: Path) -> str:
+    """The text of a run directory's config.toml; `FileNotFoundError` if there is none.
 
-    `toml` is the text of its config.toml, and `file` that file's path.
+    `DataError` if it is damaged, or of a newer version, whose files may mean something else.
     """
+    file = path / "config.toml"
+    try:
+        toml = read_regular(file, _CONFIG_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise damaged_config(path, error) from None
     header = _HEADER.match(toml)
     if header is not None and int(header[1]) > FORMAT:
         raise DataError(
-            f"{file.parent} is a run directory of format {header[1]}, this version reads up to {FORMAT}: upgrade qafel"
+            f"{path} is a run directory of format {header[1]}, this version reads up to {FORMAT}: upgrade qafel"
         )
+    return toml
+
+
+def damaged_config(path: Path, why: object) -> DataError:
+    return DataError(f"{path / 'config.toml'} is damaged ({why}): restore it, or repeat the run")
 
 
 def _has_results(path: Path) -> bool:
@@ -252,9 +260,10 @@ def _has_rows(path: Path) -> bool:
 def has_summary(path: Path) -> bool:
     """Whether the run in the directory `path` has come to its end."""
     try:
-        return isinstance(json.loads((path / "summary.json").read_bytes()), dict)
-    except (OSError, ValueError, RecursionError):
+        read_summary(path)
+    except (FileNotFoundError, DataError):
         return False
+    return True
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

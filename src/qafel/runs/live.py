@@ -11,20 +11,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import final
+from typing import Annotated, TypeAlias, TypeVar, final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from qafel.errors import OutputError
 from qafel.files import write_atomically
-from qafel.runs.progress import Status, finite_or_none
+from qafel.runs.progress import finite_or_none
+from qafel.runs.records import Amount, Count, Number, Text, read_record
 from qafel.tasks.protocol import Goal
 
 LIVE_FILE = "live.json"
+_MOST_BYTES = 1 << 20
 NAMED_CLIENTS = 100
 """Of so many clients the numbers are told; of all others the count."""
 MOST_STALENESS = 200
 """The last entry of a told histogram is of this staleness and of all above."""
+
+
+_Entry = TypeVar("_Entry")
+ByName: TypeAlias = Annotated[dict[Text, _Entry], Field(max_length=1000)]
+"""By client or by reason: as many as a person may look at."""
 
 
 @final
@@ -32,45 +39,48 @@ MOST_STALENESS = 200
 class LiveState:
     """A run at a moment. Names are those of a row or a summary where they mean the same."""
 
-    status: Status | str
-    at: float
+    status: Text
+    """A run's `Status`, or another word of its server."""
+    at: Amount
     """When this was said, in seconds since 1970."""
-    version: int
-    uploads: int
-    upload_bytes_total: int
-    broadcast_bytes_total: int
-    wall_s: float
+    version: Count
+    uploads: Count
+    upload_bytes_total: Count
+    broadcast_bytes_total: Count
+    wall_s: Amount
     """How long the run has gone on."""
-    virtual_time: float | None = None
-    virtual_time_unit: str = ""
+    virtual_time: Amount | None = None
+    virtual_time_unit: Text = ""
     """"s" for a deployed run, whose time is in seconds."""
-    updates_per_s: float = 0.0
+    updates_per_s: Amount = 0.0
     """Of the last seconds."""
-    share_done: float | None = None
+    share_done: Amount | None = None
     """How far the run is towards the nearest of its limits, from 0 to 1."""
-    buffer_fill: int = 0
-    buffer_size: int = 0
-    staleness_histogram: list[int] = field(default_factory=list)
+    buffer_fill: Count = 0
+    buffer_size: Count = 0
+    staleness_histogram: list[Count] = field(default_factory=list)
     """Updates per staleness 0, 1, 2, … in the whole run; see `MOST_STALENESS`."""
-    rejected: dict[str, int] = field(default_factory=dict)
-    repeated: int = 0
-    clients: int = 0
+    rejected: ByName[Count] = field(default_factory=dict)
+    repeated: Count = 0
+    clients: Count = 0
     """How many there are."""
-    training: dict[str, int] = field(default_factory=dict)
+    training: ByName[Count] = field(default_factory=dict)
     """Some of the clients that take part, by number: how many versions behind each is."""
-    training_count: int = 0
-    silent: dict[str, float | None] = field(default_factory=dict)
+    training_count: Count = 0
+    silent: ByName[Amount | None] = field(default_factory=dict)
     """Some of the clients that do not report: since how many seconds; None where that is not known."""
-    silent_count: int | None = 0
+    silent_count: Count | None = 0
     """None: not counted, as in a simulation of very many clients."""
-    metric: float | None = None
-    metric_name: str = ""
+    metric: Number | None = None
+    metric_name: Text = ""
     metric_goal: Goal = "min"
-    target: float | None = None
-    hidden_state_lag: float | None = None
+    target: Number | None = None
+    hidden_state_lag: Number | None = None
     """‖x − x̂‖ / ‖x‖ at the last evaluation."""
-    problem: str = ""
+    problem: Text = ""
     """What an operator should see to; empty if all is well."""
+    run_id: Text = ""
+    """Tells a deployed run from all others, wherever it is seen."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(finite_or_none(asdict(self)), allow_nan=False).encode()
@@ -85,9 +95,9 @@ _LIVE_STATE = TypeAdapter(LiveState)
 
 
 def read_live(folder: Path) -> LiveState | None:
-    """The live state in a run directory; None if there is none, or it is damaged."""
-    with suppress(OSError, ValueError):
-        return LiveState.from_bytes((folder / LIVE_FILE).read_bytes())
+    """The live state in a run directory; None if there is none, `DataError` if it is damaged."""
+    with suppress(FileNotFoundError):
+        return read_record(folder / LIVE_FILE, _LIVE_STATE, _MOST_BYTES, "delete it; a running run writes it again")
     return None
 
 

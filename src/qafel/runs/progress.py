@@ -18,6 +18,7 @@ from qafel.algorithm import Server
 from qafel.config import StopConfig
 from qafel.errors import ConfigError, require_numbers
 from qafel.params import Vector
+from qafel.runs.records import Amount, Count, Number
 from qafel.tasks.protocol import Goal
 
 Unit: TypeAlias = Literal["server_steps", "uploads"]
@@ -94,21 +95,21 @@ def finite_or_none(values: Mapping[str, Any]) -> dict[str, Any]:
 class Row:
     """One evaluation. Staleness is that of the updates since the row before."""
 
-    version: int
-    uploads: int
-    virtual_time: float
-    upload_bytes_total: int
-    broadcast_bytes_total: int
-    received_bytes_total: int | None
-    received_by_all_bytes_total: int | None
-    staleness_mean: float
-    staleness_max: int
-    staleness_histogram: list[int]
-    hidden_state_lag: float
+    version: Count
+    uploads: Count
+    virtual_time: Amount
+    upload_bytes_total: Count
+    broadcast_bytes_total: Count
+    received_bytes_total: Count | None
+    received_by_all_bytes_total: Count | None
+    staleness_mean: Amount
+    staleness_max: Count
+    staleness_histogram: list[Count]
+    hidden_state_lag: Number
     """‖x − x̂‖ / ‖x‖: how far the clients' model is from the server's."""
-    buffer_fill: int
-    metric: float
-    wall_s: float
+    buffer_fill: Count
+    metric: Number
+    wall_s: Amount
     figures: dict[str, float]
     """What else the task measured, such as the loss."""
 

@@ -6,23 +6,39 @@ no summary and perhaps half a last row; it loads all the same, with its last row
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, final, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
+from qafel.config.sections import parse_toml
 from qafel.errors import DataError, NothingToShow
+from qafel.files import open_regular
 from qafel.lazy import require_installed
-from qafel.runs.directory import require_known_format
-from qafel.runs.progress import meets
+from qafel.runs.directory import damaged_config, read_toml
+from qafel.runs.progress import Row, meets
+from qafel.runs.records import bounded, fault_of
+from qafel.runs.summary import read_summary
 from qafel.tasks.protocol import Goal
+from qafel.text import cut, printable
+
+_MOST_LINE = 1 << 20
+_MOST_LINES = 4_000_000
+_MOST_COLUMNS = 256
+_MOST_FAULTS = 100
+"""So many lines that are not rows: the file is something else."""
+_DECLARED: dict[str, Any] = {
+    name: (kind | None, None) for name, kind in get_type_hints(Row, include_extras=True).items() if name != "figures"
+}
+_ROW = TypeAdapter(create_model("RowRecord", __config__=ConfigDict(extra="allow"), **_DECLARED))
+"""A line of metrics.jsonl: what a `Row` declares, which may be left out, and any figures of its task."""
 
 _METRICS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("mushrooms", "quadratic", "logistic"), ("f(x) − f*", "min")),
@@ -33,10 +49,19 @@ _METRICS: Mapping[str, tuple[str, str]] = {
 
 def run_directories(path: Path) -> list[Path]:
     """The run directories that `path` holds, seed 2 before seed 10; or `path` itself, if it is one or holds none."""
-    if not path.is_dir() or (path / "config.toml").is_file():
-        return [path]
-    inside = [child for child in path.iterdir() if (child / "config.toml").is_file()]
-    return sorted(inside, key=natural_order) or [path]
+    return [path] if is_run_directory(path) else _inside(path) or [path]
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether a folder has a config.toml, of whatever kind: its reader says what is wrong with it."""
+    return os.path.lexists(path / "config.toml")
+
+
+def _inside(path: Path) -> list[Path]:
+    try:
+        return sorted(filter(is_run_directory, path.iterdir()), key=natural_order)
+    except OSError:
+        return []
 
 
 def natural_order(path: Path) -> list[tuple[int, str]]:
@@ -49,59 +74,93 @@ def is_moved_aside(path: Path) -> bool:
     return re.fullmatch(r".*\.old-\d+", path.name) is not None
 
 
+def folder_name(path: Path) -> str:
+    """The name of a run's folder, as a page or a terminal may show it."""
+    return printable(Path(os.path.realpath(path)).name)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The configuration of the run directory `path`, as a table."""
-    file = path / "config.toml"
     try:
-        text = _read(file).decode()
-        require_known_format(text, file)
-        return tomllib.loads(text)
+        return parse_toml(read_toml(path))
     except FileNotFoundError:
-        inside = sorted(child.name for child in path.iterdir() if (child / "config.toml").is_file())
+        inside = [child.name for child in _inside(path)]
         hint = f"it holds the runs {', '.join(inside)}; name those" if inside else "name the one that `qafel run` wrote"
         message = f"{path} is not a run directory, it has no config.toml: {hint}"
         raise NothingToShow(message, "no run directory") from None
     except ValueError as error:
-        raise DataError(f"{file} is damaged ({error}): restore it, or repeat the run") from None
+        raise damaged_config(path, error) from None
+
+
+@final
+class RowReader:
+    """Reads the rows of a run's metrics.jsonl, each of them once: a later call finds those that were added."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.fault = ""
+        """What is wrong with the first line that is not a row."""
+        self._read_bytes = self._lines = self._faults = 0
+        self._columns: set[str] = set()
+
+    def more(self) -> Iterator[dict[str, Any]]:
+        """The rows that are new and whole. What is not a row is left out; `fault` tells of the first.
+
+        `FileNotFoundError` or `DataError` if the file cannot be read.
+        """
+        with open_regular(self.file) as file:
+            file.seek(self._read_bytes)
+            while self._faults < _MOST_FAULTS and (line := file.readline(_MOST_LINE)):
+                if not line.endswith(b"\n") and len(line) < _MOST_LINE:
+                    return  # half of one, until the rest is written
+                self._read_bytes += len(line)
+                self._lines += 1
+                if self._lines > _MOST_LINES:
+                    self._complain(f"it has more than {_MOST_LINES:,} lines", to_the_end=True)
+                elif line.strip() and (row := self._row(line)) is not None:
+                    yield row
+
+    def is_shorter(self) -> bool:
+        """Whether the file is shorter than what was read of it: the run began anew."""
+        try:
+            return self.file.stat().st_size < self._read_bytes
+        except OSError:
+            return self._read_bytes > 0
+
+    def _row(self, line: bytes) -> dict[str, Any] | None:
+        """The row of a line; None if it is none."""
+        try:
+            row: dict[str, Any] = _ROW.validate_json(line).model_dump(exclude_unset=True)
+        except ValidationError as error:
+            self._complain(fault_of(error), to_the_end=len(line) == _MOST_LINE)
+            return None
+        self._columns |= row.keys()
+        if len(self._columns) > _MOST_COLUMNS:
+            self._complain(f"it has more than {_MOST_COLUMNS} columns", to_the_end=True)
+            return None
+        return row
+
+    def _complain(self, why: str, to_the_end: bool) -> None:
+        self._faults += _MOST_FAULTS if to_the_end else 1
+        self.fault = self.fault or (
+            f"{self.file} is damaged in line {self._lines} ({why}): restore it, or repeat the run"
+        )
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """All rows of a metrics.jsonl; a last line that a killed run left half-written is dropped."""
+    reader = RowReader(file)
     try:
-        lines = _read(file).split(b"\n")
+        rows = list(reader.more())
     except FileNotFoundError:
         raise _nothing_yet(f"{file} is missing") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError("expected a JSON object")
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                break
-            raise DataError(f"{file} is damaged in line {number} ({error}): restore it, or repeat the run") from None
-        rows.append(row)
+    if reader.fault:
+        raise DataError(reader.fault)
     if not rows:
         raise _nothing_yet(f"{file} holds no complete row")
     if not any("metric" in row for row in rows):
         raise DataError(f"{file} has no column 'metric', which every row should have: was it written by `qafel run`?")
     return rows
-
-
-def read_summary(file: Path) -> dict[str, Any] | None:
-    """A summary.json; None if there is none."""
-    try:
-        summary = json.loads(_read(file))
-        if not isinstance(summary, dict):
-            raise ValueError("expected a JSON object")
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is damaged ({error}): delete it to see the run as unfinished, or repeat it") from None
-    return summary
 
 
 def summary_so_far(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,27 +184,15 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float6
 
 
 def number_of(value: object) -> float:
-    """A number from JSON; NaN for anything else."""
+    """A number from JSON or TOML, infinite beyond `LARGEST`; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+    return float(bounded(value))
 
 
 def _nothing_yet(what: str) -> NothingToShow:
     message = f"{what}: nothing was evaluated yet; let the run go on, or repeat it"
     return NothingToShow(message, "nothing evaluated yet")
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}): check its permissions") from None
 
 
 Column: TypeAlias = NDArray[np.float64]
@@ -167,20 +214,31 @@ class Run:
     def load(path: Path) -> Run:
         """Read the run directory `path`; a file that is missing or damaged raises a `DataError` that names it."""
         path = Path(path)
-        if not path.is_dir():
+        if not os.path.isdir(path):
             message = f"{path} is not a run directory: name the one that `qafel run` wrote"
             # A path that leads nowhere is a mistake, not something to leave out.
-            raise NothingToShow(message, "no run directory") if path.exists() else DataError(message)
+            raise NothingToShow(message, "no run directory") if os.path.lexists(path) else DataError(message)
         config = read_config(path)
         rows = read_rows(path / "metrics.jsonl")
-        summary = read_summary(path / "summary.json")
-        finished = summary is not None
-        if summary is None:
-            summary = summary_so_far(rows[-1], config)
-            if (path / "state").is_dir():  # of a deployed server, whose time is in seconds
-                summary["virtual_time_unit"] = "s"
-        name = summary.get("name") or config.get("name") or path.resolve().name
-        return Run(path, str(name), config, summary, columns_of(rows), finished)
+        try:
+            return Run.of(path, config, read_summary(path), columns_of(rows))
+        except FileNotFoundError:
+            return Run.of(path, config, summary_so_far(rows[-1], config), columns_of(rows), finished=False)
+
+    @staticmethod
+    def of(
+        path: Path,
+        config: Mapping[str, Any],
+        summary: Mapping[str, Any],
+        history: Mapping[str, Column],
+        finished: bool = True,
+    ) -> Run:
+        """A run of the directory `path`. Its name is what its summary or its configuration says, or the folder's."""
+        if not finished and os.path.isdir(path / "state"):  # of a deployed server, whose time is in seconds
+            summary = {"virtual_time_unit": "s", **summary}
+        names = (one.get("name") for one in (summary, config))
+        name = next((cut(printable(found), 200) for found in names if found and isinstance(found, str)), "")
+        return Run(path, name or folder_name(path), config, summary, history, finished)
 
     def number(self, key: str) -> float:
         """The summary's figure `key`; NaN if it is missing."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from qafel.runs.reading import Column, Run
+from qafel.runs.reading import Column, Run, folder_name
 from qafel.text import UNKNOWN
 
 Figure: TypeAlias = Callable[[Run], float]
@@ -168,4 +170,5 @@ def _seed(run: Run) -> object:
 def _name_without_seed(run: Run) -> str:
     """The run's name: mine of mine-seed3 and mine-3; of seed3 alone, that of the folder above."""
     seed = re.escape(str(_seed(run)))
-    return re.sub(rf"[-_ ]*seed[-_ =]*{seed}$|[-_ ]+{seed}$", "", run.name) or run.path.resolve().parent.name
+    name = re.sub(rf"[-_ ]*seed[-_ =]*{seed}$|[-_ ]+{seed}$", "", run.name)
+    return name or folder_name(Path(os.path.realpath(run.path)).parent)

@@ -11,16 +11,61 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
 from qafel.algorithm import Server
 from qafel.errors import DuplicateUpload
 from qafel.params import Vector
 from qafel.quantizers.kernels import are_compiled
 from qafel.runs.progress import Progress, Status, Traffic, finite_or_none, histogram_mean
-from qafel.tasks.protocol import Task
+from qafel.runs.records import Amount, Count, Number, Text, read_record
+from qafel.tasks.protocol import Goal, Task
 from qafel.text import counted, human_bytes
 from qafel.version import __version__
 
 Summary: TypeAlias = dict[str, Any]
+_MOST_BYTES = 16 << 20
+
+
+class SummaryRecord(BaseModel):
+    """What the readers of a summary.json rely on; it may say more."""
+
+    model_config = ConfigDict(extra="allow")
+
+    status: Status
+    metric_final: Number | None
+    server_steps: Count
+    uploads: Count
+    upload_bytes_total: Count
+    broadcast_bytes_total: Count
+    name: Text = ""
+    task: Text = ""
+    algorithm: Text = ""
+    run_id: Text = ""
+    metric_name: Text = ""
+    metric_goal: Goal = "min"
+    metric_best: Number | None = None
+    target: Number | None = None
+    received_bytes_total: Count | None = None
+    received_by_all_bytes_total: Count | None = None
+    rejected: dict[Text, Count] = {}
+    repeated: Count = 0
+    staleness_mean: Amount | None = None
+    staleness_max: Count = 0
+    staleness_histogram: list[Count] = []
+    virtual_time: Amount | None = None
+    virtual_time_unit: Text = ""
+    wall_s: Amount | None = None
+    updates_per_s: Amount | None = None
+
+
+_SUMMARY = TypeAdapter(SummaryRecord)
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary in a run directory; `FileNotFoundError` if there is none, `DataError` if it is damaged."""
+    hint = "delete it to see the run as unfinished, or repeat the run"
+    return read_record(folder / "summary.json", _SUMMARY, _MOST_BYTES, hint).model_dump(exclude_unset=True)
 
 
 def summarise(

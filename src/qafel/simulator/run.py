@@ -375,7 +375,7 @@ def sound_checkpoint(out: Path) -> Checkpoint:
     file = out / "metrics.jsonl"
     try:
         found = file.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         found = 0
     if found < expected:
         raise DataError(

@@ -18,7 +18,7 @@ from qafel.drawing.page import table
 from qafel.errors import ConfigError, DataError, OutputError
 from qafel.files import write_atomically, writing
 from qafel.runs.progress import Row
-from qafel.runs.reading import History, Run
+from qafel.runs.reading import History, Run, number_of
 from qafel.runs.seeds import Spread
 from qafel.runs.trackers import NOT_TRACKED, Track, track_of
 from qafel.simulator.api import quantizer_warnings
@@ -80,8 +80,8 @@ class Sweep:
         """
         from qafel.report import comparison_figure  # noqa: PLC0415  (what draws loads when it is used)
 
-        paths = ((self.folder / row["run"], row["run"] in self.failed) for row in self.rows)
-        return drawing.printed.Plot(comparison_figure([run for where in paths if (run := _load(*where))]))
+        found = (_load(self.folder / row["run"], {}) for row in self.rows)
+        return drawing.printed.Plot(comparison_figure([run for run in found if run is not None]))
 
     def over_seeds(self) -> tuple[list[str], list[list[str]]]:
         """A table's head and rows as text: a row for all seeds of a recipe and its settings.
@@ -161,26 +161,25 @@ def make_sweep(
     failed = make_runs(runs, folder, watcher, executor=executor, workers=workers, track=track)
     rows, loaded = [], []
     for planned in runs:
-        run = _load(folder / planned.folder, planned.folder in failed)
-        loaded += [run] if run else []
-        rows.append(_row(planned, folder, run, failed.get(planned.folder)))
+        if (run := _load(folder / planned.folder, failed)) is not None:
+            loaded.append(run)
+        rows.append(_row(planned, run, failed.get(planned.folder)))
     varied = list(dict.fromkeys(path for planned in runs for path in planned.at))
     found = Sweep(rows, folder, _write_report(loaded, folder, failed), failed, varied)
     write_atomically(folder / "table.csv", _csv(found).encode())
     return found
 
 
-def _load(path: Path, failed: bool) -> Run | None:
-    """A run, be it half of one; None if it failed before there was anything to show."""
+def _load(path: Path, failed: dict[str, str]) -> Run | None:
+    """A run, be it half of one. None if it is damaged or has nothing to show: then it has `failed`, if not before."""
     try:
         return Run.load(path)
-    except DataError:
-        if failed:
-            return None
-        raise
+    except DataError as error:
+        failed.setdefault(path.name, str(error))
+        return None
 
 
-def _row(planned: Planned, folder: Path, run: Run | None, failure: str | None) -> dict[str, Any]:
+def _row(planned: Planned, run: Run | None, failure: str | None) -> dict[str, Any]:
     summary = {} if run is None else run.summary
     figures = {key: value for key, value in summary.items() if value is None or isinstance(value, _SCALAR)}
     own = {"run": planned.folder, "recipe": planned.method, "seed": planned.config.seed, **planned.at}
@@ -195,7 +194,7 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     others = [row["status"] for row in rows if row["status"] != "finished"]
 
     def spread(*keys: str) -> Spread:
-        return Spread.of(float(sum(row[key] for key in keys)) for row in ended)
+        return Spread.of(sum(number_of(row[key]) for key in keys) for row in ended)
 
     return [
         str(len(ended)),

@@ -19,8 +19,8 @@ from qafel.report.charts import report_panels
 from qafel.report.groups import all_styles, groups_of, run_labels
 from qafel.runs.live import LiveState
 from qafel.runs.progress import histogram_mean
-from qafel.text import UNKNOWN, counted, human_bytes, human_count, human_metric, human_seconds
-from qafel.watch.watched import Pace, Watched, seconds_to_target
+from qafel.text import UNKNOWN, counted, human_bytes, human_count, human_metric, human_seconds, printable
+from qafel.watch.watched import Pace, Watched, seconds_to_target, seen_once
 
 _MOST = 24  # runs that are shown
 _POINTS = 3000  # of a chart: it is sent again and again
@@ -63,7 +63,7 @@ class Painter:
 
     def picture(self, watched: Sequence[Watched], notes: Iterable[str] = (), where: str = "") -> Picture:
         """What to show of these runs; `notes` are told above them, and `where` says where runs are looked for."""
-        shown, left_out = _chosen(watched)
+        shown, left_out = _chosen(seen_once(watched))
         self._paces = {one.key: self._paces.get(one.key, Pace()) for one in shown}
         labels = run_labels([one.run for one in shown])
         drawn = [one for one in shown if one.rows]
@@ -77,11 +77,11 @@ class Painter:
             for run in own.runs
         }
         told = [
-            *notes,
+            *map(printable, notes),
             *([f"{counted(left_out, 'more run')} that changed last before these: not shown."] if left_out else []),
         ]
         if not shown:
-            told.append(f"No run yet{f' in {where}' if where else ''}: runs show up here when they begin.")
+            told.append(f"No run yet{f' in {printable(where)}' if where else ''}: runs show up here when they begin.")
         articles = [
             self._card(one, label, colours.get(id(one.run), GREY)) for one, label in zip(shown, labels, strict=True)
         ]
@@ -101,7 +101,7 @@ class Painter:
         parts = [
             f'<header><span class="dot" style="background:{colour}"></span><h3>{escape(label)}</h3>'
             f'<span class="tag {escape(state)}">{escape(one.word)}</span></header>',
-            f'<p class="problem">{escape(one.problem)}</p>' if one.problem else "",
+            f'<p class="problem">{escape(printable(one.problem))}</p>' if one.problem else "",
             _metric(one),
             self._progress(one),
             _list(_figures(one)),

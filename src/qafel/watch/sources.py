@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from array import array
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 
 from qafel.errors import DataError
-from qafel.runs.live import LiveState, read_live
+from qafel.runs.live import LIVE_FILE, LiveState, read_live, shortened
 from qafel.runs.reading import (
+    RowReader,
     Run,
     is_moved_aside,
+    is_run_directory,
     natural_order,
     number_of,
     read_config,
-    read_summary,
     summary_so_far,
 )
+from qafel.runs.summary import read_summary
 from qafel.watch.watched import Watched
 
 _DEEP = 3  # folders below the given one
@@ -65,11 +65,9 @@ class Columns:
     def add(self, row: Mapping[str, Any]) -> None:
         for name, values in self._values.items():
             values.append(number_of(row.get(name)))
+        counts = shortened(row.get("staleness_histogram") or ())
+        self.staleness = [a + b for a, b in zip_longest(self.staleness, counts, fillvalue=0)]
         self.last = row
-
-    def add_staleness(self, counts: object) -> None:
-        if isinstance(counts, list) and all(isinstance(count, int) for count in counts):
-            self.staleness = [a + b for a, b in zip_longest(self.staleness, counts, fillvalue=0)]
 
     def halve(self) -> None:
         """Drop every second value but the last."""
@@ -84,15 +82,48 @@ class Columns:
         return {name: column for name, column in found.items() if name == "metric" or not np.isnan(column).all()}
 
 
-_Identity: TypeAlias = tuple[int, int, int]
+_Identity: TypeAlias = tuple[int, ...]
+_Content = TypeVar("_Content")
 
 
-def _identity(file: Path) -> _Identity | None:
-    """What changes when a file is written again; None if there is none."""
-    with suppress(OSError):
+def _identity(file: Path) -> _Identity:
+    """What changes when a file is written again, and what tells why there is none."""
+    try:
         found = file.stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
-    return None
+    except OSError as error:
+        return (error.errno or 0,)
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@final
+class _FollowedFile(Generic[_Content]):
+    """A file of a run, which is read again when it has changed."""
+
+    def __init__(self, folder: Path, name: str, read: Callable[[Path], _Content]) -> None:
+        self._folder, self._file, self._read = folder, folder / name, read
+        self._identity: _Identity | None = None
+        self.content: _Content | None = None
+        """None if there is no such file, or it is damaged."""
+        self.fault = ""
+
+    def look(self) -> bool:
+        """Whether the file has changed."""
+        identity = _identity(self._file)
+        if identity == self._identity:
+            return False
+        self._identity, self.content, self.fault = identity, None, ""
+        try:
+            self.content = self._read(self._folder)
+        except FileNotFoundError:
+            pass
+        except DataError as error:
+            self.fault = str(error)
+        return True
+
+    @property
+    def changed_at(self) -> float:
+        """When it was written last, in seconds since 1970; zero if nobody knows."""
+        return self._identity[1] / 1e9 if self._identity and len(self._identity) > 1 else 0.0
 
 
 @final
@@ -101,77 +132,50 @@ class FollowedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._config_identity: _Identity | None = None
-        self._summary_identity: _Identity | None = None
+        self._config = _FollowedFile(path, "config.toml", read_config)
+        self._summary = _FollowedFile(path, "summary.json", read_summary)
+        self._live = _FollowedFile(path, LIVE_FILE, read_live)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._columns = Columns()
-        self._read_bytes = 0
-        self._config: dict[str, Any] = {}
-        self._summary: dict[str, Any] | None = None
+        self._rows = RowReader(self.path / "metrics.jsonl")
+        self._metrics = _FollowedFile(self.path, "metrics.jsonl", self._take_rows)
+
+    def _take_rows(self, _: Path) -> None:
+        for row in self._rows.more():
+            if "metric" in row:
+                self._columns.add(row)
+        if self._rows.fault:
+            raise DataError(self._rows.fault)
 
     def look(self) -> Watched:
-        """The run as its files say it now. One that is damaged is told of by its `problem`."""
-        problem = ""
-        try:
-            self._look_for_a_new_begin()
-            self._read_rows()
-            self._read_summary()
-        except DataError as error:
-            problem = str(error)
-        live = None if self._summary is not None else read_live(self.path)
+        """The run as its files say it now. A damaged file is told of by `problem`."""
+        if self._config.look() or self._rows.is_shorter():
+            self._begin_anew()
+        for file in (self._metrics, self._summary, self._live):
+            file.look()
+        finished = self._summary.content is not None
+        live = None if finished else self._live.content
+        files = self._config, self._metrics, self._summary, *(() if finished else (self._live,))
+        faults = [file.fault for file in files if file.fault]
+        heard_at = max(self._metrics.changed_at, self._config.changed_at) if live is None else live.at
         return Watched(
-            str(self.path), self._run(live), live, self._heard_s(live), problem or (live.problem if live else "")
+            str(self.path),
+            self._run(live),
+            live,
+            max(0.0, time.time() - heard_at),
+            "; ".join([*faults, *([live.problem] if live and live.problem else [])]),
+            damaged=bool(faults) and not finished,
         )
 
-    def _look_for_a_new_begin(self) -> None:
-        identity, size = _identity(self.path / "config.toml"), _identity(self.path / "metrics.jsonl")
-        if identity != self._config_identity or (size or (0, 0, 0))[2] < self._read_bytes:
-            self._begin_anew()
-            self._config_identity = identity
-            self._config = read_config(self.path)
-
-    def _read_rows(self) -> None:
-        """Take up the rows that are new and whole; what cannot be read is for the report to complain of."""
-        try:
-            with (self.path / "metrics.jsonl").open("rb") as file:
-                file.seek(self._read_bytes)
-                new = file.read()
-        except OSError:
-            return
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError, RecursionError):
-                row = json.loads(line)
-                if isinstance(row, dict) and "metric" in row:
-                    self._columns.add(row)
-                    self._columns.add_staleness(row.get("staleness_histogram"))
-
-    def _read_summary(self) -> None:
-        identity = _identity(self.path / "summary.json")
-        if identity != self._summary_identity:
-            self._summary_identity = identity
-            self._summary = read_summary(self.path / "summary.json")
-
     def _run(self, live: LiveState | None) -> Run:
-        summary = self._summary
-        if summary is None:
-            summary = summary_so_far(self._columns.last, self._config) | {
-                "staleness_histogram": self._columns.staleness,
-                **({"virtual_time_unit": "s"} if (self.path / "state").is_dir() else {}),
-                **(_of_live(live) if live is not None else {}),
-            }
-        name = str(summary.get("name") or self._config.get("name") or self.path.resolve().name)
-        return Run(self.path, name, self._config, summary, self._columns.history(), self._summary is not None)
-
-    def _heard_s(self, live: LiveState | None) -> float:
-        """Since the last word of its driver; without any, since its files changed."""
-        changed = [
-            found[1] / 1e9 for name in ("metrics.jsonl", "config.toml") if (found := _identity(self.path / name))
-        ]
-        return max(0.0, time.time() - (live.at if live is not None else max(changed, default=0.0)))
+        config, summary, history = self._config.content or {}, self._summary.content, self._columns.history()
+        if summary is not None:
+            return Run.of(self.path, config, summary, history)
+        so_far = summary_so_far(self._columns.last, config) | {"staleness_histogram": self._columns.staleness}
+        told = {} if live is None else _of_live(live)
+        return Run.of(self.path, config, so_far | told, history, finished=False)
 
 
 def _of_live(live: LiveState) -> dict[str, Any]:
@@ -185,6 +189,7 @@ def _of_live(live: LiveState) -> dict[str, Any]:
         "broadcast_bytes_total": live.broadcast_bytes_total,
         "uploads": live.uploads,
         "server_steps": live.version,
+        "run_id": live.run_id,
     }
     return told | ({"virtual_time_unit": live.virtual_time_unit} if live.virtual_time_unit else {})
 
@@ -199,7 +204,8 @@ class Folders:
                 kind = "is not a folder" if folder.exists() else "does not exist"
                 raise DataError(f"{folder} {kind}: name run directories, or folders in which runs are or will be")
         self._folders = tuple(folders)
-        self._followed: dict[Path, FollowedRun] = {}
+        self._followed: dict[str, FollowedRun] = {}
+        """By where they lie, as a folder may be named twice."""
 
     @property
     def note(self) -> str:
@@ -209,10 +215,13 @@ class Folders:
         return await asyncio.to_thread(self.look_now)
 
     def look_now(self) -> Sequence[Watched]:
-        found = dict.fromkeys(run for folder in self._folders for run in find_runs(folder))
+        found: dict[str, Path] = {}
+        for folder in self._folders:
+            for path in find_runs(folder):
+                found.setdefault(os.path.realpath(path), path)
         # Runs keep the order in which they were seen first, so that none changes its colour.
-        kept = {path: followed for path, followed in self._followed.items() if path in found}
-        self._followed = kept | {path: FollowedRun(path) for path in found if path not in kept}
+        kept = {place: followed for place, followed in self._followed.items() if place in found}
+        self._followed = kept | {place: FollowedRun(path) for place, path in found.items() if place not in kept}
         return [followed.look() for followed in self._followed.values()]
 
 
@@ -235,7 +244,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file() and (path / "metrics.jsonl").is_file()
+    return is_run_directory(path) and os.path.lexists(path / "metrics.jsonl")
 
 
 def _folders_in(path: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -38,10 +39,22 @@ class Watched:
     """So many seconds ago it was heard of last."""
     problem: str = ""
     """Why it cannot be shown, or what its operator should see to."""
+    damaged: bool = False
+    """Whether its files do not tell how it stands."""
 
     @property
     def rows(self) -> int:
         return len(self.run.column("metric"))
+
+    @property
+    def run_id(self) -> str:
+        """Tells a deployed run from all others; a simulated one has none."""
+        return str(self.run.summary.get("run_id", ""))
+
+    @property
+    def silent(self) -> bool:
+        """Whether nobody knows how it stands now."""
+        return self.damaged or (self.goes_on and self.heard_s > SILENT_S)
 
     @property
     def goes_on(self) -> bool:
@@ -51,11 +64,13 @@ class Watched:
     @property
     def word(self) -> str:
         """Its state in a word or two."""
+        if self.damaged:
+            return "damaged"
         if self.run.finished:
             return str(self.run.summary.get("status", "finished"))
         if not self.goes_on and self.live is not None:
             return self.live.status
-        return "running" if self.heard_s <= SILENT_S else f"silent for {human_seconds(round(self.heard_s))}"
+        return f"silent for {human_seconds(round(self.heard_s))}" if self.silent else "running"
 
     @property
     def target_reached(self) -> int | None:
@@ -64,6 +79,19 @@ class Watched:
         first = None if math.isnan(target) else self.run.first_at(target)
         uploads = math.nan if first is None else float(self.run.column("uploads")[first])
         return round(uploads) if math.isfinite(uploads) else None
+
+
+def seen_once(watched: Iterable[Watched]) -> list[Watched]:
+    """Each run once, by its run id: one may be seen in its folder, and told of by its broker.
+
+    The first counts, unless it is silent and another one is not.
+    """
+    found: dict[str, Watched] = {}
+    for one in watched:
+        name = one.run_id or one.key
+        if name not in found or (found[name].silent and not one.silent):
+            found[name] = one
+    return list(found.values())
 
 
 def uploads_to_target(uploads: Column, metric: Column, target: float, goal: str) -> float:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -23,7 +22,8 @@ from qafel.deployment.server.ledger import Ledger
 from qafel.http import Answer, Request, listen, refusal, serving
 from qafel.runs.directory import RunDirectory
 from qafel.runs.listeners import Listener
-from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status
+from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status, finite_or_none
+from qafel.runs.reading import RowReader
 from qafel.runs.summary import Summary, summarise
 from qafel.tasks import Task
 from qafel.tasks.protocol import evaluated
@@ -121,7 +121,7 @@ class Evaluator:
                 progress.see(metric, row["uploads"], row["virtual_time"])
                 progress.wall_before_s = row["virtual_time"]
                 self.hidden_state_lag = row.get("hidden_state_lag")
-                recent = row.get("staleness_histogram", [])
+                recent = row.get("staleness_histogram") or []
                 progress.seen_staleness = [a + b for a, b in zip_longest(progress.seen_staleness, recent, fillvalue=0)]
                 self._measured = row["version"], row["uploads"]
         # The rows may count uploads that were lost, and others came in their place.
@@ -183,7 +183,7 @@ class Evaluator:
         found = summarise(
             self.status, self.task, server, traffic, progress, wall_s, virtual_time_unit="s", updates_per_s=rate
         )
-        return {"name": self._config.name, **found}
+        return {"name": self._config.name, "run_id": self._ledger.run_id, **found}
 
     def _take(self) -> Standing:
         return self.progress.take(self._ledger.server, self._ledger.traffic, self.progress.wall_s)
@@ -208,8 +208,6 @@ class Evaluator:
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
     """All sound rows: what is damaged is for the report to tell, not for a server to stop at."""
-    for line in file.read_bytes().splitlines():
-        with suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and {"version", "uploads", "virtual_time", "metric"} <= row.keys():
-                yield row
+    for row in RowReader(file).more():
+        if "metric" in row and not any(row.get(key) is None for key in ("version", "uploads", "virtual_time")):
+            yield finite_or_none(row)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final, get_args
 
-from qafel.errors import ConfigError
-from qafel.files import write_atomically
+from qafel.errors import ConfigError, DataError
+from qafel.files import read_regular, write_atomically
 from qafel.lazy import is_installed, require_installed
 from qafel.runs.summary import Summary
 
@@ -19,6 +19,7 @@ NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "model.safetensors")
 """What a tracker that keeps files is given of a run directory."""
+_MOST_BYTES = 1 << 20
 _SUMMED_UP = (
     *("metric_final", "metric_best", "uploads_to_target", "virtual_time_to_target"),
     *("upload_bytes_mean", "broadcast_bytes_mean", "wall_s", "updates_per_s"),
@@ -105,8 +106,8 @@ class Memory:
     def read(self) -> dict[str, Any]:
         """What was kept last; nothing, if there is none or it is damaged."""
         try:
-            found = json.loads(self.file.read_bytes())
-        except (OSError, ValueError):
+            found = json.loads(read_regular(self.file, _MOST_BYTES))
+        except (FileNotFoundError, DataError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

@@ -1,0 +1,200 @@
+"""One odd run folder harms no other: its fault is on its own card or line, and nothing hangs or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from qafel.cli.report import _load
+from qafel.config import load_recipe
+from qafel.errors import DataError
+from qafel.report import render_report
+from qafel.runs.directory import CHECKPOINT, state_of
+from qafel.simulator.run import sound_checkpoint
+from qafel.watch import page
+from qafel.watch.serve import Board
+from qafel.watch.sources import Folders
+from qafel.watch.watched import Watched
+from tests.browser import charts_in
+from tests.command import qafel_here
+from tests.odd_runs import FILES, KINDS, VALUES, change_value, in_time, keys_of, replace_file
+from tests.watch.states import live_state
+
+pytestmark = pytest.mark.filterwarnings("error")
+kinds = [
+    pytest.param(
+        kind,
+        marks=pytest.mark.skipif(
+            kind == "without permission" and os.geteuid() == 0, reason="the superuser may read everything"
+        ),
+    )
+    for kind in KINDS
+]
+SOUND_AS = {
+    "summary.json": {"a link to nowhere"},
+    "metrics.jsonl": {"empty", "newlines", "a link to nowhere"},
+    "live.json": {"a link to nowhere"},
+    "config.toml": {"empty", "newlines"},
+}
+"""What is the same as no file yet, or as an empty one."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_hangs() -> Iterator[None]:
+    with in_time():
+        yield
+
+
+class Here:
+    """A folder's runs, looked up in this thread, which a signal can break off."""
+
+    note = ""
+
+    def __init__(self, folder: Path) -> None:
+        self._folders = Folders([folder])
+
+    async def look(self) -> Sequence[Watched]:
+        return self._folders.look_now()
+
+
+def shown(folder: Path) -> tuple[dict[str, str], dict[tuple[str, str], object]]:
+    """What a browser hears of the runs in a folder: cards and curves by name."""
+    board = Board([Here(folder)], every_s=0.0)
+
+    async def hear() -> list[str]:
+        (await board.picture()).whole_page().encode()
+        stream = board.events(lambda: False)
+        return [(await anext(stream)).decode() for _ in range(8)]
+
+    told = [found.groups() for event in asyncio.run(hear()) if (found := re.search(r"event: (\w+)\ndata: (.*)", event))]
+    figures, charts = (json.loads(dict(told)[name]) for name in ("figures", "charts"))
+    assert "<img" not in figures
+    cards = re.findall(r'<article class="card run .*?</article>', figures, re.DOTALL)
+    curves = {(chart["key"], trace["name"]): (trace["x"], trace["y"]) for chart in charts for trace in chart["traces"]}
+    return {re.findall(r"<h3>(.*?)</h3>", card)[0]: re.sub("#[0-9A-F]{6}", "", card) for card in cards}, curves
+
+
+@pytest.fixture
+def folder(make_run, tmp_path: Path) -> Path:
+    make_run("healthy", folder="all/healthy")
+    return tmp_path / "all"
+
+
+def odd_cards(folder: Path) -> dict[str, str]:
+    """The cards of all runs but the healthy one, which is shown as if it were alone."""
+    alone, its_curves = shown(folder / "healthy")
+    cards, curves = shown(folder)
+    assert cards.pop("healthy") == alone["healthy"]
+    rows = ("traffic", "received")  # in which runs are numbered
+    assert {key: curve for key, curve in its_curves.items() if key[0] not in rows and curves[key] != curve} == {}
+    return cards
+
+
+def problem_in(card: str) -> str:
+    found = re.search(r'<p class="problem">(.*?)</p>', card)
+    return found[1] if found else ""
+
+
+def make_odd(make_run, file: str, name: str = "odd") -> Path:
+    """A run that has the file, to be changed."""
+    path: Path = make_run(name, folder=f"all/{name}", finished=file != "live.json")
+    if file == "live.json":
+        (path / file).write_bytes(live_state(metric=0.5).to_bytes())
+    return path
+
+
+@pytest.mark.parametrize("kind", kinds)
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_not_a_readable_file_is_told_on_its_own_card_and_line(make_run, folder, file, kind) -> None:
+    replace_file(make_odd(make_run, file) / file, kind)
+    [card] = odd_cards(folder).values()
+    told, out = file in problem_in(card), folder.parent / "page.html"
+    assert told == (kind not in SOUND_AS[file])
+    _, complaint = qafel_here("report", folder, "--out", out)
+    left_out = "odd" in complaint
+    assert left_out == (file != "live.json" and (told or file == "metrics.jsonl")), complaint
+    assert "healthy" in out.read_text()
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("file", FILES)
+def test_an_odd_value_harms_no_other_run(make_run, folder: Path, file: str, value: str, monkeypatch) -> None:
+    """Each key of a file in a run of its own, on one live page and in one report."""
+    monkeypatch.setattr(page, "_MOST", 100)
+    keys = keys_of(make_odd(make_run, file, "model"), file)
+    for key in keys:
+        change_value(make_odd(make_run, file, f"odd-{key}"), file, key, value)
+    assert odd_cards(folder)
+    runs, left_out = _load([folder])
+    charts_in(render_report(runs, left_out=[str(path) for path, _ in left_out]))
+    assert "healthy" in {run.name for run in runs}
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"\x1b[2J", b"a\nb", b"<img src=x>", b"x" * 255, b"9" * 250])
+def test_an_odd_name_of_a_folder_harms_no_other_run(make_run, folder: Path, name: bytes) -> None:
+    odd = make_run("odd", folder="all/odd", name="", finished=False)
+    (odd / "live.json").write_bytes(b"[]")
+    odd.rename(os.fsdecode(os.path.join(os.fsencode(folder), name)))
+    [card] = odd_cards(folder).values()
+    assert "live.json" in problem_in(card)
+    out = folder.parent / "page.html"
+    qafel_here("report", folder, "--out", out)
+    assert "healthy" in out.read_text(encoding="utf-8")
+
+
+def test_a_fault_stays_on_the_card_until_it_is_repaired(make_run) -> None:
+    path = make_run("odd", folder="all/odd", finished=False)
+    config = (path / "config.toml").read_bytes()
+    (path / "config.toml").write_bytes(b"[[[")
+    followed = Folders([path.parent])
+    assert ["config.toml" in followed.look_now()[0].problem for _ in range(3)] == [True] * 3
+    (path / "config.toml").write_bytes(config)
+    assert [followed.look_now()[0].problem for _ in range(2)] == ["", ""]
+
+
+RECIPE = ["mushrooms-fedbuff", "--set", "stop.server_steps=2", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("made") / "run"
+    qafel_here("run", *RECIPE, "--out", path)
+    return path
+
+
+@pytest.mark.parametrize("kind", kinds)
+@pytest.mark.parametrize("file", ["config.toml", "summary.json", str(CHECKPOINT)])
+def test_a_run_is_not_taken_for_finished_and_not_resumed_where_a_file_is_odd(tmp_path, finished, file, kind) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    replace_file(run / file, kind)
+    config = load_recipe("mushrooms-fedbuff", ["stop.server_steps=2"])
+    assert (state_of(run, config) == "finished") == (file == str(CHECKPOINT))
+    if file == str(CHECKPOINT):
+        with pytest.raises(DataError):
+            sound_checkpoint(run)
+
+
+@pytest.mark.parametrize("kind", kinds)
+def test_a_run_does_not_start_from_what_is_not_a_model(tmp_path, kind) -> None:
+    replace_file(tmp_path / "model.safetensors", kind)
+    qafel_here("run", *RECIPE, "--start-from", tmp_path / "model.safetensors", "--out", tmp_path / "new", expect=2)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "binary", "deep TOML"])
+@pytest.mark.parametrize("file", ["metrics.jsonl", "summary.json", "config.toml"])
+def test_a_sweep_tells_of_an_odd_run_and_makes_the_others(tmp_path: Path, file: str, kind: str) -> None:
+    command = ["sweep", *RECIPE, "--seeds", 2, "--workers", 1]
+    qafel_here(*command, "--out", tmp_path)
+    replace_file(tmp_path / "mushrooms-fedbuff-seed0" / file, kind)
+    shown, complaint = qafel_here(*command, "--out", tmp_path, expect=1 if file == "metrics.jsonl" else 0)
+    assert ("metrics.jsonl" in complaint) == (file == "metrics.jsonl")
+    assert "mushrooms-fedbuff" in shown
