@@ -8,37 +8,32 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("starlette")
+from rich.console import Console
 
 from qafel.cli.report import _load
+from qafel.cli.status import _plain, _screen
 from qafel.config import load_recipe
+from qafel.deployment.messages import RunState, RunStatus
 from qafel.errors import DataError
 from qafel.report import render_report
 from qafel.runs.directory import CHECKPOINT, state_of
 from qafel.simulator.run import sound_checkpoint
 from qafel.watch import page
 from qafel.watch.serve import Board
-from qafel.watch.sources import Folders
+from qafel.watch.sources import Folders, Told
 from qafel.watch.watched import Watched
 from tests.browser import charts_in
 from tests.command import qafel_here
-from tests.odd_runs import FILES, KINDS, VALUES, change_value, in_time, keys_of, replace_file
+from tests.odd_runs import FILES, KINDS, VALUES, change_value, in_time, keys_of, may_read_everything, replace_file
 from tests.watch.states import live_state
 
 pytestmark = pytest.mark.filterwarnings("error")
-kinds = [
-    pytest.param(
-        kind,
-        marks=pytest.mark.skipif(
-            kind == "without permission" and os.geteuid() == 0, reason="the superuser may read everything"
-        ),
-    )
-    for kind in KINDS
-]
+needs_permissions = pytest.mark.skipif(may_read_everything(), reason="the superuser may read everything")
+kinds = [pytest.param(kind, marks=needs_permissions if kind == "without permission" else ()) for kind in KINDS]
 SOUND_AS = {
     "summary.json": {"a link to nowhere"},
     "metrics.jsonl": {"empty", "newlines", "a link to nowhere"},
@@ -68,11 +63,11 @@ class Here:
 
 def shown(folder: Path) -> tuple[dict[str, str], dict[tuple[str, str], object]]:
     """What a browser hears of the runs in a folder: cards and curves by name."""
-    board = Board([Here(folder)], every_s=0.0)
 
     async def hear() -> list[str]:
-        (await board.picture()).whole_page().encode()
-        stream = board.events(lambda: False)
+        board = Board([Here(folder)], every_s=0.0)
+        await board.page()
+        stream = board.events()
         return [(await anext(stream)).decode() for _ in range(8)]
 
     told = [found.groups() for event in asyncio.run(hear()) if (found := re.search(r"event: (\w+)\ndata: (.*)", event))]
@@ -151,6 +146,18 @@ def test_an_odd_name_of_a_folder_harms_no_other_run(make_run, folder: Path, name
     assert "healthy" in out.read_text(encoding="utf-8")
 
 
+@needs_permissions
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
+def test_a_folder_that_may_not_be_entered_harms_no_other_run(make_run, folder: Path, mode: int) -> None:
+    odd = make_run("odd", folder="all/odd")
+    odd.chmod(mode)
+    try:
+        odd_cards(folder)
+        assert len(_load([folder])[0]) == 1 + (mode == 0o100)
+    finally:
+        odd.chmod(0o700)
+
+
 def test_a_fault_stays_on_the_card_until_it_is_repaired(make_run) -> None:
     path = make_run("odd", folder="all/odd", finished=False)
     config = (path / "config.toml").read_bytes()
@@ -198,3 +205,45 @@ def test_a_sweep_tells_of_an_odd_run_and_makes_the_others(tmp_path: Path, file: 
     shown, complaint = qafel_here(*command, "--out", tmp_path, expect=1 if file == "metrics.jsonl" else 0)
     assert ("metrics.jsonl" in complaint) == (file == "metrics.jsonl")
     assert "mushrooms-fedbuff" in shown
+
+
+def states_with(value: str) -> dict[str, bytes]:
+    """What a broker may hold in place of a run's state: each key with an odd value."""
+    sound = json.loads(RunState("running", 12, 1, renewed_at=1.0, metric=0.5, buffer="3/10").to_bytes())
+    plain = {key: json.dumps(entry) for key, entry in sound.items()}
+    return {
+        key: "{{{}}}".format(
+            ", ".join(f'"{name}": {entry}' for name, entry in (plain | {key: VALUES[value]}).items())
+        ).encode()
+        for key in sound
+    }
+
+
+def shown_in_80_columns(runs: list[RunStatus]) -> list[str]:
+    console = Console(width=80)
+    with console.capture() as written:
+        console.print(_screen(runs))
+    return written.get().splitlines()
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_an_odd_state_at_the_broker_harms_no_other_run(value: str) -> None:
+    """Neither the lines of `qafel status` nor the live page: it is an odd line, or not genuine."""
+    most = 2**64 - 1
+    counts = {"server_steps": most, "uploads": most, "upload_bytes": most, "broadcast_bytes": most}
+    large = RunState("running", most, 1, **counts, clients={"1": most}, updates_per_s=1e150, metric=-1e149, problem="!")
+    found = [RunStatus("healthy-run", RunState("running", 12, 1), 0, 1.0), RunStatus("large", large, most, 1e150)]
+    for key, data in states_with(value).items():
+        with suppress(DataError):
+            found.append(RunStatus(f"odd-{key}", RunState.from_bytes(data), 0, 1.0))
+    written = ["".join(shown_in_80_columns([one])) for one in found]
+    table = shown_in_80_columns([*found, *found])
+    assert max(map(len, table)) <= 80
+    assert sum(line.startswith("healthy-run ") for line in table) == 2, "no cell of another run takes its place"
+    assert "\x1b" not in "".join([*written, *table])
+    json.dumps(_plain(found), allow_nan=False)
+    told = Told("nats://here")
+    for one in found:
+        told.tell(one.run, one.state.live(), one.silent_s)
+    for one in asyncio.run(told.look()):
+        page.Painter().picture([one]).whole_page().encode()

@@ -79,6 +79,8 @@ def _scaled(value: float, unit: str) -> str:
     # 999.5 would print as 1000 of its own unit.
     while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
         value, power = value / 1000, power + 1
+    if abs(value) >= 999.5:
+        return f"{'-' * (value < 0)}>999 {_PREFIXES[power]}{unit}"
     return f"{_three_digits(value)} {_PREFIXES[power]}{unit}".strip()
 
 

@@ -93,7 +93,7 @@ MISTAKES = [
     ("plan mushrooms-qafel-4bit", "a plan needs an aim"),
     ("plan mushrooms-mcm --byte-budget 1MB", "it needs a recipe of qafel or fedbuff"),
     ("watch", "say what to watch: run directories or folders of them, or a broker with --broker"),
-    ("watch gone", "gone does not exist: name run directories, or folders in which runs are or will be"),
+    ("watch gone", "gone does not exist: make it if runs will begin there, or name another"),
     ("watch file", "file is not a folder"),
     ("watch good --port 99999", "invalid value for '--port'"),
     ("watch good --address 203.0.113.9", "cannot serve the page at 203.0.113.9:8765"),

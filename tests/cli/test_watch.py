@@ -18,7 +18,7 @@ from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import read_status
 from qafel.watch.page import Painter
-from qafel.watch.sources import Folders
+from qafel.watch.sources import Folders, FollowedRun
 from qafel.watch.watched import Watched
 from tests.crowding import crowd, still_open
 from tests.deployment.live import CONFIG, serving, taking_part, update
@@ -63,6 +63,10 @@ def test_a_deployed_run_is_seen_by_its_folder_and_by_its_broker_alike(tmp_path: 
         assert "buffer 1 of 3" in text
         assert "1 of 5 clients train, 0 silent, 4 have not been heard of" in text
     assert pair[0].rows >= 1
+    both = Painter().picture(pair).figures
+    assert both.count("<article") == 1, "by its run id it is one run"
+    ended = FollowedRun(tmp_path / "run").look()
+    assert ended.run_id == pair[0].run_id == pair[1].run_id != ""
 
 
 def test_a_broker_that_goes_is_told_of_and_one_that_comes_back_is_heard_again(tmp_path: Path) -> None:

@@ -210,11 +210,9 @@ ODD = "fine\n2026-01-01 forged line\x1b[2J\x9b1m\u202e\r"
 def test_text_from_outside_is_escaped_where_it_comes_in() -> None:
     """A line of a log, or of a terminal, is ours, whatever a peer writes."""
     receipt = Receipt(rejected=[(1, ODD, ODD)])
-    state = RunState(
-        ODD, 0, 0, problem=ODD, metric_name=ODD, buffer=ODD, rejected={ODD: 1}, clients={ODD: 1}, silent={ODD: 1.0}
-    )
+    state = RunState(ODD, 0, 0, problem=ODD, metric_name=ODD, rejected={ODD: 1}, clients={ODD: 1}, silent={ODD: 1.0})
     (_, reason, text), read = Receipt.from_bytes(receipt.to_bytes()).rejected[0], RunState.from_bytes(state.to_bytes())
-    shown = [reason, text, read.state, read.problem, read.metric_name, read.buffer]
+    shown = [reason, text, read.state, read.problem, read.metric_name]
     shown += [*read.rejected, *read.clients, *read.silent]
     for refused in (Receipt.from_bytes, RunState.from_bytes, Agreement.from_bytes):
         with pytest.raises(DataError) as error:

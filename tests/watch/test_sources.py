@@ -114,6 +114,13 @@ def test_a_new_run_comes_last_and_one_that_is_gone_goes(make_run, tmp_path: Path
     assert [one.run.path.name for one in source.look_now()] == ["a"]
 
 
+def test_a_folder_that_is_named_twice_is_shown_once(make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_run("runs/m", finished=False)
+    (tmp_path / "link").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    assert len(Folders([path, Path("runs"), tmp_path / "link"]).look_now()) == 1
+
+
 @pytest.mark.parametrize(("name", "words"), [("gone", "gone does not exist"), ("file", "file is not a folder")])
 def test_a_folder_must_be_there(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "file").write_text("")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qafel.watch.watched import Pace, seconds_to_target, uploads_to_target
+from qafel.watch.watched import Pace, Watched, seconds_to_target, seen_once, uploads_to_target
 from tests.watch.states import live_state, watched
 
 
@@ -69,3 +69,22 @@ def test_the_time_to_the_end_is_at_the_pace_of_the_last_minute():
     assert left == pytest.approx(801, rel=0.01)
     assert pace.seconds_left(replace(state, at=1200.0, share_done=0.05, wall_s=5.0)) == pytest.approx(95), "a new begin"
     assert math.isnan(pace.seconds_left(replace(state, share_done=None)))
+
+
+def seen(key: str, run_id: str = "", **changes) -> Watched:
+    found = watched(key, live_state(run_id=run_id))
+    return replace(found, run=replace(found.run, summary={**found.run.summary, "run_id": run_id}), **changes)
+
+
+def test_a_run_that_is_seen_twice_is_shown_once():
+    folder, told = seen("runs/mine", "1f"), seen("nats://here/mine", "1f")
+    others = [seen("nats://here/other", "2e"), seen("runs/simulated"), seen("runs/another")]
+    assert seen_once([folder, told, *others]) == [folder, *others], "the folder knows all rows"
+
+
+def test_of_a_run_that_is_seen_twice_a_silent_copy_is_not_shown():
+    copy, told = seen("backup/mine", "1f", heard_s=1e6), seen("nats://here/mine", "1f")
+    assert seen_once([copy, told]) == [told]
+    damaged = seen("runs/mine", "1f", damaged=True)
+    assert seen_once([damaged, told]) == [told]
+    assert seen_once([copy, seen("nats://here/mine", "1f", heard_s=1e6)]) == [copy]

@@ -13,6 +13,7 @@ commands   all of them in one app
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
 import sys
@@ -80,6 +81,8 @@ def _wanted() -> typer.Typer:
 def main() -> None:
     """Run the command line; errors that are raised on purpose become one sentence on stderr."""
     app = new_app()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: any name of a file can be printed
     try:
         app = _wanted()
         gc.freeze()  # what is loaded stays: the collector need not look at it again and again

@@ -89,12 +89,13 @@ def _table(found: list[RunStatus]) -> Table:
     """A line for each run, in 80 columns unless names are very long, which are then folded."""
     table = figures_table("", "run", "state", "version", "updates", "/s", "lag", "bytes", "metric", words=2)
     table.title = None
-    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for column in table.columns[:2]:
+        column.no_wrap, column.overflow, column.min_width = False, "fold", 8
     for one in found:
         state = one.state
         cells = (
             one.run,
-            cut(one.word.replace("silent for ", "silent "), 16) + (" (!)" if state.problem else ""),
+            cut(one.word.replace("silent for ", "silent "), 18) + (" (!)" if state.problem else ""),
             _steps(state, human_count),
             human_count(state.uploads),
             human_count(round(state.updates_per_s)),

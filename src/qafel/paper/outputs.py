@@ -17,7 +17,7 @@ from qafel import drawing
 from qafel.drawing.chart import Panel, panel_styles
 from qafel.drawing.page import cards, legend, note, page, table
 from qafel.errors import DataError, OutputError
-from qafel.files import Lock, write_atomically
+from qafel.files import Lock, read_regular, write_atomically
 from qafel.paper.display import Table
 from qafel.paper.entry import Claim, Entry, Request, Verdict
 from qafel.paper.kept import whole_run
@@ -35,6 +35,7 @@ SettingTexts: TypeAlias = dict[str, str]
 
 _LEFT_OUT = ("name", "description", "seed")
 _TORCH = "torch"
+_CLAIMS_BYTES = 16 << 20
 _MARKS = {
     "pass": "✓ pass",
     "by construction": "✓ by construction",
@@ -364,7 +365,7 @@ def results_folder(out: Path, name: str, runs: Sequence[Planned], request: Reque
 def beside_a_fuller_one(folder: Path, runs: int) -> Path:
     """The folder itself; another one if it holds the results of more than `runs` runs: a part does not replace it."""
     try:
-        fuller = int(json.loads((folder / "claims.json").read_bytes())["runs"]) > runs
-    except (OSError, ValueError, LookupError, TypeError):
+        fuller = int(json.loads(read_regular(folder / "claims.json", _CLAIMS_BYTES))["runs"]) > runs
+    except (FileNotFoundError, DataError, ValueError, LookupError, TypeError, RecursionError):
         return folder
     return folder.with_name(f"{folder.name}-part") if fuller else folder

@@ -1,6 +1,7 @@
 """What a run is, for both drivers: a configuration, a seed and a driver make rows and, at the end, a summary.
 
 progress    what crossed, when the model is measured, what a row holds, when the run ends
+records     what the files of a run may hold, and the one way to read them
 summary     a run in a page of JSON
 live        how a run stands between two rows
 listeners   who hears of rows and of the end

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import optuna
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import TypeAdapter
 
 from qafel.errors import DataError, OutputError
-from qafel.files import Lock, write_atomically
+from qafel.files import Lock, read_regular, write_atomically
 from qafel.rng import Stream
 from qafel.runs.directory import by_path
 from qafel.tuning.result import Tuning
@@ -41,6 +43,8 @@ MOST_REPEATS = 20
 """So many in a row, and there is nothing new to be found."""
 
 JOURNAL = "study.journal"
+_SETUP = TypeAdapter(dict[str, Any])
+_SETUP_BYTES, _JOURNAL_BYTES = 1 << 20, 1 << 30
 
 
 @contextmanager
@@ -68,9 +72,9 @@ def _refuse_another_search(begun: Tuning) -> None:
         write_atomically(path, text.encode())
         return
     try:
-        there = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): choose another `out`") from None
+        there = _SETUP.validate_json(read_regular(path, _SETUP_BYTES))
+    except ValueError:
+        raise DataError(f"{path} is damaged: choose another `out`") from None
     before, now = by_path(there), by_path(json.loads(text))
     for key in [*now, *before]:
         was, wanted = before.get(key, "nothing"), now.get(key, "nothing")
@@ -184,9 +188,8 @@ def _open(path: Path) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.exists():
-        with path.open("rb+") as file:
-            data = file.read()
-            file.truncate(data.rfind(b"\n") + 1)
+        data = read_regular(path, _JOURNAL_BYTES)
+        os.truncate(path, data.rfind(b"\n") + 1)
         for line in data.split(b"\n")[:-1]:
             json.loads(line)  # Optuna would not mind a damaged last line until another one follows
     storage = JournalStorage(JournalFileBackend(str(path)))

@@ -200,9 +200,9 @@ class Folders:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         for folder in folders:
-            if not folder.is_dir():
-                kind = "is not a folder" if folder.exists() else "does not exist"
-                raise DataError(f"{folder} {kind}: name run directories, or folders in which runs are or will be")
+            if not os.path.isdir(folder):
+                kind = "is not a folder" if os.path.lexists(folder) else "does not exist"
+                raise DataError(f"{folder} {kind}: make it if runs will begin there, or name another")
         self._folders = tuple(folders)
         self._followed: dict[str, FollowedRun] = {}
         """By where they lie, as a folder may be named twice."""

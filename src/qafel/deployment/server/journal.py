@@ -33,7 +33,7 @@ from typing import BinaryIO, Final, NamedTuple, final
 import xxhash
 
 from qafel.errors import DamagedJournal, DataError, OutputError
-from qafel.files import open_private, sync_folder, writing
+from qafel.files import open_private, read_regular, sync_folder, writing
 
 _VERSION: Final = 3
 _KIND: Final = b"qafel journal "
@@ -341,7 +341,7 @@ def _sound_follows(rest: bytes, version: int, salt: int | None) -> bool:
 def _read_synced(folder: Path) -> dict[int, int]:
     """Which file is safe up to which byte, if that is known."""
     try:
-        line = (folder / "synced").read_bytes()
+        line = read_regular(folder / "synced", 1000)
     except FileNotFoundError:
         return {}
     found = _SYNCED.fullmatch(line)

@@ -264,6 +264,7 @@ class DeploymentServer:
             failed_checkpoints=self._background.failed_checkpoints,
             problem=self._background.problem,
             renewed_at=time.time(),
+            run_id=self.ledger.run_id,
             session=self._session_id,
         )
 
