@@ -63,6 +63,17 @@ class RawLine:
         size = f"{len(headers)} {len(headers) + len(data)}"
         self._writer.write(f"HPUB {subject} {size}\r\n".encode() + headers + data + b"\r\n")
 
+    def write(self, words: str) -> None:
+        self._writer.write(words.encode())
+
+    async def until(self, last: bytes) -> list[bytes]:
+        """The lines that the broker says, up to this one."""
+        heard: list[bytes] = []
+        while not heard or heard[-1] != last:
+            heard.append(await asyncio.wait_for(self._reader.readline(), 60))
+            assert heard[-1], heard
+        return heard
+
     async def flush(self) -> None:
         """Until the broker has read it all."""
         self._writer.write(b"PING\r\n")

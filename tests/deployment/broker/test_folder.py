@@ -21,6 +21,7 @@ from qafel.deployment.messages import read_status
 from qafel.deployment.names import Names, StreamLimits
 from qafel.errors import BrokerLost, BrokerRefused, BrokerUnreachable
 from tests.deployment.live import until
+from tests.deployment.raw import raw_line
 
 NAMES = Names("demo")
 
@@ -210,27 +211,22 @@ def test_no_answer_reaches_a_stream_or_another_client_under_a_subject_that_the_a
 def test_a_key_has_so_many_connections_and_subscriptions_and_others_do_not_notice(folder: Path) -> None:
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            held = [
+            # The library ends a connection that is refused anything.
+            line = await stack.enter_async_context(raw_line(_client(folder, 1)))
+            await line.flush()
+            for _ in range(MOST_CONNECTIONS - 1):
                 await stack.enter_async_context(session(_client(folder, 1), "1", patience_s=5))
-                for _ in range(MOST_CONNECTIONS)
-            ]
             with pytest.raises(BrokerUnreachable, match="maximum account active connections"):
                 await stack.enter_async_context(session(_client(folder, 1), "1", patience_s=0.3))
             other = await stack.enter_async_context(session(_client(folder, 0), "0", patience_s=5))
-            heard = []
-
-            async def hear(stored: Stored) -> None:
-                heard.append(stored.data)
-
             for number in range(MOST_SUBSCRIPTIONS + 5):
-                await held[0].subscribe(f"_INBOX_1.own.{number}", hear)
+                line.write(f"SUB _INBOX_1.own.{number} {number}\r\n")
             asked = f"$JS.API.DIRECT.GET.{NAMES.broadcast_stream}.{NAMES.broadcast(0)}"
-            for number in (0, MOST_SUBSCRIPTIONS + 4):
-                await held[0].send(asked, b"", reply=f"_INBOX_1.own.{number}")
-            await held[0].flush()
-            await until(lambda: heard)
-            await asyncio.sleep(0.2)
-            assert heard == [b"step 0"], "the last subscription was not taken"
+            for number in (MOST_SUBSCRIPTIONS + 4, 0):
+                line.write(f"PUB {asked} _INBOX_1.own.{number} 0\r\n\r\n")
+            heard = await line.until(b"step 0\r\n")
+            assert b"-ERR 'maximum subscriptions exceeded'\r\n" in heard
+            assert [said.split()[1] for said in heard if said.startswith(b"HMSG")] == [b"_INBOX_1.own.0"]
             assert (await other.stored(NAMES.broadcast_stream, NAMES.broadcast(0))) is not None
 
     asyncio.run(check())
@@ -372,3 +368,13 @@ def test_the_log_has_a_bound_however_much_is_forbidden(tmp_path: Path) -> None:
         (last,) = path.glob("nats-server.log")
         assert "Publish Violation" in last.read_text() + "".join(old.read_text() for old in path.glob("*.log.*"))
         assert _log_bytes(path) < (files + 1) * limit, "of 10,000 lines of more than 100 bytes"
+
+
+def test_an_interval_is_one_to_the_broker(tmp_path: Path) -> None:
+    """Without quotes it takes 2m for two million, of seconds, and says so in its log."""
+    port = free_port()
+    path = BrokerFolder.init(tmp_path / "secured", 1, port=port, sync="2m").path
+    for broker in (LocalBroker(path, port=port), LocalBroker(tmp_path / "local", sync="2m")):
+        with broker:
+            log = (broker.folder / "nats-server.log").read_text(encoding="utf-8")
+        assert "sync_interval" not in log

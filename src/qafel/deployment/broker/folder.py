@@ -122,7 +122,7 @@ jetstream {{
   store_dir: "store"
   # Sync to disk before acknowledging. The default, every two minutes, is faster and may lose acknowledged messages in a
   # power cut; the server's journal would refill them.
-  sync_interval: {sync}
+  sync_interval: "{sync}"
 }}
 
 tls {{

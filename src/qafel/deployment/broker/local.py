@@ -87,7 +87,7 @@ class LocalBroker:
             self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats-server.conf"
         if not self.secured:
-            sync = f"  sync_interval: {self.sync}\n" if self.sync else ""
+            sync = f'  sync_interval: "{self.sync}"\n' if self.sync else ""
             text = f'host: "127.0.0.1"\nport: {self.port}\n{LOGGING}jetstream {{\n  store_dir: "store"\n{sync}}}\n'
             config.write_text(text, encoding="utf-8")
         busy = BrokerUnreachable(f"another nats-server uses {self.folder}: stop it")
