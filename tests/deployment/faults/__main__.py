@@ -33,8 +33,8 @@ def main() -> None:
     if CANNOT:
         print(f"no clock jumps: {CANNOT}", file=sys.stderr)
 
-    def tell(name: str) -> None:
-        print(f"{time.monotonic() - began:7.1f} s  {name}", file=sys.stderr, flush=True)
+    def tell(number: int, name: str) -> None:
+        print(f"{time.monotonic() - began:7.1f} s  {number:4}/{len(faults)}  {name}", file=sys.stderr, flush=True)
 
     outcome = run_faults(
         folder,

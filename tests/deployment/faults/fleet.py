@@ -52,6 +52,8 @@ class Fleet:
         self.random = random.Random(seed)
         self.longest_pause_s = longest_pause_s
         self.clients: dict[int, Command] = {}
+        self.copies: list[Path] = []
+        """Of the broker's store, at earlier moments."""
         self._clocks: dict[str, Clock] = {}
         self._servers = self._version = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +64,7 @@ class Fleet:
             BrokerFolder.init(folder / "broker", CLIENTS + 1, port=port, sync="2m")
         self.broker = LocalBroker(folder / "broker", port=port)
         self.broker.start()
+        self.store = self.broker.folder / "store"
         self.line = Line(self.broker.port)
         self.run = folder / "run"
         self.server = self.start_server()

@@ -44,8 +44,72 @@ def kill_broker(fleet: Fleet) -> None:
 
 def wipe_broker(fleet: Fleet) -> None:
     fleet.broker.stop(signal.SIGKILL)
-    shutil.rmtree(fleet.broker.folder / "store")
+    shutil.rmtree(fleet.store)
     fleet.broker.start()
+
+
+def roll_back_broker(fleet: Fleet) -> None:
+    """The broker's store is replaced by a copy of a while ago; sometimes by one of long ago."""
+    if not fleet.copies or fleet.random.random() < 0.5:
+        fleet.broker.stop(fleet.random.choice((signal.SIGTERM, signal.SIGKILL)))
+        name = f"store-{fleet.random.getrandbits(40):x}"
+        fleet.copies.append(Path(shutil.copytree(fleet.store, fleet.folder / name)))
+        fleet.broker.start()
+        fleet.goes_on()
+    fleet.broker.stop(signal.SIGKILL)
+    shutil.rmtree(fleet.store)
+    shutil.copytree(fleet.random.choice(fleet.copies), fleet.store)
+    fleet.broker.start()
+
+
+def damage_blocks(fleet: Fleet) -> None:
+    """Of messages."""
+    _damage_store(fleet, "msgs/*.blk")
+
+
+def damage_indexes(fleet: Fleet) -> None:
+    """Which nats-server trusts after a clean end."""
+    _damage_store(fleet, "msgs/*.db")
+
+
+def damage_consumers(fleet: Fleet) -> None:
+    """What each is, and how far it got."""
+    _damage_store(fleet, "obs/*/*")
+
+
+def damage_meta(fleet: Fleet) -> None:
+    """What each stream is."""
+    _damage_store(fleet, "meta.*")
+
+
+def _damage_store(fleet: Fleet, pattern: str) -> None:
+    """One or three files of the broker's streams are cut short, or a bit of them flips, near the end or anywhere."""
+    fleet.broker.stop(fleet.random.choice((signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)))
+    paths = [path for path in sorted(fleet.store.glob(f"jetstream/*/streams/*/{pattern}")) if path.stat().st_size]
+    for path in fleet.random.sample(paths, min(len(paths), fleet.random.choice((1, 3)))):
+        data, chooser = bytearray(path.read_bytes()), fleet.random
+        at = chooser.randrange(max(0, len(data) - chooser.choice((1500, len(data)))), len(data))
+        if chooser.random() < 0.3:
+            del data[at:]
+        else:
+            data[at] ^= 1 << chooser.randrange(8)
+        path.write_bytes(data)
+    fleet.broker.start()
+
+
+def stop_server_without_broker(fleet: Fleet) -> None:
+    """The broker is killed, or hangs, as the server is told to stop: it ends all the same."""
+    hangs = fleet.random.random() < 0.5
+    if hangs:
+        os.kill(fleet.broker.pid, signal.SIGSTOP)
+    else:
+        fleet.broker.stop(signal.SIGKILL)
+    assert fleet.server.end(_ENDS_S) in (0, -signal.SIGTERM)  # one that has not begun yet dies of the signal
+    if hangs:
+        os.kill(fleet.broker.pid, signal.SIGCONT)
+    else:
+        fleet.broker.start()
+    fleet.server = fleet.start_server()
 
 
 def cut_connections(fleet: Fleet) -> None:
@@ -196,7 +260,8 @@ def flip_note(fleet: Fleet) -> None:
     if fleet.random.random() < 0.5:
         path.write_bytes(whole)
         fleet.server = fleet.start_server()
-    else:
+    else:  # another run in the clients' eyes, and older copies of the broker's store hold the one before
+        fleet.copies.clear()
         fleet.server = fleet.start_server("--take-over")
     fleet.goes_on()
 
@@ -280,6 +345,12 @@ KINDS: dict[Fault, int] = {
     kill_client: 3,
     kill_broker: 3,
     wipe_broker: 1,
+    roll_back_broker: 2,
+    damage_blocks: 3,
+    damage_indexes: 1,
+    damage_consumers: 1,
+    damage_meta: 1,
+    stop_server_without_broker: 1,
     cut_connections: 4,
     client_leaves: 2,
     client_joins: 2,
@@ -312,11 +383,11 @@ def run_faults(
     most_s: float = float("inf"),
     secured: bool = True,
     longest_pause_s: float = 30.0,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Callable[[int, str], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Start a fleet, let these faults happen at random moments, none after `most_s`, and prove the outcome.
 
-    `tell` is called with each fault's name as it begins.
+    `tell` is called with each fault's number and name as it begins.
     """
     fleet, began = Fleet(folder, clients, seed, secured=secured, longest_pause_s=longest_pause_s), time.monotonic()
     happened: Counter[str] = Counter()
@@ -325,8 +396,8 @@ def run_faults(
         for fault in faults:
             if time.monotonic() - began > most_s:
                 break
-            tell(fault.__name__)
             happened[fault.__name__] += 1
+            tell(happened.total(), fault.__name__)
             time.sleep(fleet.random.uniform(0.0, 0.6))
             fault(fleet)
             if fleet.random.random() < 0.5:  # else the next fault comes into the recovery

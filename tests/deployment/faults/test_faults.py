@@ -18,13 +18,16 @@ from tests.deployment.faults.kinds import KINDS, Fault, run_faults
 
 _DAMAGE: list[Fault] = [kinds.flip_journal, kinds.fill_server_disk, kinds.flip_checkpoint]
 _CONFUSION: list[Fault] = [kinds.malformed_headers, kinds.pause_broker, kinds.jump_clock, kinds.split_brain]
+_STORE: list[Fault] = [
+    kinds.damage_blocks, kinds.roll_back_broker, kinds.damage_consumers, kinds.stop_server_without_broker,
+]  # fmt: skip
 _ORDINARY: list[Fault] = [
     kinds.kill_server, kinds.cut_connections, kinds.kill_client, kinds.wipe_broker, kinds.client_leaves,
     kinds.kill_broker, kinds.client_joins, kinds.cut_connections,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("faults", [_DAMAGE, _CONFUSION], ids=["damage", "confusion"])
+@pytest.mark.parametrize("faults", [_DAMAGE, _CONFUSION, _STORE], ids=["damage", "confusion", "store"])
 def test_nothing_is_lost_in_a_short_run_of_faults(tmp_path: Path, faults: list[Fault]) -> None:
     possible = [fault for fault in faults if fault in KINDS]
     outcome = run_faults(tmp_path, possible, seed=3, clients=2, longest_pause_s=1.5)
