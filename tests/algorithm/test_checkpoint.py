@@ -37,7 +37,7 @@ def test_a_restored_server_goes_on_as_if_nothing_had_happened(changes, saved_aft
         if broadcast := server.receive(Message.from_bytes(uploads[-1])).broadcast:
             for client in clients:
                 client.receive(broadcast)
-    restored = restore_server(checkpoint, algorithm, seed=1, clients=2)
+    restored = restore_server(checkpoint, algorithm, seed=1, size=SIZE, clients=2)
     for turn, upload in enumerate(uploads):
         if turn < saved_after:
             with pytest.raises((DuplicateUpload, StaleUpload)):
@@ -55,7 +55,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused():
     algorithm = wire("qafel", **SETTINGS)
     saved = save_server(Server(np.ones(SIZE, np.float32), algorithm, seed=1))
     with pytest.raises(DataError, match="velocity"):
-        restore_server(saved, wire("qafel", **SETTINGS, server_momentum=0.9), seed=1)
+        restore_server(saved, wire("qafel", **SETTINGS, server_momentum=0.9), seed=1, size=SIZE)
     damaged = Checkpoint({**saved.arrays, "hidden_state": np.zeros(SIZE, np.float32)}, saved.values)
     with pytest.raises(DataError, match="damaged"):
-        restore_server(damaged, algorithm, seed=1)
+        restore_server(damaged, algorithm, seed=1, size=SIZE)

@@ -132,7 +132,7 @@ def test_state_comes_back_from_a_checkpoint_bit_for_bit(saved_after, tmp_path):
     whole, uploads = driven(algorithm)
     half, _ = driven(algorithm, saved_after)
     write_checkpoint(tmp_path / "checkpoint", save_server(half))
-    restored = restore_server(read_checkpoint(tmp_path / "checkpoint"), algorithm, seed=1)
+    restored = restore_server(read_checkpoint(tmp_path / "checkpoint"), algorithm, seed=1, size=SIZE)
     for upload in uploads[saved_after:]:
         restored.receive(Message.from_bytes(upload))
     assert restored.model.tobytes() == whole.model.tobytes()
@@ -154,7 +154,7 @@ def test_a_part_that_changes_and_cannot_be_saved_makes_no_checkpoint(tmp_path):
         simulate(task, algorithm, timing, **run, out=tmp_path / "run")
     with (
         pytest.raises(ConfigError, match="no checkpoint"),
-        Ledger.open(tmp_path, lambda: np.ones(SIZE, np.float32), algorithm, 1),
+        Ledger.open(tmp_path, lambda: np.ones(SIZE, np.float32), algorithm, 1, size=SIZE),
     ):
         pass
 
@@ -175,14 +175,14 @@ def test_a_deployed_server_with_own_state_goes_on_from_checkpoint_and_journal(tm
     def initial():
         return np.ones(SIZE, np.float32)
 
-    with Ledger.open(tmp_path, initial, algorithm, 1) as ledger:
+    with Ledger.open(tmp_path, initial, algorithm, 1, size=SIZE) as ledger:
         for number, upload in enumerate(uploads[:8]):
             ledger.take(upload, Message.from_bytes(upload))
             if number == 4:
                 write = ledger.begin_checkpoint(1)
                 ledger.journal.sync()
                 write()
-    with Ledger.open(tmp_path, initial, algorithm, 1) as ledger:
+    with Ledger.open(tmp_path, initial, algorithm, 1, size=SIZE) as ledger:
         for upload in uploads[8:]:
             ledger.take(upload, Message.from_bytes(upload))
         assert ledger.server.model.tobytes() == whole.model.tobytes()

@@ -93,7 +93,7 @@ def test_a_checkpoint_in_the_middle_of_a_buffer_gives_the_same_bits(aggregation:
         message = _upload(algorithm, number % 5, number, update)
         whole.receive(message)
         other.receive(message)
-        other = restore_server(save_server(other), algorithm, 1)
+        other = restore_server(save_server(other), algorithm, 1, size=SIZE)
     assert whole.version == other.version == 2
     assert whole.model.tobytes() == other.model.tobytes()
 

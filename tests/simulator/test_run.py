@@ -189,5 +189,5 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_a_sentence(tmp_path):
     del checkpoint.arrays["held"]
     write_checkpoint(tmp_path / CHECKPOINT, checkpoint)
     (tmp_path / "summary.json").unlink()
-    with pytest.raises(DataError, match=r"an older qafel wrote the checkpoint \(no 'held'\): begin anew"):
+    with pytest.raises(DataError, match=r"does not fit this run \(held is missing\): begin anew"):
         run(config, tmp_path, resume=True)

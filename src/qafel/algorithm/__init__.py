@@ -8,6 +8,7 @@ In the order in which data flows:
     server         receive(upload) → its staleness, and a broadcast if it filled the buffer   (Algorithm 1)
       aggregation    which uploads were counted before; how much a late one weighs; the sum of up to K; x ← x − η_g v
       own            a user's staleness law, aggregation and step
+      state          the one check of arrays that come back from a checkpoint
     wiring         all that server and clients must agree on, as one value
     methods        QAFeL and its relatives, as wiring of the above
 """

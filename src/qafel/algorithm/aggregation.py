@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from qafel.algorithm.state import Arrays, Expected
 from qafel.errors import ConfigError, DuplicateUpload, require_numbers
 from qafel.params import Vector
 from qafel.quantizers import kernels
@@ -26,6 +27,7 @@ NOTHING: Vector = np.empty(0, np.float32)
 WINDOW = 64
 """How many of a client's uploads may be on their way out of order."""
 _ALL_SEEN = (1 << WINDOW) - 1
+_LAST_SEQUENCE = (1 << 32) - 1
 
 
 @final
@@ -66,8 +68,17 @@ class ReplayWindows:
             "seen_mask": np.fromiter((mask for _, mask in self.windows.values()), np.uint64),
         }
 
-    def from_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:
-        columns = (arrays[name].tolist() for name in ("seen_sender", "seen_highest", "seen_mask"))
+    @staticmethod
+    def layout() -> dict[str, Expected]:
+        """What `to_arrays` makes."""
+        return {
+            "seen_sender": Expected(np.uint64, ("senders",), distinct=True),
+            "seen_highest": Expected(np.int64, ("senders",), 0, _LAST_SEQUENCE),
+            "seen_mask": Expected(np.uint64, ("senders",)),
+        }
+
+    def from_arrays(self, arrays: Arrays) -> None:
+        columns = (arrays[name].tolist() for name in self.layout())
         self.windows = {sender: (highest, mask) for sender, highest, mask in zip(*columns, strict=True)}
 
 
@@ -198,14 +209,26 @@ class Buckets:
             "bucket_totals": self.totals.copy(),
             "bucket_counts": np.array(self.counts, np.int64),
             "bucket_weight_sums": np.array(self.weight_sums, np.float64),
-            "bucket_places": np.array(list(self.places.items()), np.int64).reshape(-1, 2),
+            "bucket_clients": np.fromiter(self.places, np.uint64, len(self.places)),
+            "bucket_places": np.fromiter(self.places.values(), np.int64, len(self.places)),
         }
 
-    def from_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def layout(self) -> dict[str, Expected]:
+        """What `to_arrays` makes."""
+        buckets = len(self.totals)
+        return {
+            "bucket_totals": Expected(np.float32, self.totals.shape),
+            "bucket_counts": Expected(np.int64, (buckets,), 0),
+            "bucket_weight_sums": Expected(np.float64, (buckets,), 0),
+            "bucket_clients": Expected(np.uint64, ("placed",), distinct=True),
+            "bucket_places": Expected(np.int64, ("placed",), 0, buckets - 1),
+        }
+
+    def from_arrays(self, arrays: Arrays) -> None:
         self.totals[:] = arrays["bucket_totals"]
         self.counts = arrays["bucket_counts"].tolist()
         self.weight_sums = arrays["bucket_weight_sums"].tolist()
-        self.places = dict(arrays["bucket_places"].tolist())
+        self.places = dict(zip(arrays["bucket_clients"].tolist(), arrays["bucket_places"].tolist(), strict=True))
 
 
 def _add_(total: Vector, payload: Payload, quantizer: Quantizer, weight: float, decoded: Vector | None) -> None:

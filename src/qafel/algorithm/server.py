@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from qafel.algorithm.aggregation import Buffer, PolynomialStaleness, ReplayWindo
 from qafel.algorithm.hidden_state import BroadcastLog, HiddenState, advance, inexact_snapshot
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.own import OwnPart, StalenessLaw, checked, own_parts
+from qafel.algorithm.state import Expected, require_arrays, require_numbers_of
 from qafel.algorithm.wiring import Algorithm
 from qafel.errors import (
     ConfigError,
@@ -29,6 +30,14 @@ from qafel.errors import (
 from qafel.params import Vector, require_finite
 from qafel.quantizers import kernels
 from qafel.rng import Stream
+
+_NUMBERS: Final = {
+    "version": Expected(np.int64, low=0),
+    "buffer_count": Expected(np.int64, low=0),
+    "weight_sum": Expected(np.float64, low=0, high=float(np.finfo(np.float32).max)),
+    "client_weight_sum": Expected(np.float64, low=0, high=float(np.finfo(np.float32).max)),
+}
+"""Among the values of a checkpoint."""
 
 
 @final
@@ -273,36 +282,70 @@ def require_checkpoints(algorithm: Algorithm, size: int) -> None:
 
 
 def restore_server(
-    checkpoint: Checkpoint, algorithm: Algorithm, seed: int, *, log_capacity: int = 100, clients: int | None = None
+    checkpoint: Checkpoint,
+    algorithm: Algorithm,
+    seed: int,
+    *,
+    size: int,
+    log_capacity: int = 100,
+    clients: int | None = None,
 ) -> Server:
-    """The server as `save_server` saved it, for the same `algorithm`, `seed` and number of `clients`.
+    """The server as `save_server` saved it, for a model of `size` and the same `algorithm`, `seed` and `clients`.
 
     A checkpoint that does not fit the algorithm or is damaged raises `DataError`.
     """
-    arrays, values = checkpoint.arrays, checkpoint.values
+    server = Server(np.zeros(size, np.float32), algorithm, seed, log_capacity=log_capacity, clients=clients)
+    buffer, values = server.buffer, checkpoint.values
+    own = dict(_own(server))
+    arrays = {name: array.copy() for name, array in checkpoint.arrays.items() if not name.startswith(tuple(own))}
     try:
-        server = Server(arrays["model"], algorithm, seed, log_capacity=log_capacity, clients=clients)
-        server.hidden_state = HiddenState.of(arrays["hidden_state"].copy(), values["version"], arrays.get("memory"))
-        server.buffer.total[:] = arrays["buffer"]
-        server.buffer.count = values["buffer_count"]
-        server.buffer.weight_sum = values["weight_sum"]
-        server.buffer.client_weight_sum = values["client_weight_sum"]
+        require_numbers_of(values, _NUMBERS)
+        require_arrays(arrays, _layout(server, values["version"]))
+        server.model = arrays["model"]
+        server.hidden_state = HiddenState.of(arrays["hidden_state"], values["version"], arrays.get("memory"))
+        buffer.total = arrays["buffer"]
+        buffer.count = values["buffer_count"]
+        buffer.weight_sum, buffer.client_weight_sum = values["weight_sum"], values["client_weight_sum"]
+        held = buffer.count
         if server.step.velocity is not None:
-            server.step.velocity[:] = arrays["velocity"]
+            server.step.velocity = arrays["velocity"]
         if server.uplink_memory is not None:
-            server.uplink_memory = arrays["uplink_memory"].copy()
-        if server.buffer.kept is not None:
+            server.uplink_memory = arrays["uplink_memory"]
+        if buffer.kept is not None:
             weights: list[float] = arrays["buffer_weights"].tolist()
-            server.buffer.kept = list(zip(arrays["buffer_rows"].copy(), weights, strict=True))
-        if server.buffer.buckets is not None:
-            server.buffer.buckets.from_arrays(arrays)
-        for prefix, part in _own(server):
-            names = [name for name in arrays if name.startswith(prefix)]
-            part.restore({name.removeprefix(prefix): arrays[name].copy() for name in names})
+            buffer.kept = list(zip(arrays["buffer_rows"], weights, strict=True))
+            held = len(weights)
+        if buffer.buckets is not None:
+            buffer.buckets.from_arrays(arrays)
+            held = sum(buffer.buckets.counts)
+        if not held == buffer.count < algorithm.buffer_size:
+            raise DataError(f"the buffer holds {held} updates, and counts {buffer.count} of {algorithm.buffer_size}")
         server.seen.from_arrays(arrays)
-        server.rejected = Counter(values["rejected"])
-    except (KeyError, ValueError) as error:
-        raise DataError(f"the checkpoint does not belong to this algorithm: {error}") from None
-    if server.hidden_state.digest != values["digest"]:
+        server.rejected = Counter({str(reason): int(count) for reason, count in values["rejected"].items()})
+        for prefix, part in own.items():
+            names = [name for name in checkpoint.arrays if name.startswith(prefix)]
+            part.restore({name.removeprefix(prefix): checkpoint.arrays[name].copy() for name in names})
+    except (DataError, KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(f"the checkpoint does not fit this algorithm: {error}") from None
+    if server.hidden_state.digest != values.get("digest"):
         raise DataError("the checkpoint is damaged: its hidden state does not match its digest")
     return server
+
+
+def _layout(server: Server, version: int) -> dict[str, Expected]:
+    """The arrays that `save_server` makes of a server at this version, but for those of a user's own parts."""
+    size = server.model.size
+    vector = Expected(np.float32, (size,))
+    held = {
+        "memory": bool(version) and server.algorithm.downlink_rate(size) != 1,
+        "velocity": server.step.velocity is not None,
+        "uplink_memory": server.uplink_memory is not None,
+    }
+    names = ("model", "hidden_state", "buffer", *(name for name, there in held.items() if there))
+    layout = dict.fromkeys(names, vector) | server.seen.layout()
+    if server.buffer.kept is not None:
+        layout |= {
+            "buffer_rows": Expected(np.float32, ("kept", size)),
+            "buffer_weights": Expected(np.float64, ("kept",)),
+        }
+    return layout if server.buffer.buckets is None else layout | server.buffer.buckets.layout()

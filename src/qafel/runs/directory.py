@@ -16,7 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeAlias, final
 
+import safetensors
 import safetensors.numpy
+from pydantic import TypeAdapter
 
 from qafel.algorithm import Checkpoint
 from qafel.config import Config
@@ -32,6 +34,7 @@ FORMAT = 2
 """Version of the directory's format; 1 did not state it. It is the first line of config.toml."""
 CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
 _CHECKPOINT_FORMAT = 2
+_CHECKPOINT_VALUES = TypeAdapter(dict[str, Any])
 _HEADER = re.compile(r"# qafel run directory, format (\d{1,9})\n")
 
 State: TypeAlias = Literal["absent", "other", "damaged", "interrupted", "other limits", "finished"]
@@ -278,5 +281,9 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint file; `DataError` says that it is missing, damaged or of another version."""
     data = read_checked(path, "checkpoint", _CHECKPOINT_FORMAT)
-    header: Mapping[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return Checkpoint(safetensors.numpy.load(data), json.loads(header["__metadata__"]["values"]))
+    try:
+        arrays = safetensors.numpy.load(data)
+        header: Mapping[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return Checkpoint(arrays, _CHECKPOINT_VALUES.validate_json(header["__metadata__"]["values"]))
+    except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}): its content is not a checkpoint") from None

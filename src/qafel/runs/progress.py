@@ -18,7 +18,7 @@ from qafel.algorithm import Server
 from qafel.config import StopConfig
 from qafel.errors import ConfigError, require_numbers
 from qafel.params import Vector
-from qafel.runs.records import Amount, Count, Number
+from qafel.runs.records import Amount, Count, CountOrNone, Finite, Number
 from qafel.tasks.protocol import Goal
 
 Unit: TypeAlias = Literal["server_steps", "uploads"]
@@ -33,16 +33,16 @@ class Traffic:
     Rejected uploads crossed, too: their bytes count, their number is apart.
     """
 
-    uploads: int = 0
-    rejected_uploads: int = 0
-    upload_bytes: int = 0
-    broadcasts: int = 0
-    broadcast_bytes: int = 0
-    received_bytes: int | None = None
+    uploads: Count = 0
+    rejected_uploads: Count = 0
+    upload_bytes: Count = 0
+    broadcasts: Count = 0
+    broadcast_bytes: Count = 0
+    received_bytes: Count | None = None
     """What the clients that take part fetched to start from; None if it is not counted, as a deployed server cannot."""
-    received_by_all_bytes: int | None = None
+    received_by_all_bytes: Count | None = None
     """What all clients would receive together if each took every broadcast; None likewise."""
-    staleness_counts: list[int] = field(default_factory=list)
+    staleness_counts: list[Count] = field(default_factory=list)
     """How many updates had staleness 0, 1, 2, …"""
 
     def count_upload(self, message: bytes, staleness: int) -> None:
@@ -209,19 +209,19 @@ class Progress:
 
     evaluation: Evaluation
     goal: Goal
-    final: float | None = None
-    best: float | None = None
-    uploads_to_target: int | None = None
-    virtual_time_to_target: float | None = None
-    evaluation_s: float = 0.0
-    wall_before_s: float = 0.0
-    training_before_s: float = 0.0
+    final: Finite | None = None
+    best: Finite | None = None
+    uploads_to_target: Count | None = None
+    virtual_time_to_target: Amount | None = None
+    evaluation_s: Amount = 0.0
+    wall_before_s: Amount = 0.0
+    training_before_s: Amount = 0.0
     """These two are of the processes that ran this before."""
-    evaluated: int = -1
-    """How many server steps or uploads there were at the last evaluation."""
-    evaluated_uploads: int = -1
-    evaluated_version: int = -1
-    seen_staleness: list[int] = field(default_factory=list)
+    evaluated: CountOrNone = -1
+    """How many server steps or uploads there were at the last evaluation; −1 before the first."""
+    evaluated_uploads: CountOrNone = -1
+    evaluated_version: CountOrNone = -1
+    seen_staleness: list[Count] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
 
     @property

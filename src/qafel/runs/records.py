@@ -28,6 +28,9 @@ def bounded(value: float) -> float:
 
 
 Count: TypeAlias = Annotated[int, Strict(), Field(ge=0, lt=1 << 64)]
+CountOrNone: TypeAlias = Annotated[int, Strict(), Field(ge=-1, lt=1 << 64)]
+"""−1: not yet counted."""
+Finite: TypeAlias = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Amount: TypeAlias = Annotated[float, Strict(), Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 """Seconds, rates and shares."""
 Number: TypeAlias = Annotated[float, Strict(), AfterValidator(bounded)]

@@ -32,11 +32,11 @@ from qafel.runs.directory import (
     write_checkpoint,
 )
 from qafel.runs.listeners import Listener
-from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status, Traffic
+from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status
 from qafel.runs.reading import Run
 from qafel.runs.summary import Summary, environment, summarise
 from qafel.runs.trackers import Say, Track, TrackedRun, follow, track_of
-from qafel.simulator.checkpoint import restore_simulation, save_simulation
+from qafel.simulator.checkpoint import SavedRun, restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.executors.jobs import Executor
 from qafel.simulator.live import Heartbeat
@@ -334,19 +334,20 @@ class _Before(NamedTuple):
 def _resume(out: Path, plan: RunPlan, simulation: Simulation, progress: Progress) -> _Before:
     """Bring the simulation to the checkpoint; return how much of the metrics belongs to it, and where it was made."""
     checkpoint = sound_checkpoint(out)
-    if not _is_of(checkpoint, plan):
+    saved = SavedRun.of(checkpoint)
+    if not _is_of(saved, plan):
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
     restore_simulation(checkpoint, simulation, progress)
     finished = state_of(out, plan.settings) == "finished"
-    if has_summary(out) and not finished and not _goes_on(checkpoint, plan.limits):
+    if has_summary(out) and not finished and not _goes_on(saved, plan.limits):
         raise DataError(f"the run in {out} is past these limits: set larger ones to resume it, such as stop.uploads")
-    return _Before(int(checkpoint.values["metrics_bytes"]), tuple(checkpoint.values.get("environments", ())), finished)
+    return _Before(saved.metrics_bytes, tuple(saved.environments), finished)
 
 
-def _is_of(checkpoint: Checkpoint, plan: RunPlan) -> bool:
+def _is_of(saved: SavedRun, plan: RunPlan) -> bool:
     """Whether the run may go on: its settings are the same, but for when it ends."""
     try:
-        return same_run(read_settings(str(checkpoint.values.get("config")), "the checkpoint"), plan.settings, {"stop"})
+        return same_run(read_settings(saved.config, "the checkpoint"), plan.settings, {"stop"})
     except ConfigError:
         return False
 
@@ -354,15 +355,14 @@ def _is_of(checkpoint: Checkpoint, plan: RunPlan) -> bool:
 def is_shorter_run(out: Path, limits: Limits) -> bool:
     """Whether the run in `out` goes on from its checkpoint to these limits, as if it had them from the start."""
     try:
-        return _goes_on(sound_checkpoint(out), limits)
-    except (DataError, KeyError, TypeError):  # damaged, or of an older version
+        return _goes_on(SavedRun.of(sound_checkpoint(out)), limits)
+    except DataError:  # damaged, or of an older version
         return False
 
 
-def _goes_on(checkpoint: Checkpoint, limits: Limits) -> bool:
-    values = checkpoint.values
-    reached = limits.reached(values["server"]["version"], Traffic(**values["traffic"]), values["now"])
-    return not reached and not (limits.at_target and values["progress"]["uploads_to_target"] is not None)
+def _goes_on(saved: SavedRun, limits: Limits) -> bool:
+    reached = limits.reached(saved.server.version, saved.traffic, saved.now)
+    return not reached and not (limits.at_target and saved.progress.get("uploads_to_target") is not None)
 
 
 def sound_checkpoint(out: Path) -> Checkpoint:
@@ -371,7 +371,7 @@ def sound_checkpoint(out: Path) -> Checkpoint:
         checkpoint = read_checkpoint(out / CHECKPOINT)
     except DataError as error:
         raise DataError(f"{error}; `overwrite` begins anew here") from None
-    expected = int(checkpoint.values["metrics_bytes"])
+    expected = SavedRun.of(checkpoint).metrics_bytes
     file = out / "metrics.jsonl"
     try:
         found = file.stat().st_size

@@ -17,6 +17,7 @@ from qafel.errors import ConfigError, MessageError, RejectedUpload
 from qafel.params import Vector
 from qafel.parts import blaming
 from qafel.runs.progress import Traffic
+from qafel.runs.records import Amount, Count
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
@@ -70,8 +71,8 @@ class Clock(Generic[Scheduled]):
 class Arrive(NamedTuple):
     """A client comes from outside (open loop)."""
 
-    client: int
-    duration: float | None
+    client: Count
+    duration: Amount | None
 
 
 class Deliver(NamedTuple):
@@ -84,20 +85,20 @@ class Deliver(NamedTuple):
 class Gone(NamedTuple):
     """A client would have finished, but never reports."""
 
-    client: int
+    client: Count
 
 
 class Timeout(NamedTuple):
     """A round's time is up."""
 
-    round_number: int
+    round_number: Count
 
 
 Event = Job | Arrive | Deliver | Gone | Timeout
 """A job on the clock is due when its client has finished training; then its upload sets out."""
 _AFTER_ALL_ELSE = 1
-_HOLDS = -1
-_NEVER = -(2**62)  # so long ago that more bytes came since than any snapshot has
+HOLDS = -1
+NEVER = -(2**62)  # so long ago that more bytes came since than any snapshot has
 _MANY_ROUNDS = 1000
 """Without a single update by then, none will come."""
 _MANY_UNREAD = 1000
@@ -139,10 +140,10 @@ class Simulation:
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
         self.memories: dict[int, Vector] = {}
         """What each client's uploads are relative to (MCM); zero for those that are not in it."""
-        self.held = array("q", [_NEVER]) * task.clients
+        self.held = array("q", [NEVER]) * task.clients
         """How many bytes had been broadcast when each client last started: it misses what came since."""
         self.overpaid = array("q", [0]) * task.clients
-        """With a snapshot quantizer: `_HOLDS` of a client that holds x̂; of others, how many bytes less broadcasts would
+        """With a snapshot quantizer: `HOLDS` of a client that holds x̂; of others, how many bytes less broadcasts would
         have been than the inexact snapshots that it fetched."""
         self.whole_bytes = self.clients_hidden_state.snapshot_bytes
         """What a client downloads that holds nothing: a snapshot, or a broadcast that is a whole model."""
@@ -294,16 +295,16 @@ class Simulation:
         and follows: so a client that starts often pays at most about twice what it would have paid with x̂ at once.
         """
         current, overpaid = self.clients_hidden_state, self.overpaid[client]
-        if overpaid == _HOLDS and not missed:
+        if overpaid == HOLDS and not missed:
             return 0, current
         inexact, size = self._inexact_snapshot()
         if not missed:
             return 0, inexact
-        if overpaid == _HOLDS and missed <= size:
+        if overpaid == HOLDS and missed <= size:
             return missed, current
         overpaid = max(0, overpaid) + max(0, size - missed)
         if overpaid >= current.snapshot_bytes - size:
-            self.overpaid[client] = _HOLDS
+            self.overpaid[client] = HOLDS
             return current.snapshot_bytes, current
         self.overpaid[client] = overpaid
         return size, inexact

@@ -161,7 +161,7 @@ class Fleet:
         algorithm = config.algorithm.wire(task.layout)
         initial = task.initial_model(Stream.named(config.seed, "initial-model"))
         state = self.run / "state"
-        with Ledger.open(state, lambda: initial, algorithm, config.seed) as ledger:
+        with Ledger.open(state, lambda: initial, algorithm, config.seed, size=initial.size) as ledger:
             held = ledger.server
             again = replay(state, initial, algorithm, config.seed)
         assert again.version == held.version == version

@@ -123,7 +123,7 @@ def test_what_was_applied_is_in_the_journal_and_votes_survive_a_kill(tmp_path: P
     judged = [Applied.of(1.0, norm=1.0), Applied.of(10.0, 0.1, 7.0), Applied.of(0.7, 1 / 3, 2.0), Applied.of(1, norm=3)]
     models = []
     for _ in range(2):  # the second start receives the journal of the first, which wrote no checkpoint
-        with Ledger.open(tmp_path, _initial, algorithm, 1) as ledger:
+        with Ledger.open(tmp_path, _initial, algorithm, 1, size=SIZE) as ledger:
             for client in range(0 if models else len(judged)):
                 frame = _frame(algorithm, client, 0, 1.0, weight=1e30)
                 ledger.take(frame, Message.from_bytes(frame), judged[client])

@@ -422,7 +422,7 @@ def test_a_number_that_was_used_up_serves_again_after_the_client_got_a_new_key(t
             if not checkpoint:
                 for path in (tmp_path / "state").glob("checkpoint-*"):
                     path.unlink()
-            with Ledger.open(tmp_path / "state", lambda: initial, algorithm, config.seed) as ledger:
+            with Ledger.open(tmp_path / "state", lambda: initial, algorithm, config.seed, size=initial.size) as ledger:
                 assert ledger.server.model.tobytes() == held.tobytes()
                 assert ledger.server.seen.windows == windows
                 assert ledger.has_new_key(0, 1)

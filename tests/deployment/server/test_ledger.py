@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qafel.algorithm import Algorithm, Checkpoint, Client, HiddenState, LocalTraining, Message, wire
 from qafel.deployment.server import ledger as ledger_module
+from qafel.deployment.server.fairness import Standing
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.runs.directory import read_checkpoint, write_checkpoint
+from tests.crafted import other_arrays, other_values, with_array
 from tests.deployment.live import replay
 
 SIZE = 64
@@ -40,7 +43,7 @@ def _initial() -> Vector:
 
 
 def _open(folder: Path) -> AbstractContextManager[Ledger]:
-    return Ledger.open(folder, _initial, _algorithm(), 7, history=50)
+    return Ledger.open(folder, _initial, _algorithm(), 7, size=SIZE, history=50)
 
 
 def _train(start: Vector, stream: Stream) -> Vector:
@@ -281,3 +284,71 @@ def test_what_clients_sent_can_be_read_by_the_owner_only_whatever_the_umask(tmp_
     files = [*(tmp_path / "state").glob("journal-*"), tmp_path / "state" / "synced"]
     assert len(files) == 3
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "qafel": {"preset": "qafel", "server_momentum": 0.3},
+    "fedbuff": {"preset": "fedbuff", "client_quantizer": "none", "server_quantizer": "none"},
+    "fedasync": {"preset": "fedasync", "client_quantizer": "none", "server_quantizer": "none", "buffer_size": 1},
+    "memory": {"preset": "qafel", "memory_rate": 0.5},
+    "median": {"preset": "qafel", "aggregation": "median"},
+}
+
+
+@pytest.fixture(params=ALGORITHMS)
+def crafted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Algorithm, Checkpoint, bytes]:
+    """A folder with one checkpoint in the middle of a buffer, the algorithm, the checkpoint and the model."""
+    quantizers = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
+    settings = {"server_lr": 0.5, "client_lr": 0.1, "local_steps": 1, "buffer_size": 3, **quantizers}
+    algorithm = wire(**settings | ALGORITHMS[request.param])
+    with Ledger.open(tmp_path, _initial, algorithm, 7, size=SIZE) as ledger:
+        clients = [Client(number, HiddenState.of(_initial()), algorithm, 7) for number in range(3)]
+        for turn in range(8):
+            upload = clients[turn % 3].update(_train)
+            broadcast = ledger.take(upload, Message.from_bytes(upload), Applied.of(1.0, 1.0, 2.0, 5)).broadcast
+            if broadcast is not None:
+                for client in clients:
+                    client.receive(broadcast)
+        ledger.journal.sync()
+        write = ledger.begin_checkpoint(1, lambda: ({0: 1.0, 1: 2.0}, [Standing(0, 1.0, 0.5, 0.25)]))
+        assert write is not None
+        write()
+        saved = read_checkpoint(_newest(tmp_path))
+        return tmp_path, algorithm, saved, ledger.server.model.tobytes()
+
+
+@pytest.mark.parametrize("what", ["arrays", "values"])
+def test_a_crafted_checkpoint_is_not_used(crafted: tuple[Path, Algorithm, Checkpoint, bytes], what: str) -> None:
+    """The journal gives the state again; without its first records, the server refuses to start."""
+    folder, algorithm, checkpoint, model = crafted
+    path, first = _newest(folder), folder / "journal-000000000000.log"
+    mutants = other_arrays(checkpoint, ["extra", "memory"]) if what == "arrays" else other_values(checkpoint)
+    taken = []
+    for word, mutant in mutants:
+        try:
+            write_checkpoint(path, mutant)
+        except (TypeError, ValueError):  # which no file can hold
+            continue
+        with suppress(DataError), _moved(first), Ledger.open(folder, _initial, algorithm, 7, size=SIZE) as ledger:
+            assert ledger.server.model.tobytes() == model, word
+            taken.append(word)
+        path.with_suffix(".unused").unlink(missing_ok=True)
+        for other in folder.glob("journal-*.log"):
+            if other != first and not other.stat().st_size:
+                other.unlink()
+    assert [word for word in taken if what == "arrays"] == []
+    if what == "arrays":
+        write_checkpoint(path, with_array(checkpoint, "buffer", checkpoint.arrays["buffer"][:1]))
+        with Ledger.open(folder, _initial, algorithm, 7, size=SIZE) as ledger:
+            assert ledger.server.model.tobytes() == model
+
+
+@contextmanager
+def _moved(path: Path) -> Iterator[None]:
+    """A context in which a file is gone."""
+    beside = path.with_suffix(".beside")
+    path.rename(beside)
+    try:
+        yield
+    finally:
+        beside.rename(path)

@@ -34,7 +34,7 @@ def _initial() -> Vector:
 
 @pytest.fixture
 def intake(tmp_path: Path) -> Iterator[Intake]:
-    with Ledger.open(tmp_path, _initial, _algorithm(), 7) as ledger:
+    with Ledger.open(tmp_path, _initial, _algorithm(), 7, size=SIZE) as ledger:
         intake = Intake(ledger, UploadChecker(_algorithm(), DefenceSettings(), 2), ServerMetrics("live"))
         intake.begin_session(_PART_BYTES)
         yield intake

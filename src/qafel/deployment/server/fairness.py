@@ -24,6 +24,7 @@ from itertools import takewhile
 from typing import Final, NamedTuple, final
 
 from qafel.errors import OverShare
+from qafel.runs.records import Amount, Count
 
 _BUCKET: Final = 8.0  # the updates that a client may have under way, which may arrive together
 _PAUSES: Final = 3.0
@@ -38,12 +39,12 @@ _RENEW_S: Final = 0.5  # between two counts of the active clients
 class Standing(NamedTuple):
     """One client's share, for a checkpoint."""
 
-    client: int
-    level: float
+    client: Count
+    level: Amount
     """Of its bucket."""
-    silent_s: float
+    silent_s: Amount
     """Since its last accepted update."""
-    pause_s: float
+    pause_s: Amount
     """The longest recent one between two accepted updates."""
 
 

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from qafel.algorithm import (
     Accepted,
@@ -42,6 +44,7 @@ from qafel.files import Lock, make_private, read_word, sync_folder, write_atomic
 from qafel.params import Vector
 from qafel.runs.directory import read_checkpoint, write_checkpoint
 from qafel.runs.progress import Traffic
+from qafel.runs.records import Amount, Count, fault_of
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _QUARANTINED: Final = 100
@@ -91,6 +94,20 @@ class _Saved(NamedTuple):
     """Of the last record that it counts; None if an older qafel wrote it."""
 
 
+class _Values(BaseModel):
+    """The values of a checkpoint. Before 0.3 it had no keys, shares and checksum."""
+
+    server: dict[str, Any]
+    traffic: Traffic
+    norms: list[tuple[Count, Amount]]
+    keys: list[tuple[Count, Count]] = []
+    shares: list[Standing] = []
+    journal_checksum: Count | None = None
+
+
+_VALUES: Final = TypeAdapter(_Values)
+
+
 @final
 class Ledger:
     """The one place where uploads count. `take` changes the state, `journal.sync` makes it last."""
@@ -126,7 +143,13 @@ class Ledger:
     @staticmethod
     @contextmanager
     def open(
-        folder: Path, initial_model: Callable[[], Vector], algorithm: Algorithm, seed: int, *, history: int = 1000
+        folder: Path,
+        initial_model: Callable[[], Vector],
+        algorithm: Algorithm,
+        seed: int,
+        *,
+        size: int,
+        history: int = 1000,
     ) -> Iterator[Ledger]:
         """Open a run's ledger, a context: the run begins, or goes on from what its folder holds.
 
@@ -134,15 +157,16 @@ class Ledger:
         initial_model  makes x⁰, for a run that begins
         algorithm      how server and clients are wired
         seed           the run's seed
+        size           the number of the model's parameters
         history        how many broadcasts are kept in memory
         """
         busy = ConfigError(f"another server uses {folder}: stop it, or choose another `out`")
         with writing(f"to {folder}", "; choose another folder"):
             make_private(folder)  # it holds what clients sent
         with Lock(folder / "lock", busy):
-            ledger = _newest_sound(folder, initial_model, algorithm, seed, history)
+            ledger = _newest_sound(folder, initial_model, algorithm, seed, size, history)
             with closing(ledger.journal):
-                require_checkpoints(algorithm, ledger.server.model.size)
+                require_checkpoints(algorithm, size)
                 yield ledger
 
     @property
@@ -287,7 +311,7 @@ def _epoch(folder: Path) -> int:
 
 
 def _newest_sound(
-    folder: Path, initial_model: Callable[[], Vector], algorithm: Algorithm, seed: int, history: int
+    folder: Path, initial_model: Callable[[], Vector], algorithm: Algorithm, seed: int, size: int, history: int
 ) -> Ledger:
     """From the newest checkpoint after which the journal can be received again; from x⁰ if there is none, or the whole
     journal is there.
@@ -300,7 +324,7 @@ def _newest_sound(
     failed: list[tuple[Path, Exception]] = []
     for _, path in reversed(_checkpoints(folder)):
         try:
-            ledger = Ledger(folder, _read(path, algorithm, seed), history)
+            ledger = Ledger(folder, _read(path, algorithm, seed, size), history)
             break
         except (DamagedJournal, OutputError):
             raise
@@ -317,14 +341,14 @@ def _newest_sound(
     return ledger
 
 
-def _read(path: Path, algorithm: Algorithm, seed: int) -> _Saved:
+def _read(path: Path, algorithm: Algorithm, seed: int, size: int) -> _Saved:
     saved = read_checkpoint(path)
-    values = saved.values
-    server = restore_server(Checkpoint(saved.arrays, values["server"]), algorithm, seed, log_capacity=0)
-    norms = {int(client): norm for client, norm in values["norms"]}
-    keys = {int(client): key for client, key in values.get("keys", [])}
-    shares = [Standing(*standing) for standing in values.get("shares", [])]
-    return _Saved(server, Traffic(**values["traffic"]), norms, keys, shares, values.get("journal_checksum"))
+    try:
+        values = _VALUES.validate_python(saved.values)
+    except ValidationError as error:
+        raise DataError(f"{path} is damaged ({fault_of(error)})") from None
+    server = restore_server(Checkpoint(saved.arrays, values.server), algorithm, seed, size=size, log_capacity=0)
+    return _Saved(server, values.traffic, dict(values.norms), dict(values.keys), values.shares, values.journal_checksum)
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -335,6 +335,7 @@ def open_server(
         partial(config.initial_model, task),
         algorithm,
         config.seed,
+        size=task.layout.size,
         history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
     ) as ledger:
         if ledger.traffic.uploads and not (out / "config.toml").exists():

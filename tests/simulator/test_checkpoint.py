@@ -1,0 +1,155 @@
+"""A crafted checkpoint is refused in a sentence: every array and every value of it, for every method."""
+
+from __future__ import annotations
+
+import copy
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from qafel.algorithm import Checkpoint, wire
+from qafel.errors import DataError, NonFiniteVector
+from qafel.runs.directory import CHECKPOINT, read_checkpoint, write_checkpoint
+from qafel.runs.progress import Evaluation, Progress
+from qafel.simulator import ConstantRate, HalfNormal, Network, Rounds, Simulation, Timing
+from qafel.simulator.checkpoint import restore_simulation, save_simulation
+from qafel.tasks import Quadratic
+from tests.command import qafel_here
+from tests.crafted import other_arrays, other_values, with_array, with_value
+
+CLIENTS, SIZE, EVENTS = 12, 7, 61
+BITS = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedbuff": {"preset": "fedbuff"},
+    "qafel": {"preset": "qafel", **BITS},
+    "momentum": {"preset": "qafel", **BITS, "server_momentum": 0.9},
+    "fedasync": {"preset": "fedasync", "buffer_size": 1},
+    "direct": {"preset": "fedbuff-direct", **BITS},
+    "direct draws": {"preset": "fedbuff-direct", **BITS, "direct_draw": "start"},
+    "weighted": {"preset": "qafel", **BITS, "aggregation": "weighted-mean", "client_weights": "samples"},
+    "median": {"preset": "qafel", **BITS, "aggregation": "median"},
+    "trimmed mean": {"preset": "qafel", **BITS, "aggregation": "trimmed-mean", "buckets": 3},
+    "snapshots": {"preset": "qafel", **BITS, "snapshot_quantizer": "qsgd:4"},
+    "mcm": {"preset": "mcm", **BITS},
+    "fedavg": {"preset": "fedavg"},
+}
+IN_ROUNDS = {"mcm", "fedavg"}
+
+
+def new(method: str, seed: int = 3) -> Simulation:
+    settings = {"server_lr": 0.1, "client_lr": 0.05, "local_steps": 2, "buffer_size": 5, **METHODS[method]}
+    arrivals = Rounds(timeout=3.0) if method in IN_ROUNDS else ConstantRate(seed, CLIENTS, 12.0)
+    timing = Timing(HalfNormal(seed), arrivals, dropout=0.1, network=Network(1e4, 1e4))
+    return Simulation(Quadratic(CLIENTS, SIZE), wire(**settings), timing, seed)
+
+
+def progress() -> Progress:
+    return Progress(Evaluation(), "min")
+
+
+def saved(method: str) -> Checkpoint:
+    """A run between two steps, with updates in the buffer and on their way."""
+    simulation = new(method)
+    simulation.begin()
+    for _ in range(EVENTS):
+        simulation.advance()
+    made = save_simulation(simulation, progress())
+    return Checkpoint(made.arrays, json.loads(json.dumps(made.values)))
+
+
+def go_on(checkpoint: Checkpoint, method: str, events: int = 60) -> Simulation:
+    """Restore a run, and let it go on."""
+    simulation = new(method)
+    restore_simulation(copy.deepcopy(checkpoint), simulation, progress())
+    for _ in range(events):
+        simulation.advance()
+    return simulation
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def made(request) -> tuple[str, Checkpoint]:
+    return request.param, saved(request.param)
+
+
+def test_an_untouched_one_goes_on_to_the_same_bits(made) -> None:
+    method, checkpoint = made
+    uninterrupted = new(method)
+    uninterrupted.begin()
+    for _ in range(EVENTS + 60):
+        uninterrupted.advance()
+    found = go_on(checkpoint, method)
+    assert found.server.model.tobytes() == uninterrupted.server.model.tobytes()
+    assert found.traffic == uninterrupted.traffic
+
+
+EXTRA = ("extra", "server.extra", "version.x", "version.999", "job_memory.999", "memory.999", "server.memory")
+
+
+def test_no_array_of_another_name_shape_or_type_is_restored(made) -> None:
+    method, checkpoint = made
+    taken = []
+    for word, mutant in other_arrays(checkpoint, EXTRA):
+        with suppress(DataError):
+            restore_simulation(copy.deepcopy(mutant), new(method), progress())
+            taken.append(word)
+    assert taken == []
+
+
+TWICE = -99
+"""The value of another entry."""
+INDICES = {
+    "sequences": (1_000_000,),
+    "held": (-(2**63), 2**62),
+    "overpaid": (-2, -(2**63)),
+    "memories.clients": (-1, CLIENTS, 2**62, TWICE),
+    "server.bucket_counts": (-1, 2**40),
+    "server.bucket_places": (-1, 10, 2**40),
+    "server.bucket_clients": (TWICE,),
+    "server.seen_sender": (TWICE,),
+    "server.seen_highest": (-2, 2**62),
+}
+
+
+def test_no_index_or_count_out_of_range_is_restored(made) -> None:
+    method, checkpoint = made
+    taken = []
+    for name, values in INDICES.items():
+        array = checkpoint.arrays.get(name)
+        for value in values if array is not None and array.size > 1 else ():
+            other = array.copy()
+            other[-1] = other[0] if value == TWICE else value
+            with suppress(DataError):
+                restore_simulation(with_array(checkpoint, name, other), new(method), progress())
+                taken.append((name, value))
+    assert taken == []
+
+
+def test_an_odd_value_is_refused_or_does_no_harm(made) -> None:
+    """Never an error that is not raised on purpose, then or later."""
+    method, checkpoint = made
+    for word, mutant in other_values(checkpoint):
+        try:
+            with suppress(DataError, NonFiniteVector):
+                go_on(mutant, method, events=15)
+        except Exception as error:
+            raise AssertionError(word) from error
+
+
+def test_a_value_that_is_missing_is_named(made) -> None:
+    method, checkpoint = made
+    for name in ("server", "events", "traffic", "progress"):
+        with pytest.raises(DataError, match=name):
+            go_on(with_value(checkpoint, (name,), None, remove=True), method)
+
+
+def test_a_shrunk_memory_ends_resume_with_a_sentence(tmp_path) -> None:
+    command = ["run", "mushrooms-mcm", "--out", tmp_path / "run", "--quiet", "--set"]
+    qafel_here(*command, "stop.server_steps=3")
+    checkpoint = read_checkpoint(tmp_path / "run" / CHECKPOINT)
+    checkpoint.arrays["server.uplink_memory"] = checkpoint.arrays["server.uplink_memory"][:1]
+    write_checkpoint(tmp_path / "run" / CHECKPOINT, checkpoint)
+    _, complaint = qafel_here(*command, "stop.server_steps=6", "--resume", expect=2)
+    assert "uplink_memory" in complaint
+    assert complaint.count("\n") == 1
