@@ -1,10 +1,25 @@
-"""Your own task, quantizer, staleness law, aggregation, server step and arrival law: plain objects."""
-
-from collections.abc import Iterator
+"""A custom task, quantizer, staleness law, accumulator, server rule and arrival law."""
 
 import numpy as np
 
-from qafel import Constant, Evaluation, Layout, Limits, LocalTraining, Stream, Timing, Vector, simulate, wire
+from qafel import (
+    Algorithm,
+    Constant,
+    Direction,
+    Evaluation,
+    HiddenState,
+    Kept,
+    Layout,
+    Limits,
+    LocalTraining,
+    ServerRule,
+    Stream,
+    Timing,
+    Upload,
+    Vector,
+    method,
+    simulate,
+)
 
 
 class TemperatureOfEachRoom:
@@ -20,9 +35,9 @@ class TemperatureOfEachRoom:
     def initial_model(self, stream: Stream) -> Vector:
         return np.full(8, 20, np.float32)
 
-    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
+    def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
         readings = self.truth + Stream.named(0, "readings", client).generator().normal(scale=0.5, size=(5, 8))
-        y = start.astype(np.float64)
+        y = start.vector.astype(np.float64)
         for _ in range(local.steps or 1):
             y -= local.lr * (y - readings.mean(axis=0))
         return y.astype(np.float32)
@@ -41,28 +56,22 @@ class HalfPrecision:
         return np.frombuffer(payload, np.float16, size).astype(np.float32)
 
 
-class Median:
-    """An aggregation: the median of the buffer, coordinate by coordinate, whatever the updates weigh."""
+class Median(Kept):
+    """An accumulator: the median of the buffer, coordinate by coordinate, whatever the updates weigh."""
 
-    def aggregate(self, updates: Vector, weights: Vector) -> Vector:
+    def combine(self, uploads: list[Upload], updates: Vector, weights: Vector) -> Vector:
         return np.median(updates, axis=0)
 
 
-class Momentum:
-    """A server step with state, which it saves and restores, so that runs can be resumed."""
+class Momentum(ServerRule):
+    """A server rule. Its state is the attributes that are arrays or numbers: checkpoints save and restore them."""
 
-    def __init__(self) -> None:
-        self.velocity = np.zeros(8, np.float32)
+    def begin_(self, algorithm: Algorithm, size: int, clients: int | None) -> None:
+        self.velocity = np.zeros(size, np.float32)
 
-    def step(self, model: Vector, update: Vector) -> Vector:
-        self.velocity = 0.5 * self.velocity + update
+    def step_(self, model: Vector, direction: Direction) -> Vector:
+        self.velocity = 0.5 * self.velocity + direction.update(model)
         return model - 0.1 * self.velocity
-
-    def state(self) -> dict[str, Vector]:
-        return {"velocity": self.velocity}
-
-    def restore(self, state: dict[str, Vector]) -> None:
-        self.velocity = state["velocity"]
 
 
 def only_fresh(staleness: int) -> float:
@@ -70,28 +79,24 @@ def only_fresh(staleness: int) -> float:
     return 1.0 if staleness <= 3 else 0.1
 
 
-def office_hours() -> Iterator[tuple[float, int]]:
-    """An arrival law: twenty clients in a burst every hour."""
-    for hour in range(100):
-        for client in range(20):
-            yield hour + client / 1000, (hour * 20 + client) % 50
+# An arrival law: twenty clients in a burst every hour, as pairs of time and client.
+office_hours = [(hour + client / 1000, (hour * 20 + client) % 50) for hour in range(100) for client in range(20)]
 
-
-algorithm = wire(
+algorithm = method(
     "qafel",
     buffer_size=5,
     client_lr=0.3,
     local_steps=4,
     staleness=only_fresh,
-    aggregation=Median(),
-    server_step=Momentum(),
+    accumulator=Median(),
+    server_rule=Momentum(),
     client_quantizer=HalfPrecision(),
     server_quantizer=HalfPrecision(),
 )
 result = simulate(
     TemperatureOfEachRoom(),
     algorithm,
-    Timing(Constant(0.2), office_hours()),
+    Timing(Constant(0.2), office_hours),
     limits=Limits(server_steps=200),
     evaluation=Evaluation(every=50),
 )

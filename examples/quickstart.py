@@ -1,9 +1,9 @@
 """QAFeL in ten lines: 4 bits both ways on the paper's first problem."""
 
-from qafel import HalfNormal, Limits, Mushrooms, Timing, simulate, wire
+from qafel import HalfNormal, Limits, Mushrooms, Timing, method, simulate
 
 task = Mushrooms(clients=100)
-qafel = wire("qafel", buffer_size=10, client_lr=2.0, local_steps=10, server_lr=0.1)  # trellis:4 unless told otherwise
+qafel = method("qafel", buffer_size=10, client_lr=2.0, local_steps=10, server_lr=0.1)  # trellis:4 unless told otherwise
 result = simulate(task, qafel, Timing(HalfNormal(seed=0)), limits=Limits(server_steps=1000))
 print(f"f(x) − f* = {result.summary['metric_final']:.4f} after {result.summary['uploads']:,} uploads")
 print(

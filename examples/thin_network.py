@@ -1,16 +1,16 @@
 """Who is done first when lines are thin? Three methods, the same clients, the same virtual time."""
 
-from qafel import AlwaysTraining, Evaluation, HalfNormal, Limits, Mushrooms, Network, Rounds, Timing, simulate, wire
+from qafel import AlwaysTraining, Evaluation, HalfNormal, Limits, Mushrooms, Network, Rounds, Timing, method, simulate
 
 TARGET = 0.01
 LOCAL = {"client_lr": 2.0, "local_steps": 10, "buffer_size": 10}
 METHODS = {
     "QAFeL, 4 bits": (
-        wire("qafel", server_lr=0.1, client_quantizer="qsgd:4", server_quantizer="qsgd:4", **LOCAL),
+        method("qafel", server_lr=0.1, client_quantizer="qsgd:4", server_quantizer="qsgd:4", **LOCAL),
         AlwaysTraining(),
     ),
-    "FedBuff": (wire("fedbuff", server_lr=0.1, **LOCAL), AlwaysTraining()),
-    "FedAvg": (wire("fedavg", **LOCAL), Rounds()),
+    "FedBuff": (method("fedbuff", server_lr=0.1, **LOCAL), AlwaysTraining()),
+    "FedAvg": (method("fedavg", **LOCAL), Rounds()),
 }
 
 task = Mushrooms(clients=100)

@@ -15,11 +15,12 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qafel.algorithm import HiddenState, Message, Server, make_upload
+from qafel.algorithm import Client, HiddenState, LocalTraining, Message, Server
 from qafel.config import load_recipe
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.intake import RunningMedian, UploadChecker, resolved
@@ -35,7 +36,7 @@ class Case(NamedTuple):
 
     name: str
     defence: DefenceSettings
-    aggregation: str = "mean"
+    accumulator: str = "mean"
     floods: bool = False
 
 
@@ -44,10 +45,10 @@ CASES = [
     Case("the default, liars flood", DefenceSettings(), floods=True),
     Case("the same without shares", DefenceSettings(max_share=None), floods=True),
     Case("`--max-share 1`, liars flood", DefenceSettings(max_share=1.0), floods=True),
-    Case("`aggregation = median`", DefenceSettings(), "median"),
-    Case("`aggregation = median`, liars flood", DefenceSettings(), "median", floods=True),
-    Case("`aggregation = trimmed-mean`", DefenceSettings(), "trimmed-mean"),
-    Case("`aggregation = trimmed-mean`, liars flood", DefenceSettings(), "trimmed-mean", floods=True),
+    Case("`accumulator = median`", DefenceSettings(), "median"),
+    Case("`accumulator = median`, liars flood", DefenceSettings(), "median", floods=True),
+    Case("`accumulator = trimmed-mean`", DefenceSettings(), "trimmed-mean"),
+    Case("`accumulator = trimmed-mean`, liars flood", DefenceSettings(), "trimmed-mean", floods=True),
     Case("`--max-norm-ratio 3`", DefenceSettings(max_norm_ratio=3.0)),
     Case("`--max-norm-ratio 3`, liars flood", DefenceSettings(max_norm_ratio=3.0), floods=True),
     Case("`--max-norm-ratio 10`", DefenceSettings(max_norm_ratio=10.0)),
@@ -68,9 +69,9 @@ class Outcome(NamedTuple):
 
 def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
     """One run in which the first so many clients lie."""
-    config = load_recipe(RECIPE, [f"algorithm.aggregation={case.aggregation}"], seed)
+    config = load_recipe(RECIPE, [f"algorithm.accumulator={case.accumulator}"], seed)
     task = config.task.make()
-    algorithm = config.algorithm.wire(task.layout)
+    algorithm = config.algorithm.compose(task.layout)
     server = Server(config.initial_model(task), algorithm, seed, log_capacity=0)
     checker = UploadChecker(
         algorithm, resolved(case.defence, algorithm, task), task.clients, None, RunningMedian({}, 0.0)
@@ -80,23 +81,26 @@ def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
     def lasts(client: int) -> float:
         return abs(float(times.standard_normal())) / (FASTER if case.floods and client < liars else 1.0)
 
+    def train(client: int, now: float, start: HiddenState, local: LocalTraining, stream: Stream) -> Any:
+        trained = task.train(client, start, local, stream)
+        return _lie(start.vector, trained, checker, case.defence, now) if client < liars else trained
+
     queue: list[tuple[float, int, int, HiddenState]] = []
     for client in range(task.clients):
         heapq.heappush(queue, (lasts(client), client, 0, server.hidden_state))
     while server.version < steps:
         now, client, sequence, start = heapq.heappop(queue)
         heapq.heappush(queue, (now + lasts(client), client, sequence + 1, server.hidden_state))
-        trained = task.train(client, start.vector, algorithm.local, Stream.named(seed, "train", client, sequence))
-        if client < liars:
-            trained = _lie(start.vector, trained, checker, case.defence, now)
-        stream = Stream.named(seed, "client-quantizer", client, sequence)
-        upload = Message.from_bytes(make_upload(start, trained, algorithm, stream, client=client, sequence=sequence))
+        made = Client(client, start, algorithm, seed, sequence=sequence).update(partial(train, client, now))
+        upload = Message.from_bytes(made.upload)
         try:
             applied, decoded = checker.check(server, client, upload, now)
-            server.receive(upload._replace(weight=applied.weight), applied.factor, decoded)
+            accepted = server.receive(upload._replace(weight=applied.weight), applied.factor, decoded)
         except RejectedUpload:
             honest[False] += client >= liars
         else:
+            if accepted.batch is not None:
+                server.step(accepted.batch)
             checker.shares.count(client, now)
             honest[True] += client >= liars
             counts["lies"] += client < liars

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qafel import Client, HiddenState, Message, Server, Stream, Vector, quantizer, wire
+from qafel import Client, HiddenState, Message, Server, Stream, Vector, method, quantizer
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 WIDTH, HEIGHT = 480, 470
@@ -43,7 +43,7 @@ def pair(vector: Vector) -> str:
 def story() -> list[Moment]:
     """Three rounds of QAFeL with K = 2, of which two are told step by step."""
     quantizers = {"client_quantizer": "none", "server_quantizer": "top_k:count=1"}
-    algorithm = wire("qafel", **quantizers, buffer_size=2, server_lr=1.0, local_steps=1)
+    algorithm = method("qafel", **quantizers, buffer_size=2, server_lr=1.0, local_steps=1)
     start = np.zeros(2, np.float32)
     server = Server(start, algorithm, seed=0)
     clients = [Client(number, HiddenState.of(start), algorithm, seed=0) for number in range(2)]
@@ -59,7 +59,7 @@ def story() -> list[Moment]:
         before = server.hidden_state.vector.copy()
         model = server.model.copy()
         made = [
-            client.update(lambda y, _, goal=goal: y + (goal - y) / 2)
+            client.update(lambda start, *_, goal=goal: (start.vector + goal) / 2).upload
             for client, goal in zip(clients, GOALS, strict=True)
         ]
         updates = [np.frombuffer(Message.from_bytes(upload).payload, np.float32) for upload in made]
@@ -68,8 +68,9 @@ def story() -> list[Moment]:
             Moment(model, before, (before, before), "Clients train and upload", trained,
                    (f"x̂ − y = {pair(updates[0])}", f"x̂ − y = {pair(updates[1])}"))
         )  # fmt: skip
-        broadcast = [server.receive(Message.from_bytes(upload)).broadcast for upload in made][-1]
-        assert broadcast is not None
+        batch = [server.receive(Message.from_bytes(upload)).batch for upload in made][-1]
+        assert batch is not None
+        broadcast = server.step(batch)
         difference, sent = server.model - before, server.hidden_state.vector - before
         tell("The buffer is full: the server steps", hidden=before, note=f"x − x̂ = {pair(difference)}")
         tell(

@@ -35,7 +35,16 @@ from pathlib import Path
 
 OLD_MARK = 'preset = "'
 """`qafel recipes show` prints this in versions to which `RENAMED` does not apply."""
-RENAMED = {"algorithm.preset": "algorithm.method"}
+RENAMED = {
+    "algorithm.preset": "algorithm.method",
+    "algorithm.direct_draw=start": "algorithm.catch_up=per-start",
+    "algorithm.upload": "algorithm.client_rule",
+    "algorithm.aggregation": "algorithm.accumulator.name",
+    "algorithm.buckets": "algorithm.accumulator.buckets",
+    "algorithm.memory_rate": 'algorithm.downlink={{name="memory",rate={}}}',
+    "algorithm.memory_rate=from-omega": "algorithm.downlink=memory",
+    "algorithm.uplink_memory_rate": 'algorithm.client_rule={{name="memory",rate={}}}',
+}
 """From `setting` or `setting=value` to its later name, with `{}` for the value where the form changes too."""
 STEPS, UPLOADS, EVERY = "stop.server_steps", "stop.uploads", "evaluation.every"
 METHOD, CLIENT_Q, SERVER_Q = "algorithm.preset", "algorithm.client_quantizer", "algorithm.server_quantizer"
@@ -64,9 +73,12 @@ from qafel.config import load_recipe
 recipe, seed, uploads, *settings = sys.argv[1:]
 config = load_recipe(recipe, settings, int(seed))
 task = config.task.make()
-server = Server(config.initial_model(task), config.algorithm.wire(task.layout), config.seed)
+compose = getattr(config.algorithm, "compose", None) or config.algorithm.wire
+server = Server(config.initial_model(task), compose(task.layout), config.seed)
 for line in open(uploads):
-    server.receive(Message.from_bytes(bytes.fromhex(line)))
+    accepted = server.receive(Message.from_bytes(bytes.fromhex(line)))
+    if getattr(accepted, "batch", None) is not None:
+        server.step(accepted.batch)
 vectors = {"model": server.model, "hidden_state": server.hidden_state.vector}
 print(json.dumps({name + "_sha256": hashlib.sha256(vector.tobytes()).hexdigest() for name, vector in vectors.items()}))
 """

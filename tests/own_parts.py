@@ -7,7 +7,7 @@ from pathlib import Path
 
 MODULE = '''
 import numpy as np
-from qafel import Layout, Stream
+from qafel import Kept, Layout, ServerRule, Stream
 
 
 class Rooms:
@@ -27,7 +27,7 @@ class Rooms:
 
     def train(self, client, start, local, stream):
         noise = Stream.named(0, "readings", client).generator().normal(scale=0.5, size=self.layout.size)
-        y = start.astype(np.float64)
+        y = start.vector.astype(np.float64)
         for _ in range(local.steps):
             y -= local.lr * (y - self.truth - noise)
         return y.astype(np.float32)
@@ -81,26 +81,23 @@ class Half:
         return np.frombuffer(payload, np.float16, size).astype(np.float32)
 
 
-class Median:
-    def aggregate(self, updates, weights):
-        return np.median(np.stack(updates), axis=0).astype(np.float32)
+class Median(Kept):
+    def combine(self, uploads, updates, weights):
+        return np.median(updates, axis=0)
 
 
-class Step:
-    """A server step with momentum: it has state, and hands it over."""
+class Step(ServerRule):
+    """SGD with momentum: its velocity is its state."""
 
     def __init__(self, lr=0.5):
-        self.lr, self.velocity = lr, None
+        self.lr = lr
 
-    def step(self, model, update):
-        self.velocity = update if self.velocity is None else 0.5 * self.velocity + update
+    def begin_(self, algorithm, size, clients):
+        self.velocity = np.zeros(size, np.float32)
+
+    def step_(self, model, direction):
+        self.velocity = 0.5 * self.velocity + direction.update(model)
         return (model - self.lr * self.velocity).astype(np.float32)
-
-    def state(self):
-        return {} if self.velocity is None else {"velocity": self.velocity}
-
-    def restore(self, state):
-        self.velocity = state.get("velocity")
 '''
 
 RECIPE = """
@@ -116,7 +113,7 @@ local_steps = 4
 client_quantizer = "qsgd:4"
 
 [timing]
-arrivals = { name = "MODULE:every", arguments = { gap = 0.02 } }
+arrivals = { name = "MODULE:every", gap = 0.02 }
 duration = "MODULE:Thirds"
 
 [evaluation]

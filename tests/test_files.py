@@ -35,9 +35,3 @@ def test_a_word_lasts_and_any_flipped_bit_of_it_is_noticed(tmp_path: Path) -> No
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="is damaged"):
             read_word(path)
-
-
-@pytest.mark.parametrize("old", [b"1024", b"1024\n"])
-def test_a_word_without_a_checksum_is_read(tmp_path: Path, old: bytes) -> None:
-    (tmp_path / "word").write_bytes(old)
-    assert read_word(tmp_path / "word") == "1024"

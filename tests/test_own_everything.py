@@ -114,7 +114,7 @@ def test_three_seeds_are_one_row_of_a_report_that_imports_nothing(folder):
 def test_a_search_over_arguments_and_parts(folder):
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     search = [
-        *("--search", "algorithm.staleness.arguments.steps=1:10"),
+        *("--search", "algorithm.staleness.steps=1:10"),
         *("--search", "algorithm.client_quantizer=spirals.codec:PowersOfTwo,qsgd:4"),
     ]
     out, _ = qafel(folder, "tune", "own.toml", *search, "--target", 0.7, "--trials", 3, "--check", 0, *SHORT)

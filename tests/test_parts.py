@@ -7,12 +7,17 @@ import pytest
 
 from qafel import parts
 from qafel.errors import ConfigError
-from qafel.parts import Kind, find, is_path, make
+from qafel.parts import Kind, PartTable, find, is_path
 from tests.own_parts import write_folder
 
 TASK = Kind("task", ("train", "evaluate"))
 LAW = Kind("staleness law", ("__call__",))
 DURATIONS = Kind("duration law", ("draw",))
+
+
+def make(path, kind, arguments=None, **options):
+    """The part of a table with a name and arguments."""
+    return parts.make(PartTable(name=path, **arguments) if arguments else path, kind, **options)
 
 
 @pytest.fixture
@@ -86,7 +91,7 @@ def test_whatever_is_wrong_is_one_sentence(tmp_path, own, path, arguments, sente
     (tmp_path / "lacking.py").write_text("import not_installed\n")
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(ConfigError) as error:
-        make(path.replace("MODULE", own), TASK, arguments, known=["mushrooms", "quadratic"])
+        make(path.replace("MODULE", own), TASK, arguments, known={"mushrooms": None, "quadratic": None})
     assert sentence.replace("MODULE", own).replace("FOLDER", str(tmp_path)) in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -9,7 +9,9 @@ import pytest
 COMPUTING = {"numba", "llvmlite", "scipy", "torch", "ray", "optuna"}
 SHOWING = {"matplotlib", "plotly", "PIL", "pandas", "IPython", "tensorboard"}
 OTHERS = {"rich", "typer", "nats", "cryptography", "prometheus_client", "pooch", "requests"}
-METHOD = "qafel.wire('qafel', client_quantizer='top_k:0.1', server_quantizer='rotated:4')"
+METHOD = "qafel.method('qafel', client_quantizer='top_k:0.1', server_quantizer='rotated:4')"
+
+STEP = "s.server_rule.step_(s.model, qafel.Direction(numpy.ones(9, 'f4')))"
 
 
 def loaded_by(code):
@@ -51,7 +53,7 @@ def test_what_touches_no_coordinate_needs_no_numba(use):
     "use",
     [
         "qafel.quantizer('qsgd:4').encode(numpy.ones(9, 'f4'), qafel.Stream.named(0, 'any'))",
-        f"qafel.Server(numpy.zeros(9, 'f4'), {METHOD}, 0)",
+        f"s = qafel.Server(numpy.zeros(9, 'f4'), {METHOD}, 0)\n{STEP}",
         "qafel.Mushrooms(clients=10).evaluate(numpy.zeros(113, 'f4'))",
     ],
 )

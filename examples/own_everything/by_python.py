@@ -4,25 +4,25 @@ from spirals.codec import PowersOfTwo
 from spirals.server import HalfLife, TrimmedMean
 from spirals.task import spirals
 
-from qafel import Evaluation, HalfNormal, Limits, Timing, simulate, wire
+from qafel import Evaluation, HalfNormal, Limits, Timing, method, simulate
 
 SEED = 0
 TRAINING = {"buffer_size": 5, "client_lr": 0.2, "server_lr": 1.0, "local_steps": 10, "batch_size": 32}
 
-own = wire(
+own = method(
     "qafel",
     client_quantizer=PowersOfTwo(),
     server_quantizer=PowersOfTwo(),
     staleness=HalfLife(steps=5),
-    aggregation=TrimmedMean(trim=1),
+    accumulator=TrimmedMean(trim=1),
     **TRAINING,
 )
 
 
-def run(method, out):
+def run(algorithm, out):
     return simulate(
         spirals(clients=20),
-        method,
+        algorithm,
         Timing(HalfNormal(SEED)),
         limits=Limits(server_steps=60),
         evaluation=Evaluation(every=5, target=0.9),
@@ -32,7 +32,7 @@ def run(method, out):
 
 
 if __name__ == "__main__":
-    result, plain = run(own, "runs/own"), run(wire("fedbuff", **TRAINING), "runs/fedbuff")
+    result, plain = run(own, "runs/own"), run(method("fedbuff", **TRAINING), "runs/fedbuff")
     print(result)
     print(plain)
     result.plot(plain).save("runs/spirals.png")

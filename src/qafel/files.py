@@ -123,9 +123,8 @@ def read_word(path: Path) -> str | None:
         data = read_regular(path, _WORD_BYTES)
     except FileNotFoundError:
         return None
-    word = data.split(b":")[0].rstrip(b"\n")
-    # Without a checksum, an older qafel wrote it.
-    if word.isalnum() and data in (word, word + b"\n", _with_checksum(word)):
+    word = data.split(b":")[0]
+    if word.isalnum() and data == _with_checksum(word):
         return word.decode("ascii")
     raise DataError(f"{path} is damaged")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, final
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qafel.errors import DataError, FloatingPointMode, NonFiniteVector, PartFailed
 
 Vector: TypeAlias = NDArray[np.float32]
+_FLOAT32 = np.dtype(np.float32)
 
 # Variables, and the first of them by its bits: a constant that the compiler works out while subnormal numbers are
 # flushed would stay wrong in the bytecode file.
@@ -89,13 +90,16 @@ class Layout:
         return flat
 
 
-def require_vector(found: object, size: int, what: str) -> Vector:
+def require_vector(found: object, size: int, what: str | Callable[[], str]) -> Vector:
     """What a user's part returned, if it is a vector of `size` floats; `PartFailed` names the part by `what`."""
+    if type(found) is np.ndarray and found.dtype == _FLOAT32 and found.shape == (size,):
+        return found
     if isinstance(found, np.ndarray) and np.issubdtype(found.dtype, np.floating) and found.shape == (size,):
         with np.errstate(over="ignore"):
             return found.astype(np.float32, copy=False)
     kind = f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-    raise PartFailed(f"{what} returned {kind}, not a NumPy array of {size} floats")
+    said = what if isinstance(what, str) else what()
+    raise PartFailed(f"{said} returned {kind}, not a NumPy array of {size} floats")
 
 
 def require_finite(vector: Vector, what: str) -> None:

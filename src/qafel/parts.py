@@ -1,7 +1,12 @@
-"""A user's own parts, named by import path: "package.module:Name", found in the current folder too.
+"""Parts as settings: one of ours by its name, or a custom one by its import path, with arguments or without.
 
-What is found there is called with the arguments if it is a class, or a function that makes the part; anything else is
-the part itself. Whatever goes wrong on the way is one sentence that names the path.
+    staleness = "my_package.laws:Halving"
+    staleness = { name = "my_package.laws:Halving", every = 10 }
+    server_rule = { name = "adam", beta1 = 0.9 }
+
+A setting is text: reading one imports nothing, so reading a run's configuration runs nobody's code. `make` imports,
+from the current folder too. A class, or a function that makes the part, is called with the arguments; anything else is
+the part itself. Every failure is one sentence that names the path.
 """
 
 from __future__ import annotations
@@ -13,15 +18,18 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import date, time
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, NamedTuple, final
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, final
 
-from qafel.errors import ConfigError, PartFailed, QafelError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue, ValidationError, model_validator
+
+from qafel.errors import ConfigError, PartFailed, QafelError, whole_number
 from qafel.text import did_you_mean, path_of
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -36,6 +44,79 @@ class Kind(NamedTuple):
 
     what: str
     needs: tuple[str, ...]
+
+
+class Section(BaseModel):
+    """A table of settings: frozen, strict, closed to unknown keys, and all its numbers finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, table: Any) -> Any:
+        """1e3 is a way to write a whole number; a setting that is a float makes one of it again."""
+        if not isinstance(table, Mapping):
+            return table
+        return {key: whole_number(value) for key, value in table.items()}
+
+
+Arguments: TypeAlias = dict[str, JsonValue]
+"""The arguments of a custom part: numbers, text, truth values, and lists and tables of them."""
+
+
+@final
+class PartTable(BaseModel):
+    """A part and its arguments, of which there are some: without any it is its name alone."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: Arguments
+
+    name: str
+
+    @property
+    def arguments(self) -> Arguments:
+        return dict(self.__pydantic_extra__ or {})
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.arguments.items())})"
+
+
+def _read(value: Any) -> Any:
+    """A part as a recipe names it; a table without arguments is a name, and an object is the part itself."""
+    plain = isinstance(value, int | float | list | date | time)
+    if plain or (isinstance(value, Mapping) and not isinstance(value.get("name"), str)):
+        raise ValueError(f"a part is a name, or a table with name and arguments; found {value!r}")
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return PartTable.model_validate(value) if len(value) > 1 else value["name"]
+    except ValidationError:
+        raise ValueError(f"arguments are numbers, text, lists and tables, found {dict(value)!r}") from None
+
+
+PartName: TypeAlias = Annotated[Any, BeforeValidator(_read)]
+"""A part in a table of settings: text, a `PartTable`, or, in Python, an object."""
+
+
+def one_of(known: Iterable[str], what: str) -> AfterValidator:
+    """What a setting must be: a `known` name, or a custom part; `what` is its kind."""
+    names = list(known)
+
+    def check(value: Any) -> Any:
+        name = value.name if isinstance(value, PartTable) else value
+        if isinstance(name, str) and name not in names and not is_path(name):
+            near = did_you_mean(name, names) if names else "; a custom one is package.module:Name"
+            raise ValueError(f"unknown {what} {name!r}{near}")
+        return value
+
+    return AfterValidator(check)
+
+
+def own_path(part: Any, families: Collection[str] = ()) -> str | None:
+    """The import path of a custom part; None of one of ours, whose `families` come first: qsgd:4 stays qsgd:4."""
+    name = part.name if isinstance(part, PartTable) else part
+    is_own = isinstance(name, str) and is_path(name) and name.partition(":")[0] not in families
+    return name if is_own else None
 
 
 def is_path(text: str) -> bool:
@@ -91,24 +172,27 @@ def find(path: str, known: Iterable[str] = ()) -> Any:
 
 
 def make(
-    path: str,
+    part: str | PartTable,
     kind: Kind,
-    arguments: Mapping[str, Any] | None = None,
     *,
     offered: Mapping[str, Any] | None = None,
-    known: Iterable[str] = (),
+    known: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The part that the import path names.
+    """The part that a setting names, with its arguments.
 
-    path       package.module:Name
-    kind       what it must be
-    arguments  what a class, or a function that makes the part, is called with; a function that is the part itself gets
-               them with every call
-    offered    further arguments, for those that have parameters of these names
-    known      names that the path may be a near miss of
+    part     the name of a `known` part, or an import path, package.module:Name
+    kind     what it must be
+    offered  further arguments, for those that have parameters of these names
+    known    the parts of ours, by name
+
+    A class, or a function that makes the part, is called with the arguments; a function that is the part itself gets
+    them with every call.
     """
-    found, arguments = find(path, known), dict(arguments or {})
+    path, arguments = (part.name, part.arguments) if isinstance(part, PartTable) else (part, {})
     label = f"{kind.what} {path}"
+    if known and path in known:
+        return _called(known[path], arguments, offered or {}, label)
+    found = find(path, known or ())
     made = found
     if isinstance(found, type) or (callable(found) and _lacks(found, kind, label)):
         made = _called(found, arguments, offered or {}, label)
@@ -139,9 +223,16 @@ class blaming:  # noqa: N801  (reads as a statement: with blaming(task, "train")
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, QafelError | MemoryError):
-            words = self._part if isinstance(self._part, str) else path_of(self._part)
-            label = f"{words}.{self._method}" if self._method else words
-            raise PartFailed(f"{label} raised {told(error)}") from error
+            raise_blamed(error, self._part, self._method)
+
+
+def raise_blamed(error: BaseException, part: object, method: str = "") -> NoReturn:
+    """What `blaming` does with an error. For hot paths, where a `try` costs nothing."""
+    if isinstance(error, QafelError | MemoryError):
+        raise error
+    words = part if isinstance(part, str) else path_of(part)
+    label = f"{words}.{method}" if method else words
+    raise PartFailed(f"{label} raised {told(error)}") from error
 
 
 def _called(maker: Any, arguments: dict[str, Any], offered: Mapping[str, Any], label: str) -> Any:
@@ -151,7 +242,7 @@ def _called(maker: Any, arguments: dict[str, Any], offered: Mapping[str, Any], l
         _refuse_unknown(parameters, arguments, label)
         for name, parameter in parameters.items():
             if parameter.kind in _BY_NAME and parameter.default is parameter.empty and name not in arguments:
-                raise ConfigError(f"{label} needs the argument {name!r}: give it in the table `arguments`")
+                raise ConfigError(f"{label} needs the argument {name!r}: give it a value")
     try:
         return maker(**arguments)
     except ConfigError:

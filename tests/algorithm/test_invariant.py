@@ -1,17 +1,20 @@
 """Server and clients hold bit-identical hidden states at equal version, whatever the network does."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from qafel.algorithm import Client, HiddenState, LocalTraining, Message, Server, wire
-from qafel.errors import ClientAhead, Drifted, DuplicateUpload, HiddenStateError, MissedBroadcast, WrongCodec, WrongKind
+from qafel.algorithm import Client, Held, HiddenState, LocalTraining, Means, Message, Server, method
+from qafel.algorithm.methods.mcm import MemoryDifference
+from qafel.errors import Drifted, DuplicateUpload, HiddenStateError, MissedBroadcast, WrongCodec, WrongKind
+from tests.uploads import receive
 
 SIZE, SEED = 400, 3
 
 
-def make_algorithm(preset="qafel", **changes):
+def make_algorithm(name="qafel", **changes):
     settings = {
         "server_lr": 0.2,
         "local": LocalTraining(0.5, 1),
@@ -19,15 +22,28 @@ def make_algorithm(preset="qafel", **changes):
         "client_quantizer": "qsgd:4",
         "server_quantizer": "qsgd:4",
     }
-    return wire(preset, **{**settings, **changes})
+    return method(name, **{**settings, **changes})
 
 
-def noisy(start, stream):
-    return (start * 0.9 + stream.generator().normal(scale=0.1, size=SIZE)).astype(np.float32)
+def noisy(start, local, stream):
+    return (start.vector * 0.9 + stream.generator().normal(scale=0.1, size=SIZE)).astype(np.float32)
 
 
-def catch_up(client: Client, server: Server) -> None:
-    for message in server.catch_up(client.hidden_state.version, client.hidden_state.digest):
+def planned(server: Server, position: int | None, version: int = 0):
+    """The plan for a client that holds x̂ since so many bytes were broadcast, and its messages."""
+    plan = server.algorithm.catch_up.plan(Held(position), server.offer())
+    return plan, server.messages(plan, version)
+
+
+def catch_up(client: Client, server: Server, positions: dict[int, int]) -> None:
+    """Fetch what the plan says; a snapshot where the server no longer keeps the broadcasts."""
+    version = client.hidden_state.version
+    try:
+        plan, messages = planned(server, positions[version], version)
+        assert sum(map(len, messages)) == plan.download_bytes
+    except MissedBroadcast:
+        messages = [server.hidden_state.to_snapshot()]
+    for message in messages:
         client.receive(message)
 
 
@@ -39,7 +55,7 @@ def catch_up(client: Client, server: Server) -> None:
         make_algorithm(server_quantizer="top_k:0.1"),
         make_algorithm(server_quantizer="none", client_quantizer="none"),
         make_algorithm("fedbuff-direct"),
-        make_algorithm(memory_rate=0.3),
+        replace(make_algorithm(), downlink=MemoryDifference(0.3)),
         make_algorithm("fedasync-hidden", buffer_size=1),
     ],
     ids=["qsgd", "top-k", "identity", "direct", "memory", "fedasync-hidden"],
@@ -51,19 +67,20 @@ def test_caught_up_clients_hold_the_servers_hidden_state_under_drops_delays_reor
     server = Server(np.ones(SIZE, np.float32), algorithm, SEED, log_capacity=network.choice([0, 3, 50]))
     clients = [Client(number, server.hidden_state, algorithm, SEED) for number in range(5)]
     in_flight: list[tuple[int, bytes]] = []
-    digests = {0: server.hidden_state.digest}
+    digests, positions = {0: server.hidden_state.digest}, {0: 0}
     for moment in range(300):
         if network.random() < 0.02:  # a client joins late, from a snapshot
             snapshot = HiddenState.from_snapshot(Message.from_bytes(server.hidden_state.to_snapshot()), SIZE, algorithm)
             clients.append(Client(len(clients), snapshot, algorithm, SEED))
-        upload = network.choice(clients).update(noisy)
+        upload = network.choice(clients).update(noisy).upload
         for _ in range(network.choice([0, 1, 1, 1, 2])):  # dropped, delivered, duplicated
             try:
-                broadcast = server.receive(Message.from_bytes(upload)).broadcast
+                broadcast = receive(server, upload)
             except DuplicateUpload:
                 continue
             if broadcast is not None:
                 digests[server.version] = server.hidden_state.digest
+                positions[server.version] = server.broadcast_bytes
                 in_flight += [
                     (client.number, broadcast) for client in clients for _ in range(network.choice([0, 1, 1, 2]))
                 ]
@@ -74,12 +91,12 @@ def test_caught_up_clients_hold_the_servers_hidden_state_under_drops_delays_reor
                 clients[number].receive(broadcast)
             except MissedBroadcast:
                 if network.random() < 0.7:
-                    catch_up(clients[number], server)
+                    catch_up(clients[number], server, positions)
         for client in clients:
             assert client.hidden_state.digest == digests[client.hidden_state.version], f"moment {moment}"
     assert server.version > 60
     for client in clients:
-        catch_up(client, server)
+        catch_up(client, server, positions)
         assert client.hidden_state.version == server.version
         assert client.hidden_state.vector.tobytes() == server.hidden_state.vector.tobytes()
 
@@ -92,16 +109,31 @@ def stepped(steps: int, algorithm=None, **options):
     feeder = Client(9, first, algorithm, SEED)
     broadcasts = []
     for _ in range(steps):
-        broadcasts.append(server.receive(Message.from_bytes(feeder.update(noisy))).broadcast)
+        broadcasts.append(receive(server, feeder.update(noisy).upload))
         feeder.receive(broadcasts[-1])
     return server, first, broadcasts
 
 
+def position(broadcasts: list[bytes], version: int) -> int:
+    """The bytes broadcast by that version."""
+    return sum(map(len, broadcasts[:version]))
+
+
 def test_a_client_gets_what_it_missed_in_order():
-    server, first, broadcasts = stepped(3)
-    assert server.catch_up(0, first.digest) == broadcasts
-    assert server.catch_up(2) == broadcasts[2:]
-    assert server.catch_up(3, server.hidden_state.digest) == []
+    server, _, broadcasts = stepped(3)
+    for version in range(3):
+        plan, messages = planned(server, position(broadcasts, version), version)
+        assert messages == broadcasts[version:]
+        assert (plan.means, plan.held) == (Means.BROADCASTS, Held(server.broadcast_bytes))
+    plan, messages = planned(server, server.broadcast_bytes, 3)
+    assert (plan.means, plan.download_bytes, messages) == (Means.NOTHING, 0, [])
+
+
+def test_a_client_that_holds_nothing_gets_the_hidden_state():
+    server, _, _ = stepped(3)
+    plan, messages = planned(server, None)
+    assert messages == [server.hidden_state.to_snapshot()]
+    assert plan.download_bytes == len(messages[0])
 
 
 def test_a_snapshot_is_sent_where_it_is_fewer_bytes():
@@ -109,37 +141,40 @@ def test_a_snapshot_is_sent_where_it_is_fewer_bytes():
     limit = len(server.hidden_state.to_snapshot())
     for version in range(20):
         missed = broadcasts[version:]
-        messages = server.catch_up(version)
+        plan, messages = planned(server, position(broadcasts, version), version)
+        assert plan.download_bytes == sum(map(len, messages))
         if sum(map(len, missed)) <= limit:
             assert messages == missed
         else:
             assert messages == [server.hidden_state.to_snapshot()]
     client = Client(1, first, server.algorithm, SEED)
-    catch_up(client, server)
+    catch_up(client, server, {0: 0})
     assert client.hidden_state.version == 20
     assert client.hidden_state.vector.tobytes() == server.hidden_state.vector.tobytes()
 
 
-def test_a_snapshot_is_sent_where_the_log_no_longer_reaches_back():
+def test_broadcasts_that_the_log_no_longer_holds_are_missed():
     server, _, broadcasts = stepped(3, log_capacity=1)
-    assert server.catch_up(2) == broadcasts[2:]
-    assert server.catch_up(1) == [server.hidden_state.to_snapshot()]
+    assert planned(server, position(broadcasts, 2), 2)[1] == broadcasts[2:]
+    with pytest.raises(MissedBroadcast, match="1 broadcasts are kept, 2 were missed"):
+        planned(server, position(broadcasts, 1), 1)
 
 
-def test_with_direct_quantization_the_last_model_is_enough():
-    server, first, broadcasts = stepped(5, make_algorithm("fedbuff-direct", buffer_size=1))
-    assert server.catch_up(0) == broadcasts[-1:]
-    client = Client(1, first, server.algorithm, SEED)
-    catch_up(client, server)
-    assert client.hidden_state.vector.tobytes() == server.hidden_state.vector.tobytes()
+@pytest.mark.parametrize("quantizer", ["qsgd:4", "none", "top_k:1.0"])
+def test_with_direct_quantization_the_last_model_is_enough(quantizer):
+    algorithm = make_algorithm("fedbuff-direct", buffer_size=1, server_quantizer=quantizer)
+    server, first, broadcasts = stepped(5, algorithm)
+    shortest = min(broadcasts[-1], server.hidden_state.to_snapshot(), key=len)
+    for version in (0, 3, 4):
+        plan, messages = planned(server, position(broadcasts, version), version)
+        assert list(map(len, messages)) == [len(shortest)] == [plan.download_bytes]
+        client = Client(1, first, algorithm, SEED)
+        assert client.receive(*messages)
+        assert client.hidden_state.vector.tobytes() == server.hidden_state.vector.tobytes()
 
 
-def test_a_client_that_is_ahead_or_drifted_is_told_so_and_can_start_again():
+def test_a_client_that_has_drifted_is_told_so_and_can_start_again():
     server, first, broadcasts = stepped(3)
-    with pytest.raises(ClientAhead, match="the client holds hidden state 4, the server 3"):
-        server.catch_up(4)
-    with pytest.raises(Drifted, match="hidden state 1 .* start again from a snapshot"):
-        server.catch_up(1, digest=12345)
     drifted = Client(1, HiddenState.of(first.vector + np.float32(1e-6)), server.algorithm, SEED)
     held = drifted.hidden_state
     with pytest.raises(Drifted, match="version 1 should have digest"):
@@ -165,7 +200,7 @@ def test_a_client_refuses_uploads_and_whole_models():
     server, first, _ = stepped(1)
     client = Client(1, first, server.algorithm, SEED)
     with pytest.raises(WrongKind):
-        client.receive(client.update(noisy))
+        client.receive(client.update(noisy).upload)
     _, _, models = stepped(1, make_algorithm("fedbuff-direct", buffer_size=1))
     with pytest.raises(WrongKind, match="expected broadcast, found model"):
         client.receive(models[0])
@@ -183,33 +218,52 @@ def test_a_client_that_missed_much_starts_from_an_inexact_snapshot_and_holds_not
     algorithm = make_algorithm(buffer_size=1, server_quantizer="top_k:0.1", snapshot_quantizer="qsgd:4")
     server, first, broadcasts = stepped(20, algorithm)
     client = Client(1, first, algorithm, SEED)
-    (snapshot,) = server.catch_up(0, first.digest)
-    assert snapshot is server.snapshot(), "one message for all"
+    plan, (snapshot,) = planned(server, 0)
+    assert plan == (Means.QUANTIZED, len(snapshot), Held(server.broadcast_bytes, exact=False))
+    assert snapshot is server.quantized(), "one message for all"
     assert len(snapshot) < len(server.hidden_state.to_snapshot()) / 4
     recent = next(version for version in range(20) if sum(map(len, broadcasts[version:])) <= len(snapshot))
     assert 0 < recent < 20
-    assert server.catch_up(recent) == broadcasts[recent:]
-    assert server.catch_up(recent - 1) == [snapshot]
+    assert planned(server, position(broadcasts, recent), recent)[1] == broadcasts[recent:]
+    assert planned(server, position(broadcasts, recent - 1), recent - 1)[1] == [snapshot]
     assert client.receive(snapshot)
     start, state = client.hidden_state, server.hidden_state
     assert (start.version, start.exact) == (20, False)
     np.testing.assert_allclose(start.vector, state.vector, atol=0.2 * np.abs(state.vector).max())
-    upload = Message.from_bytes(client.update(noisy))
-    assert upload.version == 20
-    following = server.receive(upload).broadcast
+    upload = client.update(noisy).upload
+    assert Message.from_bytes(upload).version == 20
+    following = receive(server, upload)
     with pytest.raises(MissedBroadcast, match="copy of hidden state 20 is an inexact one: fetch a snapshot"):
         client.receive(following)
     assert client.hidden_state is start
-    assert client.receive(server.snapshot())
-    assert server.snapshot() is not snapshot
+    assert client.receive(server.quantized())
+    assert server.quantized() is not snapshot
     assert client.receive(server.hidden_state.to_snapshot()), "x̂ itself is news to who holds an inexact copy of it"
     assert client.hidden_state.digest == server.hidden_state.digest
-    assert not client.receive(server.snapshot()), "an inexact copy is none to who holds x̂"
+    assert not client.receive(server.quantized()), "an inexact copy is none to who holds x̂"
+
+
+def test_a_client_that_starts_often_from_copies_fetches_the_hidden_state_before_long():
+    algorithm = make_algorithm(buffer_size=1, server_quantizer="top_k:0.01", snapshot_quantizer="qsgd:4")
+    server = Server(np.ones(SIZE, np.float32), algorithm, SEED)
+    feeder = Client(9, server.hidden_state, algorithm, SEED)
+    held, paid, means = Held(), 0, []
+    for _ in range(40):
+        plan = algorithm.catch_up.plan(held, server.offer())
+        assert sum(map(len, server.messages(plan, server.version - 1))) == plan.download_bytes
+        held, paid = plan.held, paid + plan.download_bytes
+        means.append(plan.means)
+        feeder.receive(receive(server, feeder.update(noisy).upload))
+    copies = means.count(Means.QUANTIZED)
+    assert means == [Means.QUANTIZED] * copies + [Means.WHOLE] + [Means.BROADCASTS] * (39 - copies)
+    assert copies > 1
+    following = server.hidden_state.snapshot_bytes + server.broadcast_bytes
+    assert paid < 2 * following
 
 
 def test_an_inexact_snapshot_that_is_damaged_or_longer_than_the_hidden_state_is_not_taken():
     server, _, _ = stepped(3, make_algorithm(buffer_size=1, snapshot_quantizer="qsgd:4"))
-    message = Message.from_bytes(server.snapshot())
+    message = Message.from_bytes(server.quantized())
     forged = message._replace(digest=message.digest + 1)
     with pytest.raises(HiddenStateError, match="does not match its digest"):
         HiddenState.from_snapshot(forged, SIZE, server.algorithm)
@@ -217,7 +271,9 @@ def test_an_inexact_snapshot_that_is_damaged_or_longer_than_the_hidden_state_is_
         HiddenState.from_snapshot(message, SIZE, make_algorithm())
     longer = make_algorithm(buffer_size=1, snapshot_quantizer="top_k:1.0")
     server, _, _ = stepped(3, longer, log_capacity=0)
-    assert server.catch_up(0) == [server.hidden_state.to_snapshot()] == [server.snapshot()]
+    plan, messages = planned(server, None)
+    assert len(server.quantized()) >= server.hidden_state.snapshot_bytes == plan.download_bytes
+    assert messages == [server.hidden_state.to_snapshot()]
 
 
 def test_hidden_states_are_never_changed():
@@ -232,10 +288,10 @@ def test_an_update_belongs_to_the_version_that_was_copied():
     server, first, broadcasts = stepped(1)
     client = Client(1, first, server.algorithm, SEED)
 
-    def train(start, stream):
+    def train(start, local, stream):
         client.receive(broadcasts[0])
-        assert start is first.vector
-        return noisy(start, stream)
+        assert start is first
+        return noisy(start, local, stream)
 
-    assert Message.from_bytes(client.update(train)).version == 0
+    assert Message.from_bytes(client.update(train).upload).version == 0
     assert client.hidden_state.version == 1

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qafel.algorithm import HiddenState, Kind, LocalTraining, Message, Server, make_upload, wire
+from qafel.algorithm import HiddenState, Kind, LocalTraining, Message, Server, method
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import (
     ChecksumMismatch,
@@ -21,10 +21,11 @@ from qafel.errors import (
 )
 from qafel.quantizers import parse
 from qafel.rng import Stream
+from tests.uploads import upload_of
 
 SIZE = 37
 QSGD = parse("qsgd:4")
-ALGORITHM = wire(
+ALGORITHM = method(
     "qafel", server_lr=0.1, local=LocalTraining(1.0, 1), client_quantizer="qsgd:4", server_quantizer="qsgd:4"
 )
 
@@ -32,8 +33,7 @@ ALGORITHM = wire(
 def upload(sequence=0, weight=1.0):
     start = HiddenState.of(np.zeros(SIZE, np.float32))
     trained = np.linspace(-1, 1, SIZE, dtype=np.float32)
-    stream = Stream.named(0, "test")
-    return make_upload(start, trained, ALGORITHM, stream, client=3, sequence=sequence, weight=weight)
+    return upload_of(start, trained, ALGORITHM, client=3, sequence=sequence, weight=weight)
 
 
 messages = st.builds(
@@ -98,14 +98,14 @@ def test_twenty_thousand_random_bit_flips_never_reach_the_server():
     server = Server(np.zeros(SIZE, np.float32), ALGORITHM, seed=0)
     generator = np.random.default_rng(0)
     frame = np.frombuffer(upload(), np.uint8)
-    before = (server.model.tobytes(), server.buffer.total.tobytes(), server.buffer.count)
+    before = (server.model.tobytes(), server.accumulator.total.tobytes(), server.accumulator.count)
     for _ in range(20_000):
         bits = np.unpackbits(frame)
         bits[generator.choice(bits.size, size=generator.integers(1, 9), replace=False)] ^= 1
         with pytest.raises(MessageError):
             server.receive(Message.from_bytes(np.packbits(bits).tobytes()))
-    assert (server.model.tobytes(), server.buffer.total.tobytes(), server.buffer.count) == before
-    assert server.version == server.buffer.count == 0
+    assert (server.model.tobytes(), server.accumulator.total.tobytes(), server.accumulator.count) == before
+    assert server.version == server.accumulator.count == 0
 
 
 def test_every_truncation_is_named():
@@ -157,20 +157,20 @@ def test_a_model_too_large_for_a_frame_says_so():
 @given(st.binary(max_size=100), st.sampled_from(["none", "qsgd:4", "top_k:0.1"]))
 @settings(max_examples=300)
 def test_a_well_framed_garbage_payload_is_refused_or_finite_and_never_half_applied(payload, spec):
-    algorithm = wire("qafel", server_lr=0.1, local=LocalTraining(1.0, 1), client_quantizer=spec)
+    algorithm = method("qafel", server_lr=0.1, local=LocalTraining(1.0, 1), client_quantizer=spec)
     server = Server(np.zeros(SIZE, np.float32), algorithm, seed=0)
     frame = Message(Kind.UPLOAD, algorithm.client_quantizer.codec, SIZE, 0, payload).to_bytes()
     try:
         server.receive(Message.from_bytes(frame))
     except MessageError:
-        assert server.buffer.count == 0
-        assert not server.buffer.total.any()
+        assert server.accumulator.count == 0
+        assert not server.accumulator.total.any()
     else:
-        assert np.isfinite(server.buffer.total).all()
+        assert np.isfinite(server.accumulator.total).all()
 
 
 def test_a_non_finite_payload_changes_nothing():
-    algorithm = wire("fedbuff", server_lr=0.1, local=LocalTraining(1.0, 1))
+    algorithm = method("fedbuff", server_lr=0.1, local=LocalTraining(1.0, 1))
     server = Server(np.zeros(SIZE, np.float32), algorithm, seed=0)
     for bad in (np.nan, np.inf, -np.inf):
         vector = np.ones(SIZE, np.float32)
@@ -178,5 +178,5 @@ def test_a_non_finite_payload_changes_nothing():
         frame = Message(Kind.UPLOAD, algorithm.client_quantizer.codec, SIZE, 0, vector.tobytes()).to_bytes()
         with pytest.raises(MalformedPayload):
             server.receive(Message.from_bytes(frame))
-    assert not server.buffer.total.any()
+    assert not server.accumulator.total.any()
     assert server.rejected == {"malformed-payload": 3}

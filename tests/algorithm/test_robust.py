@@ -10,34 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qafel.algorithm import Algorithm, HiddenState, LocalTraining, Message, Server, make_upload, wire
+from qafel.algorithm import Algorithm, HiddenState, LocalTraining, Server, method
 from qafel.algorithm.server import restore_server, save_server
 from qafel.config import Config
 from qafel.errors import ConfigError
 from qafel.params import Vector
-from qafel.rng import Stream
 from qafel.simulator.run import run
+from tests.uploads import receive, upload_of
 
 SIZE = 7
 
 
-def _algorithm(aggregation: str, buffer: int = 8, **changed: Any) -> Algorithm:
+def _algorithm(accumulator: str, buffer: int = 8, *, buckets: int | None = None, **changed: Any) -> Algorithm:
     settings = {"server_lr": 1.0, "local": LocalTraining(0.1, 1), "buffer_size": buffer, **changed}
-    return wire("fedbuff", aggregation=aggregation, **settings)
+    part = accumulator if buckets is None else {"name": accumulator, "buckets": buckets}
+    return method("fedbuff", accumulator=part, **settings)
 
 
-def _upload(algorithm: Algorithm, client: int, sequence: int, update: Vector) -> Message:
+def _upload(algorithm: Algorithm, client: int, sequence: int, update: Vector) -> bytes:
     start = HiddenState.of(np.zeros(SIZE, np.float32))
-    stream = Stream.named(1, "test", client, sequence)
-    frame = make_upload(start, start.vector - update, algorithm, stream, client=client, sequence=sequence)
-    return Message.from_bytes(frame)
+    return upload_of(start, start.vector - update, algorithm, client=client, sequence=sequence, seed=1)
 
 
 def _step(algorithm: Algorithm, updates: list[tuple[int, Vector]]) -> Vector:
     """The Δ̄ of one full buffer."""
     server = Server(np.zeros(SIZE, np.float32), algorithm, 1)
     for number, (client, update) in enumerate(updates):
-        server.receive(_upload(algorithm, client, number, update))
+        receive(server, _upload(algorithm, client, number, update))
     assert server.version == 1
     return -server.model
 
@@ -57,19 +56,19 @@ def test_with_a_bucket_for_each_client_they_are_what_their_names_say(buffer: int
     assert np.allclose(_step(_algorithm("trimmed-mean", buffer), sent), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", ["median", "trimmed-mean"])
-def test_one_bucket_is_the_mean(aggregation: str) -> None:
+@pytest.mark.parametrize("accumulator", ["median", "trimmed-mean"])
+def test_one_bucket_is_the_mean(accumulator: str) -> None:
     updates = _updates(8)
-    found = _step(_algorithm(aggregation, buckets=1), list(enumerate(updates)))
+    found = _step(_algorithm(accumulator, buckets=1), list(enumerate(updates)))
     assert np.allclose(found, updates.mean(axis=0), atol=1e-6)
 
 
-@pytest.mark.parametrize(("aggregation", "liars"), [("median", 3), ("trimmed-mean", 2)])
-def test_a_few_liars_stay_within_what_honest_clients_say_and_the_mean_does_not(aggregation: str, liars: int) -> None:
+@pytest.mark.parametrize(("accumulator", "liars"), [("median", 3), ("trimmed-mean", 2)])
+def test_a_few_liars_stay_within_what_honest_clients_say_and_the_mean_does_not(accumulator: str, liars: int) -> None:
     updates = _updates(8)
     honest = updates[liars:]
     updates[:liars] = 1e6
-    found = _step(_algorithm(aggregation), list(enumerate(updates)))
+    found = _step(_algorithm(accumulator), list(enumerate(updates)))
     assert (found >= honest.min(axis=0) - 1e-6).all()
     assert (found <= honest.max(axis=0) + 1e-6).all()
     assert (_step(_algorithm("mean"), list(enumerate(updates))) > 1e5).all()
@@ -83,17 +82,17 @@ def test_a_client_that_floods_a_buffer_spoils_one_bucket() -> None:
     assert (found <= honest.max(axis=0) + 1e-6).all()
 
 
-@pytest.mark.parametrize("aggregation", ["median", "trimmed-mean"])
-@pytest.mark.parametrize("upload", ["update", "model"])
-def test_a_checkpoint_in_the_middle_of_a_buffer_gives_the_same_bits(aggregation: str, upload: Any) -> None:
-    algorithm = _algorithm(aggregation, 6, buckets=4, upload=upload)
+@pytest.mark.parametrize("accumulator", ["median", "trimmed-mean"])
+@pytest.mark.parametrize("rule", ["update", "model"])
+def test_a_checkpoint_in_the_middle_of_a_buffer_gives_the_same_bits(accumulator: str, rule: str) -> None:
+    algorithm = _algorithm(accumulator, 6, buckets=4, client_rule=rule)
     whole = Server(np.ones(SIZE, np.float32), algorithm, 1)
     other = Server(np.ones(SIZE, np.float32), algorithm, 1)
     for number, update in enumerate(_updates(14)):
-        message = _upload(algorithm, number % 5, number, update)
-        whole.receive(message)
-        other.receive(message)
-        other = restore_server(save_server(other), algorithm, 1, size=SIZE)
+        upload = _upload(algorithm, number % 5, number, update)
+        receive(whole, upload)
+        receive(other, upload)
+        other = restore_server(save_server(other), algorithm, 1, size=other.model.size)
     assert whole.version == other.version == 2
     assert whole.model.tobytes() == other.model.tobytes()
 
@@ -101,16 +100,21 @@ def test_a_checkpoint_in_the_middle_of_a_buffer_gives_the_same_bits(aggregation:
 def test_wrong_buckets_are_a_sentence() -> None:
     with pytest.raises(ConfigError, match="there are 1 to 8 buckets, the buffer's size; got 9"):
         _algorithm("median", buckets=9)
-    with pytest.raises(ConfigError, match="buckets belong to the aggregations median and trimmed-mean, not to mean"):
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ConfigError, match="buckets"):
+            _algorithm("median", buckets=wrong)
+    with pytest.raises(ConfigError, match="mean has no argument 'buckets'"):
+        _algorithm("mean", buckets=3)
+    with pytest.raises(ConfigError, match="buckets"):
         Config.from_dict({"task": {"name": "quadratic"}, "algorithm": {"buckets": 3}})
 
 
 def test_a_simulated_run_takes_them_from_its_recipe_on_any_executor(tmp_path: Path) -> None:
-    def final(name: str, aggregation: str, executor: Any = "inline") -> str:
+    def final(name: str, accumulator: str, executor: Any = "inline") -> str:
         config = Config.from_dict(
             {
                 "task": {"name": "quadratic", "clients": 20, "dimension": 10},
-                "algorithm": {"preset": "qafel", "aggregation": aggregation, "server_lr": 0.1, "client_lr": 0.1},
+                "algorithm": {"method": "qafel", "accumulator": accumulator, "server_lr": 0.1, "client_lr": 0.1},
                 "stop": {"server_steps": 50},
             }
         )

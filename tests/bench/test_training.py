@@ -12,6 +12,7 @@ from qafel.cli import app
 from qafel.errors import ConfigError
 from qafel.tasks.neural.published import Cnn
 from qafel.tasks.neural.trainer import choose_precision, has_bfloat16
+from qafel.tasks.protocol import train_from
 
 CPU = torch.device("cpu")
 
@@ -93,6 +94,6 @@ def test_the_lstm_in_bfloat16_trains_like_the_one_in_float32():
         for p in ("float32", "bfloat16")
     )
     start, local = whole.initial_model(stream), LocalTraining(0.5, steps=2, batch_size=16)
-    moved = whole.train(0, start, local, stream) - start
-    moved_half = half.train(0, start, local, stream) - start
+    moved = train_from(whole, 0, start, local, stream) - start
+    moved_half = train_from(half, 0, start, local, stream) - start
     assert np.linalg.norm(moved_half - moved) < 0.05 * np.linalg.norm(moved)

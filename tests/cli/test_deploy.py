@@ -17,6 +17,7 @@ import safetensors.numpy
 import typer
 from typer.testing import CliRunner
 
+from qafel.algorithm import HiddenState, LocalTraining
 from qafel.cli.deploy import broker, client, server
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.errors import ConfigError, UserError
@@ -28,10 +29,10 @@ from tests.deployment.processes import Command, wait_for
 EXAMPLES = Path(__file__).parents[2] / "examples" / "deployment"
 
 
-def nudge(start: Vector, stream: Stream) -> Vector:
-    """A user's own training function, found by its import path."""
-    moved: Vector = start + np.float32(0.001) * stream.generator().standard_normal(start.size, np.float32)
-    return moved
+def nudge(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
+    """A user's training function, found by its import path."""
+    noise = stream.generator().standard_normal(start.vector.size, np.float32)
+    return start.vector + np.float32(0.001) * noise
 
 
 def _app(command: object) -> typer.Typer:
@@ -109,19 +110,19 @@ def test_a_local_broker_needs_no_set_up_and_trackers_hear_of_a_deployed_run(tmp_
             ["--run", "x", "--client-id", "1", "--broker", "nats://127.0.0.1:9", "--patience", "0.2"],
             "no broker at",
         ),
-        (server, ["mushrooms-fedavg", "--out", "OUT", "--broker", "nats://127.0.0.1:9"], "goes in rounds"),
+        (server, ["mushrooms-fedavg", "--out", "OUT", "--broker", "nats://127.0.0.1:9"], "start in rounds"),
         (
             server,
             [
                 "mushrooms-direct-qsgd",
                 "--set",
-                "algorithm.direct_draw=start",
+                "algorithm.catch_up=per-start",
                 "--out",
                 "OUT",
                 "--broker",
                 "nats://127.0.0.1:9",
             ],
-            "a deployment sends all the same",
+            "a message of its own for each start",
         ),
         (
             server,
@@ -129,7 +130,7 @@ def test_a_local_broker_needs_no_set_up_and_trackers_hear_of_a_deployed_run(tmp_
                 *("mushrooms-fedbuff", "--set", "algorithm.snapshot_quantizer=trellis:4"),
                 *("--out", "OUT", "--broker", "nats://127.0.0.1:9"),
             ],
-            "a deployed client holds the exact hidden state: leave algorithm.snapshot_quantizer out",
+            "start from a quantized hidden state",
         ),
         (server, ["mushrooms-fedbuff", "--local-broker", "--broker", "nats://x"], "leave out --broker"),
         (

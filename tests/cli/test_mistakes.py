@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from qafel import Limits, Quadratic, Timing, simulate, wire
+from qafel import Limits, Quadratic, Timing, method, simulate
 from qafel.errors import UserError
 from tests.command import qafel_here
 
@@ -113,7 +113,7 @@ DEPLOYED = [
     ("server RECIPE --credentials good --out new", "good does not hold credentials"),
     ("server RECIPE --local-broker --out file", "cannot write the local broker's store to"),
     ("server RECIPE --local-broker --port TAKEN --out new", "nats-server did not start at port"),
-    ("server mushrooms-fedavg --local-broker --port FREE --out new", "fedavg goes in rounds"),
+    ("server mushrooms-fedavg --local-broker --port FREE --out new", "fedavg needs clients that start in rounds"),
     ("server RECIPE --local-broker --port FREE --out new --start-from gone", "cannot read the model to start from"),
     ("client --run x --client-id 1 --credentials gone", "gone does not hold credentials"),
     ("client --run x --client-id 1 --state file NO_BROKER", "cannot write to file: File exists"),
@@ -169,11 +169,11 @@ def test_a_live_page_without_its_libraries_is_one_sentence(here, monkeypatch):
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda: wire("qafel", client_quantiser="qsgd:4"), "client_quantizer"),
-        (lambda: wire("qafl"), "did you mean 'qafel'?"),
-        (lambda: wire("qafel", client_quantizer="qsqd:4"), "qsgd"),
+        (lambda: method("qafel", client_quantiser="qsgd:4"), "client_quantizer"),
+        (lambda: method("qafl"), "did you mean 'qafel'?"),
+        (lambda: method("qafel", client_quantizer="qsqd:4"), "qsgd"),
         (Limits, "a run needs an end"),
-        (lambda: simulate(Quadratic(), wire("fedbuff"), Timing(), start_from="gone"), "cannot read the model"),
+        (lambda: simulate(Quadratic(), method("fedbuff"), Timing(), start_from="gone"), "cannot read the model"),
     ],
 )
 def test_a_mistake_in_python_is_one_sentence(mistake, words):

@@ -42,9 +42,9 @@ def all_own(module):
     named = {
         "algorithm.client_quantizer": f"{module}:Half",
         "algorithm.server_quantizer": f"{module}:Half",
-        "algorithm.staleness": f'{{name="{module}:Halving",arguments={{every=2}}}}',
-        "algorithm.aggregation": f"{module}:Median",
-        "algorithm.server_step": f'{{name="{module}:Step",arguments={{lr=0.3}}}}',
+        "algorithm.staleness": f'{{name="{module}:Halving",every=2}}',
+        "algorithm.accumulator": f"{module}:Median",
+        "algorithm.server_rule": f'{{name="{module}:Step",lr=0.3}}',
     }
     return [word for path, value in named.items() for word in ("--set", f"{path}={value}")]
 
@@ -64,7 +64,7 @@ def test_a_run_keeps_paths_and_arguments_goes_on_and_is_reported_without_its_mod
     qafel_here("run", "own.toml", *own, "--out", "half", "--set", "stop.server_steps=10")
     kept = tomllib.loads((tmp_path / "half/config.toml").read_text())
     assert kept["task"] == {"name": f"{module}:Rooms", "arguments": {"clients": 30}}
-    assert kept["algorithm"]["staleness"] == {"name": f"{module}:Halving", "arguments": {"every": 2}}
+    assert kept["algorithm"]["staleness"] == {"name": f"{module}:Halving", "every": 2}
     qafel_here("run", "half/config.toml", "--set", "stop.server_steps=20", "--out", "half", "--resume", "--quiet")
     assert sha(tmp_path / "half") == sha(tmp_path / "whole")
     (tmp_path / f"{module}.py").write_text("open('trace', 'w').close()\nraise RuntimeError('imported')\n")
@@ -77,7 +77,7 @@ def test_a_run_keeps_paths_and_arguments_goes_on_and_is_reported_without_its_mod
 
 
 def test_a_sweep_of_own_parts_and_their_arguments(tmp_path, module):
-    named = f'{module}:only_fresh,{{name="{module}:Halving",arguments={{every=2}}}}'
+    named = f'{module}:only_fresh,{{name="{module}:Halving",every=2}}'
     varied = ["--set", f"algorithm.staleness={named}", "--set", "task.arguments.size=2,4"]
     out, _ = qafel_here(
         "sweep", "own.toml", "--seeds", 1, *varied, "--set", "stop.server_steps=3", "--workers", 1, "--json", "--quiet"
@@ -94,14 +94,14 @@ def test_a_search_among_own_parts_and_over_an_argument(tmp_path, module):
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     search = [
         *("--search", f"algorithm.client_quantizer={module}:Half,qsgd:4"),
-        *("--search", "algorithm.staleness.arguments.every=1,2"),
+        *("--search", "algorithm.staleness.every=1,2"),
     ]
-    law = f'algorithm.staleness={{name="{module}:Halving",arguments={{every=2}}}}'
+    law = f'algorithm.staleness={{name="{module}:Halving",every=2}}'
     limits = ["--trials", 4, "--check", 0, "--set", "stop.server_steps=60", "--set", law, "--target", 5.0]
     out, _ = qafel_here("tune", "own.toml", *search, *limits, "--json", "--quiet")
     tried = [trial["settings"] for trial in json.loads(out)["trials"]]
     assert {trial["algorithm.client_quantizer"] for trial in tried} == {f"{module}:Half", "qsgd:4"}
-    assert {trial["algorithm.staleness.arguments.every"] for trial in tried} == {1, 2}
+    assert {trial["algorithm.staleness.every"] for trial in tried} == {1, 2}
 
 
 def test_a_plan_for_an_own_task_and_quantizer(module):
@@ -131,10 +131,10 @@ def test_own_quantizers_in_the_table_and_own_recipes_shown(tmp_path, module):
         ("task.arguments.cliens=3", "task MODULE:Rooms has no argument 'cliens'; did you mean 'clients'?"),
         ("algorithm.client_quantizer=MODULE:Rooms", "quantizer MODULE:Rooms has no encode, decode"),
         ("algorithm.staleness=MODULE:ROOMS", "staleness law MODULE:ROOMS has no __call__"),
-        ("algorithm.staleness=halving", "unknown staleness law 'halving'; your own is package.module:Name"),
-        ("algorithm.aggregation=MODULE:Step", "aggregation MODULE:Step has no aggregate"),
-        ("algorithm.aggregation=man", "unknown aggregation 'man'; did you mean 'mean'?"),
-        ("algorithm.server_step=MODULE:Median", "server step MODULE:Median has no step"),
+        ("algorithm.staleness=halving", "unknown staleness law 'halving'"),
+        ("algorithm.accumulator=MODULE:Step", "subclass of qafel.Accumulator"),
+        ("algorithm.server_rule=MODULE:Median", "subclass of qafel.ServerRule"),
+        ("timing.duration={name='constant',x=1}", "constant"),
         ("timing.arrivals=MODULE:Thirds", "arrival law MODULE:Thirds has no __iter__"),
         ("timing.duration=MODULE:every", "duration law MODULE:every has no draw"),
     ],

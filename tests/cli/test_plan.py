@@ -87,7 +87,7 @@ def test_without_a_recipe_figures_give_bytes_and_what_is_unknown_is_said_first(h
         (("small.toml", "--byte-budget", "5mb"), "could be bits or bytes"),
         (("small.toml", "--target", 0.1, "--size", 7), "--size is for a plan without a recipe"),
         (("small.toml", "--target", 0.1, "--client-quantizer", "sign"), "is biased"),
-        (("small.toml", "--target", 0.1, "--set", "algorithm.preset=fedbuff-direct"), "needs a recipe of qafel"),
+        (("small.toml", "--target", 0.1, "--set", "algorithm.method=fedbuff-direct"), "needs a recipe of qafel"),
         (("smal.toml", "--target", 0.1), "cannot be read"),
     ],
 )

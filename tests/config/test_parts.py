@@ -22,7 +22,7 @@ def test_to_read_a_recipe_imports_nothing_and_says_it_all_again(folder):
     assert module not in sys.modules
     assert Config.from_toml(config.to_toml(), "again") == config
     assert config.task.model_dump() == {"name": f"{module}:Rooms", "arguments": {"clients": 30}}
-    assert config.timing.model_dump()["arrivals"] == {"name": f"{module}:every", "arguments": {"gap": 0.02}}
+    assert config.timing.model_dump()["arrivals"] == {"name": f"{module}:every", "gap": 0.02}
     assert config.task.missing() is None
     assert config.task.make().clients == 30
 
@@ -36,7 +36,7 @@ def test_a_table_without_arguments_is_the_name(folder):
 
 def test_settings_reach_into_a_table(folder):
     write_folder(folder)
-    config = load_recipe("own.toml", ["timing.arrivals.arguments.gap=0.5", "task.arguments.size=2"])
+    config = load_recipe("own.toml", ["timing.arrivals.gap=0.5", "task.arguments.size=2"])
     assert config.timing.arrivals.arguments == {"gap": 0.5}
     assert config.task.arguments == {"clients": 30, "size": 2}
 
@@ -44,7 +44,7 @@ def test_settings_reach_into_a_table(folder):
 def test_a_known_family_comes_first(folder):
     for spec in ("qsgd:4", "scaled:qsgd:4", "none", "top_k:0.1,values=qsgd:4"):
         write_folder(folder)
-        assert load_recipe("own.toml", [f"algorithm.client_quantizer={spec}"]).algorithm.own_quantizers() == {}
+        assert load_recipe("own.toml", [f"algorithm.client_quantizer={spec}"]).algorithm.custom_parts_at_client() == {}
     (folder / "qsgd.py").write_text("raise SystemExit('imported')")
     with pytest.raises(ConfigError, match="bits must be a whole number"):
         load_recipe("own.toml", ["algorithm.client_quantizer=qsgd:four"])
@@ -71,11 +71,13 @@ def test_an_own_task_takes_nothing_over_from_the_recipes_task(folder):
         ("task.arguments.when=2020-01-01", "task.arguments.when: "),
         ("timing.duration=half-norml", "unknown duration law 'half-norml'; did you mean 'half-normal'?"),
         ("timing.arrivals=poison", "timing.arrivals: unknown arrival law 'poison'; did you mean 'poisson'?"),
-        ("timing.arrivals=3", "timing.arrivals: a part is a name or a table with name and arguments, found 3"),
-        ("timing.duration={name='a:B',arguments={x=1},z=1}", "timing.duration: unknown key 'z'"),
-        ("timing.duration={name='constant',arguments={x=1}}", "own part is package.module:Name, found 'constant'"),
-        ("timing.duration={arguments={x=1}}", "own part is package.module:Name, found None"),
-        ("timing.duration={name='a:B',arguments={x=2020-01-01}}", "timing.duration: arguments are a table of"),
+        ("timing.arrivals=3", "timing.arrivals: a part is a name, or a table"),
+        ("algorithm.accumulator=[1]", "algorithm.accumulator: a part is a name, or a table"),
+        ("timing.duration={x=1}", "timing.duration: a part is a name, or a table"),
+        ("timing.duration={name=3,x=1}", "timing.duration: a part is a name, or a table"),
+        ("timing.duration={name='a:B',x=2020-01-01}", "timing.duration: arguments are numbers"),
+        ("algorithm.accumulator=man", "algorithm.accumulator: unknown accumulator 'man'; did you mean 'mean'?"),
+        ("algorithm.server_rule=sdg", "algorithm.server_rule: unknown server rule 'sdg'; did you mean 'sgd'?"),
         ("algorithm.client_quantizer=qsdg:4", "unknown quantizer 'qsdg'; did you mean 'qsgd'?"),
     ],
 )
@@ -90,4 +92,4 @@ def test_a_wrong_name_is_one_sentence(folder, override, words):
 def test_an_own_quantizer_may_be_a_near_miss(folder):
     write_folder(folder)
     with pytest.raises(ConfigError, match="there is no module 'qsdg' in .*; did you mean 'qsgd'?"):
-        load_recipe("own.toml", ["algorithm.client_quantizer=qsdg:four"]).algorithm.wire()
+        load_recipe("own.toml", ["algorithm.client_quantizer=qsdg:four"]).algorithm.compose()

@@ -36,11 +36,11 @@ NEURAL = [
 def test_the_neural_recipes_do_as_the_published_runs(name):
     config = load_recipe(name)
     assert (config.evaluation.every, config.evaluation.unit) == (500, "uploads")
-    assert (config.algorithm.direct_draw == "start") == ("-direct-" in name)
+    assert (config.algorithm.catch_up == "per-start") == ("-direct-" in name)
 
 
 def test_half_of_the_coordinates_is_56_as_in_the_published_run():
-    quantizer = load_recipe("mushrooms-direct-topk").algorithm.wire().server_quantizer
+    quantizer = load_recipe("mushrooms-direct-topk").algorithm.compose().server_quantizer
     assert quantizer.count(113) == 56
 
 

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from qafel.algorithm import HiddenState, LocalTraining
 from qafel.bench.deployment import cpu_s, resident_bytes
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
@@ -54,7 +55,7 @@ name = "quadratic"
 clients = {clients}
 dimension = {dimension}
 [algorithm]
-preset = "qafel"
+method = "qafel"
 client_quantizer = "qsgd:4"
 server_quantizer = "qsgd:4"
 buffer_size = {buffer_size}
@@ -116,9 +117,8 @@ async def _take_part(crowd: Crowd, numbers: range, ready: Any, begun: Event, ove
     """Some of the clients, in this process, until it is over."""
     step = Stream.named(0, "crowd").generator().standard_normal(crowd.dimension, np.float32) * np.float32(0.01)
 
-    def train(start: Vector, stream: Stream) -> Vector:
-        moved: Vector = start - step
-        return moved
+    def train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
+        return start.vector - step
 
     heard = {number: _Heard(float("inf")) for number in numbers}
     works: dict[asyncio.Task[Any], DeploymentClient] = {}

@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
     "name": "live",
     "task": {"name": "mushrooms", "clients": 5},
     "algorithm": {
-        "preset": "qafel",
+        "method": "qafel",
         "client_quantizer": "qsgd:4",
         "server_quantizer": "qsgd:4",
         "buffer_size": 3,
@@ -100,5 +100,7 @@ def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int)
         if applied.key and keys.setdefault(upload.sender, applied.key) != applied.key:
             server.seen.windows.pop(upload.sender)
             keys[upload.sender] = applied.key
-        server.receive(upload._replace(weight=applied.weight), applied.factor)
+        accepted = server.receive(upload._replace(weight=applied.weight), applied.factor)
+        if accepted.batch is not None:
+            server.step(accepted.batch)
     return server

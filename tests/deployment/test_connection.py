@@ -138,7 +138,7 @@ def test_lines_cut_between_the_parts_of_an_upload_cost_no_update_and_leave_no_pa
     lines = [Line(local_broker.port) for _ in range(2)]
     accesses = [Access((f"nats://127.0.0.1:{line.port}",)) for line in lines]
     task = {"name": "quadratic", "clients": 2, "dimension": 1_500_000}  # six parts
-    config = Config.from_dict({**CONFIG, "task": task, "algorithm": {"preset": "fedbuff", "buffer_size": 3}})
+    config = Config.from_dict({**CONFIG, "task": task, "algorithm": {"method": "fedbuff", "buffer_size": 3}})
 
     async def check() -> None:
         names = Names("live")

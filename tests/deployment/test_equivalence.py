@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qafel.algorithm.client import Made
 from qafel.config import Config
 from qafel.deployment.keys import Access
 from qafel.simulator.executors.jobs import Inline, Job, Trainer
@@ -20,22 +21,24 @@ from tests.deployment.live import CONFIG, serving, taking_part, until
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "qafel": {},
     "momentum and staleness": {"server_momentum": 0.5, "staleness_exponent": 0.5},
-    "direct": {"preset": "fedbuff-direct"},
-    "fedasync": {"preset": "fedasync", "client_quantizer": "none", "server_quantizer": "none", "buffer_size": 1},
+    "direct": {"method": "fedbuff-direct"},
+    "fedadam": {"method": "fedadam"},
+    "median of buckets": {"accumulator": {"name": "median", "buckets": 3}},
+    "fedasync": {"method": "fedasync", "client_quantizer": "none", "server_quantizer": "none", "buffer_size": 1},
 }
 
 
-def _recorded(config: Config, events: int) -> tuple[Simulation, list[tuple[Job, bytes]]]:
+def _recorded(config: Config, events: int) -> tuple[Simulation, list[tuple[Job, Made]]]:
     """A simulated run, and the order in which uploads reached its server."""
     task = config.task.make()
-    algorithm = config.algorithm.wire(task.layout)
+    algorithm = config.algorithm.compose(task.layout)
     trainer = Trainer(task, algorithm, config.seed)
-    order: list[tuple[Job, bytes]] = []
+    order: list[tuple[Job, Made]] = []
 
-    def result(job: Job) -> bytes:
-        upload = trainer.perform(job)
-        order.append((job, upload))
-        return upload
+    def result(job: Job) -> Made:
+        made = trainer.perform(job)
+        order.append((job, made))
+        return made
 
     executor = Inline(trainer)
     executor.result = result  # type: ignore[method-assign,assignment,unused-ignore]
@@ -63,9 +66,9 @@ def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_pat
             starts = [client.begin() for client in clients]
             for job, recorded in order:
                 client, start = clients[job.client], starts[job.client]
-                assert (start.sequence, start.hidden_state.version) == (job.sequence, job.hidden_state.version)
+                assert (start.sequence, start.client.hidden_state.version) == (job.sequence, job.version)
                 upload = client.finish(start, client._train)
-                assert upload == recorded
+                assert upload == recorded.upload
                 starts[job.client] = client.begin()
                 client.outbox.add(start.sequence, upload)
                 assert await client.until(lambda c=client: not len(c.outbox), 10)
@@ -75,6 +78,6 @@ def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_pat
             assert np.array_equal(held.model, simulation.server.model)
             assert np.array_equal(held.hidden_state.vector, simulation.server.hidden_state.vector)
             for client in clients:
-                assert np.array_equal(client.core.hidden_state.vector, simulation.clients_hidden_state.vector)
+                assert np.array_equal(client.core.hidden_state.vector, simulation.background.hidden_state.vector)
 
     asyncio.run(replay())

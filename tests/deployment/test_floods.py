@@ -128,7 +128,7 @@ def test_connections_to_the_metrics_without_end_cost_the_server_nothing(tmp_path
 
 def _large(dimension: int) -> Config:
     task = {"name": "quadratic", "clients": 40, "dimension": dimension}
-    return Config.from_dict({**CONFIG, "task": task, "algorithm": {"preset": "fedbuff", "buffer_size": 3}})
+    return Config.from_dict({**CONFIG, "task": task, "algorithm": {"method": "fedbuff", "buffer_size": 3}})
 
 
 @pytest.mark.timeout(180)

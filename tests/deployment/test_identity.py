@@ -300,8 +300,8 @@ def test_two_processes_under_one_number_are_noticed_and_said(
             one._on_event = told.append
             await until(lambda: one.follower.state is not None and two.follower.state is not None)
             # Both use number 0: one of them loses its update, and is told.
-            starts = [(each, each.begin()) for each in (one, two)]
             two.core.seed += 1  # other data
+            starts = [(each, each.begin()) for each in (one, two)]
             for each, start in starts:
                 each.outbox.add(start.sequence, each.finish(start, each._train))
             await until(lambda: not len(one.outbox) and not len(two.outbox))

@@ -107,7 +107,7 @@ def test_on_celeba_the_setting_is_the_published_one():
 def test_on_cifar10_bits_alone_differ_and_runs_are_shared():
     runs = ENTRIES["bits"].plan(Extent((0,), family="cifar10"))
     left_out = {"name", "description", "stop"}
-    quantizers = {"preset", "client_quantizer", "server_quantizer"}
+    quantizers = {"method", "client_quantizer", "server_quantizer"}
     settings = [run.config.model_dump(exclude=left_out | {"algorithm"}) for run in runs]
     algorithms = [run.config.algorithm.model_dump(exclude=quantizers) for run in runs]
     assert len(runs) == 10

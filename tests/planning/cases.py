@@ -2,7 +2,7 @@
 
 import pytest
 
-from qafel import Constant, Evaluation, HalfNormal, Limits, LogNormal, Network, Timing, Uniform, simulate, wire
+from qafel import Constant, Evaluation, HalfNormal, Limits, LogNormal, Network, Timing, Uniform, method, simulate
 from qafel.planning import DurationLaw, Fleet
 
 LAWS = {
@@ -22,7 +22,7 @@ def summary_of(task, settings, fleet, durations, steps, **timing):
         network = Network(fleet.upload_rate, fleet.download_rate, fleet.latency)
     return simulate(
         task,
-        wire("qafel", **settings),
+        method("qafel", **settings),
         Timing(durations, network=network, **timing),
         limits=Limits(server_steps=steps),
         evaluation=Evaluation(every=steps),

@@ -13,8 +13,8 @@ from qafel import (
     LogNormal,
     Quadratic,
     Timing,
+    method,
     simulate,
-    wire,
 )
 from qafel.errors import ConfigError
 from qafel.planning import (
@@ -34,7 +34,7 @@ SMALL = MessageSizes.of(PLAIN, PLAIN, 4)
 
 
 def simulated(clients, durations, buffer_size, steps):
-    algorithm = wire("fedbuff", buffer_size=buffer_size, local_steps=1, client_lr=0.01, server_lr=0.01)
+    algorithm = method("fedbuff", buffer_size=buffer_size, local_steps=1, client_lr=0.01, server_lr=0.01)
     summary = simulate(
         Quadratic(clients, 4),
         algorithm,

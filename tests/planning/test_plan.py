@@ -74,7 +74,7 @@ def test_the_pilot_is_two_runs_without_quantizers_and_one_for_each_cause():
 def test_a_larger_buffer_keeps_the_step_of_an_upload():
     mean, summed = (
         with_pair(SMALL, Pair("none", "none", 20), "x"),
-        TABLE | {"algorithm": {"aggregation": "sum", "server_lr": 1.0}},
+        TABLE | {"algorithm": {"accumulator": "sum", "server_lr": 1.0}},
     )
     assert mean.algorithm.server_lr == pytest.approx(0.4)
     assert with_pair(Config.from_dict(summed), Pair("none", "none", 40), "x").algorithm.server_lr == 1.0

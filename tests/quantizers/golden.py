@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from qafel.algorithm import HiddenState, Kind, Message, wire
+from qafel.algorithm import HiddenState, Kind, Message, method
 from qafel.params import Layout, Vector
 from qafel.quantizers import Quantizer, from_codec, parse
 from qafel.quantizers.trellis.plain import hash_pair
@@ -125,7 +125,7 @@ def faults(golden: Golden) -> list[str]:
         "weighted": digest(applied(quantizer, payload, size, WEIGHT)),
     }
     wrong = [name for name, value in found.items() if value != getattr(golden, name)]
-    algorithm = wire("qafel", buffer_size=1, client_lr=1.0, local_steps=1, server_lr=1.0, server_quantizer=quantizer)
+    algorithm = method("qafel", buffer_size=1, client_lr=1.0, local_steps=1, server_lr=1.0, server_quantizer=quantizer)
     HiddenState.of(vector("mixed", size, key=2)).advanced(message, algorithm)  # raises unless the digest agrees
     # another version of zstandard may make another frame of the same codes
     if not golden.spec.endswith("+zstd") and quantizer.encode(vector(golden.values, size), STREAM) != payload:

@@ -12,7 +12,7 @@ import pytest
 from llvmlite import binding
 
 from qafel.algorithm import Message
-from qafel.quantizers import protocol
+from qafel.quantizers import spec
 from tests.quantizers import decoder
 from tests.quantizers.golden import WEIGHT, Golden, cases, digest, faults, make, read, vector
 
@@ -30,8 +30,7 @@ CPUS = {
 
 def test_every_codec_has_golden_frames() -> None:
     assert [(golden.spec, golden.values, golden.size) for golden in GOLDEN] == list(cases())
-    known = {value for name, value in vars(protocol).items() if name.isupper() and isinstance(value, int)}
-    known -= {protocol.CODEC_BYTES, protocol.OWN}
+    known = set(spec._BY_ID)
     assert {Message.from_bytes(golden.frame).codec[0] for golden in GOLDEN} == known
 
 

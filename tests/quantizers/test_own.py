@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qafel.algorithm import Kind, Message, wire
+from qafel.algorithm import Kind, Message, method
 from qafel.errors import ConfigError, MalformedPayload, NonFiniteVector, WrongCodec
 from qafel.params import Vector
 from qafel.quantizers import CODEC_BYTES, Quantizer, as_quantizer, fitness, from_codec, is_measured, measured, parse
@@ -151,11 +151,11 @@ def test_two_sides_with_different_own_quantizers_refuse_each_other() -> None:
     ours, theirs = as_quantizer(Rounded(0.5)), as_quantizer(Rounded(0.25))
     message = Message(Kind.UPLOAD, theirs.codec, 9, 0, theirs.encode(gaussian(9), stream()))
     message.check(Kind.UPLOAD, 9, as_quantizer(Rounded(0.25)))
-    with pytest.raises(WrongCodec, match="another own quantizer"):
+    with pytest.raises(WrongCodec, match="another custom quantizer"):
         message.check(Kind.UPLOAD, 9, ours)
-    with pytest.raises(WrongCodec, match="another own quantizer"):
+    with pytest.raises(WrongCodec, match="another custom quantizer"):
         message.check(Kind.UPLOAD, 9, parse("qsgd:4"))
-    with pytest.raises(WrongCodec, match="own quantizer"):
+    with pytest.raises(WrongCodec, match="custom quantizer"):
         from_codec(theirs.codec)
 
 
@@ -282,11 +282,13 @@ def test_mistakes_get_a_sentence(part: Any, sentence: str) -> None:
         as_quantizer(part).encode(gaussian(9), stream())
 
 
-def test_wire_takes_the_object_and_pickles_it() -> None:
-    method = wire("qafel", client_quantizer=Half(), server_quantizer=Rounded())
-    assert method.client_quantizer.spec.endswith(":Half")
-    again = pickle.loads(pickle.dumps(method))
-    assert again.client_quantizer == method.client_quantizer
-    assert again.client_quantizer.codec == method.client_quantizer.codec
+def test_a_method_takes_the_object_and_pickles_it() -> None:
+    algorithm = method("qafel", client_quantizer=Half(), server_quantizer=Rounded())
+    assert algorithm.client_quantizer.spec.endswith(":Half")
+    again = pickle.loads(pickle.dumps(algorithm))
+    assert again.client_quantizer == algorithm.client_quantizer
+    assert again.client_quantizer.codec == algorithm.client_quantizer.codec
     with pytest.raises(ConfigError, match="has no encode"):
-        wire("qafel", client_quantizer=3)
+        method("qafel", client_quantizer=object())
+    with pytest.raises(ConfigError, match="client_quantizer"):
+        method("qafel", client_quantizer=3)

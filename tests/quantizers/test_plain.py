@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qafel.algorithm.aggregation import step_in_numpy, step_kernel
+from qafel.algorithm.server_rules import step_in_numpy, step_kernel
 from qafel.errors import ConfigError, MalformedPayload, NonFiniteVector
 from qafel.params import Vector
 from qafel.quantizers import Quantizer, kernels, parse, payloads
@@ -104,16 +104,17 @@ def test_numpy_refuses_exactly_what_the_compiled_kernels_refuse(spec: str, monke
 
 
 @pytest.mark.parametrize("mixed", [0.0, 3.0])
-@pytest.mark.parametrize("kept", [(0, 0), (500, 0), (500, 500)])
-def test_the_servers_step_has_the_same_bits_in_numpy(mixed: float, kept: tuple[int, int]) -> None:
+@pytest.mark.parametrize("kept", [(0, 0, 0), (500, 0, 0), (500, 500, 0), (0, 0, 500), (500, 500, 500)])
+def test_the_servers_step_has_the_same_bits_in_numpy(mixed: float, kept: tuple[int, int, int]) -> None:
     generator = np.random.default_rng(1)
-    model, total, memory, velocity = (generator.standard_normal(n, dtype=np.float32) for n in (500, 500, *kept))
+    vectors = [generator.standard_normal(n, dtype=np.float32) for n in (500, 500, *kept)]
+    model, total, memory, velocity, rounded = vectors
     found = []
     for one in (step_kernel(), step_in_numpy):
-        following, moved = np.empty(500, np.float32), velocity.copy()
+        following, moved, lost = np.empty(500, np.float32), velocity.copy(), rounded * np.float32(1e-8)
         numbers = np.float32(mixed), np.float32(7.0)
-        one(following, model, total, *numbers, memory, moved, np.float32(0.9), np.float32(0.1))
-        found.append((following, moved))
+        one(following, model, total, *numbers, memory, moved, np.float32(0.9), np.float32(0.1), lost)
+        found.append((following, moved, lost))
     assert all(map(same_bits, *found))
 
 
@@ -132,7 +133,7 @@ def test_without_numba_every_quantizer_and_a_server_work_and_golden_frames_hold(
     code = (
         WITHOUT + "from tests.quantizers.golden import faults, read\nprint(sum(len(faults(each)) for each in read()))"
     )
-    code += "\nimport qafel\nqafel.Server(np.zeros(9, 'f4'), qafel.wire('qafel'), 0)\nprint('numba' in sys.modules)"
+    code += "\nimport qafel\nqafel.Server(np.zeros(9, 'f4'), qafel.method('qafel'), 0)\nprint('numba' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False

@@ -18,6 +18,7 @@ from qafel.params import Layout
 from qafel.quantizers import measured, parse
 from qafel.quantizers.measure import gaussian
 from qafel.rng import Stream
+from qafel.tasks.protocol import train_from
 from tests.quantizers.specs import stream
 
 pytestmark = pytest.mark.slow
@@ -94,11 +95,11 @@ def cifar_updates() -> list[np.ndarray]:
     if not os.environ.get("QAFEL_DATA") or not DATA.exists():
         pytest.skip("needs $QAFEL_DATA with cifar-10-batches-bin/data_batch_1.bin")
     config = load_recipe("cifar10-fedbuff-c100")
-    task, local = config.task.make(), config.algorithm.wire().local
+    task, local = config.task.make(), config.algorithm.compose().local
     model, found = config.initial_model(task), []
     for step in range(61):
         starts = [Stream.named(0, "real update", client, step) for client in range(10)]
-        updates = [task.train(10 * step + n, model, local, start) - model for n, start in enumerate(starts)]
+        updates = [train_from(task, 10 * step + n, model, local, start) - model for n, start in enumerate(starts)]
         if step in {0, 20, 60}:
             found.append(updates[0])
         model = (model + config.algorithm.server_lr * np.mean(updates, 0)).astype(np.float32)

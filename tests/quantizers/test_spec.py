@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qafel.algorithm.messages import Kind, Message
 from qafel.errors import SpecError, WrongCodec
 from qafel.params import Layout
-from qafel.quantizers import Affine, Qsgd, Quantizer, from_codec, parse
+from qafel.quantizers import Affine, Qsgd, Quantizer, as_quantizer, from_codec, make_quantizer, parse
+from qafel.quantizers.protocol import OWN
 from tests.quantizers.specs import CELEBA
 
 
@@ -110,19 +110,6 @@ def test_any_codec_bytes_are_a_quantizer_or_refused(codec: bytes) -> None:
     assert quantizer.codec == codec
 
 
-@pytest.mark.parametrize("codec", ["0800040000000000", "09000000000000000800020000000000", "0801030000000000"])
-def test_the_biased_rotated_of_old_is_refused_in_a_sentence(codec: str) -> None:
-    with pytest.raises(WrongCodec, match=r"^the message was made by the rotated of old, .*: upgrade the sender"):
-        from_codec(bytes.fromhex(codec).ljust(16, b"\0"))
-
-
-def test_a_message_of_the_rotated_of_old_is_refused_in_a_sentence() -> None:
-    old = bytes.fromhex("0800040000000000").ljust(16, b"\0")
-    message = Message(Kind.UPLOAD, old, 113, 0, bytes(76))
-    with pytest.raises(WrongCodec, match="rotated of old"):
-        message.check(Kind.UPLOAD, 113, parse("rotated:4"))
-
-
 def test_unbiased_is_a_property_of_a_size() -> None:
     assert all(parse("rotated:1").unbiased(size) for size in (1, 2, 113, 29_282))
     assert parse("sign").unbiased(1)
@@ -146,3 +133,13 @@ def test_affine_codec_belongs_to_its_layout() -> None:
     for other in (None, Layout.flat(CELEBA.size)):
         with pytest.raises(WrongCodec, match="another model"):
             from_codec(affine.codec, other)
+
+
+def test_a_third_partys_whole_quantizer_is_used_unchanged() -> None:
+    class Whole:
+        spec, codec = "whole", bytes([OWN]).ljust(16, b"x")
+        unbiased = encode = decode = add_decoded_ = max_payload_bytes = omega = delta = staticmethod(lambda *_: None)
+
+    whole = Whole()
+    assert as_quantizer(whole) is whole
+    assert make_quantizer(whole) is whole

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import pytest
 
-from qafel import Constant, Evaluation, Layout, Limits, LocalTraining, Timing, simulate, wire
+from qafel import Constant, Evaluation, HiddenState, Layout, Limits, LocalTraining, Timing, method, simulate
 from qafel.params import Vector
 from qafel.quantizers import parse
 from qafel.quantizers.rotated import LEVELS
@@ -144,8 +144,8 @@ class ThreePoints:
     def initial_model(self, stream: Stream) -> Vector:
         return np.array([3.0, 1.0], np.float32)
 
-    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
-        return (start - local.lr * (start - self.points[client])).astype(np.float32)
+    def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
+        return (start.vector - local.lr * (start.vector - self.points[client])).astype(np.float32)
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         return {"metric": float(np.linalg.norm(model - self.points.mean(0)))}
@@ -154,7 +154,7 @@ class ThreePoints:
 def test_three_clients_in_the_plane_meet_at_the_right_point() -> None:
     """One bit a coordinate from clients: the biased codec of old ended 0.14 away."""
     quantizers = {"client_quantizer": "rotated:1", "server_quantizer": "none"}
-    algorithm = wire("qafel", buffer_size=3, client_lr=0.02, local_steps=1, server_lr=1.0, **quantizers)
+    algorithm = method("qafel", buffer_size=3, client_lr=0.02, local_steps=1, server_lr=1.0, **quantizers)
     rounds = ((float(second), client) for second in range(2000) for client in range(3))
     result = simulate(
         ThreePoints(),

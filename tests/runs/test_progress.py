@@ -8,26 +8,25 @@ import math
 import numpy as np
 import pytest
 
-from qafel.algorithm import Message, Server, local_update, wire
+from qafel.algorithm import Client, Message, Server, method
 from qafel.errors import ConfigError
 from qafel.runs.progress import Evaluation, Limits, Progress, Traffic, meets
 from qafel.runs.summary import summarise
 from qafel.tasks import Mushrooms
 
-ALGORITHM = wire("fedbuff", server_lr=0.1, client_lr=1.0, local_steps=1, buffer_size=2)
+ALGORITHM = method("fedbuff", server_lr=0.1, client_lr=1.0, local_steps=1, buffer_size=2)
 
 
 def server_after(uploads: int) -> tuple[Server, Traffic]:
     server = Server(np.zeros(113, np.float32), ALGORITHM, 0)
     traffic = Traffic(received_bytes=0, received_by_all_bytes=0)
     for sequence in range(uploads):
-        frame = local_update(
-            server.hidden_state, lambda y, _: y + np.float32(1), ALGORITHM, 0, client=0, sequence=sequence
-        )
+        client = Client(0, server.hidden_state, ALGORITHM, 0, sequence=sequence)
+        frame = client.update(lambda start, *_: start.vector + np.float32(1)).upload
         accepted = server.receive(Message.from_bytes(frame))
         traffic.count_upload(frame, accepted.staleness)
-        if accepted.broadcast is not None:
-            traffic.count_broadcast(accepted.broadcast, 10)
+        if accepted.batch is not None:
+            traffic.count_broadcast(server.step(accepted.batch), 10)
     return server, traffic
 
 

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from qafel import AlwaysTraining, Evaluation, HalfNormal, Layout, Limits, LogNormal, Quadratic, Timing, simulate, wire
+from qafel import AlwaysTraining, Evaluation, HalfNormal, Layout, Limits, LogNormal, Quadratic, Timing, method, simulate
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, DataError, OutputError
 from qafel.report import write_report
@@ -31,7 +31,7 @@ class OwnTask:
         return np.zeros(3, np.float32)
 
     def train(self, client, start, local, stream):
-        y = start.copy()
+        y = start.vector.copy()
         for _ in range(local.steps_for(1)):
             y -= np.float32(local.lr) * (y - np.float32(client))
         return y
@@ -40,15 +40,16 @@ class OwnTask:
         return {"metric": float(np.linalg.norm(model - 2))}
 
 
-def method(**settings):
-    return wire("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4", client_lr=0.1, server_lr=0.5, **settings)
+def algorithm(**settings):
+    quantizers = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
+    return method("qafel", client_lr=0.1, server_lr=0.5, **quantizers, **settings)
 
 
 def run(out=None, steps=40, seed=0, task=None, durations=None, **options):
     timing = Timing(durations or HalfNormal(seed), AlwaysTraining())
     limits, evaluation = Limits(server_steps=steps), Evaluation(every=7)
     given = {"limits": limits, "evaluation": evaluation, "seed": seed, "out": out}
-    return simulate(task or OwnTask(), method(), timing, **given, **options)
+    return simulate(task or OwnTask(), algorithm(), timing, **given, **options)
 
 
 def without_clock(path):
@@ -187,7 +188,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_not_overwritten_by_another(
 
 
 def test_unfit_quantizers_are_python_warnings():
-    algorithm = wire("qafel", client_quantizer="affine:4", server_quantizer="none", client_lr=0.1, server_lr=0.5)
+    algorithm = method("qafel", client_quantizer="affine:4", server_quantizer="none", client_lr=0.1, server_lr=0.5)
     with pytest.warns(UserWarning, match="client quantizer 'affine:4' is biased"):
         simulate(OwnTask(), algorithm, Timing(HalfNormal(0)), limits=Limits(server_steps=1))
     with warnings.catch_warnings():

@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from qafel.algorithm import wire
+from qafel.algorithm import method
 from qafel.errors import ConfigError, DataError
 from qafel.simulator import (
     Constant,
@@ -143,13 +143,13 @@ class _Draws:
     ],
 )
 def test_a_users_law_that_gives_no_time_or_client_is_one_sentence(arrivals, durations, sentence):
-    algorithm = wire("fedbuff", server_lr=0.1, client_lr=0.1, local_steps=1)
+    algorithm = method("fedbuff", server_lr=0.1, client_lr=0.1, local_steps=1)
     with pytest.raises(ConfigError, match=sentence):
         simulate(Quadratic(5, 3), algorithm, Timing(durations, arrivals), limits=Limits(server_steps=3))
 
 
 def test_clients_may_come_at_the_same_time():
-    algorithm = wire("fedbuff", server_lr=0.1, client_lr=0.1, local_steps=1, buffer_size=2)
+    algorithm = method("fedbuff", server_lr=0.1, client_lr=0.1, local_steps=1, buffer_size=2)
     arrivals = [(0.1 * (number // 3), number % 5) for number in range(3000)]
     found = simulate(Quadratic(5, 3), algorithm, Timing(Constant(0.3), arrivals), limits=Limits(server_steps=500))
     assert found.summary["server_steps"] == 500

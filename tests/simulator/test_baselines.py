@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qafel.algorithm import wire
+from qafel.algorithm import method
 from qafel.rng import Stream
 from qafel.simulator import Evaluation, HalfNormal, Limits, Rounds, Simulation, Timing, simulate
 from qafel.tasks import Mushrooms, load_mushrooms
@@ -34,8 +34,8 @@ def cohorts():
     return [Rounds().cohort(0, number, CLIENTS, COHORT) for number in range(1, ROUNDS + 1)]
 
 
-def found(task, preset, **settings):
-    algorithm = wire(preset, **{"buffer_size": COHORT, "client_lr": 0.5, **settings})
+def found(task, name, **settings):
+    algorithm = method(name, **{"buffer_size": COHORT, "client_lr": 0.5, **settings})
     simulation = Simulation(task, algorithm, Timing(HalfNormal(0), Rounds()), 0)
     simulation.begin()
     while simulation.server.version < ROUNDS:
@@ -78,6 +78,11 @@ def test_fedprox(task, parts):
     assert np.abs(result - fedavg(parts, 5, 0.5)).max() > 1e-3, "the term matters"
 
 
+def rates(up, down):
+    """The rates of MCM's memories."""
+    return {"client_rule": {"name": "memory", "rate": up}, "downlink": {"name": "memory", "rate": down}}
+
+
 @pytest.mark.parametrize("rate", [0.3, "from-omega"])
 def test_mcm(task, parts, rate):
     """Philippenko & Dieuleveut 2021: w exact at the server, ŵ = H + Ω at the clients, H ← H + αΩ; clients send
@@ -89,8 +94,7 @@ def test_mcm(task, parts, rate):
         "mcm",
         local_steps=1,
         server_lr=server_lr,
-        memory_rate=rate,
-        uplink_memory_rate=rate,
+        **rates(rate, rate),
         client_quantizer="qsgd:3",
         server_quantizer="qsgd:4",
     )
@@ -113,16 +117,16 @@ def test_mcm(task, parts, rate):
         estimate, memory = memory + omega, memory + alpha * omega
     # Rounding may tip a coordinate to the neighbouring level; the trajectories stay within a level's width.
     np.testing.assert_allclose(simulation.server.model, model, atol=2e-2)
-    np.testing.assert_allclose(simulation.clients_hidden_state.vector, estimate, atol=5e-2)
+    np.testing.assert_allclose(simulation.background.hidden_state.vector, estimate, atol=5e-2)
     assert np.linalg.norm(simulation.server.model - model) < 0.05 * np.linalg.norm(model)
-    np.testing.assert_allclose(simulation.server.uplink_memory, memories.mean(axis=0), atol=5e-3)
+    np.testing.assert_allclose(simulation.server.accumulator.memory, memories.mean(axis=0), atol=5e-3)
 
 
 def test_the_server_keeps_the_mean_of_the_memories_of_those_who_took_part():
     """However it went: late uploads are not taken, and move neither the client's memory nor the server's mean."""
     task, algorithm = (
         Mushrooms(30),
-        wire("mcm", **{"buffer_size": 4, "client_lr": 0.5, "local_steps": 2, "server_lr": 0.8}),
+        method("mcm", **{"buffer_size": 4, "client_lr": 0.5, "local_steps": 2, "server_lr": 0.8}),
     )
     simulation = Simulation(task, algorithm, Timing(HalfNormal(0), Rounds(over_selection=1.0, timeout=0.4)), 0)
     simulation.begin()
@@ -130,10 +134,11 @@ def test_the_server_keeps_the_mean_of_the_memories_of_those_who_took_part():
         simulation.advance()
     assert simulation.server.rejected["stale"] > 0
     took_part = {client for client in range(30) if client in simulation.server.seen.windows}
-    assert set(simulation.memories) == took_part
+    memories = simulation.fleet.state()["memory_h"]
+    assert set(memories) == took_part
     assert len(took_part) < 30
-    mean = np.sum(list(simulation.memories.values()), axis=0) / 30
-    np.testing.assert_allclose(simulation.server.uplink_memory, mean, atol=1e-7)
+    mean = np.sum(list(memories.values()), axis=0) / 30
+    np.testing.assert_allclose(simulation.server.accumulator.memory, mean, atol=1e-7)
     assert np.abs(mean).max() > 1e-3
 
 
@@ -149,7 +154,7 @@ def test_with_its_uplink_memory_mcm_converges_where_it_stalled():
         rounds = 4000
         result = simulate(
             task,
-            wire("mcm", **settings | changes),
+            method("mcm", **settings | changes),
             Timing(HalfNormal(0), Rounds()),
             limits=Limits(server_steps=rounds),
             evaluation=Evaluation(rounds // 40),
@@ -157,11 +162,11 @@ def test_with_its_uplink_memory_mcm_converges_where_it_stalled():
         return result.history["metric"][-4:].mean()
 
     assert ends() < 1e-6
-    assert ends(uplink_memory_rate=0.0, memory_rate=0.5) > 3e-5
+    assert ends(**rates(0.0, 0.5)) > 3e-5
 
 
 def test_mcm_with_rate_one_and_no_uplink_memory_is_a_synchronous_qafel(task):
     settings = {"local_steps": 2, "server_lr": 0.8, "client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
-    mcm = found(task, "mcm", memory_rate=1.0, uplink_memory_rate=0.0, **settings)
+    mcm = found(task, "mcm", **rates(0.0, 1.0), **settings)
     qafel = found(task, "qafel", **settings)
     np.testing.assert_array_equal(mcm.server.model, qafel.server.model)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from qafel.algorithm import Checkpoint, wire
-from qafel.errors import DataError, NonFiniteVector
+from qafel import algorithm
+from qafel.algorithm import Checkpoint
+from qafel.errors import ConfigError, DataError, NonFiniteVector
 from qafel.runs.directory import CHECKPOINT, read_checkpoint, write_checkpoint
 from qafel.runs.progress import Evaluation, Progress
 from qafel.simulator import ConstantRate, HalfNormal, Network, Rounds, Simulation, Timing
@@ -22,18 +23,21 @@ from tests.crafted import other_arrays, other_values, with_array, with_value
 CLIENTS, SIZE, EVENTS = 12, 7, 61
 BITS = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
 METHODS: dict[str, dict[str, Any]] = {
-    "fedbuff": {"preset": "fedbuff"},
-    "qafel": {"preset": "qafel", **BITS},
-    "momentum": {"preset": "qafel", **BITS, "server_momentum": 0.9},
-    "fedasync": {"preset": "fedasync", "buffer_size": 1},
-    "direct": {"preset": "fedbuff-direct", **BITS},
-    "direct draws": {"preset": "fedbuff-direct", **BITS, "direct_draw": "start"},
-    "weighted": {"preset": "qafel", **BITS, "aggregation": "weighted-mean", "client_weights": "samples"},
-    "median": {"preset": "qafel", **BITS, "aggregation": "median"},
-    "trimmed mean": {"preset": "qafel", **BITS, "aggregation": "trimmed-mean", "buckets": 3},
-    "snapshots": {"preset": "qafel", **BITS, "snapshot_quantizer": "qsgd:4"},
-    "mcm": {"preset": "mcm", **BITS},
-    "fedavg": {"preset": "fedavg"},
+    "fedbuff": {"method": "fedbuff"},
+    "qafel": {"method": "qafel", **BITS},
+    "momentum": {"method": "qafel", **BITS, "server_momentum": 0.9},
+    "fedasync": {"method": "fedasync", "buffer_size": 1},
+    "direct": {"method": "fedbuff-direct", **BITS},
+    "direct draws": {"method": "fedbuff-direct", **BITS, "catch_up": "per-start"},
+    "weighted": {"method": "qafel", **BITS, "accumulator": "weighted-mean", "client_weights": "samples"},
+    "median": {"method": "qafel", **BITS, "accumulator": "median"},
+    "trimmed mean": {"method": "qafel", **BITS, "accumulator": {"name": "trimmed-mean", "buckets": 3}},
+    "snapshots": {"method": "qafel", **BITS, "snapshot_quantizer": "qsgd:4"},
+    "mcm": {"method": "mcm", **BITS},
+    "fedadam": {"method": "fedadam", **BITS},
+    "ca2fl": {"method": "ca2fl", **BITS},
+    "error feedback": {"method": "error-feedback"},
+    "fedavg": {"method": "fedavg"},
 }
 IN_ROUNDS = {"mcm", "fedavg"}
 
@@ -42,7 +46,7 @@ def new(method: str, seed: int = 3) -> Simulation:
     settings = {"server_lr": 0.1, "client_lr": 0.05, "local_steps": 2, "buffer_size": 5, **METHODS[method]}
     arrivals = Rounds(timeout=3.0) if method in IN_ROUNDS else ConstantRate(seed, CLIENTS, 12.0)
     timing = Timing(HalfNormal(seed), arrivals, dropout=0.1, network=Network(1e4, 1e4))
-    return Simulation(Quadratic(CLIENTS, SIZE), wire(**settings), timing, seed)
+    return Simulation(Quadratic(CLIENTS, SIZE), algorithm.method(settings.pop("method"), **settings), timing, seed)
 
 
 def progress() -> Progress:
@@ -84,7 +88,7 @@ def test_an_untouched_one_goes_on_to_the_same_bits(made) -> None:
     assert found.traffic == uninterrupted.traffic
 
 
-EXTRA = ("extra", "server.extra", "version.x", "version.999", "job_memory.999", "memory.999", "server.memory")
+EXTRA = ("extra", "server.extra", "version.x", "version.999", "job.999.h", "memory.999", "server.memory")
 
 
 def test_no_array_of_another_name_shape_or_type_is_restored(made) -> None:
@@ -100,15 +104,15 @@ def test_no_array_of_another_name_shape_or_type_is_restored(made) -> None:
 TWICE = -99
 """The value of another entry."""
 INDICES = {
-    "sequences": (1_000_000,),
-    "held": (-(2**63), 2**62),
-    "overpaid": (-2, -(2**63)),
-    "memories.clients": (-1, CLIENTS, 2**62, TWICE),
-    "server.bucket_counts": (-1, 2**40),
-    "server.bucket_places": (-1, 10, 2**40),
-    "server.bucket_clients": (TWICE,),
-    "server.seen_sender": (TWICE,),
-    "server.seen_highest": (-2, 2**62),
+    "fleet.sequences": (1_000_000, -1),
+    "fleet.positions": (-(2**63), -2),
+    "fleet.overpaid": (-2, -(2**63)),
+    "fleet.memory_h.clients": (-1, CLIENTS, 2**62, TWICE),
+    "fleet.memory_error.clients": (-1, CLIENTS, 2**62, TWICE),
+    "server.accumulator.counts": (-1, 2**40),
+    "server.accumulator.places": (-1, 10, 2**40),
+    "server.seen.sender": (TWICE,),
+    "server.seen.highest": (-2, 2**62),
 }
 
 
@@ -131,7 +135,7 @@ def test_an_odd_value_is_refused_or_does_no_harm(made) -> None:
     method, checkpoint = made
     for word, mutant in other_values(checkpoint):
         try:
-            with suppress(DataError, NonFiniteVector):
+            with suppress(DataError, ConfigError, NonFiniteVector):
                 go_on(mutant, method, events=15)
         except Exception as error:
             raise AssertionError(word) from error
@@ -148,8 +152,9 @@ def test_a_shrunk_memory_ends_resume_with_a_sentence(tmp_path) -> None:
     command = ["run", "mushrooms-mcm", "--out", tmp_path / "run", "--quiet", "--set"]
     qafel_here(*command, "stop.server_steps=3")
     checkpoint = read_checkpoint(tmp_path / "run" / CHECKPOINT)
-    checkpoint.arrays["server.uplink_memory"] = checkpoint.arrays["server.uplink_memory"][:1]
+    name = "server.accumulator.memory"
+    checkpoint.arrays[name] = checkpoint.arrays[name][:1]
     write_checkpoint(tmp_path / "run" / CHECKPOINT, checkpoint)
     _, complaint = qafel_here(*command, "stop.server_steps=6", "--resume", expect=2)
-    assert "uplink_memory" in complaint
+    assert "accumulator.memory" in complaint
     assert complaint.count("\n") == 1

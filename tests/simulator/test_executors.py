@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from qafel.algorithm import HiddenState, wire
+from qafel.algorithm import HiddenState, Kept, method
 from qafel.errors import ConfigError, WorkerLost
 from qafel.rng import Stream
 from qafel.runs.summary import sha256
@@ -27,7 +27,7 @@ from qafel.simulator.simulation import Simulation
 from qafel.tasks import Quadratic
 
 TASK = Quadratic(30, 50)
-ALGORITHM = wire(
+ALGORITHM = method(
     "qafel", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", server_quantizer="qsgd:4"
 )
 TIMING = Timing(HalfNormal(0), network=Network(upload_rate=500.0))
@@ -50,8 +50,8 @@ def test_processes_give_the_bits_that_one_thread_gives(workers):
 
 def test_processes_draw_the_models_that_one_thread_draws():
     """With a model of its own for every start, the jobs of one version still share its vector."""
-    direct = wire(
-        "fedbuff-direct", server_lr=0.5, client_lr=0.1, local_steps=3, server_quantizer="qsgd:4", direct_draw="start"
+    direct = method(
+        "fedbuff-direct", server_lr=0.5, client_lr=0.1, local_steps=3, server_quantizer="qsgd:4", catch_up="per-start"
     )
     found = [
         simulate(TASK, direct, TIMING, limits=Limits(server_steps=40), executor=executor, workers=2).summary
@@ -66,7 +66,7 @@ def test_workers_are_handed_the_inexact_snapshots_that_clients_start_from(execut
     if executor == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
     task = Quadratic(30, 400)
-    inexact = wire(
+    inexact = method(
         *("qafel",), server_lr=0.5, client_lr=0.1, local_steps=3, buffer_size=20, client_quantizer="qsgd:4",
         server_quantizer="top_k:0.02", snapshot_quantizer="qsgd:8",
     )  # fmt: skip
@@ -75,7 +75,7 @@ def test_workers_are_handed_the_inexact_snapshots_that_clients_start_from(execut
     mixed = False
     while simulation.server.version < 40:
         simulation.advance()
-        states = [event.hidden_state for *_, event in simulation.clock.entries() if isinstance(event, Job)]
+        states = [event.start for *_, event in simulation.clock.entries() if isinstance(event, Job)]
         mixed |= len({state.version for state in states}) < len({(state.version, state.exact) for state in states})
     assert mixed
     limits = Limits(server_steps=40)
@@ -85,7 +85,9 @@ def test_workers_are_handed_the_inexact_snapshots_that_clients_start_from(execut
 
 
 def test_processes_are_handed_the_memories_that_uploads_are_relative_to():
-    mcm = wire("mcm", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", server_quantizer="qsgd:4")
+    mcm = method(
+        "mcm", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", server_quantizer="qsgd:4"
+    )
     found = [
         simulate(
             TASK, mcm, Timing(HalfNormal(0), Rounds()), limits=Limits(server_steps=40), executor=executor, workers=2
@@ -144,7 +146,7 @@ def test_workers_that_die_again_and_again_are_reported():
 
 class Diverging(Deadly):
     def train(self, client, start, local, stream):
-        return start * np.float32(np.nan)
+        return start.vector * np.float32(np.nan)
 
 
 def test_an_error_in_a_worker_reaches_the_run():
@@ -153,6 +155,10 @@ def test_an_error_in_a_worker_reaches_the_run():
     )
     assert result.summary["status"] == "diverged"
     assert result.summary["uploads"] == 0
+
+
+def job_of(number, client, sequence, state):
+    return Job(number, client, sequence, state.version, 1.0, None, {}, state)
 
 
 class Patient(Deadly):
@@ -165,26 +171,26 @@ class Patient(Deadly):
         time.sleep(0.05)
         while client == 0 and not self.until.exists():
             time.sleep(0.01)
-        return start
+        return start.vector
 
 
 def test_nobody_waits_behind_a_client_that_trains_for_long(tmp_path):
     """With a queue for each worker, every second of the others would wait for a file that comes after them."""
     task, state = Patient(tmp_path / "go"), HiddenState.of(TASK.initial_model(Stream.named(0, "start")))
-    jobs = [Job(number, number, 0, state, 1.0) for number in range(9)]
+    jobs = [job_of(number, number, 0, state) for number in range(9)]
     with Processes(2, partial(Patient, task.until), ALGORITHM, 0, 50) as pool:
         for job in jobs:
             pool.submit(job)
         uploads = [pool.result(job) for job in jobs[1:]]
         task.until.touch()
         uploads.append(pool.result(jobs[0]))
-    assert len(set(uploads)) == len(jobs)
+    assert len({made.upload for made in uploads}) == len(jobs)
 
 
 def test_results_that_nobody_has_asked_for_take_room():
     """Else they would pile up: one for every client in flight."""
     state = HiddenState.of(TASK.initial_model(Stream.named(0, "start")))
-    jobs = [Job(number, number % 8, number // 8, state, 1.0) for number in range(128)]
+    jobs = [job_of(number, number % 8, number // 8, state) for number in range(128)]
     with Processes(1, make_task, ALGORITHM, 0, 50) as pool:
         assert pool.room == 8
         for kept, asked_for in zip(jobs[::2], jobs[1::2], strict=True):
@@ -202,10 +208,10 @@ def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
-        from qafel.algorithm import wire
+        from qafel.algorithm import method
         from qafel.simulator import HalfNormal, Limits, Timing, simulate
         from qafel.tasks import Mushrooms  # more than a pipe holds
-        algorithm = wire("fedbuff", server_lr=1.0, client_lr=0.1, local_steps=1)
+        algorithm = method("fedbuff", server_lr=1.0, client_lr=0.1, local_steps=1)
         timing = Timing(HalfNormal(0))
         simulate(Mushrooms(5), algorithm, timing, limits=Limits(uploads=5), executor="processes", workers=1)
         """)
@@ -294,16 +300,16 @@ def test_ray_says_it_in_the_same_sentence():
 
 
 def test_the_servers_own_parts_stay_where_the_server_is():
-    """Neither a law nor an aggregation that cannot be pickled keeps clients from training in other processes."""
+    """Neither a law nor an accumulator that cannot be pickled keeps clients from training in other processes."""
 
-    class Mean:
-        def aggregate(self, updates, weights):
+    class Mean(Kept):
+        def combine(self, uploads, updates, weights):
             return updates.mean(axis=0)
 
-    own = {"staleness": lambda staleness: 0.5**staleness, "aggregation": Mean()}
-    method = wire("qafel", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", **own)
+    own = {"staleness": lambda staleness: 0.5**staleness, "accumulator": Mean()}
+    algorithm = method("qafel", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", **own)
     found = [
-        simulate(TASK, method, TIMING, limits=Limits(server_steps=10), executor=executor, workers=1).summary
+        simulate(TASK, algorithm, TIMING, limits=Limits(server_steps=10), executor=executor, workers=1).summary
         for executor in ("inline", "processes")
     ]
     assert found[0]["model_sha256"] == found[1]["model_sha256"]

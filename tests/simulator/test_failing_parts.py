@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from qafel import HalfNormal, Layout, Limits, Timing, simulate, wire
+from qafel import HalfNormal, Kept, Layout, Limits, ServerRule, Timing, method, simulate
 from qafel.errors import PartFailed
 from tests.command import qafel_here
 from tests.simulator.test_executors import no_shared_memory_is_left
@@ -34,7 +34,7 @@ class Task:
         return self._or("initial_model", np.ones(8, np.float32))
 
     def train(self, client, start, local, stream):
-        return self._or("train", start * np.float32(0.9))
+        return self._or("train", start.vector * np.float32(0.9))
 
     def evaluate(self, model):
         return self._or("evaluate", {"metric": float(model @ model)})
@@ -56,12 +56,17 @@ def late_is_wrong(staleness):
     return 1.0
 
 
-class Raises:
-    def aggregate(self, updates, weights):
+class RaisesKept(Kept):
+    def combine(self, uploads, updates, weights):
         raise RuntimeError("nothing to add")
 
-    step = aggregate
 
+class RaisesRule(ServerRule):
+    def step_(self, model, direction):
+        raise RuntimeError("nothing to add")
+
+
+class Raises:
     def draw(self, number):
         raise RuntimeError("no time")
 
@@ -72,10 +77,10 @@ def arrivals():
 
 
 def attempt(task=None, timing=None, executor="inline", **algorithm):
-    method = wire("qafel", client_lr=0.1, local_steps=1, buffer_size=2, **algorithm)
+    composed = method("qafel", client_lr=0.1, local_steps=1, buffer_size=2, **algorithm)
     timing = timing or Timing(HalfNormal(0))
     with pytest.raises(PartFailed) as caught:
-        simulate(task or Task(), method, timing, limits=Limits(server_steps=5), executor=executor, workers=1)
+        simulate(task or Task(), composed, timing, limits=Limits(server_steps=5), executor=executor, workers=1)
     return caught.value
 
 
@@ -90,8 +95,12 @@ HERE = f"{__name__}:"
         ({"task": Task(initial_model=OSError("gone"))}, f"{HERE}Task.initial_model raised OSError: gone", OSError),
         ({"client_quantizer": Codec()}, f"encode of {HERE}Codec raised IndexError: no level left", IndexError),
         ({"staleness": late_is_wrong}, f"{HERE}late_is_wrong raised ArithmeticError: too late", ArithmeticError),
-        ({"aggregation": Raises()}, f"{HERE}Raises.aggregate raised RuntimeError: nothing to add", RuntimeError),
-        ({"server_step": Raises()}, f"{HERE}Raises.step raised RuntimeError: nothing to add", RuntimeError),
+        (
+            {"accumulator": RaisesKept()},
+            f"{HERE}RaisesKept.direction raised RuntimeError: nothing to add",
+            RuntimeError,
+        ),
+        ({"server_rule": RaisesRule()}, f"{HERE}RaisesRule.step_ raised RuntimeError: nothing to add", RuntimeError),
         ({"timing": Timing(Raises())}, f"{HERE}Raises.draw raised RuntimeError: no time", RuntimeError),
         ({"timing": Timing(HalfNormal(0), arrivals())}, "the arrival law raised LookupError: nobody", LookupError),
     ],
@@ -121,8 +130,8 @@ def test_what_a_part_must_not_return_is_told(method, returned, words):
 
 def test_doubles_and_numpy_scalars_are_taken_as_they_are_meant(tmp_path):
     task = Task(train=np.full(8, 0.9), evaluate={"metric": np.float32(1.5)})
-    method = wire("qafel", client_lr=0.1, local_steps=1, buffer_size=2)
-    found = simulate(task, method, Timing(HalfNormal(0)), limits=Limits(server_steps=5), out=tmp_path / "run")
+    algorithm = method("qafel", client_lr=0.1, local_steps=1, buffer_size=2)
+    found = simulate(task, algorithm, Timing(HalfNormal(0)), limits=Limits(server_steps=5), out=tmp_path / "run")
     assert found.history["metric"][-1] == 1.5
 
 

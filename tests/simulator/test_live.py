@@ -17,7 +17,7 @@ from qafel.simulator import run
 CONFIG = {
     "name": "watched",
     "task": {"name": "mushrooms", "clients": 20},
-    "algorithm": {"preset": "qafel", "client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4", "buffer_size": 4},
+    "algorithm": {"method": "qafel", "client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4", "buffer_size": 4},
     "evaluation": {"every": 5, "target": 1e-9},
     "stop": {"server_steps": 40},
 }

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
-from qafel.algorithm import wire  # noqa: E402
+from qafel.algorithm import method  # noqa: E402
 from qafel.errors import WorkerLost  # noqa: E402
 from qafel.rng import Stream  # noqa: E402
 from qafel.runs.progress import Progress  # noqa: E402
@@ -23,7 +23,7 @@ from qafel.tasks.datasets.samples import ArraySamples  # noqa: E402
 from qafel.tasks.neural.published import Cnn, Normalise  # noqa: E402
 from qafel.tasks.neural.task import TorchTask  # noqa: E402
 
-ALGORITHM = wire(
+ALGORITHM = method(
     "qafel",
     buffer_size=3,
     server_lr=0.5,

@@ -47,7 +47,7 @@ def test_the_saved_model_is_the_servers(tmp_path):
 
 def test_a_diverging_run_ends_with_what_it_has(tmp_path):
     summary = run(
-        short("mushrooms-fedbuff", algorithm={"preset": "fedbuff", "server_lr": 1e30, "client_lr": 1e30}), tmp_path
+        short("mushrooms-fedbuff", algorithm={"method": "fedbuff", "server_lr": 1e30, "client_lr": 1e30}), tmp_path
     )
     assert summary["status"] == "diverged"
     assert summary["server_steps"] < 200
@@ -65,10 +65,10 @@ TIMINGS = {
 
 
 OTHERS = {
-    "deadline": {"partial_work": True},
+    "deadline": {"partial": True},
     "network": {"server_quantizer": "top_k:0.01", "snapshot_quantizer": "qsgd:8"},
-    "poisson": {"preset": "fedbuff-direct", "direct_draw": "start"},
-    "rounds": {"preset": "mcm"},
+    "poisson": {"method": "fedbuff-direct", "catch_up": "per-start"},
+    "rounds": {"method": "mcm"},
 }
 """What else is carried over an interruption, and with which timing it is tried."""
 
@@ -182,12 +182,12 @@ def test_the_papers_claims_on_mushrooms_hold(tmp_path, steps, direct_qsgd, direc
     assert reached("mushrooms-direct-topk") > direct_topk * fedbuff
 
 
-def test_a_checkpoint_of_an_older_version_is_refused_in_a_sentence(tmp_path):
+def test_a_checkpoint_that_lacks_something_is_refused_in_a_sentence(tmp_path):
     config = short("mushrooms-fedbuff")
     run(config, tmp_path)
     checkpoint = read_checkpoint(tmp_path / CHECKPOINT)
-    del checkpoint.arrays["held"]
+    del checkpoint.arrays["fleet.sequences"]
     write_checkpoint(tmp_path / CHECKPOINT, checkpoint)
     (tmp_path / "summary.json").unlink()
-    with pytest.raises(DataError, match=r"does not fit this run \(held is missing\): begin anew"):
+    with pytest.raises(DataError, match="the checkpoint has no fleet.sequences"):
         run(config, tmp_path, resume=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qafel.algorithm import BroadcastLog, Client, HiddenState, Kind, Message, wire
+from qafel.algorithm import HiddenState, method
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError
 from qafel.rng import Stream
@@ -23,7 +23,6 @@ from qafel.simulator import (
     Timing,
     simulate,
 )
-from qafel.simulator.executors.jobs import Job
 from qafel.tasks import Mushrooms, Quadratic
 
 STEPS = 60
@@ -34,8 +33,8 @@ def mushrooms():
     return Mushrooms(20)
 
 
-def algorithm(preset="qafel", **changes):
-    return wire(preset, **{"server_lr": 0.1, "client_lr": 2.0, "local_steps": 3, "buffer_size": 4, **changes})
+def algorithm(name="qafel", **changes):
+    return method(name, **{"server_lr": 0.1, "client_lr": 2.0, "local_steps": 3, "buffer_size": 4, **changes})
 
 
 FOUR_BITS = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
@@ -50,10 +49,13 @@ def steps(task, count, timing=None, seed=0, every=1, **changes):
     return simulation
 
 
+def trained(task, client, start):
+    return task.train(client, HiddenState.of(start.copy()), algorithm().local, Stream.named(0, "unused"))
+
+
 def test_the_loop_follows_a_plain_simulation_bit_for_bit(mushrooms):
     """FedBuff in virtual time, written plainly: no messages, no hidden state class, one list of finish times."""
-    found = steps(mushrooms, STEPS, preset="fedbuff")
-    local = algorithm().local
+    found = steps(mushrooms, STEPS, name="fedbuff")
     durations = iter(np.abs(Stream.named(0, "duration").generator().normal(size=4096)))
     x = hidden = np.zeros(113, np.float32)
     flights = [(float(next(durations)), order, client, hidden, 0) for order, client in enumerate(range(20))]
@@ -64,7 +66,7 @@ def test_the_loop_follows_a_plain_simulation_bit_for_bit(mushrooms):
         heapq.heappush(flights, (now + float(next(durations)), order, client, hidden, version))
         order += 1
         staleness.append(version - started)
-        total = total + (start - mushrooms.train(client, start, local, Stream.named(0, "unused")))
+        total = total + (start - trained(mushrooms, client, start))
         count += 1
         if count == 4:
             x = x - np.float32(0.1) * (total / np.float32(4))
@@ -77,9 +79,9 @@ def test_the_loop_follows_a_plain_simulation_bit_for_bit(mushrooms):
 
 def test_a_direct_model_may_be_drawn_anew_at_every_start(mushrooms):
     """Direct quantization as in the published neural runs, written plainly: each start has a Q_s(x) of its own."""
-    changes = {"preset": "fedbuff-direct", "server_quantizer": "qsgd:4", "direct_draw": "start"}
+    changes = {"name": "fedbuff-direct", "server_quantizer": "qsgd:4", "catch_up": "per-start"}
     found = steps(mushrooms, STEPS, **changes)
-    local, quantizer = algorithm().local, found.algorithm.server_quantizer
+    quantizer = found.algorithm.server_quantizer
     durations = iter(np.abs(Stream.named(0, "duration").generator().normal(size=4096)))
     x, starts, drawn_bytes, flights = np.zeros(113, np.float32), [0] * 20, 0, []
 
@@ -96,7 +98,7 @@ def test_a_direct_model_may_be_drawn_anew_at_every_start(mushrooms):
     while version < STEPS:
         now, _, client, received = heapq.heappop(flights)
         start(client, now)
-        total = total + (received - mushrooms.train(client, received, local, Stream.named(0, "unused")))
+        total = total + (received - trained(mushrooms, client, received))
         count += 1
         if count == 4:
             x = x - np.float32(0.1) * (total / np.float32(4))
@@ -104,20 +106,20 @@ def test_a_direct_model_may_be_drawn_anew_at_every_start(mushrooms):
     np.testing.assert_array_equal(found.server.model, x)
     assert found.traffic.received_bytes == drawn_bytes, "every start downloads a message of its own"
     assert found.traffic.broadcasts == STEPS
-    shared = steps(mushrooms, STEPS, **changes | {"direct_draw": "step"})
+    shared = steps(mushrooms, STEPS, **changes | {"catch_up": "exact"})
     assert not np.array_equal(found.server.model, shared.server.model)
 
 
 def test_only_a_whole_model_can_be_drawn_at_a_start():
-    with pytest.raises(ConfigError, match='direct_draw = "start" needs broadcast = "model"; got difference'):
-        algorithm("qafel", direct_draw="start")
+    with pytest.raises(ConfigError, match='catch_up = "per-start" needs downlink = "direct"'):
+        algorithm("qafel", catch_up="per-start")
 
 
 def test_bytes_are_those_of_the_messages(mushrooms):
     found = Simulation(
         mushrooms, algorithm(client_quantizer="qsgd:4", server_quantizer="top_k:0.1"), Timing(HalfNormal(0)), 0
     )
-    crossed, received = [], found.server.receive
+    crossed = []
 
     class Listening:
         """The server, with every message that passes noted."""
@@ -127,10 +129,12 @@ def test_bytes_are_those_of_the_messages(mushrooms):
 
         def receive(self, upload):
             crossed.append(("up", len(upload.to_bytes())))
-            accepted = received(upload)
-            if accepted.broadcast is not None:
-                crossed.append(("down", len(accepted.broadcast)))
-            return accepted
+            return server.receive(upload)
+
+        def step(self, batch):
+            broadcast = server.step(batch)
+            crossed.append(("down", len(broadcast)))
+            return broadcast
 
     server = found.server
     found.server = Listening()
@@ -143,117 +147,6 @@ def test_bytes_are_those_of_the_messages(mushrooms):
     assert found.traffic.uploads == 80
     frame, packed, scale = 64, (113 + 1) // 2, 4
     assert up == 80 * (frame + packed + scale)
-
-
-@pytest.mark.parametrize(
-    ("arrivals", "changes"),
-    [
-        (AlwaysTraining(), {"server_quantizer": "qsgd:4", "buffer_size": 8}),
-        (AlwaysTraining(), {"server_quantizer": "top_k:0.1"}),
-        (AlwaysTraining(), {"preset": "fedbuff"}),
-        (AlwaysTraining(), {"preset": "fedbuff-direct", **FOUR_BITS}),
-        (AlwaysTraining(), {"preset": "fedasync-hidden", "buffer_size": 1, "server_quantizer": "sign"}),
-        (ConstantRate(0, 20, rate=9.0), {"server_quantizer": "qsgd:4"}),
-        (ConstantRate(0, 20, rate=9.0), {"preset": "fedasync-direct", "buffer_size": 1, "server_quantizer": "qsgd:8"}),
-        (Rounds(timeout=2.0), {"preset": "mcm", **FOUR_BITS}),
-    ],
-)
-def test_a_start_is_charged_what_brings_its_client_to_the_hidden_state(mushrooms, monkeypatch, arrivals, changes):
-    """Each client a real one, which receives real messages before it starts: their bytes, and x̂ is what they give."""
-    timing = Timing(HalfNormal(0), arrivals, network=Network(download_rate=1000.0), dropout=0.1)
-    found = Simulation(mushrooms, algorithm(**changes), timing, 0)
-    server, fleet, fetched, charged = found.server, {}, [], []
-    server.log = BroadcastLog(10**6)
-    start, download_time = found._start, Network.download_time
-
-    def started(client, *arguments, **settings):
-        if client in fleet:
-            messages = server.catch_up(fleet[client].hidden_state.version)
-        else:
-            fleet[client] = Client(client, HiddenState.of(np.full(113, np.nan, np.float32), -1), server.algorithm, 0)
-            whole = server.version > 0 and server.algorithm.broadcast == "model"
-            messages = server.catch_up(server.version - 1) if whole else [server.hidden_state.to_snapshot()]
-        for message in messages:
-            fleet[client].receive(message)
-        assert fleet[client].hidden_state.digest == server.hidden_state.digest
-        fetched.append(sum(map(len, messages)))
-        start(client, *arguments, **settings)
-
-    def timed(network, client, size):
-        charged.append(size)
-        return download_time(network, client, size)
-
-    found._start = started
-    monkeypatch.setattr(Network, "download_time", timed)
-    found.begin()
-    while server.version < STEPS:
-        found.advance()
-    assert charged == fetched
-    assert found.traffic.received_bytes == sum(fetched)
-    assert len(set(fetched)) > 1
-
-
-@pytest.mark.parametrize(
-    ("arrivals", "changes", "some_follow"),
-    [
-        (AlwaysTraining(), {"server_quantizer": "top_k:0.01", "snapshot_quantizer": "qsgd:8"}, True),
-        (AlwaysTraining(), {"server_quantizer": "qsgd:4", "snapshot_quantizer": "trellis:3"}, False),
-        (ConstantRate(0, 20, rate=9.0), {"server_quantizer": "qsgd:2", "snapshot_quantizer": "qsgd:8"}, True),
-        (Rounds(timeout=2.0), {"preset": "fedavg", "snapshot_quantizer": "qsgd:4"}, False),
-    ],
-)
-def test_a_start_from_an_inexact_snapshot_is_charged_its_bytes(mushrooms, arrivals, changes, some_follow):
-    """Each client a real one, which decides by itself what to fetch, and receives real messages: the same bytes and y₀.
-
-    It follows broadcasts if it holds x̂ and they are no longer than the server's snapshot; it fetches x̂ itself once
-    inexact snapshots have cost as much more than broadcasts as x̂ costs more than one.
-    """
-    timing = Timing(HalfNormal(0), arrivals, dropout=0.1)
-    found = Simulation(mushrooms, algorithm(**changes), timing, 0)
-    server, fleet, regrets, fetched, kinds = found.server, {}, {}, [], set()
-    server.log = BroadcastLog(10**6)
-    start = found._start
-
-    def messages_for(client):
-        own, exact = fleet[client].hidden_state, server.hidden_state.to_snapshot()
-        if own.version == server.version:
-            return []
-        if own.exact and own.version >= 0:
-            messages = server.catch_up(own.version, own.digest)
-            if messages != [server.snapshot()]:
-                return messages
-        since = server.log.missed(
-            server.hidden_state, max(0, own.version), None, server.algorithm.broadcast_kind, 10**9
-        )
-        saved = 0 if own.version < 0 else len(server.snapshot()) - sum(map(len, since))
-        regrets[client] = (0 if own.exact else regrets[client]) + max(0, saved)
-        return [exact if regrets[client] >= len(exact) - len(server.snapshot()) else server.snapshot()]
-
-    def started(client, *arguments, **settings):
-        nothing = HiddenState.of(np.full(113, np.nan, np.float32), -1)
-        own = fleet.setdefault(client, Client(client, nothing, server.algorithm, 0))
-        messages = messages_for(client)
-        for message in messages:
-            own.receive(message)
-        fetched.append(sum(map(len, messages)))
-        kinds.update(Message.from_bytes(message).kind for message in messages)
-        assert own.hidden_state.version == server.version
-        if own.hidden_state.exact:
-            assert own.hidden_state.digest == server.hidden_state.digest
-        before = found.starts
-        start(client, *arguments, **settings)
-        begun = [event for *_, event in found.clock.entries() if isinstance(event, Job) and event.number == before]
-        for job in begun:  # none of a client that drops out
-            assert job.hidden_state.vector.tobytes() == own.hidden_state.vector.tobytes()
-
-    found._start = started
-    found.begin()
-    while server.version < STEPS:
-        found.advance()
-    assert found.traffic.received_bytes == sum(fetched)
-    assert Kind.SNAPSHOT in kinds
-    assert (Kind.BROADCAST in kinds) == some_follow
-    assert found.clients_hidden_state.digest == server.hidden_state.digest
 
 
 def test_an_exact_snapshot_is_what_no_quantizer_and_the_identity_give(mushrooms):
@@ -273,13 +166,13 @@ def test_a_client_that_starts_often_pays_at_most_twice_what_it_pays_without_inex
         without = steps(task, count, **settings).traffic.received_bytes
         found = steps(task, count, **settings, snapshot_quantizer="qsgd:8")
         assert found.traffic.received_bytes <= 2 * without
-    assert found.overpaid[0] == -1, "it follows in the end"
+    assert found.fleet.held(0).exact, "it follows in the end"
 
 
 def test_the_fleet_and_the_server_hold_the_same_hidden_state(mushrooms):
-    for changes in (FOUR_BITS, {"preset": "fedbuff-direct", **FOUR_BITS}):
+    for changes in (FOUR_BITS, {"name": "fedbuff-direct", **FOUR_BITS}):
         found = steps(mushrooms, 10, **changes)
-        assert found.clients_hidden_state.vector.tobytes() == found.server.hidden_state.vector.tobytes()
+        assert found.background.hidden_state.vector.tobytes() == found.server.hidden_state.vector.tobytes()
 
 
 def test_the_seed_decides_everything(mushrooms):
@@ -359,7 +252,7 @@ def test_messages_take_time_on_a_thin_line(mushrooms):
     """One client, nothing random: a start costs the download, the training and the upload of real bytes."""
     task = Mushrooms(1)
     timing = Timing(Constant(1.0), network=Network(upload_rate=100.0, download_rate=1000.0, latency=0.25))
-    found = steps(task, 2, timing, preset="fedbuff", buffer_size=1)
+    found = steps(task, 2, timing, name="fedbuff", buffer_size=1)
     message = 64 + 4 * 113
     cycle = 0.25 + 1.0 + (0.25 + message / 100)
     assert found.clock.now == pytest.approx(message / 1000 + 2 * cycle), "it starts again before its update's step"
@@ -405,7 +298,7 @@ def test_a_users_own_arrival_law_is_an_iterable(mushrooms):
 
 
 def test_a_round_ends_with_its_slowest_client(mushrooms):
-    found = steps(mushrooms, 1, Timing(HalfNormal(0), Rounds()), preset="fedavg", local_steps=3)
+    found = steps(mushrooms, 1, Timing(HalfNormal(0), Rounds()), name="fedavg", local_steps=3)
     drawn = np.abs(Stream.named(0, "duration").generator().normal(size=4096))[:4]
     assert found.clock.now == pytest.approx(max(drawn))
     assert found.server.version == 1
@@ -413,7 +306,7 @@ def test_a_round_ends_with_its_slowest_client(mushrooms):
 
 def test_over_selection_waits_for_the_fastest_and_takes_no_more(mushrooms):
     timing = Timing(HalfNormal(0), Rounds(over_selection=1.0))
-    found = steps(mushrooms, 30, timing, preset="fedavg")
+    found = steps(mushrooms, 30, timing, name="fedavg")
     assert found.traffic.uploads == 120
     assert found.server.rejected["stale"] > 0
     assert found.traffic.upload_bytes == (120 + found.traffic.rejected_uploads) * (64 + 4 * 113)
@@ -421,7 +314,7 @@ def test_over_selection_waits_for_the_fastest_and_takes_no_more(mushrooms):
 
 
 def test_a_round_that_times_out_steps_with_what_it_has(mushrooms):
-    found = steps(mushrooms, 20, Timing(HalfNormal(0), Rounds(timeout=0.5)), preset="fedavg")
+    found = steps(mushrooms, 20, Timing(HalfNormal(0), Rounds(timeout=0.5)), name="fedavg")
     assert found.clock.now <= 0.5 * found.rounds
     assert found.traffic.uploads < 80
 
@@ -429,7 +322,7 @@ def test_a_round_that_times_out_steps_with_what_it_has(mushrooms):
 def test_a_last_step_without_an_upload_is_measured(mushrooms):
     """Every upload is measured as it comes; the round then steps by its timeout."""
     timing = Timing(HalfNormal(0), Rounds(timeout=0.5))
-    history = run_rows(mushrooms, Limits(server_steps=5), Evaluation(1, "uploads"), timing, preset="fedavg")
+    history = run_rows(mushrooms, Limits(server_steps=5), Evaluation(1, "uploads"), timing, name="fedavg")
     assert history["version"][-1] == 5
     assert history["uploads"][-1] == history["uploads"][-2]
 
@@ -451,7 +344,7 @@ class Recording:
 
 def test_fedprox_takes_partial_work_in_time(mushrooms):
     task, timing = Recording(mushrooms), Timing(Constant(2.0), Rounds(timeout=1.0))
-    found = steps(task, 5, timing, preset="fedprox", local_steps=4)
+    found = steps(task, 5, timing, name="fedprox", local_steps=4)
     assert found.traffic.uploads == 20, "all are in time, with half of their steps"
     assert {done for _, done in task.asked} == {2}
     assert found.clock.now == pytest.approx(5.0)
@@ -462,7 +355,7 @@ def test_fedprox_does_the_part_of_an_epoch_that_it_is_charged_for():
     plain = Quadratic(12, 4)
     task = Recording(plain, lambda client: 10 * (client + 1))
     timing = Timing(Constant(1.0), Rounds(timeout=0.8))
-    found = steps(task, 6, timing, preset="fedprox", local_steps=None, local_epochs=2, batch_size=10)
+    found = steps(task, 6, timing, name="fedprox", local_steps=None, local_epochs=2, batch_size=10)
     assert len(task.asked) == 24
     for client, done in task.asked:
         assert done == int(0.8 * 2 * (client + 1)), "of 2 · (client + 1) batches"
@@ -474,7 +367,7 @@ def test_fedprox_does_the_part_of_an_epoch_that_it_is_charged_for():
 
 def test_fedprox_without_time_for_one_step_sends_nothing_and_is_counted(mushrooms):
     task, timing = Recording(mushrooms), Timing(HalfNormal(0), Rounds(timeout=0.3))
-    found = steps(task, 30, timing, preset="fedprox", local_steps=4)
+    found = steps(task, 30, timing, name="fedprox", local_steps=4)
     drawn = np.abs(Stream.named(0, "duration").generator().normal(size=4096))[: 4 * found.rounds]
     expected = np.minimum(4, np.floor(4 * 0.3 / drawn)).astype(int)
     assert found.out_of_time == (expected == 0).sum() > 0
@@ -496,9 +389,9 @@ def test_a_client_whose_download_outlasts_the_deadline_trains_nothing(mushrooms)
 def test_a_round_that_can_never_end_says_so(mushrooms):
     timing = Timing(HalfNormal(0), Rounds(), dropout=0.9)
     with pytest.raises(ConfigError, match="waits for 4 updates, and only .* can come: set timing.round_timeout"):
-        run_rows(mushrooms, Limits(server_steps=20), timing=timing, preset="fedavg")
+        run_rows(mushrooms, Limits(server_steps=20), timing=timing, name="fedavg")
     with pytest.raises(ConfigError, match="a round of 21 needs as many clients"):
-        steps(mushrooms, 1, Timing(HalfNormal(0), Rounds()), preset="fedavg", buffer_size=21)
+        steps(mushrooms, 1, Timing(HalfNormal(0), Rounds()), name="fedavg", buffer_size=21)
 
 
 def test_weights_follow_the_samples():
@@ -511,6 +404,6 @@ def test_weights_follow_the_samples():
 def test_memory_is_one_vector_per_version_in_flight():
     """Clients in flight share the versions they started from: many clients, few vectors."""
     found = steps(Quadratic(2000, 4), 3, Timing(HalfNormal(0), AlwaysTraining()), buffer_size=500)
-    vectors = {id(event.hidden_state.vector) for _, _, _, event in found.clock.entries()}
+    vectors = {id(event.start.vector) for _, _, _, event in found.clock.entries()}
     assert len(found.clock) == 2000
     assert len(vectors) <= 4

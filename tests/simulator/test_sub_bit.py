@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from qafel import Evaluation, HalfNormal, Limits, Quadratic, Timing, simulate, wire
+from qafel import Evaluation, HalfNormal, Limits, Quadratic, Timing, method, simulate
 from qafel.quantizers import parse
 
 TASK = Quadratic(clients=40, dimension=4096, heterogeneity=0.1, noise=0.1)
@@ -14,13 +14,13 @@ STEPS = {"buffer_size": 10, "client_lr": 0.2, "local_steps": 2, "server_lr": 0.3
 UPLOADS = 4000
 
 
-def gaps(preset: str, **quantizers: str) -> np.ndarray:
+def gaps(name: str, **quantizers: str) -> np.ndarray:
     """f(x) − f* over the start's, after every twenty server steps; infinite from where the run broke off."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = simulate(
             TASK,
-            wire(preset, **STEPS, **quantizers),
+            method(name, **STEPS, **quantizers),
             Timing(HalfNormal(seed=0)),
             limits=Limits(uploads=UPLOADS),
             evaluation=Evaluation(every=20),

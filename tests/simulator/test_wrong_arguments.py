@@ -1,4 +1,4 @@
-"""A wrong argument of `simulate`, `wire` or `sweep` is a sentence that says what was expected."""
+"""A wrong argument of `simulate`, `method` or `sweep` is a sentence that says what was expected."""
 
 import math
 import re
@@ -6,10 +6,23 @@ import re
 import numpy as np
 import pytest
 
-from qafel import Evaluation, HalfNormal, Limits, LocalTraining, Quadratic, Timing, simulate, sweep, wire
+from qafel import (
+    ClientRule,
+    ConstantRate,
+    Evaluation,
+    HalfNormal,
+    Limits,
+    LocalTraining,
+    Needs,
+    Quadratic,
+    Timing,
+    method,
+    simulate,
+    sweep,
+)
 from qafel.errors import ConfigError
 
-TASK, METHOD, TIMING = Quadratic(6, 5), wire("qafel"), Timing(HalfNormal(0))
+TASK, METHOD, TIMING = Quadratic(6, 5), method("qafel"), Timing(HalfNormal(0))
 
 
 def attempt(task=TASK, algorithm=METHOD, timing=TIMING, **options):
@@ -22,7 +35,7 @@ def attempt(task=TASK, algorithm=METHOD, timing=TIMING, **options):
         ({"task": None}, "task is an object such as Mushrooms(), a TorchTask or your own; got None"),
         ({"task": Quadratic}, "task is an object such as Mushrooms()"),
         ({"task": object()}, "which has no name"),
-        ({"algorithm": "qafel"}, "expected algorithm=wire(\"qafel\"), or the like; got 'qafel'"),
+        ({"algorithm": "qafel"}, "expected algorithm=method(\"qafel\"), or the like; got 'qafel'"),
         ({"timing": HalfNormal(0)}, "expected timing=Timing(HalfNormal(seed=0)), or the like; got HalfNormal("),
         ({"limits": 100}, "expected limits=Limits(uploads=1000), or the like; got 100"),
         ({"evaluation": 10}, "expected evaluation=Evaluation(every=10), or the like; got 10"),
@@ -41,23 +54,48 @@ def test_simulate(arguments, sentence):
         attempt(**arguments)
 
 
+class Corrected(ClientRule):
+    needs = Needs(correction=True)
+
+    def vector(self, start, trained, memory):
+        return start.vector - trained.model
+
+
+class NoCorrection(Quadratic):
+    takes_correction = False
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "timing", "sentence"),
+    [
+        (method("fedavg"), TIMING, "fedavg needs clients that start in rounds, which this run of quadratic"),
+        (method("mcm"), Timing(HalfNormal(0), ConstantRate(0, 6, rate=3.0)), "mcm needs clients that start in rounds"),
+        (method("ringleader"), Timing(HalfNormal(0), ConstantRate(0, 6, rate=3.0)), "ringleader needs clients that"),
+        (method("qafel", client_rule=Corrected()), TIMING, "qafel needs a task whose training takes a correction"),
+    ],
+)
+def test_a_method_in_a_run_that_lacks_what_it_needs(algorithm, timing, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        attempt(NoCorrection(6, 5), algorithm, timing)
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"buffer_size": "3"}, "buffer_size is a whole number; got '3'"),
-        ({"buffer_size": 2.5}, "buffer_size is a whole number; got 2.5"),
-        ({"client_lr": "a"}, "lr is a number; got 'a'"),
-        ({"server_lr": None}, "server_lr is a number; got None"),
-        ({"staleness_exponent": "x"}, "exponent is a number; got 'x'"),
+        ({"buffer_size": "3"}, "buffer_size: input should be a valid integer, found '3'"),
+        ({"buffer_size": 2.5}, "buffer_size: input should be a valid integer"),
+        ({"client_lr": "a"}, "client_lr: input should be a valid number, found 'a'"),
+        ({"server_lr": None}, "server_lr: input should be a valid number, found None"),
+        ({"staleness_exponent": "x"}, "staleness_exponent: input should be a valid number, found 'x'"),
         ({"local": {"lr": 1}}, "local is a LocalTraining(lr, steps); got {'lr': 1}"),
         ({"local": LocalTraining(1.0, 2), "client_lr": 3.0}, "client_lr goes into local=LocalTraining("),
         ({"staleness": lambda tau: 1.0, "staleness_exponent": 1.0}, "in place of staleness_exponent"),
         ({"client_quantizer": "nowhere_at_all:Half"}, "nowhere_at_all:Half: there is no module 'nowhere_at_all'"),
     ],
 )
-def test_wire(settings, sentence):
+def test_method(settings, sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
-        wire("qafel", **settings)
+        method("qafel", **settings)
 
 
 @pytest.mark.parametrize("executor", ["inline", "processes", "ray"])
@@ -71,7 +109,7 @@ def test_more_workers_than_the_machine_can_use_are_refused_before_any_starts(exe
 
 def test_a_whole_number_may_be_written_as_a_float():
     assert repr(Limits(server_steps=1e3)) == repr(Limits(server_steps=1000))
-    assert repr(wire("qafel", buffer_size=np.float32(10)).buffer_size) == "10"
+    assert repr(method("qafel", buffer_size=np.float32(10)).buffer_size) == "10"
     assert repr(attempt(seed=3.0).summary["seed"]) == "3"
     for wrong in (1.5, math.inf, math.nan):
         with pytest.raises(ConfigError, match="uploads is a whole number"):
@@ -79,8 +117,8 @@ def test_a_whole_number_may_be_written_as_a_float():
 
 
 def test_values():
-    with pytest.raises(ConfigError, match="unknown algorithm None"):
-        wire(None)
+    with pytest.raises(ConfigError, match="unknown method None"):
+        method(None)
     with pytest.raises(ConfigError, match="durations are an object with draw"):
         Timing(1.0)
     with pytest.raises(ConfigError, match="a limit is above zero"):
@@ -111,20 +149,20 @@ def test_sweep(arguments, sentence, tmp_path):
         sweep(**{"recipes": "mushrooms-qafel-4bit", "out": tmp_path, **arguments})
 
 
-def test_wire_takes_own_parts_by_import_path_as_a_recipe_does(tmp_path, monkeypatch):
+def test_method_takes_custom_parts_by_import_path_as_a_recipe_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "wired_by_path.py").write_text(
+    (tmp_path / "made_by_path.py").write_text(
         "class Half:\n"
         "    def encode(self, vector, stream):\n        return vector.astype('<f2').tobytes()\n"
         "    def decode(self, payload, size):\n        import numpy\n"
         "        return numpy.frombuffer(payload, '<f2').astype('f4')\n"
         "def law(staleness, power=1):\n    return (1 + staleness) ** -power\n"
     )
-    found = wire(
+    found = method(
         "qafel",
-        client_quantizer="wired_by_path:Half",
+        client_quantizer="made_by_path:Half",
         server_quantizer="qsgd:4",
-        staleness={"name": "wired_by_path:law", "arguments": {"power": 2}},
+        staleness={"name": "made_by_path:law", "power": 2},
     )
-    assert (found.client_quantizer.spec, found.server_quantizer.spec) == ("wired_by_path:Half", "qsgd:4")
+    assert (found.client_quantizer.spec, found.server_quantizer.spec) == ("made_by_path:Half", "qsgd:4")
     assert found.staleness(1) == 0.25

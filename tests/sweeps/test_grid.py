@@ -89,7 +89,7 @@ def test_files_of_one_name_are_called_as_their_files(tmp_path):
         (["algorithm.client_lr=1,-2"], "client_lr: input should be greater than 0, found -2"),
         (["algorithm.client_quantizer=qsgd:4,qsgdd:4"], "did you mean 'qsgd'"),
         (["algorithm.client_lr=1,2", "stop.upload=3"], "unknown key 'stop.upload'"),
-        (["algorithm.preset=qafel,fedavg"], r"by definition.*\(at algorithm.preset=fedavg\)"),
+        (["algorithm.method=qafel,fedavg"], r"by definition.*\(at algorithm.method=fedavg\)"),
         (["seed=1,2"], "say `seeds`"),
         (["algorithm.client_lr"], "a setting is section.key=value or"),
         (["algorithm.client_lr=1,,2"], "a setting is section.key=value or"),

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from qafel import Evaluation, Limits, Timing, simulate, wire
+from qafel import Evaluation, Limits, Timing, method, simulate
 from qafel.theory import Constants, Setting
 
 PROBLEM = Constants(smoothness=2.0, gradient_noise=3.0, heterogeneity=5.0, initial_gap=7.0)
@@ -23,7 +23,7 @@ settings_of_runs = st.builds(
 
 def run(setting, step_sizes, client="none", server="none", *, task, **timing):
     """A run's mean ‖∇f(xᵗ)‖² over t = 0 … T − 1, and its summary."""
-    algorithm = wire(
+    algorithm = method(
         "qafel",
         client_quantizer=client,
         server_quantizer=server,

@@ -13,6 +13,7 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.quantizers import parse
 from qafel.rng import Stream
+from qafel.tasks.protocol import train_from
 from qafel.theory import Setting, bound, largest_client_lr, largest_server_lr, require_admissible
 from qafel.theory.theorem import variance_of_mean
 from tests.theory.problems import PROBLEM, problems, run, settings_of_runs
@@ -123,9 +124,10 @@ def test_the_mean_of_drawn_and_quantized_updates_has_no_larger_square_than_the_p
         for upload, client in enumerate(generator.integers(0, task.clients, size)):
             stream = Stream.named(repeat, "noise", upload)
             for done in range(steps):
-                at = hidden if not done else task.train(client, hidden, LocalTraining(lr=rate, steps=done), stream)
+                local = LocalTraining(lr=rate, steps=max(done, 1))
+                at = train_from(task, client, hidden, local, stream) if done else hidden
                 total += float(np.sum((task._eigenvalues * at.astype(np.float64)) ** 2)) / (size * repeats)
-            update = hidden - task.train(client, hidden, LocalTraining(lr=rate, steps=steps), stream)
+            update = hidden - train_from(task, client, hidden, LocalTraining(lr=rate, steps=steps), stream)
             mean += quantizer.decode(quantizer.encode(update, Stream.named(repeat, "quantizer", upload)), 40) / size
         squares.append(mean @ mean)
     allowed = variance_of_mean(task.constants, setting) + (1 + (1 + 2 * setting.client_omega) / size) * total

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from qafel import Kept
+
 
 class HalfLife:
     """A staleness law: an update counts half as much for every `steps` that the model has moved on."""
@@ -13,13 +15,13 @@ class HalfLife:
         return 0.5 ** (staleness / self.steps)
 
 
-class TrimmedMean:
-    """An aggregation: of each coordinate, the mean without the `trim` largest and smallest values."""
+class TrimmedMean(Kept):
+    """An accumulator: of each coordinate, the mean without the `trim` largest and smallest values."""
 
     def __init__(self, trim=2):
         self.trim = trim
 
-    def aggregate(self, updates, weights):
+    def combine(self, uploads, updates, weights):
         kept = np.argsort(updates, axis=0)[self.trim : len(updates) - self.trim]
         values = np.take_along_axis(updates, kept, axis=0)
         return (values * weights[kept]).mean(axis=0)

@@ -2,46 +2,81 @@
 
 In the order in which data flows:
 
-    hidden_state   x̂ ← x̂ + q: the one function that server and clients apply; what a client missed   (Algorithm 3)
+    algorithm      all that server and clients agree on, as one value: a method is a composition of parts
+    parts          what the parts are, and what they need
+    state          how their state is saved, and checked when it is restored
+    hidden_state   x̂ and the downlinks that move it                                  (Algorithm 3)
+    catch_up       what a client downloads before it starts
     client         copy x̂, train, encode the upload                                 (Algorithm 2)
+    client_rules   what a client sends
     messages       the frame around everything that crosses
-    server         receive(upload) → its staleness, and a broadcast if it filled the buffer   (Algorithm 1)
-      aggregation    which uploads were counted before; how much a late one weighs; the sum of up to K; x ← x − η_g v
-      own            a user's staleness law, aggregation and step
-      state          the one check of arrays that come back from a checkpoint
-    wiring         all that server and clients must agree on, as one value
-    methods        QAFeL and its relatives, as wiring of the above
+    server         receive(upload), step(batch) → broadcast                          (Algorithm 1)
+    admission      none twice; how much a late upload weighs
+    accumulators   from uploads to Δ̄
+    server_rules   from x and Δ̄ to the next x
+    methods        QAFeL and its relatives: one method, one file
 """
 
-from qafel.algorithm.aggregation import PolynomialStaleness
-from qafel.algorithm.client import Client, local_update, make_upload
-from qafel.algorithm.hidden_state import BroadcastLog, HiddenState
+from qafel.algorithm.accumulators import Kept
+from qafel.algorithm.admission import PolynomialStaleness, StalenessLaw
+from qafel.algorithm.algorithm import Algorithm, LocalTraining
+from qafel.algorithm.catch_up import CatchUp, Held, Means, Offer, Plan
+from qafel.algorithm.client import Client, Made
+from qafel.algorithm.hidden_state import Downlink, HiddenState
 from qafel.algorithm.messages import Kind, Message
-from qafel.algorithm.methods import PRESETS, wire
-from qafel.algorithm.own import Aggregator, StalenessLaw, Step
-from qafel.algorithm.server import Accepted, Checkpoint, Server, require_checkpoints, restore_server, save_server
-from qafel.algorithm.wiring import Algorithm, LocalTraining
+from qafel.algorithm.methods import METHODS, AlgorithmSettings, method
+from qafel.algorithm.parts import (
+    Accumulator,
+    Batch,
+    ClientRule,
+    Direction,
+    Needs,
+    Next,
+    Part,
+    ServerRule,
+    Trained,
+    Upload,
+    require_provided,
+)
+from qafel.algorithm.server import Accepted, Server, restore_server, save_server
+from qafel.algorithm.state import Checkpoint, Rows, State
 
 __all__ = [
-    "PRESETS",
+    "METHODS",
     "Accepted",
-    "Aggregator",
+    "Accumulator",
     "Algorithm",
-    "BroadcastLog",
+    "AlgorithmSettings",
+    "Batch",
+    "CatchUp",
     "Checkpoint",
     "Client",
+    "ClientRule",
+    "Direction",
+    "Downlink",
+    "Held",
     "HiddenState",
+    "Kept",
     "Kind",
     "LocalTraining",
+    "Made",
+    "Means",
     "Message",
+    "Needs",
+    "Next",
+    "Offer",
+    "Part",
+    "Plan",
     "PolynomialStaleness",
+    "Rows",
     "Server",
+    "ServerRule",
     "StalenessLaw",
-    "Step",
-    "local_update",
-    "make_upload",
-    "require_checkpoints",
+    "State",
+    "Trained",
+    "Upload",
+    "method",
+    "require_provided",
     "restore_server",
     "save_server",
-    "wire",
 ]

@@ -1,94 +1,34 @@
-"""The client: copy the hidden state, train, upload. Algorithms 2 and 3."""
+"""A client: local training from a copied hidden state (Algorithm 2), and the background (Algorithm 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
-import numpy as np
-
-from qafel.algorithm.hidden_state import HiddenState, model_for_start
+from qafel.algorithm.algorithm import Algorithm, LocalTraining
+from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message, expectations
-from qafel.algorithm.wiring import Algorithm
+from qafel.algorithm.parts import Trained
+from qafel.algorithm.state import State
 from qafel.params import Vector, require_vector
+from qafel.parts import blaming, raise_blamed
 from qafel.rng import Stream
+from qafel.text import path_of
 
-Train: TypeAlias = Callable[[Vector, Stream], Vector]
-"""From y₀ (not to be changed) and a random stream to y_P."""
-
-
-def local_update(
-    start: HiddenState,
-    train: Train,
-    algorithm: Algorithm,
-    seed: int,
-    *,
-    client: int,
-    sequence: int,
-    weight: float = 1.0,
-    memory: Vector | None = None,
-) -> bytes:
-    """Copy, train and encode: one whole local update, as the message that crosses. Algorithm 2.
-
-    start      the hidden state that the client copied; with `direct_draw = "start"`, the server's model itself
-    algorithm  what server and clients agree on
-    train      local training, from y₀ and a random stream to y_P
-    seed       the run's seed: with `client` and `sequence` it names the random streams
-    client     the client's number
-    sequence   how many updates this client made before
-    weight     how much this client's updates count
-    memory     what its upload is relative to, hᵢ of MCM; None: zero
-    """
-    if algorithm.direct_draw == "start":
-        message = Message.from_bytes(model_for_start(start, algorithm, seed, client, sequence))
-        received = algorithm.server_quantizer.decode(message.payload, message.dimension)
-        start = HiddenState.of(received, message.version)
-    trained = train(start.vector, Stream.named(seed, "train", client, sequence))
-    trained = require_vector(trained, start.vector.size, f"the training of client {client}")
-    stream = Stream.named(seed, "client-quantizer", client, sequence)
-    return make_upload(
-        start, trained, algorithm, stream, client=client, sequence=sequence, weight=weight, memory=memory
-    )
+Train: TypeAlias = Callable[[HiddenState, LocalTraining, Stream], Vector | Trained]
+"""From the hidden state (not to be changed), local training and a random stream to the trained model."""
 
 
-def make_upload(
-    start: HiddenState,
-    trained: Vector,
-    algorithm: Algorithm,
-    stream: Stream,
-    *,
-    client: int,
-    sequence: int,
-    weight: float = 1.0,
-    memory: Vector | None = None,
-) -> bytes:
-    """Encode what a client learnt. Q_c(y₀ − y_P), with the version it started from. Algorithm 2, line 6.
+class Made(NamedTuple):
+    """An upload, and the client's memory once the server has accepted it."""
 
-    With a memory, Q_c(y₀ − y_P − hᵢ). `trained` is y_P, and `stream` the quantizer's randomness; the others are as in
-    `local_update`.
-    """
-    vector = start.vector - trained if algorithm.upload == "update" else trained
-    if memory is not None:
-        vector = vector - memory
-    quantizer = algorithm.client_quantizer
-    payload = quantizer.encode(vector, stream)
-    codec, _ = expectations(quantizer, vector.size)
-    return Message(Kind.UPLOAD, codec, vector.size, start.version, payload, client, sequence, weight).to_bytes()
-
-
-def remembered(memory: Vector | None, upload: Message, algorithm: Algorithm) -> Vector:
-    """A client's memory once the server has taken its upload. hᵢ ← hᵢ + α Q_c(y₀ − y_P − hᵢ), from zero. MCM.
-
-    What the server did not take must not move it: the server's mean of all memories would no longer be their mean.
-    """
-    following = np.zeros(upload.dimension, np.float32) if memory is None else memory.copy()
-    algorithm.client_quantizer.add_decoded_(following, upload.payload, algorithm.uplink_rate(upload.dimension))
-    return following
+    upload: bytes
+    memory: State
 
 
 @final
 class Client:
-    """One client's state: its number, its hidden state, how many uploads it has made, and its memory if it has one."""
+    """One client's state: its number, its hidden state, how many uploads it has made, and its memory."""
 
     __slots__ = ("algorithm", "hidden_state", "memory", "number", "seed", "sequence", "weight")
 
@@ -101,19 +41,21 @@ class Client:
         *,
         weight: float = 1.0,
         sequence: int = 0,
+        memory: State | None = None,
     ) -> None:
+        """`memory`: what the client rule keeps; None: that of a client that never uploaded."""
         self.number = number
         self.hidden_state = hidden_state
         self.algorithm = algorithm
         self.seed = seed
         self.weight = weight
         self.sequence = sequence
-        self.memory: Vector | None = None
+        self.memory = algorithm.client_rule.new_memory(hidden_state.vector.size) if memory is None else memory
 
     def receive(self, data: bytes) -> bool:
         """Advance the hidden state by a broadcast or snapshot; False if it was known already. Algorithm 3.
 
-        Broadcasts that are missing in between raise `MissedBroadcast`: ask the server to `catch_up`.
+        Broadcasts that are missing in between raise `MissedBroadcast`.
         """
         message = Message.from_bytes(data)
         if message.kind is Kind.SNAPSHOT:
@@ -122,7 +64,8 @@ class Client:
             self.hidden_state = state if newer else held
             return newer
         if message.version < self.hidden_state.version:
-            message.check(self.algorithm.broadcast_kind, self.hidden_state.vector.size, self.algorithm.server_quantizer)
+            algorithm = self.algorithm
+            message.check(algorithm.downlink.kind, self.hidden_state.vector.size, algorithm.server_quantizer)
             return False
         self.hidden_state = self.hidden_state.advanced(message, self.algorithm)
         return True
@@ -134,25 +77,44 @@ class Client:
     def _from_snapshot(self, message: Message) -> HiddenState:
         return HiddenState.from_snapshot(message, self.hidden_state.vector.size, self.algorithm)
 
-    def update(self, train: Train) -> bytes:
-        """Make this client's next update.
-
-        Broadcasts may be received while `train` runs; the update belongs to the version that was copied.
-        """
-        sequence = self.sequence
+    def begin(self) -> Client:
+        """A copy of this client for its next update: it trains from the x̂ of now while this one moves on."""
+        copied = Client(
+            self.number, self.hidden_state, self.algorithm, self.seed,
+            weight=self.weight, sequence=self.sequence, memory=self.memory,
+        )  # fmt: skip
         self.sequence += 1
-        return local_update(
-            self.hidden_state,
-            train,
-            self.algorithm,
-            self.seed,
-            client=self.number,
-            sequence=sequence,
-            weight=self.weight,
-            memory=self.memory,
-        )
+        return copied
 
-    def taken(self, upload: bytes) -> None:
-        """Note that the server took the last upload: the memory, where the algorithm has one, moves with it."""
-        if self.algorithm.uplink_memory_rate:
-            self.memory = remembered(self.memory, Message.from_bytes(upload), self.algorithm)
+    def update(self, train: Train, local: LocalTraining | None = None) -> Made:
+        """Copy x̂, train, encode. Algorithm 2, lines 2 to 6. The upload is Q_c(y₀ − y_P) with the version of y₀.
+
+        local  the algorithm's by default
+        """
+        algorithm, rule, sequence = self.algorithm, self.algorithm.client_rule, self.sequence
+        self.sequence += 1
+        start = algorithm.catch_up.start(self.hidden_state, algorithm, self.seed, self.number, sequence)
+        size, quantizer = start.vector.size, algorithm.client_quantizer
+        with_rule = rule.local(local or algorithm.local, start, self.memory)
+        found = train(start, with_rule, Stream.named(self.seed, "train", self.number, sequence))
+        trained = as_trained(found, size, lambda: f"the training of client {self.number}")
+        try:
+            vector = rule.vector(start, trained, self.memory)
+        except Exception as error:
+            raise_blamed(error, rule, "vector")
+        vector = require_vector(vector, size, lambda: f"{path_of(rule)}.vector")
+        payload = quantizer.encode(vector, Stream.named(self.seed, "client-quantizer", self.number, sequence))
+        codec, _ = expectations(quantizer, size)
+        message = Message(Kind.UPLOAD, codec, size, start.version, payload, self.number, sequence, self.weight)
+        memory = self.memory
+        if rule.needs.client_memory:
+            with blaming(rule, "following"):
+                memory = rule.following(start, trained, memory, quantizer.decode(payload, size))
+        return Made(message.to_bytes(), memory)
+
+
+def as_trained(found: object, size: int, what: str | Callable[[], str]) -> Trained:
+    """What local training returned, a vector or `Trained`; `PartFailed` names it by `what` if it is neither."""
+    if isinstance(found, Trained):
+        return found._replace(model=require_vector(found.model, size, what))
+    return Trained(require_vector(found, size, what))

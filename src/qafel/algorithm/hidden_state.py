@@ -1,30 +1,35 @@
-"""The shared hidden state x̂, and the one function that moves it.
+"""The shared hidden state x̂, and the downlinks that move it.
 
-The invariant of the whole system: server and clients hold bit-identical x̂ at equal version. It holds because both
-sides advance theirs with `advance`, from the same bytes, in version order; and it is checked, because every
-broadcast carries the digest of the x̂ that must result.
+The invariant of the whole system: server and clients hold bit-identical x̂ at equal version. It holds because both ends
+move theirs with the same `Downlink.advance`, from the same bytes, in version order. Every broadcast carries the digest
+of the x̂ that must result.
+
+HiddenStateDifference   x̂ ← x̂ + Q_s(x − x̂): QAFeL
+DirectModel             x̂ ← Q_s(x): direct quantization, no hidden state
 """
 
 from __future__ import annotations
 
-from collections import deque
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import xxhash
 
-from qafel.algorithm.messages import Kind, Message, expectations
-from qafel.algorithm.wiring import Algorithm
-from qafel.errors import ClientAhead, ConfigError, Drifted, MissedBroadcast
+from qafel.algorithm.messages import Kind, Message
+from qafel.algorithm.parts import Part
+from qafel.errors import Drifted, MissedBroadcast
 from qafel.params import Vector, check_arithmetic
 from qafel.quantizers import Identity
-from qafel.quantizers.protocol import Payload
+from qafel.quantizers.protocol import Payload, Quantizer
 from qafel.rng import Stream
 
-_SNAPSHOT_CODEC = Identity()
+if TYPE_CHECKING:
+    from qafel.algorithm.algorithm import Algorithm
+
+SNAPSHOT_CODEC = Identity()
 _NO_RANDOMNESS = Stream((0, 0))
 
 
@@ -36,11 +41,11 @@ class HiddenState:
     vector: Vector
     """x̂: what clients start from."""
     memory: Vector
-    """What the next difference is relative to: x̂ itself, but for a memory rate below one (MCM)."""
+    """What the next difference is relative to: x̂ itself, unless the downlink has a memory of its own (MCM)."""
     version: int
     digest: int
     exact: bool = True
-    """False of Q_snap(x̂), which is only a start to train from: no broadcast moves it."""
+    """False of a quantized copy, which is only a start to train from: no broadcast moves it."""
 
     @staticmethod
     def of(vector: Vector, version: int = 0, memory: Vector | None = None, *, exact: bool = True) -> HiddenState:
@@ -62,14 +67,14 @@ class HiddenState:
 
         A difference needs the version it is based on; a whole model replaces any older one.
         """
-        message.check(algorithm.broadcast_kind, self.vector.size, algorithm.server_quantizer)
+        message.check(algorithm.downlink.kind, self.vector.size, algorithm.server_quantizer)
         if not self.exact:
             raise MissedBroadcast(f"this copy of hidden state {self.version} is an inexact one: fetch a snapshot")
         if message.kind is Kind.BROADCAST and message.version != self.version:
             raise MissedBroadcast(
                 f"this hidden state is at version {self.version}, the broadcast starts from {message.version}: catch up"
             )
-        following = advance(self, message.version, message.payload, algorithm)
+        following = algorithm.downlink.advance(self, message.version, message.payload, algorithm.server_quantizer)
         if following.digest != message.digest:
             raise Drifted(
                 f"version {following.version} should have digest {message.digest:016x}, got {following.digest:016x}: "
@@ -80,9 +85,9 @@ class HiddenState:
     def to_snapshot(self) -> bytes:
         """The whole hidden state as one message; if its memory is another vector, that follows it."""
         whole = self.vector if self.memory is self.vector else np.concatenate([self.vector, self.memory])
-        payload = _SNAPSHOT_CODEC.encode(whole, _NO_RANDOMNESS)
+        payload = SNAPSHOT_CODEC.encode(whole, _NO_RANDOMNESS)
         return Message(
-            Kind.SNAPSHOT, _SNAPSHOT_CODEC.codec, whole.size, self.version, payload, digest=self.digest
+            Kind.SNAPSHOT, SNAPSHOT_CODEC.codec, whole.size, self.version, payload, digest=self.digest
         ).to_bytes()
 
     @property
@@ -92,16 +97,17 @@ class HiddenState:
 
     @staticmethod
     def from_snapshot(message: Message, dimension: int, algorithm: Algorithm) -> HiddenState:
-        """The inverse of `to_snapshot`, for a model of that dimension; of `inexact_snapshot` what it decodes to."""
-        quantizer = algorithm.snapshot_quantizer
-        if quantizer is not None and message.codec != _SNAPSHOT_CODEC.codec:
+        """The inverse of `to_snapshot`, for a model of that dimension; of a quantized copy what it decodes to."""
+        quantizer = algorithm.catch_up.quantizer
+        if quantizer is not None and message.codec != SNAPSHOT_CODEC.codec:
             message.check(Kind.SNAPSHOT, dimension, quantizer)
             decoded = quantizer.decode(message.payload, dimension)
             return HiddenState.of(decoded, message.version, exact=False).matching(message)
-        with_memory = algorithm.downlink_rate(dimension) != 1 and message.dimension == 2 * dimension
+        apart = algorithm.downlink.rate(algorithm.server_quantizer, dimension) != 1
+        with_memory = apart and message.dimension == 2 * dimension
         size = 2 * dimension if with_memory else dimension
-        message.check(Kind.SNAPSHOT, size, _SNAPSHOT_CODEC)
-        whole = _SNAPSHOT_CODEC.decode(message.payload, size)
+        message.check(Kind.SNAPSHOT, size, SNAPSHOT_CODEC)
+        whole = SNAPSHOT_CODEC.decode(message.payload, size)
         memory = whole[dimension:] if with_memory else None
         return HiddenState.of(whole[:dimension], message.version, memory).matching(message)
 
@@ -112,42 +118,6 @@ class HiddenState:
         return self
 
 
-def advance(state: HiddenState, version: int, payload: Payload, algorithm: Algorithm) -> HiddenState:
-    """The next hidden state: the one function that server and clients apply.
-
-    x̂ᵗ⁺¹ = x̂ᵗ + q. Algorithm 1, line 13; Algorithm 3, line 4. Direct quantization: x̂ᵗ⁺¹ = 0 + Q_s(x). MCM, with memory h
-    and rate α: x̂ᵗ⁺¹ = hᵗ + q, hᵗ⁺¹ = hᵗ + αq.
-    """
-    base = state.memory if algorithm.broadcast_kind is Kind.BROADCAST else np.zeros_like(state.memory)
-    vector = base.copy()
-    algorithm.server_quantizer.add_decoded_(vector, payload)
-    memory, rate = None, algorithm.downlink_rate(base.size)
-    if rate != 1:
-        memory = base.copy()
-        algorithm.server_quantizer.add_decoded_(memory, payload, rate)
-    return HiddenState.of(vector, version + 1, memory)
-
-
-def model_for_start(exact: HiddenState, algorithm: Algorithm, seed: int, client: int, sequence: int) -> bytes:
-    """What one client downloads when it starts: Q_s(x), drawn for this start alone. `exact` holds x itself."""
-    quantizer, model = algorithm.server_quantizer, exact.vector
-    payload = quantizer.encode(model, Stream.named(seed, "start-quantizer", client, sequence))
-    return Message(Kind.MODEL, quantizer.codec, model.size, exact.version, payload).to_bytes()
-
-
-def inexact_snapshot(exact: HiddenState, algorithm: Algorithm, seed: int) -> bytes:
-    """Q_snap(x̂) as a message, one for a version: its random stream is named by the run's seed and the version.
-
-    Its digest is that of the vector it decodes to.
-    """
-    quantizer, vector = algorithm.snapshot_quantizer, exact.vector
-    assert quantizer is not None
-    payload = quantizer.encode(vector, Stream.named(seed, "snapshot-quantizer", number=exact.version))
-    codec, _ = expectations(quantizer, vector.size)
-    digest = HiddenState.of(quantizer.decode(payload, vector.size)).digest
-    return Message(Kind.SNAPSHOT, codec, vector.size, exact.version, payload, digest=digest).to_bytes()
-
-
 @lru_cache(maxsize=64)
 def _snapshot_bytes(dimension: int, is_own_memory: bool) -> int:
     """The bytes of a snapshot, counted on one: all of this dimension are as long."""
@@ -155,51 +125,48 @@ def _snapshot_bytes(dimension: int, is_own_memory: bool) -> int:
     return len(HiddenState.of(vector, memory=None if is_own_memory else vector.copy()).to_snapshot())
 
 
+class Downlink(Part):
+    """What the server broadcasts, and how x̂ moves. Algorithm 1, lines 12 and 13; Algorithm 3, line 4."""
+
+    kind: Kind = Kind.BROADCAST
+    """Of its broadcasts: a difference, or a whole model."""
+
+    def rate(self, quantizer: Quantizer, size: int) -> float:
+        """How much of a difference the reference of the next one takes up; 1: it is x̂ itself."""
+        return 1.0
+
+    @abstractmethod
+    def target(self, model: Vector, held: HiddenState) -> Vector:
+        """What Q_s encodes; `model` is x."""
+
+    @abstractmethod
+    def advance(self, held: HiddenState, version: int, payload: Payload, quantizer: Quantizer) -> HiddenState:
+        """The hidden state of version + 1: the one function that server and clients apply."""
+
+
 @final
-class BroadcastLog:
-    """What a client missed: the last broadcasts, at most `capacity`, and the digest of the hidden state before each.
+class HiddenStateDifference(Downlink):
+    """q = Q_s(x − x̂), x̂ ← x̂ + q."""
 
-    The paper is silent on clients that miss broadcasts or join late; without this they could never train again.
-    """
+    def target(self, model: Vector, held: HiddenState) -> Vector:
+        return model - held.vector
 
-    __slots__ = ("_entries",)
+    def advance(self, held: HiddenState, version: int, payload: Payload, quantizer: Quantizer) -> HiddenState:
+        vector = held.vector.copy()
+        quantizer.add_decoded_(vector, payload)
+        return HiddenState.of(vector, version + 1)
 
-    def __init__(self, capacity: int) -> None:
-        if capacity < 0:
-            raise ConfigError(f"the broadcast log's capacity is zero or more, got {capacity}")
-        self._entries: deque[tuple[int, bytes]] = deque(maxlen=capacity)
 
-    def append(self, digest_before: int, broadcast: bytes) -> None:
-        self._entries.append((digest_before, broadcast))
+@final
+class DirectModel(Downlink):
+    """x̂ = Q_s(x): the server sends its whole quantized model ("Naive" in the paper)."""
 
-    def missed(
-        self, current: HiddenState, version: int, digest: int | None, kind: Kind, most_bytes: int
-    ) -> list[bytes] | None:
-        """Messages that bring a client from its version (and, if it says, its digest) to the current hidden state.
+    kind = Kind.MODEL
 
-        None: they are not kept, or longer than `most_bytes`, and a snapshot is better.
-        """
-        if version > current.version:
-            raise ClientAhead(
-                f"the client holds hidden state {version}, the server {current.version}: "
-                "one of them belongs to another run or lost its state; start again from a snapshot"
-            )
-        behind = current.version - version
-        held = digest if behind > len(self._entries) else self._digest(current, behind)
-        if digest is not None and digest != held:
-            raise Drifted(
-                f"hidden state {version} has digest {held:016x} here, {digest:016x} at the client: "
-                "it has drifted, start again from a snapshot"
-            )
-        if behind == 0:
-            return []
-        if behind <= len(self._entries):
-            # A whole model replaces whatever the client holds: only the last one matters.
-            wanted = 1 if kind is Kind.MODEL else behind
-            messages = [data for _, data in islice(self._entries, len(self._entries) - wanted, None)]
-            if sum(map(len, messages)) <= most_bytes:
-                return messages
-        return None
+    def target(self, model: Vector, held: HiddenState) -> Vector:
+        return model
 
-    def _digest(self, current: HiddenState, behind: int) -> int:
-        return current.digest if behind == 0 else self._entries[-behind][0]
+    def advance(self, held: HiddenState, version: int, payload: Payload, quantizer: Quantizer) -> HiddenState:
+        vector = np.zeros_like(held.vector)
+        quantizer.add_decoded_(vector, payload)
+        return HiddenState.of(vector, version + 1)

@@ -41,7 +41,7 @@ from qafel.errors import (
     WrongDimension,
     WrongKind,
 )
-from qafel.quantizers.protocol import CODEC_BYTES, OWN, Payload, Quantizer, retired
+from qafel.quantizers.protocol import CODEC_BYTES, OWN, Payload, Quantizer
 
 MAGIC = b"QF"
 FORMAT = 1
@@ -127,9 +127,8 @@ class Message(NamedTuple):
             raise WrongDimension(f"the receiver's model has {dimension} parameters, the message {self.dimension}")
         codec, most = expectations(quantizer, dimension)
         if self.codec != codec:
-            other = "another own quantizer" if self.codec[0] == OWN else "another quantizer"
-            unread = f"the receiver reads {quantizer.spec} ({codec.hex()}), found {other} ({self.codec.hex()})"
-            raise WrongCodec(retired(self.codec) or unread)
+            other = "another custom quantizer" if self.codec[0] == OWN else "another quantizer"
+            raise WrongCodec(f"the receiver reads {quantizer.spec} ({codec.hex()}), found {other} ({self.codec.hex()})")
         if len(self.payload) > most:
             raise OversizedMessage(
                 f"{quantizer.spec} needs at most {most} bytes here, the payload has {len(self.payload)}"

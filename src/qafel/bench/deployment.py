@@ -100,7 +100,7 @@ class DeploymentCase:
             {
                 "name": RUN,
                 "task": {"name": "quadratic", "clients": self.all_clients, "dimension": self.dimension},
-                "algorithm": {"preset": "qafel", **quantizers, "buffer_size": self.buffer_size, "server_lr": 0.001},
+                "algorithm": {"method": "qafel", **quantizers, "buffer_size": self.buffer_size, "server_lr": 0.001},
                 "evaluation": {"every": 1_000_000_000},
                 "stop": {"uploads": self.updates},
             }
@@ -339,9 +339,9 @@ async def _sent(case: DeploymentCase, folder: Path, run: str, each: int, *, agre
     access = lambda number: case.access(folder, f"clients/{number}")  # noqa: E731
     found = await send_made(case.config(), run, access, case.clients, each, agreed=agreed)
     uploads = found["outcomes"].get("accepted", 0)
-    size = HEADER_BYTES + case.config().algorithm.wire(Layout.flat(case.dimension)).client_quantizer.max_payload_bytes(
-        case.dimension
-    )
+    size = HEADER_BYTES + case.config().algorithm.compose(
+        Layout.flat(case.dimension)
+    ).client_quantizer.max_payload_bytes(case.dimension)
     return {
         **found,
         "latencies_s": [],
@@ -365,7 +365,7 @@ def upload(number: int, case: DeploymentCase, folder: Path) -> Figures:
     latencies = _Latencies()
 
     report = run_client(
-        lambda start, stream: start - step,
+        lambda start, local, stream: start.vector - step,
         run=RUN,
         client=number,
         state=folder / f"client-{number}",
@@ -410,7 +410,7 @@ async def listen(case: DeploymentCase, folder: Path) -> Figures:
         if event["event"] == "version":
             times.setdefault(event["version"], []).append(time.monotonic())
 
-    make_train, settings = (lambda *_: ((lambda start, _: start), 1.0)), ClientSettings(patience_s=60)
+    make_train, settings = (lambda *_: ((lambda start, *_: start.vector), 1.0)), ClientSettings(patience_s=60)
     async with AsyncExitStack() as stack:
         clients = []
         for number in range(case.clients, case.clients + case.listeners):

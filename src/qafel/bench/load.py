@@ -19,7 +19,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from qafel.algorithm import HiddenState, Message, local_update
+from qafel.algorithm import Client, HiddenState, LocalTraining, Message
 from qafel.config import Config
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access, signed_name
@@ -50,12 +50,12 @@ def resident_bytes(pid: int | None = None) -> int:
 def sound_uploads(config: Config, number: int, count: int) -> list[bytes]:
     """Uploads of a client that a server takes: one update, encoded once, under `count` numbers."""
     dimension = int(config.task.dimension)  # type: ignore[union-attr]
-    algorithm, start = config.algorithm.wire(Layout.flat(dimension)), HiddenState.of(np.zeros(dimension, np.float32))
+    algorithm, start = config.algorithm.compose(Layout.flat(dimension)), HiddenState.of(np.zeros(dimension, np.float32))
 
-    def train(start: Vector, stream: Stream) -> Vector:
+    def train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
         return stream.generator().standard_normal(dimension, np.float32) * np.float32(0.01)
 
-    made = Message.from_bytes(local_update(start, train, algorithm, 0, client=number, sequence=0))
+    made = Message.from_bytes(Client(number, start, algorithm, 0).update(train).upload)
     return [made._replace(sequence=sequence).to_bytes() for sequence in range(count)]
 
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from qafel.config.parts import make_quantizer
-from qafel.quantizers import threads
+from qafel.quantizers import make_quantizer, threads
 from qafel.quantizers.measure import gaussian
 from qafel.quantizers.trellis import Trellis
 from qafel.rng import Stream

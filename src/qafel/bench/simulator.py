@@ -18,7 +18,7 @@ from statistics import median
 from time import process_time
 from typing import final
 
-from qafel.algorithm import Algorithm, wire
+from qafel.algorithm import Algorithm, HiddenState, method
 from qafel.lazy import is_installed
 from qafel.rng import Stream
 from qafel.runs.progress import Evaluation, Limits
@@ -117,7 +117,7 @@ def measure_case(case: SimulatorCase) -> SimulatorSpeed:
     task = case.task()
     # A run is evaluated at its start and its end all the same; that is not the simulator's time.
     task.evaluate = lambda model: {"metric": 0.0}  # type: ignore[method-assign]
-    algorithm = wire(
+    algorithm = method(
         "qafel",
         server_lr=0.1,
         client_lr=0.1,
@@ -157,8 +157,7 @@ def _simulated_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates:
 
 def _bare_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
     """The same training and nothing else: no clock, no messages, no server."""
-    start, stream = task.initial_model(Stream.named(0, "initial-model")), Stream.named(0, "train")
-    start.flags.writeable = False
+    start, stream = HiddenState.of(task.initial_model(Stream.named(0, "initial-model"))), Stream.named(0, "train")
     began = process_time()
     for number in range(updates):
         task.train(number % case.clients, start, algorithm.local, stream)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from qafel.algorithm import LocalTraining
+from qafel.algorithm import HiddenState, LocalTraining
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
@@ -258,7 +258,7 @@ def random_lstm_task(precision: Precision = "auto", clients: int = 1) -> TorchTa
 
 def _updates(task: TorchTask, size: int) -> Updates:
     local = LocalTraining(0.01, steps=1, batch_size=size)
-    start = task.initial_model(Stream.named(0, "initial model"))
+    start = HiddenState.of(task.initial_model(Stream.named(0, "initial model")))
     return _timed(lambda number: task.train(0, start, local, Stream.named(0, "train", 0, number)))
 
 

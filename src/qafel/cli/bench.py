@@ -16,10 +16,10 @@ from qafel.bench.quantizers import ROTATED, SIZES, time_quantizer
 from qafel.bench.simulator import all_cases, measure_simulator
 from qafel.cli.client import require_extra
 from qafel.cli.console import console, errors, figures_table
-from qafel.config.parts import make_quantizer
 from qafel.errors import ConfigError
 from qafel.files import write_atomically
 from qafel.lazy import require_installed
+from qafel.quantizers import make_quantizer
 from qafel.quantizers.measure import SHOWN
 from qafel.text import counted, human_bytes
 

@@ -206,7 +206,7 @@ def server(
             stack.enter_context(_not_left_behind(out / "broker", screen))
             broker = stack.enter_context(LocalBroker((out / "broker").absolute(), port=port)).url
             where = "" if broker == DEFAULT_URL else f" --broker {broker}"
-            where += "".join(f" --part {path}" for path in config.own_parts_of_clients())
+            where += "".join(f" --part {path}" for path in config.custom_parts_of_clients())
             screen.banner = f"broker at {broker}; clients: qafel client --run {name} --client-id N{where}"
         summary = run_server(
             config,

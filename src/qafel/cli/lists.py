@@ -13,13 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from qafel import config, drawing
-from qafel.algorithm import PRESETS
+from qafel.algorithm import METHODS
 from qafel.cli.console import JsonOption, console, figures_table, print_json
 from qafel.config import Config
-from qafel.config.parts import make_quantizer
 from qafel.config.tasks import TASKS
 from qafel.errors import ConfigError, UserError
-from qafel.quantizers import is_measured, measured
+from qafel.quantizers import is_measured, make_quantizer, measured
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import partition_figure
@@ -54,7 +53,7 @@ def recipes(
     loaded = [config.load_recipe(name) for name in config.recipes()]
     chosen = [recipe for recipe in loaded if _has_words(recipe, words or ())]
     if not chosen:
-        known = [*TASKS, *PRESETS, *config.recipes()]
+        known = [*TASKS, *METHODS, *config.recipes()]
         missed = next((word for word in words or () if not any(_has_words(recipe, [word]) for recipe in loaded)), "")
         raise UserError(
             f"no recipe has {' and '.join(map(repr, words or ()))} in its name or description"
@@ -70,7 +69,7 @@ def recipes(
 
 
 def _has_words(recipe: Config, words: Sequence[str]) -> bool:
-    text = f"{recipe.name} {recipe.task.name} {recipe.algorithm.preset} {recipe.description}".casefold()
+    text = f"{recipe.name} {recipe.task.name} {recipe.algorithm.method} {recipe.description}".casefold()
     return all(word.casefold() in text for word in words)
 
 

@@ -110,7 +110,7 @@ def _require_one_run(recipes: list[str], seeds: list[int], settings: list[str]) 
 
 def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = False) -> None:
     """Say before a run what theory holds against its quantizers; under --strict, refuse."""
-    warnings = quantizer_warnings(config.algorithm.wire(layout), layout.size)
+    warnings = quantizer_warnings(config.algorithm.compose(layout), layout.size)
     if warnings and strict:
         raise ConfigError(f"--strict: {warnings[0]}")
     for warning in warnings:

@@ -1,6 +1,5 @@
 """Every setting of a run, frozen and validated. In the order in which a run gets its settings:
 
-parts      how a setting names a part: one of ours, or a user's own by its import path
 tasks      [task]: what is learnt, and the check that its data is there
 start      [start]: the model that a run begins from
 sections   recipes, `extends` and `--set`; [algorithm], [timing], [evaluation], [stop]; `Config`, which holds all

@@ -17,24 +17,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
-from qafel.algorithm import PRESETS, Algorithm
-from qafel.algorithm.aggregation import ROBUST, Aggregation
-from qafel.algorithm.methods import DEFAULT_CLIENT_LR, DEFAULT_LOCAL_STEPS, DEFAULT_SERVER_LR, assemble
-from qafel.algorithm.own import OWN_KINDS, QUANTIZER
-from qafel.algorithm.wiring import Broadcast, ClientWeights, DirectDraw, FromOmega, Upload
-from qafel.config.parts import (
-    PartName,
-    Section,
-    make,
-    make_quantizer,
-    one_of,
-    own_path,
-)
+from qafel.algorithm import AlgorithmSettings
+from qafel.algorithm.methods import QUANTIZERS
 from qafel.config.start import StartConfig
 from qafel.config.tasks import OWN, SHIPPED, TASKS, MushroomsConfig, OwnTask, Seed, TaskConfig
 from qafel.errors import ConfigError
-from qafel.params import Layout, Vector
-from qafel.parts import is_path
+from qafel.params import Vector
+from qafel.parts import PartName, Section, is_path, one_of, own_path
 from qafel.quantizers import parse
 from qafel.quantizers.spec import FAMILIES
 from qafel.tasks import Task
@@ -132,90 +121,6 @@ _WIDEST = 50.0
 """The largest spread: e^(spread·N(0, 1)) stays a finite number, and far beyond any fleet."""
 
 
-class AlgorithmConfig(Section):
-    """A preset and what it leaves open."""
-
-    preset: str = "qafel"
-    client_quantizer: PartName = "none"
-    server_quantizer: PartName = "none"
-    snapshot_quantizer: PartName | None = None
-    """What a client may start from that would have to fetch the hidden state whole; none: from that itself."""
-    buffer_size: int = Field(10, ge=1)
-    server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
-    server_momentum: float = Field(0.0, ge=0, lt=1)
-    client_lr: float = Field(DEFAULT_CLIENT_LR, gt=0)
-    local_steps: int | None = Field(None, ge=1)
-    local_epochs: int | None = Field(None, ge=1)
-    batch_size: int | None = Field(None, ge=1)
-    weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float | None = Field(None, gt=0)
-    proximal: float = Field(0.0, ge=0)
-    partial_work: bool = False
-    aggregation: Annotated[PartName, one_of(get_args(Aggregation), "aggregation")] = "mean"
-    buckets: int | None = Field(None, ge=1)
-    """Of the robust aggregations, median and trimmed-mean; None: ten, or K if that is less."""
-    server_step: Annotated[PartName, one_of((), "server step")] | None = None
-    """A user's own step, which has its own learning rate and momentum, in place of those here."""
-    client_weights: ClientWeights = "equal"
-    broadcast: Broadcast = "difference"
-    direct_draw: DirectDraw = "step"
-    memory_rate: Annotated[float, Field(gt=0, le=1)] | FromOmega = 1.0
-    uplink_memory_rate: Annotated[float, Field(ge=0, le=1)] | FromOmega = 0.0
-    upload: Upload = "update"
-    staleness: Annotated[PartName, one_of((), "staleness law")] | None = None
-    """A user's own law, in place of the one that follows from exponent and cutoff."""
-    staleness_exponent: float = Field(0.0, ge=0)
-    staleness_cutoff: int = Field(0, ge=0)
-    max_staleness: int | None = Field(None, ge=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_preset(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or not isinstance(name := data.get("preset", "qafel"), str):
-            return data
-        if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}")
-        if data.get("snapshot_quantizer") == "none":  # as if it were not said
-            data = {key: value for key, value in data.items() if key != "snapshot_quantizer"}
-        resolved = PRESETS[name].resolve(name, data)
-        if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
-            resolved["local_steps"] = DEFAULT_LOCAL_STEPS
-        return resolved
-
-    @model_validator(mode="after")
-    def _steps_or_epochs(self) -> Self:
-        if self.local_steps is not None and self.local_epochs is not None:
-            raise ValueError("local training lasts local_steps or local_epochs, not both")
-        if self.buckets is not None and self.aggregation not in ROBUST:
-            raise ValueError(f"buckets belong to the aggregations {' and '.join(ROBUST)}, not to {self.aggregation}")
-        return self
-
-    def own_quantizers(self) -> dict[str, str]:
-        """The import paths of those quantizers that are the user's own, by their roles."""
-        found = {role: own_path(getattr(self, role), FAMILIES) for role in _QUANTIZERS}
-        return {role: path for role, path in found.items() if path is not None}
-
-    def wire(self, layout: Layout | None = None, *, at_client: bool = False) -> Algorithm:
-        """The pure core's algorithm; `layout` is the model's, which some quantizers need.
-
-        `at_client` leaves out own parts that only the server works with, so that a client imports none of them.
-        """
-        settings = {name: getattr(self, name) for name in type(self).model_fields if name != "preset"}
-        for role in _QUANTIZERS:
-            if settings[role] is not None:
-                settings[role] = make_quantizer(settings[role], layout)
-        for role, kind in _SERVER_PARTS.items():
-            if own_path(part := settings.pop(role)) is None:
-                settings.update({} if part is None else {role: part})
-            elif not at_client:
-                settings[role] = make(part, kind)
-        return assemble(self.preset, settings, layout)
-
-
-_QUANTIZERS = [role for role, kind in OWN_KINDS.items() if kind is QUANTIZER]
-_SERVER_PARTS = {role: kind for role, kind in OWN_KINDS.items() if kind is not QUANTIZER}
-
-
 class NetworkConfig(Section):
     """How fast messages travel: bytes per unit of virtual time, and a factor e^(spread·N(0,1)) for each client."""
 
@@ -295,7 +200,7 @@ class Config(Section):
     description: str = ""
     seed: Seed = 0
     task: TaskConfig = MushroomsConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
     timing: TimingConfig = TimingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     stop: StopConfig = StopConfig(server_steps=10_000)
@@ -303,11 +208,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        for quantizer in (getattr(self.algorithm, role) for role in _QUANTIZERS):
+        for quantizer in (getattr(self.algorithm, role) for role in QUANTIZERS):
             if quantizer is not None and own_path(quantizer, FAMILIES) is None:
                 parse(str(quantizer))
-        if PRESETS[self.algorithm.preset].synchronous and self.timing.arrivals != "rounds":
-            raise ValueError(f'{self.algorithm.preset} is synchronous: it needs timing.arrivals = "rounds"')
+        if self.algorithm.rounds and self.timing.arrivals != "rounds":
+            raise ValueError(f'{self.algorithm.method} goes in rounds: it needs timing.arrivals = "rounds"')
         if self.stop.at_target and self.evaluation.target is None:
             raise ValueError("stop.at_target needs evaluation.target")
         return self
@@ -331,10 +236,10 @@ class Config(Section):
         table = read_table(text, source, overrides)
         return Config.from_dict(table if seed is None else {**table, "seed": seed}, source)
 
-    def own_parts_of_clients(self) -> list[str]:
+    def custom_parts_of_clients(self) -> list[str]:
         """The import paths that a deployed client must name: a task and quantizers of the user's own."""
         task = [self.task.name] if isinstance(self.task, OwnTask) else []
-        return list(dict.fromkeys([*task, *self.algorithm.own_quantizers().values()]))
+        return list(dict.fromkeys([*task, *self.algorithm.custom_parts_at_client().values()]))
 
     def initial_model(self, task: Task) -> Vector:
         """x⁰: the model that [start] names, or the task's own of this seed."""

@@ -15,10 +15,10 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from pydantic import Field
 
-from qafel.config.parts import Section
 from qafel.errors import DataError
 from qafel.files import open_regular, read_regular
 from qafel.params import Layout, Vector
+from qafel.parts import Section
 
 StartFrom: TypeAlias = str | PathLike[str] | NDArray[Any] | Mapping[str, NDArray[Any]]
 """A model: a safetensors file, all parameters in one vector, or tensors by name."""

@@ -9,16 +9,22 @@ from typing import Annotated, Any, Literal, TypeAlias, final, get_args
 from pydantic import Discriminator, Field, Tag
 
 from qafel import parts
-from qafel.config.parts import TASK, Arguments, Section
 from qafel.errors import ConfigError, DataError
 from qafel.lazy import require_installed
-from qafel.parts import is_path
+from qafel.parts import Arguments, Kind, PartTable, Section, is_path
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.cifar10 import find_cifar10
 from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.shakespeare import find_shakespeare
 
+TASK = Kind(
+    "task",
+    (
+        *("name", "clients", "layout", "metric_name", "metric_goal"),
+        *("samples", "initial_model", "train", "evaluate"),
+    ),
+)
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Random streams are named by 64-bit numbers."""
 
@@ -133,7 +139,8 @@ class OwnTask(Section):
 
     def make(self) -> Task:
         """Import and make the task."""
-        task: Task = parts.make(self.name, TASK, self.arguments, known=TASKS)
+        part = PartTable.model_validate({**self.arguments, "name": self.name})
+        task: Task = parts.make(part, TASK, known=dict.fromkeys(TASKS))
         return task
 
     def missing(self, fetch: bool = False) -> str | None:

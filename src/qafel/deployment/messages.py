@@ -53,7 +53,7 @@ class Agreement:
 
     def algorithm(self) -> Algorithm:
         """What a client works with."""
-        return self.config.algorithm.wire(self.layout, at_client=True)
+        return self.config.algorithm.compose(self.layout, at_client=True)
 
     def to_bytes(self) -> bytes:
         return json.dumps(
@@ -67,10 +67,10 @@ class Agreement:
 
     @staticmethod
     def run_id_of(data: bytes) -> str:
-        """Which run an agreement is of. One of a newer format is refused, as it may mean something else."""
+        """Which run an agreement is of. One of another format is refused, as it may mean something else."""
         try:
             read = json.loads(data)
-            if read["format"] > _AGREEMENT_FORMAT:
+            if read["format"] != _AGREEMENT_FORMAT:
                 raise _other_format(read["format"])
             return str(read["run_id"])
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -138,7 +138,7 @@ class RunState:
     renewed_at: Amount = 0.0
     run_id: Text = ""
     epoch: Count = 0
-    """Which server of the run this is, counted; a lower one's words are void. Zero: a server from before epochs."""
+    """Which server of the run this is, counted; a lower one's words are void."""
     since: Count = 0
     """The version that its epoch began with."""
     holder: Text = ""

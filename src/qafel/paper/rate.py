@@ -132,7 +132,7 @@ def _configuration(variant: Variant, horizon: int, seed: int) -> Config:
             "seed": seed,
             "task": {"name": "quadratic", "clients": 100, "dimension": SIZE, **CONSTANTS},
             "algorithm": {
-                "preset": "qafel",
+                "method": "qafel",
                 "client_quantizer": variant.client,
                 "server_quantizer": variant.server,
                 "buffer_size": variant.buffer,

@@ -104,7 +104,7 @@ def _of_checks(plan: Plan) -> list[str]:
 
 def _of_step_sizes(plan: Plan) -> list[str]:
     config, pair = plan.request.config, plan.recommended.pair
-    scaled = config.algorithm.aggregation == "mean" and pair.buffer_size != config.algorithm.buffer_size
+    scaled = config.algorithm.accumulator == "mean" and pair.buffer_size != config.algorithm.buffer_size
     how = f", η_g times {pair.buffer_size / config.algorithm.buffer_size:g} as K is" if scaled else ""
     return [f"step sizes are those of {config.name}{how}; `qafel tune` searches for better ones"]
 
@@ -125,7 +125,7 @@ def theory(config: Config, prediction: Prediction) -> list[str]:
     task = config.task.make()
     constants = estimate_constants(task, seed=config.seed, initial_gap=1.0, batch_size=config.algorithm.batch_size)
     algorithm, pair, size = config.algorithm, prediction.pair, task.layout.size
-    wired = algorithm.model_copy(update={"client_quantizer": pair.client, "server_quantizer": pair.server}).wire(
+    wired = algorithm.model_copy(update={"client_quantizer": pair.client, "server_quantizer": pair.server}).compose(
         task.layout
     )
     steps = max(1, prediction.forecast.server_steps)

@@ -20,16 +20,16 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from qafel.config import Config
-from qafel.config.parts import make_quantizer
 from qafel.config.start import start_of
 from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.planning.curves import LAG, NOISE, Cost, Curve, fitted_cost
+from qafel.quantizers import make_quantizer
 from qafel.quantizers.measure import MeasuredError, measured
 from qafel.rng import Stream
 from qafel.runs.reading import Run
 from qafel.sweeps.making import Planned
-from qafel.tasks.protocol import Task, told_version
+from qafel.tasks.protocol import Task, train_from
 
 BASE, AGAIN, CLIENT, SERVER, BUFFER = "pilot", "again", "client", "server", "buffer"
 FEWEST, MOST = 25, 400
@@ -104,9 +104,9 @@ def with_pair(config: Config, pair: Pair, name: str, **stop: Any) -> Config:
     """
     table = config.model_dump(exclude_none=True)
     algorithm = table["algorithm"]
-    grown = pair.buffer_size / algorithm["buffer_size"] if algorithm["aggregation"] == "mean" else 1.0
+    grown = pair.buffer_size / algorithm["buffer_size"] if algorithm["accumulator"] == "mean" else 1.0
     algorithm |= {
-        "preset": "qafel",
+        "method": "qafel",
         "client_quantizer": pair.client,
         "server_quantizer": pair.server,
         "buffer_size": pair.buffer_size,
@@ -118,10 +118,10 @@ def with_pair(config: Config, pair: Pair, name: str, **stop: Any) -> Config:
 def require_plannable(config: Config) -> None:
     """Raise a ConfigError if quantizers of this recipe cannot be chosen by a pilot."""
     algorithm = config.algorithm
-    if algorithm.preset not in ("qafel", "fedbuff"):
+    if algorithm.method not in ("qafel", "fedbuff"):
         raise ConfigError(
             f"a plan chooses the quantizers of a shared hidden state: it needs a recipe of qafel or fedbuff, and "
-            f"{config.name} is one of {algorithm.preset}"
+            f"{config.name} is one of {algorithm.method}"
         )
 
 
@@ -206,7 +206,7 @@ def cost_of(base: Curve, run: Run, strength: float, power: int) -> Cost:
 def measured_errors(config: Config, candidates: Candidates, models: Sequence[Path], seed: int) -> Errors:
     """What the candidates do to updates of sampled clients, from the initial model and from these finished ones."""
     task = config.task.make()
-    local = config.algorithm.wire(task.layout).local
+    local = config.algorithm.compose(task.layout).local
     starts = [config.initial_model(task), *(start_of(model, task.layout)[1] for model in models)]
     sampled = Stream.named(seed, "plan-clients").generator().choice(task.clients, min(_SAMPLED, task.clients), False)
     updates = [
@@ -234,5 +234,5 @@ def measured_errors(config: Config, candidates: Candidates, models: Sequence[Pat
 
 
 def _update(task: Task, client: int, start: Vector, local: Any, stream: Stream) -> Vector:
-    update: Vector = start - told_version(task.train, 0)(client, start, local, stream)
+    update: Vector = start - train_from(task, client, start, local, stream)
     return update

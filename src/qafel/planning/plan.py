@@ -17,7 +17,6 @@ import numpy as np
 
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Config
-from qafel.config.parts import make_quantizer
 from qafel.errors import ConfigError
 from qafel.params import Layout
 from qafel.planning.curves import Curve, Slowed, correction, first_hit, slowed
@@ -37,7 +36,7 @@ from qafel.planning.pilot import (
     with_pair,
 )
 from qafel.planning.updates import DurationLaw
-from qafel.quantizers import fitness
+from qafel.quantizers import fitness, make_quantizer
 from qafel.quantizers.measure import Role, gaussian, measured
 from qafel.rng import Stream
 from qafel.runs.reading import Run
@@ -183,7 +182,7 @@ def default_candidates(config: Config, layout: Layout) -> Candidates:
     """Quantizers of many rates, and the recipe's K with its double and fourfold where clients are as many."""
     up, down = default_specs(layout.size)
     own, clients = config.algorithm.buffer_size, config.value("task.clients")
-    scaled = config.algorithm.aggregation in ("mean", "sum")
+    scaled = config.algorithm.accumulator in ("mean", "sum")
     sizes = [size for size in (own, 2 * own, 4 * own) if size == own or (scaled and size <= (clients or own))]
     return Candidates(up, down, sizes)
 
@@ -413,7 +412,7 @@ def fleet_of(config: Config, clients: int) -> Fleet | None:
     plain = not (timing.speed_spread or timing.per_example or network.spread or timing.max_concurrency)
     if timing.arrivals not in ("always-training", "constant", "poisson") or timing.duration not in known or not plain:
         return None
-    law = DurationLaw(timing.duration, timing.scale, timing.spread)  # type: ignore[arg-type]  # one of `known`
+    law = DurationLaw(timing.duration, timing.scale, timing.spread)  # one of `known`
     return Fleet(
         clients=clients,
         durations=law,

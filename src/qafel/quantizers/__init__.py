@@ -2,6 +2,7 @@
 
 protocol    what a quantizer is, and the sixteen bytes that name one in a message
 spec        text, or those bytes, to a quantizer
+arguments   what a spec says after the family's name
 identity    float32 as it is
 qsgd        random rounding to levels of a bucket's scale
 dithered    subtractive dither: half of QSGD's variance
@@ -22,7 +23,7 @@ from qafel.quantizers.affine import Affine
 from qafel.quantizers.dithered import Dithered
 from qafel.quantizers.identity import Identity
 from qafel.quantizers.measure import MeasuredError, fitness, measured
-from qafel.quantizers.own import Own, as_quantizer
+from qafel.quantizers.own import Own, as_quantizer, make_quantizer
 from qafel.quantizers.payloads import set_threads, threads
 from qafel.quantizers.protocol import CODEC_BYTES, Codec, Payload, Quantizer, is_measured
 from qafel.quantizers.qsgd import Qsgd
@@ -55,6 +56,7 @@ __all__ = [
     "fitness",
     "from_codec",
     "is_measured",
+    "make_quantizer",
     "measured",
     "parse",
     "set_threads",

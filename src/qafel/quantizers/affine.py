@@ -6,16 +6,17 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeAlias, final
+from typing import ClassVar, Final, TypeAlias, final
 
 import numpy as np
 
-from qafel.errors import MalformedPayload, SpecError
+from qafel.errors import MalformedPayload, SpecError, WrongCodec
 from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
+from qafel.quantizers.arguments import SpecArguments
 from qafel.quantizers.kernels import ASSIGN, packed_bytes
 from qafel.quantizers.payloads import Bytes, FixedRate, as_bytes, as_finite_vector, as_payload, check_size
-from qafel.quantizers.protocol import AFFINE, Payload, pack_codec
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
 _HEAD: Final = struct.Struct("<ffI")  # minimum, step, number of weights: the 12 bytes of the paper's size model
@@ -46,6 +47,9 @@ class Affine(FixedRate):
     Without a layout the vector is one weight tensor. Bytes: weights·b/8 + 4·(one-dimensional) + 12·(weight tensors).
     """
 
+    NAME: ClassVar[str] = "affine"
+    CODEC_ID: ClassVar[int] = 5
+
     bits: int = 8
     layout: Layout | None = None
 
@@ -59,7 +63,19 @@ class Affine(FixedRate):
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(AFFINE, bytes([self.bits]) + (self.layout.fingerprint if self.layout else b""))
+        return pack_codec(self.CODEC_ID, bytes([self.bits]) + (self.layout.fingerprint if self.layout else b""))
+
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Affine:
+        return given.read().end(Affine(given.needed("bits"), given.layout))
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Affine:
+        if not any(fields[1:5]):
+            return Affine(fields[0])
+        if layout is None or layout.fingerprint != fields[1:5]:
+            raise WrongCodec("the affine codec was made for another model: the tensors' shapes differ from ours")
+        return Affine(fields[0], layout)
 
     def unbiased(self, size: int) -> bool:
         return self.omega(size) == 0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from qafel.errors import SpecError
-from qafel.params import Vector
+from qafel.params import Layout, Vector
 from qafel.quantizers import kernels, payloads
+from qafel.quantizers.arguments import SpecArguments
 from qafel.quantizers.kernels import MAX_ABS, OK, SEED_BYTES
 from qafel.quantizers.payloads import DEFAULT_BUCKET, Unbiased
-from qafel.quantizers.protocol import DITHERED, Payload, pack_codec
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
 
@@ -22,6 +23,9 @@ class Dithered(Unbiased):
     Q(x) = step · (round(x/step + u) − u). The error is uniform on ±step/2 and independent of x: half of QSGD's variance
     for the same step, and all 2ᵇ codes are used: step = 2·max|x| / (2ᵇ − 1). Roberts, 1962; Schuchman, 1964.
     """
+
+    NAME: ClassVar[str] = "dithered"
+    CODEC_ID: ClassVar[int] = 7
 
     bits: int = 4
     bucket: int | None = DEFAULT_BUCKET
@@ -37,10 +41,14 @@ class Dithered(Unbiased):
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(DITHERED, bytes([self.bits]) + (self.bucket or 0).to_bytes(3, "little"))
+        return pack_codec(self.CODEC_ID, bytes([self.bits]) + (self.bucket or 0).to_bytes(3, "little"))
 
-    @staticmethod
-    def from_parameters(fields: bytes) -> Dithered:
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Dithered:
+        return given.read().end(Dithered(given.needed("bits"), given.bucket()))
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Dithered:
         return Dithered(fields[0], int.from_bytes(fields[1:4], "little") or None)
 
     @property

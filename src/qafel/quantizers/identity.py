@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 
 from qafel.errors import MalformedPayload
-from qafel.params import Vector
+from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
+from qafel.quantizers.arguments import SpecArguments
 from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_target, as_vector, check_size
-from qafel.quantizers.protocol import NONE, Payload, pack_codec
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
 
@@ -20,8 +21,18 @@ from qafel.rng import Stream
 class Identity:
     """Send the vector unchanged. Q(x) = x, δ = 1: FedBuff is QAFeL with this on both sides."""
 
-    spec = "none"
-    codec = pack_codec(NONE)
+    NAME: ClassVar[str] = "none"
+    CODEC_ID: ClassVar[int] = 1
+    spec: ClassVar[str] = "none"
+    codec: ClassVar[bytes] = pack_codec(1)
+
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Identity:
+        return given.read().end(Identity())
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Identity:
+        return Identity()
 
     def unbiased(self, size: int) -> bool:
         return True

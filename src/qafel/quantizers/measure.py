@@ -119,7 +119,7 @@ def _unfit_for_a_memory(quantizer: Quantizer, size: int, rate: float) -> list[st
     if rate * (1 + quantizer.omega(size)) >= 2:
         return [
             f"{said} has ω = {quantizer.omega(size):.3g}{found} at {size} coordinates: a memory of rate {rate:g} may "
-            'run away from the model; set memory_rate = "from-omega", which is 1/(2(1 + ω))'
+            'run away from the model; set its rate to "from-omega", which is 1/(2(1 + ω))'
         ]
     return []
 

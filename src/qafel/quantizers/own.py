@@ -22,44 +22,50 @@ from typing import Any, Final, NamedTuple, cast, final
 import numpy as np
 
 from qafel.errors import ConfigError, MalformedPayload
-from qafel.params import Vector
-from qafel.parts import blaming, told
-from qafel.quantizers.affine import Affine
-from qafel.quantizers.dithered import Dithered
-from qafel.quantizers.identity import Identity
+from qafel.params import Layout, Vector
+from qafel.parts import Kind, blaming, make, own_path, told
 from qafel.quantizers.measure import gaussian, heavy_tailed, measured
 from qafel.quantizers.payloads import as_finite_vector, as_target, check_size
 from qafel.quantizers.protocol import OWN, Codec, Payload, Quantizer, pack_codec
-from qafel.quantizers.qsgd import Qsgd
-from qafel.quantizers.rotated import Rotated
-from qafel.quantizers.sign import Sign
-from qafel.quantizers.sparse import RandK, TopK
-from qafel.quantizers.trellis import Trellis
-from qafel.quantizers.wrappers import Scaled, Zstd
+from qafel.quantizers.spec import FAMILIES, parse
 from qafel.rng import Stream
 from qafel.text import described, path_of
 
+QUANTIZER: Final = Kind("quantizer", ("encode", "decode"))
+_WHOLE: Final = (
+    "spec", "codec", "unbiased", "encode", "decode", "add_decoded_", "max_payload_bytes", "omega", "delta",
+)  # fmt: skip
 _MOST_BIAS: Final = 1e-4  # what the protocol lets pass as unbiased
 _ESTIMATES: Final = 8
 _STANDARD_ERRORS: Final = 5.0
 
 
 def as_quantizer(part: object, name: str | None = None) -> Quantizer:
-    """The part as a quantizer: one of this package as it is, any other object with `encode` and `decode` adapted.
+    """The part as a quantizer: an object with all of `Quantizer` unchanged, one with `encode` and `decode` adapted.
 
     `name` stands for its module and class: where two ends import the class from different places, both give the same.
     """
-    if isinstance(part, _AS_THEY_ARE):
+    if not isinstance(part, type) and all(hasattr(part, name) for name in _WHOLE):
         return cast(Quantizer, part)
     wanted = "an own quantizer is an object with encode(vector, stream) and decode(payload, size)"
     if isinstance(part, str):
-        raise ConfigError(f"{wanted}, found the text {part!r}: `wire` and `quantizer` read texts such as 'qsgd:4'")
+        raise ConfigError(f"{wanted}, found the text {part!r}: `method` and `quantizer` read texts such as 'qsgd:4'")
     if isinstance(part, type):
         raise ConfigError(f"{wanted}; {part.__name__} is a class: make an object of it, {part.__name__}(…)")
     for method in ("encode", "decode"):
         if not callable(getattr(part, method, None)):
             raise ConfigError(f"{wanted}; this {type(part).__name__} has no {method}")
     return Own(cast(Codec, part), described(part, name or path_of(part)))
+
+
+def make_quantizer(part: object, layout: Layout | None = None) -> Quantizer:
+    """The quantizer that a setting names, such as "qsgd:4", an import path, or the object that it is.
+
+    `layout` is the model's, which some quantizers need.
+    """
+    if (path := own_path(part, FAMILIES)) is not None:
+        return as_quantizer(make(cast(str, part), QUANTIZER, known=dict.fromkeys(FAMILIES)), name=path)
+    return parse(part, layout) if isinstance(part, str) else as_quantizer(part)
 
 
 @final
@@ -144,9 +150,6 @@ class Own:
                 return _sound(found, size)
         except Exception as error:
             raise MalformedPayload(f"{self.spec} cannot read these {len(payload)} bytes: {told(error)}") from error
-
-
-_AS_THEY_ARE: Final = (Own, Identity, Qsgd, TopK, RandK, Affine, Sign, Dithered, Rotated, Trellis, Scaled, Zstd)
 
 
 def _sound(found: object, size: int) -> Vector:

@@ -14,28 +14,21 @@ Sixteen bytes name a quantizer in a message:
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
-from qafel.params import Vector
+from qafel.params import Layout, Vector
 from qafel.rng import Stream
+
+if TYPE_CHECKING:
+    from qafel.quantizers.arguments import SpecArguments
 
 Payload: TypeAlias = bytes | memoryview
 """What a quantizer writes and reads: bytes, or a view of a buffer of bytes."""
 
 CODEC_BYTES: Final = 16
 """The length of what names a quantizer in a message."""
-NONE: Final = 1
-QSGD: Final = 2
-TOP_K: Final = 3
-RAND_K: Final = 4
-AFFINE: Final = 5
-SIGN: Final = 6
-DITHERED: Final = 7
-SCALED: Final = 9
-ROTATED: Final = 10
 OWN: Final = 11
-TRELLIS: Final = 12
-RETIRED: Final = {8: "the rotated of old, which was biased for short and for sparse vectors"}
+"""The number of every custom codec; 8 is free."""
 ZSTD_FLAG: Final = 1
 _CODEC: Final = struct.Struct("<BB6s8s")
 
@@ -106,6 +99,23 @@ class Quantizer(Protocol):
         ...
 
 
+class Family(Protocol):
+    """The class of a family of quantizers: its name, the number of its codec, and how both become a quantizer."""
+
+    NAME: ClassVar[str]
+    CODEC_ID: ClassVar[int]
+
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Quantizer:
+        """From the arguments of a text spec."""
+        ...
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Quantizer:
+        """From the parameters in a codec, and the quantizer inside it."""
+        ...
+
+
 class FixedLength(Quantizer, Protocol):
     """A quantizer whose payload length depends on the size alone: what `+zstd` and `values=` can wrap."""
 
@@ -135,12 +145,6 @@ def split_codec(codec: bytes) -> tuple[int, int, bytes, bytes]:
     """Identifier, flags, parameters, and the inner codec as sixteen bytes of its own (empty if there is none)."""
     codec_id, flags, parameters, inner = _CODEC.unpack(codec)
     return codec_id, flags, parameters, inner.ljust(CODEC_BYTES, b"\0") if any(inner) else b""
-
-
-def retired(codec: bytes) -> str:
-    """A sentence about a codec that is no longer read, on its own or inside another; empty for all others."""
-    names = [RETIRED[codec_id] for codec_id in (codec[0], codec[8]) if codec_id in RETIRED]
-    return f"the message was made by {names[0]}: upgrade the sender, and begin the run anew" if names else ""
 
 
 def is_measured(quantizer: Quantizer) -> bool:

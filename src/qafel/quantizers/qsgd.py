@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal, final
+from typing import ClassVar, Final, Literal, cast, final
 
 from qafel.errors import SpecError
-from qafel.params import Vector
+from qafel.params import Layout, Vector
 from qafel.quantizers import kernels, payloads
+from qafel.quantizers.arguments import SpecArguments
 from qafel.quantizers.kernels import L2, MAX_ABS
 from qafel.quantizers.payloads import DEFAULT_BUCKET, Unbiased
-from qafel.quantizers.protocol import QSGD, Payload, pack_codec
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
 Norm = Literal["max", "l2"]
@@ -29,6 +30,9 @@ class Qsgd(Unbiased):
     Q(x)ᵢ = step · (⌊xᵢ/step⌋ + Bernoulli(frac(xᵢ/step))), step = ‖bucket‖ / s, the norm being max |xᵢ| or ℓ₂.
     Alistarh et al., 2017. With `bits` = 1 there is no zero level: ±scale, at random.
     """
+
+    NAME: ClassVar[str] = "qsgd"
+    CODEC_ID: ClassVar[int] = 2
 
     bits: int = 4
     levels: int = 7
@@ -67,12 +71,21 @@ class Qsgd(Unbiased):
     @property
     def codec(self) -> bytes:
         return pack_codec(
-            QSGD, bytes([self.bits, self.levels, _NORMS[self.norm]]) + (self.bucket or 0).to_bytes(3, "little")
+            self.CODEC_ID, bytes([self.bits, self.levels, _NORMS[self.norm]]) + (self.bucket or 0).to_bytes(3, "little")
         )
 
-    @staticmethod
-    def from_parameters(fields: bytes) -> Qsgd:
-        """The quantizer that `codec` describes."""
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Qsgd:
+        bits, levels = given.read().number("bits", int, first=True), given.number("levels", int)
+        norm, bucket = cast(Norm, given.text("norm", "max")), given.bucket()
+        if bits is not None and levels is None:
+            return given.end(Qsgd.of_bits(bits, norm, bucket))
+        if levels is None or bits is not None:
+            raise SpecError("qsgd takes either bits or levels: qsgd:4, or qsgd:levels=8")
+        return given.end(Qsgd.of_levels(levels, norm, bucket))
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Qsgd:
         norm: Norm = "l2" if fields[2] == L2 else "max"
         return Qsgd(fields[0], fields[1], norm, int.from_bytes(fields[3:6], "little") or None)
 

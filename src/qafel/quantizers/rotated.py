@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import SpecError
-from qafel.params import Vector
+from qafel.params import Layout, Vector
 from qafel.quantizers import kernels, payloads
+from qafel.quantizers.arguments import SpecArguments
 from qafel.quantizers.kernels import BLOCK, COLUMNS, OK, SEED_BYTES, SHORTEST, packed_bytes
 from qafel.quantizers.payloads import Unbiased
-from qafel.quantizers.protocol import ROTATED, Payload, pack_codec
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
 
@@ -88,6 +89,9 @@ class Rotated(Unbiased):
     comes so close that the relative squared bias is below 10⁻⁴ at every size. Vargaftik et al., 2021 and 2022.
     """
 
+    NAME: ClassVar[str] = "rotated"
+    CODEC_ID: ClassVar[int] = 10
+
     bits: int = 4
 
     def __post_init__(self) -> None:
@@ -102,10 +106,14 @@ class Rotated(Unbiased):
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(ROTATED, bytes([self.bits]))
+        return pack_codec(self.CODEC_ID, bytes([self.bits]))
 
-    @staticmethod
-    def from_parameters(fields: bytes) -> Rotated:
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Rotated:
+        return given.read().end(Rotated(given.needed("bits")))
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Rotated:
         return Rotated(fields[0])
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
-from qafel.params import Vector
+from qafel.params import Layout, Vector
 from qafel.quantizers import kernels, payloads
+from qafel.quantizers.arguments import SpecArguments
 from qafel.quantizers.payloads import DEFAULT_BUCKET, FixedRate
-from qafel.quantizers.protocol import SIGN, Payload, pack_codec
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
 
@@ -19,6 +20,9 @@ class Sign(FixedRate):
 
     Q(x) = (‖x‖₁/n) · sign(x) in a bucket of n: ‖x − Q(x)‖² = ‖x‖² − ‖x‖₁²/n ≤ (1 − 1/n)‖x‖². Karimireddy et al., 2019.
     """
+
+    NAME: ClassVar[str] = "sign"
+    CODEC_ID: ClassVar[int] = 6
 
     bucket: int | None = DEFAULT_BUCKET
 
@@ -31,10 +35,14 @@ class Sign(FixedRate):
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(SIGN, (self.bucket or 0).to_bytes(3, "little"))
+        return pack_codec(self.CODEC_ID, (self.bucket or 0).to_bytes(3, "little"))
 
-    @staticmethod
-    def from_parameters(fields: bytes) -> Sign:
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Sign:
+        return given.read().end(Sign(given.bucket()))
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Sign:
         return Sign(int.from_bytes(fields[:3], "little") or None)
 
     def unbiased(self, size: int) -> bool:

@@ -7,18 +7,23 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Self, TypeAlias, final, get_args
+from typing import ClassVar, Final, Literal, Self, TypeAlias, cast, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import MalformedPayload, SpecError
-from qafel.params import Vector
+from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
+from qafel.quantizers.arguments import SpecArguments
+from qafel.quantizers.dithered import Dithered
 from qafel.quantizers.identity import Identity
 from qafel.quantizers.kernels import BITMAP, LARGEST, MAX_RICE, SEED_BYTES
 from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_sent, as_target, check_size, seed_of, seed_word
-from qafel.quantizers.protocol import RAND_K, TOP_K, FixedLength, Payload, pack_codec
+from qafel.quantizers.protocol import FixedLength, Payload, Quantizer, pack_codec
+from qafel.quantizers.qsgd import Qsgd
+from qafel.quantizers.rotated import Rotated
+from qafel.quantizers.sign import Sign
 from qafel.rng import Stream
 
 Indices: TypeAlias = NDArray[np.uint32]
@@ -103,8 +108,24 @@ class Sparse(ABC):
             raise SpecError(f"{self.NAME} rounds a fraction nearest or down, found {self.rounding!r} of {self.share}")
 
     @classmethod
-    def from_parameters(cls, fields: bytes, values: FixedLength) -> Self:
+    def from_spec(cls, given: SpecArguments) -> Self:
+        fraction, count = given.read().number("fraction", float, first=True), given.number("count", int)
+        share = fraction if count is None else count
+        if share is None or (fraction is not None and count is not None):
+            raise SpecError(f"{cls.NAME} takes a fraction or a count: {cls.NAME}:0.01, or {cls.NAME}:count=10")
+        rounding = cast(Rounding, given.text("round", "nearest"))
+        spec = given.text("values")
+        values = PLAIN if spec is None else given.parse(spec)
+        if values != PLAIN and not isinstance(values, Qsgd | Sign | Dithered | Rotated):
+            raise SpecError(
+                f"{cls.NAME}: values must be qsgd, dithered, rotated or sign, such as qsgd:4, found {spec!r}"
+            )
+        return given.end(cls(share, cast(FixedLength, values), rounding))
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Self:
         """From a codec's parameters: how the share is meant, then the count or the float32 fraction."""
+        values = PLAIN if inner is None else cast(FixedLength, inner)
         if fields[0] == _COUNT:
             return cls(int.from_bytes(fields[1:5], "little"), values)
         rounding: Rounding = "down" if fields[0] == _ROUNDED_DOWN else "nearest"
@@ -163,7 +184,7 @@ class TopK(Sparse):
     """
 
     NAME = "top_k"
-    CODEC_ID = TOP_K
+    CODEC_ID = 3
 
     def unbiased(self, size: int) -> bool:
         """Only where all coordinates are kept."""
@@ -212,7 +233,7 @@ class RandK(Sparse):
     """
 
     NAME = "rand_k"
-    CODEC_ID = RAND_K
+    CODEC_ID = 4
 
     def unbiased(self, size: int) -> bool:
         return self.values.unbiased(self.count(size))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, cast, final
 
 from qafel.errors import MalformedPayload, SpecError
-from qafel.params import Vector
-from qafel.quantizers.protocol import SCALED, ZSTD_FLAG, FixedLength, Payload, Scalable, pack_codec, with_flags
+from qafel.params import Layout, Vector
+from qafel.quantizers.arguments import SpecArguments
+from qafel.quantizers.protocol import ZSTD_FLAG, FixedLength, Payload, Quantizer, Scalable, pack_codec, with_flags
+from qafel.quantizers.sparse import PLAIN, RandK
 from qafel.rng import Stream
 
 _LEVEL = 1
@@ -98,11 +100,23 @@ class Scaled:
     E‖x − Q(x)/(1+ω)‖² ≤ (1 − 1/(1+ω))‖x‖². The division happens to the scales, which are sent anyway.
     """
 
+    NAME: ClassVar[str] = "scaled"
+    CODEC_ID: ClassVar[int] = 9
+
     inner: Scalable
 
     def __post_init__(self) -> None:
         if not self.inner.unbiased(_MANY):
             raise SpecError(f"scaled takes an unbiased quantizer; {self.inner.spec!r} is biased: use it as it is")
+
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Scaled:
+        return Scaled(_scalable(given.parse(given.rest)))
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Scaled:
+        assert inner is not None
+        return Scaled(_scalable(inner))
 
     @property
     def spec(self) -> str:
@@ -110,7 +124,7 @@ class Scaled:
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(SCALED, b"", self.inner.codec)
+        return pack_codec(self.CODEC_ID, b"", self.inner.codec)
 
     def unbiased(self, size: int) -> bool:
         return self.omega(size) == 0
@@ -138,3 +152,14 @@ class Scaled:
 
     def delta(self, size: int) -> float:
         return 1.0 / (1.0 + self.inner.omega(size))
+
+
+def _scalable(inner: Quantizer) -> Scalable:
+    if not hasattr(inner, "encode_scaled"):
+        remedy = ": trellis has scale=least" if inner.spec.startswith("trellis") else ""
+        raise SpecError(
+            f"scaled takes qsgd, rand_k, dithered or rotated, which are unbiased, found {inner.spec!r}{remedy}"
+        )
+    if isinstance(inner, RandK) and inner.values != PLAIN:
+        raise SpecError(f"{inner.spec!r} is too deep inside scaled: there is room for one quantizer within another")
+    return cast(Scalable, inner)

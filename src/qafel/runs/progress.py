@@ -253,7 +253,9 @@ class Progress:
         self.evaluated = server.version if by_steps else traffic.uploads
         self.evaluated_uploads, self.evaluated_version = traffic.uploads, server.version
         hidden_state = server.hidden_state.vector
-        return Standing(server.version, virtual_time, traffic.copy(), server.model, hidden_state, server.buffer.count)
+        return Standing(
+            server.version, virtual_time, traffic.copy(), server.model, hidden_state, server.accumulator.count
+        )
 
     def row(self, standing: Standing, figures: Mapping[str, float]) -> Row:
         """The row of an evaluation: what stood then, and the figures that the task measured."""

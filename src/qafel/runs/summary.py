@@ -95,7 +95,7 @@ def summarise(
         "algorithm": algorithm.name,
         "client_quantizer": algorithm.client_quantizer.spec,
         "server_quantizer": algorithm.server_quantizer.spec,
-        "snapshot_quantizer": "none" if algorithm.snapshot_quantizer is None else algorithm.snapshot_quantizer.spec,
+        "snapshot_quantizer": "none" if (copies := algorithm.catch_up.quantizer) is None else copies.spec,
         "seed": server.seed,
         "dimension": int(server.model.size),
         "clients": task.clients,

@@ -2,6 +2,7 @@
 
 timing        when clients start, how long they train, how long messages travel
 executors     what a client will report, as a job; where jobs run: inline, processes, Ray
+fleet         what is known of each client between its trainings
 simulation    the clock and the event loop
 checkpoint    a simulation saved and restored
 live          how a run stands between two rows

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from qafel import drawing
-from qafel.algorithm import Algorithm, LocalTraining
+from qafel.algorithm import Algorithm, Kind, LocalTraining
 from qafel.config import Config
-from qafel.config.parts import TASK
 from qafel.config.start import StartFrom, start_of
+from qafel.config.tasks import TASK
 from qafel.drawing.page import table
 from qafel.errors import ConfigError, OutputError, whole_number
 from qafel.params import Vector
@@ -118,7 +118,7 @@ def simulate(
 
     task        what is learnt: a shipped task (`Mushrooms`, `Quadratic`, `SyntheticLogistic`), a `TorchTask` of your
                 own model and data, or any object with the methods of `Task`
-    algorithm   the method, as `wire` makes it: `wire("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4")`
+    algorithm   the method: `method("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4")`
     timing      when clients start and how long they train: `Timing(HalfNormal(seed=0))` has every client start again at
                 once; a second argument says otherwise, such as `ConstantRate(…)`, `Poisson(…)` or `Rounds(…)`
     limits      when the run ends, at whichever comes first: `Limits(uploads=10_000, traffic_bytes=5_000_000)`; by
@@ -160,7 +160,7 @@ def simulate(
         "made_in": "python",
         "seed": seed,
         "task": {"name": task.name, "clients": task.clients, "parameters": task.layout.size, "class": path_of(task)},
-        "algorithm": {"preset": algorithm.name, **_describe(algorithm)},
+        "algorithm": {"method": algorithm.name, **_describe(algorithm)},
         "timing": _describe(timing),
         "evaluation": _describe(evaluation),
         "stop": _describe(limits),
@@ -203,7 +203,7 @@ def _require_kinds(task: object, algorithm: object, timing: object, limits: obje
         lack = f", which has no {lacking[0]}" if lacking and not isinstance(task, str | type | None) else ""
         raise ConfigError(f"task is an object such as Mushrooms(), a TorchTask or your own; got {task!r}{lack}")
     expected = (
-        ("algorithm", algorithm, Algorithm, 'wire("qafel")'),
+        ("algorithm", algorithm, Algorithm, 'method("qafel")'),
         ("timing", timing, Timing, "Timing(HalfNormal(seed=0))"),
         ("limits", limits, Limits, "Limits(uploads=1000)"),
         ("evaluation", evaluation, Evaluation, "Evaluation(every=10)"),
@@ -238,10 +238,11 @@ def _result(plan: RunPlan, summary: Summary, history: History, simulation: Simul
 def quantizer_warnings(algorithm: Algorithm, size: int) -> list[str]:
     """What theory holds against a method's quantizers for a model of this size, a sentence each."""
     found = fitness(algorithm.client_quantizer, size, "client")
-    if algorithm.broadcast == "difference":
-        found += fitness(algorithm.server_quantizer, size, "server", algorithm.downlink_rate(size))
-    if algorithm.snapshot_quantizer is not None:
-        found += fitness(algorithm.snapshot_quantizer, size, "snapshot")
+    if algorithm.downlink.kind is Kind.BROADCAST:
+        rate = algorithm.downlink.rate(algorithm.server_quantizer, size)
+        found += fitness(algorithm.server_quantizer, size, "server", rate)
+    if algorithm.catch_up.quantizer is not None:
+        found += fitness(algorithm.catch_up.quantizer, size, "snapshot")
     return found
 
 

@@ -6,7 +6,6 @@ that is restored is checked first: values against their record, arrays against t
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, final
@@ -16,14 +15,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
-from qafel.algorithm.state import Expected, require_arrays
+from qafel.algorithm.state import Arrays, Expected, as_arrays, like, require_arrays, restore_, states
 from qafel.errors import DataError
 from qafel.runs.progress import Progress, Traffic
 from qafel.runs.records import Amount, Count, fault_of
 from qafel.simulator.executors.jobs import Job
-from qafel.simulator.simulation import HOLDS, NEVER, Arrive, Deliver, Event, Gone, Simulation, Timeout
+from qafel.simulator.simulation import Arrive, Deliver, Dropout, Event, Simulation, Timeout
 
-_SERVER = "server."
+_SERVER, _FLEET = "server.", "fleet."
 _NOT_SAVED = ("evaluation", "goal", "began")
 
 
@@ -38,16 +37,14 @@ class _SavedJob(NamedTuple):
     """The name of the array that it started from."""
     weight: Amount
     steps: Count | None
-    memory: bool
-    """Whether its upload is relative to a memory, in an array of its own."""
 
 
-_Fields: TypeAlias = _SavedJob | Arrive | Gone | Timeout
+_Fields: TypeAlias = _SavedJob | Arrive | Dropout | Timeout
 _EVENTS: Mapping[str, TypeAdapter[Any]] = {
     "Job": TypeAdapter(_SavedJob),
     "Deliver": TypeAdapter(_SavedJob),
     "Arrive": TypeAdapter(Arrive),
-    "Gone": TypeAdapter(Gone),
+    "Dropout": TypeAdapter(Dropout),
     "Timeout": TypeAdapter(Timeout),
 }
 
@@ -61,7 +58,7 @@ class _Counters(BaseModel):
     in_flight: Count
     turned_away: Count
     out_of_time: Count
-    whole_bytes: Count
+    stopped: Count
 
 
 class _Server(BaseModel):
@@ -80,7 +77,9 @@ class Saved(BaseModel):
     """The name of its array."""
     now: Amount
     serial: Count
-    events: list[tuple[Amount, Literal[0, 1], Count, Literal["Job", "Deliver", "Arrive", "Gone", "Timeout"], list[Any]]]
+    events: list[
+        tuple[Amount, Literal[0, 1], Count, Literal["Job", "Deliver", "Arrive", "Dropout", "Timeout"], list[Any]]
+    ]
     """Time, priority, serial, kind and the fields of that kind."""
     counters: _Counters
     traffic: Traffic
@@ -108,31 +107,26 @@ _PROGRESS = TypeAdapter(Progress)
 
 def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     """Everything that the rest of a run depends on: the simulation between two events, and its progress."""
-    server = save_server(simulation.server)
-    arrays: dict[str, NDArray[Any]] = {f"{_SERVER}{name}": array for name, array in server.arrays.items()}
-    arrays["sequences"] = np.array(simulation.sequences, np.uint32)
-    arrays["held"] = np.array(simulation.held)
-    if simulation.algorithm.snapshot_quantizer is not None:
-        arrays["overpaid"] = np.array(simulation.overpaid)
-    if simulation.algorithm.uplink_memory_rate:
-        memories, size = simulation.memories, simulation.server.model.size
-        arrays["memories.clients"] = np.fromiter(memories, np.int64, len(memories))
-        arrays["memories"] = np.array(list(memories.values()), np.float32).reshape(len(memories), size)
-    states = {_name(simulation.clients_hidden_state): simulation.clients_hidden_state}
-    entries = []
+    server, held = save_server(simulation.server), simulation.background.hidden_state
+    arrays: Arrays = {f"{_SERVER}{name}": array for name, array in server.arrays.items()}
+    arrays |= as_arrays(states({"fleet": simulation.fleet}))
+    starts, entries = {_name(held): held}, []
     for time, priority, serial, event in simulation.clock.entries():
+        job = _job_of(event)
+        if job is not None and simulation.is_stopped(job):
+            continue
         entries.append([time, priority, serial, type(event).__name__, list(_fields_of(event))])
-        if (job := _job_of(event)) is not None:
-            states[_name(job.hidden_state)] = job.hidden_state
-            if job.memory is not None:  # its client's may have moved on since
-                arrays[f"job_memory.{job.number}"] = job.memory
-    for name, state in states.items():
+        if job is not None and job.start is not None:
+            starts[_name(job.start)] = job.start
+            # Its client's memory may have moved on since.
+            arrays |= {f"job.{job.number}.{name}": np.array(value) for name, value in job.memory.items()}
+    for name, state in starts.items():
         arrays[name] = state.vector
         if state.memory is not state.vector:
             arrays[f"memory.{state.version}"] = state.memory
     values = {
         "server": server.values,
-        "clients_hidden_state": _name(simulation.clients_hidden_state),
+        "clients_hidden_state": _name(held),
         "now": simulation.clock.now,
         "serial": simulation.clock.serial,
         "events": entries,
@@ -146,8 +140,9 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
 def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress: Progress) -> None:
     """Bring a new simulation and progress of the same configuration to the state that was saved."""
     saved, arrays = Saved.of(checkpoint), checkpoint.arrays
-    own = {name: array for name, array in arrays.items() if not name.startswith(_SERVER)}
-    inner = {name.removeprefix(_SERVER): array for name, array in arrays.items() if name not in own}
+    inner = {name.removeprefix(_SERVER): array for name, array in arrays.items() if name.startswith(_SERVER)}
+    fleet = {name: array for name, array in arrays.items() if name.startswith(_FLEET)}
+    own = {name: array for name, array in arrays.items() if not name.startswith((_SERVER, _FLEET))}
     simulation.server = restore_server(
         Checkpoint(inner, saved.server.model_dump()),
         simulation.algorithm,
@@ -161,74 +156,59 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
             (*place, kind, _EVENTS[kind].validate_python(own_fields)) for *place, kind, own_fields in saved.events
         ]
         kept = _restored_progress(saved, progress)
+        jobs = [event for *_, event in events if isinstance(event, _SavedJob)]
+        require_arrays(own, _layout(saved, jobs, simulation))
+        restore_({"fleet": simulation.fleet}, fleet)
     except ValidationError as error:
         raise _unfit(fault_of(error)) from None
-    jobs = [event for *_, event in events if isinstance(event, _SavedJob)]
-    try:
-        require_arrays(own, _layout(saved, jobs, simulation))
     except DataError as error:
         raise _unfit(error) from None
-    sequences: list[int] = own["sequences"].tolist()
-    _require_consistent(saved, events, jobs, sequences, simulation)
-    states = {name: _state(name, own) for name in {saved.clients_hidden_state, *(job.start for job in jobs)}}
-    simulation.clients_hidden_state = states[saved.clients_hidden_state]
+    _require_consistent(saved, events, jobs, simulation)
+    starts = {name: _state(name, own) for name in {saved.clients_hidden_state, *(job.start for job in jobs)}}
+    simulation.background.hidden_state = starts[saved.clients_hidden_state]
     _require_shared(simulation)
-    simulation.sequences = sequences
-    simulation.held = array("q", own["held"].tobytes())
-    if "overpaid" in own:
-        simulation.overpaid = array("q", own["overpaid"].tobytes())
     for name, count in saved.counters:
         setattr(simulation, name, count)
     simulation.traffic = saved.traffic
     simulation.clock.restore(
         saved.now,
         saved.serial,
-        [(time, priority, serial, _event(kind, event, states, own)) for time, priority, serial, kind, event in events],
+        [
+            (time, priority, serial, _event(kind, event, starts, own, simulation))
+            for time, priority, serial, kind, event in events
+        ],
     )
-    if "memories" in own:
-        clients: list[int] = own["memories.clients"].tolist()
-        simulation.memories = dict(zip(clients, own["memories"], strict=True))
     for name, value in kept.items():
         setattr(progress, name, value)
-    for time, _, _, event in sorted(simulation.clock.entries()):
-        if isinstance(event, Job):
-            simulation.train_ahead_of(time, event)
-    simulation.follow_arrivals()
+    simulation.resume()
 
 
 def _unfit(why: object) -> DataError:
-    return DataError(f"the checkpoint does not fit this run ({why}): begin anew with `overwrite`")
+    return DataError(f"the checkpoint does not fit this run ({why}): begin again with `overwrite`")
 
 
 def _layout(saved: Saved, jobs: list[_SavedJob], simulation: Simulation) -> dict[str, Expected]:
     """The arrays that belong to these values, but for those of the server."""
-    algorithm, clients, size = simulation.algorithm, simulation.task.clients, simulation.task.layout.size
-    vector, sent = Expected(np.float32, (size,)), saved.traffic.broadcast_bytes
-    layout = {
-        "sequences": Expected(np.uint32, (clients,)),
-        "held": Expected(np.int64, (clients,), NEVER, sent),
-    }
-    if algorithm.snapshot_quantizer is not None:
-        layout["overpaid"] = Expected(np.int64, (clients,), HOLDS)
-    if algorithm.uplink_memory_rate:
-        layout["memories.clients"] = Expected(np.int64, ("remembering",), 0, clients - 1, distinct=True)
-        layout["memories"] = Expected(np.float32, ("remembering", size))
-    with_memories = algorithm.downlink_rate(size) != 1 and algorithm.direct_draw != "start"
+    algorithm, size = simulation.algorithm, simulation.task.layout.size
+    vector, needs = Expected(np.float32, (size,)), algorithm.needs
+    layout: dict[str, Expected] = {}
+    apart = algorithm.downlink.rate(algorithm.server_quantizer, size) != 1
     for name in (saved.clients_hidden_state, *(job.start for job in jobs)):
         exact, version = _parsed(name)
-        if version > simulation.server.version or (not exact and algorithm.snapshot_quantizer is None):
+        if version > simulation.server.version or not (exact or needs.quantized_starts or needs.own_starts):
             raise DataError(f"no client starts from {name}")
         layout[name] = vector
-        if with_memories and version:
+        if apart and exact and version:
             layout[f"memory.{version}"] = vector
-    return layout | {f"job_memory.{job.number}": vector for job in jobs if job.memory}
+    new = algorithm.client_rule.new_memory(size)
+    for job in jobs:
+        layout |= {key: like(key, value) for name, value in new.items() for key in (f"job.{job.number}.{name}",)}
+    return layout
 
 
-def _require_consistent(
-    saved: Saved, events: list[Any], jobs: list[_SavedJob], sequences: list[int], simulation: Simulation
-) -> None:
+def _require_consistent(saved: Saved, events: list[Any], jobs: list[_SavedJob], simulation: Simulation) -> None:
     """Raise `DataError` if events name clients that there are not, or counts contradict each other."""
-    clients, counters, algorithm = simulation.task.clients, saved.counters, simulation.algorithm
+    clients, counters, sequences = simulation.task.clients, saved.counters, simulation.fleet.sequences
     serials = {serial for _, _, serial, _, _ in events}
     in_flight = sum(not isinstance(event, Arrive | Timeout) for *_, event in events)
     sound = {
@@ -237,7 +217,6 @@ def _require_consistent(
         "starts": counters.starts == sum(sequences) and all(job.number < counters.starts for job in jobs),
         "jobs": len({job.number for job in jobs}) == len(jobs)
         and all(job.sequence < sequences[job.client] and job.steps != 0 for job in jobs if job.client < clients),
-        "memories": bool(algorithm.uplink_memory_rate) or not any(job.memory for job in jobs),
         "clients in flight": counters.in_flight == in_flight,
         "arrivals": counters.arrivals <= counters.starts + counters.turned_away + 1,
         "updates": sum(saved.traffic.staleness_counts) == saved.traffic.uploads,
@@ -248,9 +227,8 @@ def _require_consistent(
 
 def _require_shared(simulation: Simulation) -> None:
     """Raise `DataError` unless clients and server hold the same hidden state."""
-    clients, server = simulation.clients_hidden_state, simulation.server.hidden_state
-    own_draws = simulation.algorithm.direct_draw == "start"
-    if clients.version != server.version or not clients.exact or not (own_draws or clients.digest == server.digest):
+    clients, server = simulation.background.hidden_state, simulation.server.hidden_state
+    if (clients.version, clients.digest, clients.exact) != (server.version, server.digest, True):
         raise _unfit("its clients hold another hidden state than its server")
 
 
@@ -293,15 +271,23 @@ def _job_of(event: Event) -> Job | None:
 def _fields_of(event: Event) -> _Fields:
     if isinstance(event, Job | Deliver):
         job = event if isinstance(event, Job) else event.job
-        start, memory = _name(job.hidden_state), job.memory is not None
-        return _SavedJob(job.number, job.client, job.sequence, start, job.weight, job.steps, memory)
+        assert job.start is not None
+        return _SavedJob(job.number, job.client, job.sequence, _name(job.start), job.weight, job.steps)
     return event
 
 
-def _event(kind: str, saved: _Fields, states: Mapping[str, HiddenState], arrays: Mapping[str, NDArray[Any]]) -> Event:
+def _event(
+    kind: str,
+    saved: _Fields,
+    starts: Mapping[str, HiddenState],
+    arrays: Mapping[str, NDArray[Any]],
+    simulation: Simulation,
+) -> Event:
     if not isinstance(saved, _SavedJob):
         return saved
-    number, client, sequence, start, weight, steps, memory = saved
-    own = arrays[f"job_memory.{number}"] if memory else None
-    job = Job(number, client, sequence, states[start], weight, steps, own)
+    number, client, sequence, start, weight, steps = saved
+    state = starts[start]
+    names = simulation.algorithm.client_rule.new_memory(state.vector.size)
+    memory = {name: arrays[f"job.{number}.{name}"] for name in names}
+    job = Job(number, client, sequence, state.version, weight, steps, memory, state)
     return job if kind == "Job" else Deliver(job, None)

@@ -12,7 +12,7 @@ from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, shortened
 from qafel.runs.progress import Limits, Progress, Row, share_done
 from qafel.runs.summary import Summary, rejections_and_repeats
 from qafel.simulator.executors.jobs import Job
-from qafel.simulator.simulation import Deliver, Gone, Simulation
+from qafel.simulator.simulation import Deliver, Dropout, Simulation
 
 _EVERY_S = 1.0
 _MANY = 20_000  # events on the clock, beyond which they are not looked through every second
@@ -37,7 +37,7 @@ class Heartbeat:
         self._rate = Rate()
         self._hidden_state_lag: float | None = None
 
-    def now_and_then(self) -> None:
+    def write_if_due(self) -> None:
         """Tell it if it is time."""
         if perf_counter() >= self._due:
             self._tell(self.state())
@@ -45,7 +45,7 @@ class Heartbeat:
 
     def on_row(self, row: Row) -> None:
         self._hidden_state_lag = row.hidden_state_lag
-        self.now_and_then()
+        self.write_if_due()
 
     def on_end(self, summary: Summary | None) -> None:
         """Nothing to do: the directory has the summary, and knows the last state."""
@@ -67,7 +67,7 @@ class Heartbeat:
             virtual_time=now,
             updates_per_s=self._rate.mark(perf_counter(), traffic.uploads),
             share_done=share_done(self._limits, server.version, traffic.uploads, now, traffic.total_bytes),
-            buffer_fill=server.buffer.count,
+            buffer_fill=server.accumulator.count,
             buffer_size=server.algorithm.buffer_size,
             staleness_histogram=shortened(traffic.staleness_counts),
             rejected=rejected,
@@ -97,9 +97,9 @@ def _taking_part(simulation: Simulation) -> _TakingPart:
     silent: list[str] = []
     clock = simulation.clock
     for event in islice(clock.events(), _MANY):
-        if isinstance(event, Gone):
+        if isinstance(event, Dropout):
             silent.append(str(event.client))
         elif isinstance(event, Job | Deliver) and len(training) < NAMED_CLIENTS:
             job = event.job if isinstance(event, Deliver) else event
-            training[str(job.client)] = simulation.server.version - job.hidden_state.version
+            training[str(job.client)] = simulation.server.version - job.version
     return _TakingPart(training, silent[:NAMED_CLIENTS], len(silent) if len(clock) <= _MANY else None)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, final
 
 import tomli_w
 
-from qafel.algorithm import Algorithm, Checkpoint, require_checkpoints
+from qafel.algorithm import Algorithm, Checkpoint
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError, NonFiniteVector
 from qafel.params import Vector
@@ -72,7 +72,7 @@ class RunPlan:
             settings=settings_of(config),
             task=task,
             make_task=config.task.make,
-            algorithm=config.algorithm.wire(task.layout),
+            algorithm=config.algorithm.compose(task.layout),
             timing=make_timing(config.timing, config.seed, task.clients),
             evaluation=Evaluation(**config.evaluation.model_dump()),
             limits=Limits(**config.stop.model_dump()),
@@ -148,7 +148,6 @@ def write_run(
     path, track = out.path if isinstance(out, RunDirectory) else out, track_of(track)
     if resume and not os.path.exists(path / CHECKPOINT):
         raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without `resume`")
-    require_checkpoints(plan.algorithm, plan.task.layout.size)
     progress, toml = Progress(plan.evaluation, plan.task.metric_goal), tomli_w.dumps(plan.settings)
     with (
         nullcontext(out) if isinstance(out, RunDirectory) else RunDirectory(out) as directory,
@@ -213,6 +212,7 @@ def run_to_end(
             simulation.clock.now,
             turned_away=simulation.turned_away,
             out_of_time=simulation.out_of_time,
+            stopped=simulation.stopped,
             training_s=training_s,
             **more,
         )
@@ -256,7 +256,7 @@ class Saving:
             signal.signal(signal.SIGINT, self._handler)
             self._handler = None
 
-    def now_and_then(self) -> None:
+    def save_if_due(self) -> None:
         """Save if it is time. After an interruption save and raise KeyboardInterrupt."""
         if self._interrupted:
             self.now()
@@ -300,13 +300,13 @@ def drive(
             break
         stepped = simulation.advance()
         if heartbeat is not None:
-            heartbeat.now_and_then()
+            heartbeat.write_if_due()
         if (stepped or by_uploads) and progress.due(simulation.server.version, traffic.uploads):
             yield _measure(simulation, progress)
         if limits.at_target and progress.target_reached:
             break
         if stepped and saving is not None:
-            saving.now_and_then()
+            saving.save_if_due()
     if saving is not None:
         saving.now()  # before the last row, which a run that goes on with larger limits does not have
     if progress.stale(simulation.server.version, traffic.uploads):

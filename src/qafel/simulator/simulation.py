@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 from typing import Generic, NamedTuple, TypeVar, final
 
-from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
-from qafel.algorithm.client import remembered
-from qafel.algorithm.hidden_state import model_for_start
+from qafel.algorithm import Algorithm, Client, HiddenState, Made, Means, Message, Needs, Next, Server, require_provided
+from qafel.algorithm.catch_up import own_start
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, MessageError, RejectedUpload
 from qafel.params import Vector
@@ -19,6 +17,7 @@ from qafel.parts import blaming
 from qafel.runs.progress import Traffic
 from qafel.runs.records import Amount, Count
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
+from qafel.simulator.fleet import Fleet
 from qafel.simulator.timing import Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
 from qafel.simulator.timing.durations import partial_work, uniform_draws
@@ -79,10 +78,10 @@ class Deliver(NamedTuple):
     """An upload reaches the server; None: a resumed run does not have its bytes, and trains again."""
 
     job: Job
-    upload: bytes | None
+    made: Made | None
 
 
-class Gone(NamedTuple):
+class Dropout(NamedTuple):
     """A client would have finished, but never reports."""
 
     client: Count
@@ -94,11 +93,11 @@ class Timeout(NamedTuple):
     round_number: Count
 
 
-Event = Job | Arrive | Deliver | Gone | Timeout
+Event = Job | Arrive | Deliver | Dropout | Timeout
 """A job on the clock is due when its client has finished training; then its upload sets out."""
 _AFTER_ALL_ELSE = 1
-HOLDS = -1
-NEVER = -(2**62)  # so long ago that more bytes came since than any snapshot has
+PROVIDED = Needs(*(True for _ in Needs._fields))
+"""The simulator runs every method; rounds and corrections depend on timing and task."""
 _MANY_ROUNDS = 1000
 """Without a single update by then, none will come."""
 _MANY_UNREAD = 1000
@@ -124,6 +123,11 @@ class Simulation:
         self.timing = timing
         self.seed = seed
         self.executor: Executor = executor or Inline(Trainer(task, algorithm, seed))
+        rounds = isinstance(timing.arrivals, Rounds)
+        correction = bool(getattr(task, "takes_correction", False))
+        always = isinstance(timing.arrivals, AlwaysTraining)
+        provided = PROVIDED._replace(rounds=rounds, continues=always, correction=correction)
+        require_provided(algorithm, provided, f"this run of {task.name}")
         self.server = Server(
             initial_model(task, seed) if start is None else start,
             algorithm,
@@ -131,27 +135,30 @@ class Simulation:
             log_capacity=0,
             clients=task.clients,
         )
-        self.clients_hidden_state = HiddenState.of(self.server.model.copy())
-        """The clients' hidden state, moved by the broadcasts' bytes alone: one vector, as all hold the same."""
+        size = self.server.model.size
+        self.background = Client(0, HiddenState.of(self.server.model.copy()), algorithm, seed)
+        """The hidden state of all clients, moved by the broadcasts' bytes alone: one object, as all hold the same."""
+        self.fleet = Fleet(task.clients, algorithm.client_rule, size)
         self.clock: Clock[Event] = Clock()
         self.traffic = Traffic(received_bytes=0, received_by_all_bytes=0)
-        self.sequences = [0] * task.clients
-        """How often each client started."""
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
-        self.memories: dict[int, Vector] = {}
-        """What each client's uploads are relative to (MCM); zero for those that are not in it."""
-        self.held = array("q", [NEVER]) * task.clients
-        """How many bytes had been broadcast when each client last started: it misses what came since."""
-        self.overpaid = array("q", [0]) * task.clients
-        """With a snapshot quantizer: `HOLDS` of a client that holds x̂; of others, how many bytes less broadcasts would
-        have been than the inexact snapshots that it fetched."""
-        self.whole_bytes = self.clients_hidden_state.snapshot_bytes
-        """What a client downloads that holds nothing: a snapshot, or a broadcast that is a whole model."""
-        self._inexact: tuple[HiddenState, int] | None = None
+        self.stopped = 0
+        """Jobs that ended before their time because the staleness law gives them up."""
+        self._give_up_after: int | None = getattr(algorithm.staleness, "abandon_after", None)
+        self._running: dict[int, dict[int, Job]] = {}
+        """With such a law: the jobs in flight by the version that they started from, and by number."""
+        self.busy: set[int] = set()
+        """Clients in flight, where a client may have one upload under way."""
+        self._offer = self.server.offer()
+        self._quantized: HiddenState | None = None
+        self._exact_model: HiddenState | None = None
         self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
         self._dropouts = uniform_draws(seed, "dropout")
         self._arrivals: Iterator[Arrival] = iter(())
-        self._always_training = isinstance(timing.arrivals, AlwaysTraining)
+        self._always_training = always
+        self._memory = algorithm.needs.client_memory
+        self._one_at_a_time = self._memory and not rounds
+        self._after_receipt = (self._memory or algorithm.needs.continues) and always
         self._ahead: list[tuple[float, int, Job]] = []
         self._unread = 0
 
@@ -167,6 +174,19 @@ class Simulation:
                 self.follow_arrivals()
                 self._schedule_arrival()
 
+    def resume(self) -> None:
+        """Continue from a restored state: workers may begin all that is under way, and arrivals continue."""
+        self._offer = self.server.offer()
+        for time, _, _, event in sorted(self.clock.entries()):
+            job = event.job if isinstance(event, Deliver) else event
+            if self._one_at_a_time and isinstance(job, Job | Dropout):
+                self.busy.add(job.client)
+            if isinstance(job, Job) and self._give_up_after is not None:
+                self._running.setdefault(job.version, {})[job.number] = job
+            if isinstance(event, Job):
+                self.train_ahead_of(time, event)
+        self.follow_arrivals()
+
     def follow_arrivals(self) -> None:
         """Continue the arrivals of the open loop behind those that have happened."""
         if not isinstance(self.timing.arrivals, AlwaysTraining | Rounds):
@@ -177,14 +197,14 @@ class Simulation:
         if self._ahead:
             self._train_ahead()
         match self.clock.advance():
-            case Job() as job:
+            case Job() as job if not self.is_stopped(job):
                 return self._finish_training(job)
-            case Deliver(job, upload):
-                return self._deliver(job, self.executor.result(job) if upload is None else upload)
+            case Deliver(job, made) if not self.is_stopped(job):
+                return self._deliver(job, self.executor.result(job) if made is None else made)
             case Arrive(client, duration):
                 self._start(client, duration)
                 self._schedule_arrival()
-            case Gone(client):
+            case Dropout(client):
                 self._finish(client)
             case Timeout(round_number):
                 return round_number == self.rounds and self._end_round()
@@ -201,15 +221,17 @@ class Simulation:
 
     def _train_ahead(self) -> None:
         while self._ahead and self.executor.room > 0:
-            self.executor.submit(heappop(self._ahead)[2])
+            job = heappop(self._ahead)[2]
+            if not self.is_stopped(job):
+                self.executor.submit(job)
 
     def _finish_training(self, job: Job) -> bool:
         if self._ahead and self._ahead[0][1] == job.number:
             heappop(self._ahead)
-        upload = self.executor.result(job)
+        made = self.executor.result(job)
         if self.timing.network is None:
-            return self._deliver(job, upload)
-        self.clock.schedule(self.timing.network.upload_time(job.client, len(upload)), Deliver(job, upload))
+            return self._deliver(job, made)
+        self.clock.schedule(self.timing.network.upload_time(job.client, len(made.upload)), Deliver(job, made))
         return False
 
     def _schedule_arrival(self) -> None:
@@ -234,88 +256,90 @@ class Simulation:
         now = self.clock.now
         return now - 1e-9 * (1 + now) <= time < inf and 0 <= client < self.task.clients and _is_time(duration)
 
-    def _start(self, client: int, duration: float | None = None, deadline: float | None = None) -> None:
-        """A client copies the hidden state and begins to train."""
+    def _start(
+        self,
+        client: int,
+        duration: float | None = None,
+        deadline: float | None = None,
+        same: HiddenState | None = None,
+    ) -> None:
+        """A client copies the hidden state, or starts from the `same` one again, and begins to train."""
         timing = self.timing
-        if timing.max_concurrency is not None and self.in_flight >= timing.max_concurrency:
+        full = timing.max_concurrency is not None and self.in_flight >= timing.max_concurrency
+        if full or client in self.busy:
             self.turned_away += 1
             return
-        number, sequence = self.starts, self.sequences[client]
+        number, sequence = self.starts, self.fleet.sequences[client]
         self.starts += 1
         self.in_flight += 1
-        self.sequences[client] = sequence + 1
+        self.fleet.sequences[client] = sequence + 1
+        if self._one_at_a_time:
+            self.busy.add(client)
         if duration is None:
             duration = self._duration(client, number)
         download, steps = 0.0, None
-        download_bytes, start = self._fetch(client, sequence)
+        download_bytes, start = (0, same) if same is not None else self._fetch(client, sequence)
         self.traffic.count_download(download_bytes)
         if timing.network is not None:
             download = timing.network.download_time(client, download_bytes)
-        if deadline is not None and self.algorithm.partial_work:
+        if deadline is not None and self.algorithm.local.partial:
             time = deadline - download - self._longest_upload(client)
             whole = max(1, self.algorithm.local.steps_for(self.task.samples(client)))
             steps, duration = partial_work(whole, duration, time)
             if not steps:
                 self.out_of_time += 1
-                self.clock.schedule(deadline, Gone(client))
+                self.clock.schedule(deadline, Dropout(client))
                 return
         if timing.dropout and self._dropouts[number] < timing.dropout:
-            self.clock.schedule(download + duration, Gone(client))
+            self.clock.schedule(download + duration, Dropout(client))
             return
         weight = self._weights[client] if self._weights else 1.0
-        job = Job(number, client, sequence, start, weight, steps, self.memories.get(client))
+        memory = self.fleet.memory(client) if self._memory else {}
+        job = Job(number, client, sequence, start.version, weight, steps, memory, start)
         delay = download + duration
         self.clock.schedule(delay, job)
+        if self._give_up_after is not None:
+            self._running.setdefault(job.version, {})[number] = job
         if self.executor.looks_ahead:
             self.train_ahead_of(self.clock.now + delay, job)
 
+    def is_stopped(self, job: Job) -> bool:
+        """Whether a job on the clock was given up: its client has started again."""
+        return self._give_up_after is not None and job.number not in self._running.get(job.version, {})
+
+    def _give_up_late_jobs(self) -> None:
+        """Stop the jobs whose start has become too old; their clients start again."""
+        if self._give_up_after is None:
+            return
+        late = self._running.pop(self.server.version - self._give_up_after, {})
+        for _, job in sorted(late.items()):  # as they started: a resumed run has noted them in another order
+            self.stopped += 1
+            self.executor.discard(job)
+            self._finish(job.client)
+
     def _fetch(self, client: int, sequence: int) -> tuple[int, HiddenState]:
-        """Bring a client to the newest hidden state; return the bytes that it downloads, and what it starts from.
+        """Bring a client to a point it can start from: the bytes that it downloads, and what it starts from."""
+        plan = self.algorithm.catch_up.plan(self.fleet.held(client), self._offer)
+        self.fleet.hold_(client, plan.held)
+        if plan.means is Means.QUANTIZED:
+            return plan.download_bytes, self._quantized_state()
+        if plan.means is Means.OWN:
+            exact = self._model_state()
+            return len(own_start(exact, self.algorithm, self.seed, client, sequence)), exact
+        return plan.download_bytes, self.background.hidden_state
 
-        It downloads what `Server.catch_up` sends.
+    def _quantized_state(self) -> HiddenState:
+        """What the server's quantized copy of the newest version decodes to."""
+        if self._quantized is None or self._quantized.version != self.server.version:
+            message = Message.from_bytes(self.server.quantized())
+            self._quantized = HiddenState.from_snapshot(message, self.server.model.size, self.algorithm)
+        return self._quantized
 
-        The broadcasts since its last start (of whole models the newest), or a snapshot where that is shorter or it
-        never took part. docs/decisions/simulator-starts-pay-what-they-download.md
-        With `direct_draw = "start"`, a model of its own.
-        """
-        current = self.clients_hidden_state
-        if self.algorithm.direct_draw == "start":
-            return len(model_for_start(current, self.algorithm, self.seed, client, sequence)), current
-        missed = self.traffic.broadcast_bytes - self.held[client]
-        self.held[client] += missed
-        if self.algorithm.snapshot_quantizer is not None:
-            return self._fetch_inexactly(client, missed)
-        return min(missed, self.whole_bytes), current
-
-    def _fetch_inexactly(self, client: int, missed: int) -> tuple[int, HiddenState]:
-        """What a client fetches and starts from where there is a snapshot quantizer, and it missed so many bytes.
-
-        An inexact snapshot where the broadcasts are longer, or the client holds no x̂ to add them to. Once such
-        snapshots have cost it as much more than broadcasts would have as x̂ costs more than one of them, it fetches x̂
-        and follows: so a client that starts often pays at most about twice what it would have paid with x̂ at once.
-        """
-        current, overpaid = self.clients_hidden_state, self.overpaid[client]
-        if overpaid == HOLDS and not missed:
-            return 0, current
-        inexact, size = self._inexact_snapshot()
-        if not missed:
-            return 0, inexact
-        if overpaid == HOLDS and missed <= size:
-            return missed, current
-        overpaid = max(0, overpaid) + max(0, size - missed)
-        if overpaid >= current.snapshot_bytes - size:
-            self.overpaid[client] = HOLDS
-            return current.snapshot_bytes, current
-        self.overpaid[client] = overpaid
-        return size, inexact
-
-    def _inexact_snapshot(self) -> tuple[HiddenState, int]:
-        """What the server's snapshot of the newest version decodes to, and its length."""
-        if self._inexact is None or self._inexact[0].version != self.server.version:
-            data = self.server.snapshot()
-            size = self.server.model.size
-            self._inexact = HiddenState.from_snapshot(Message.from_bytes(data), size, self.algorithm), len(data)
-        return self._inexact
+    def _model_state(self) -> HiddenState:
+        """The server's model itself, from which each start draws its own message."""
+        if self._exact_model is None or self._exact_model.version != self.server.version:
+            self._exact_model = HiddenState.of(self.server.model.copy(), self.server.version, exact=False)
+        return self._exact_model
 
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing
@@ -335,37 +359,50 @@ class Simulation:
         payload = self.algorithm.client_quantizer.max_payload_bytes(self.server.model.size)
         return self.timing.network.upload_time(client, HEADER_BYTES + payload)
 
-    def _finish(self, client: int) -> None:
-        """A client is free again. In the closed loop it starts at once, before the step its update may trigger."""
+    def _finish(self, client: int, same: HiddenState | None = None) -> None:
+        """A client is free again. In the closed loop it starts immediately, from the `same` state if it keeps it."""
         self.in_flight -= 1
+        self.busy.discard(client)
         if self._always_training:
-            self._start(client)
+            self._start(client, same=same)
 
-    def _deliver(self, job: Job, upload: bytes) -> bool:
-        self._finish(job.client)
+    def _deliver(self, job: Job, made: Made) -> bool:
+        """An upload arrives. Its client starts again before the step that it may trigger, as in the published runs;
+        after the server's answer where the method needs that.
+        """
+        if self._give_up_after is not None:
+            del self._running[job.version][job.number]
+        if not self._after_receipt:
+            self._finish(job.client)
+            return self._receive(job, made)[0]
+        stepped, following = self._receive(job, made)
+        self._finish(job.client, job.start if following is Next.SAME else None)
+        return stepped
+
+    def _receive(self, job: Job, made: Made) -> tuple[bool, Next]:
+        upload = made.upload
         try:
-            accepted = self.server.receive(message := Message.from_bytes(upload))
+            accepted = self.server.receive(Message.from_bytes(upload))
         except (MessageError, RejectedUpload) as error:
             self.traffic.count_rejected(upload)
             self._unread = self._unread + 1 if isinstance(error, MessageError) else 0
             if self._unread == _MANY_UNREAD:
                 raise ConfigError(f"{_MANY_UNREAD} uploads in a row were rejected, the last one: {error}") from error
-            return False
+            return False, Next.NEWEST
         self._unread = 0
         self.traffic.count_upload(upload, accepted.staleness)
-        if self.algorithm.uplink_memory_rate:
-            self.memories[job.client] = remembered(self.memories.get(job.client), message, self.algorithm)
-        return accepted.broadcast is not None and self._spread(accepted.broadcast)
+        if self._memory:
+            self.fleet.remember_(job.client, made.memory)
+        if accepted.batch is None:
+            return False, accepted.following
+        return self._apply_broadcast(self.server.step(accepted.batch)), accepted.following
 
-    def _spread(self, broadcast: bytes) -> bool:
+    def _apply_broadcast(self, broadcast: bytes) -> bool:
         """Every client receives the broadcast. Algorithm 3."""
         self.traffic.count_broadcast(broadcast, self.task.clients)
-        self.clients_hidden_state = self.clients_hidden_state.advanced(Message.from_bytes(broadcast), self.algorithm)
-        if self.algorithm.direct_draw == "start":  # every start draws its own from the model itself
-            self.clients_hidden_state = HiddenState.of(self.server.model.copy(), self.server.version)
-        self.whole_bytes = self.clients_hidden_state.snapshot_bytes
-        if self.algorithm.broadcast_kind is Kind.MODEL:
-            self.whole_bytes = min(self.whole_bytes, len(broadcast))
+        self.background.receive(broadcast)
+        self._offer = self.server.offer()
+        self._give_up_late_jobs()
         if isinstance(self.timing.arrivals, Rounds):
             self._start_round()
         return True
@@ -380,9 +417,8 @@ class Simulation:
             self.clock.schedule(rounds.timeout, Timeout(self.rounds), priority=_AFTER_ALL_ELSE)
 
     def _end_round(self) -> bool:
-        broadcast = self.server.flush()
-        if broadcast is not None:
-            return self._spread(broadcast)
+        if (batch := self.server.close()) is not None:
+            return self._apply_broadcast(self.server.step(batch))
         if self.rounds >= _MANY_ROUNDS and not self.server.version:
             raise ConfigError(f"{self.rounds} rounds ended without an update: set a longer timing.round_timeout")
         self._start_round()
@@ -401,5 +437,5 @@ def require_progress(simulation: Simulation) -> None:
     if simulation.idle and isinstance(simulation.timing.arrivals, Rounds):
         raise ConfigError(
             f"round {simulation.rounds} waits for {simulation.algorithm.buffer_size} updates, and only "
-            f"{simulation.server.buffer.count} can come: set timing.round_timeout or more timing.over_selection"
+            f"{simulation.server.accumulator.count} can come: set timing.round_timeout or more timing.over_selection"
         )

@@ -167,7 +167,7 @@ def require_sound(runs: Iterable[Planned]) -> list[tuple[Config, Layout]]:
                 task, made = None, config  # one in memory at a time
                 task = config.task.make()
             timing = make_timing(config.timing, config.seed, task.clients)
-            wired, start = config.algorithm.wire(task.layout), config.initial_model(task)
+            wired, start = config.algorithm.compose(task.layout), config.initial_model(task)
             simulation = Simulation(task, wired, timing, config.seed, start=start)
             if run.cheap:  # what a task thinks of the settings of local training shows when it trains
                 simulation.begin()

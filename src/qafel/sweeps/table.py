@@ -135,7 +135,7 @@ def sweep(
     chosen, trackers = _chosen(seeds), track_of(track)
     runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
     for config, layout in require_sound(unfinished(runs, folder)):
-        for warning in quantizer_warnings(config.algorithm.wire(layout), layout.size):
+        for warning in quantizer_warnings(config.algorithm.compose(layout), layout.size):
             warnings.warn(warning, stacklevel=2)
     return make_sweep(runs, folder, Silence(), workers, trackers)
 

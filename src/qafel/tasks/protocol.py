@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from qafel.algorithm import LocalTraining
+from qafel.algorithm import HiddenState, LocalTraining, Trained
+from qafel.algorithm.client import as_trained
 from qafel.errors import PartFailed
 from qafel.params import Layout, Vector, require_vector
 from qafel.parts import blaming
@@ -46,28 +45,22 @@ class Task(Protocol):
 
     def initial_model(self, stream: Stream) -> Vector: ...
 
-    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
-        """The client's model after its local steps; `start` is not changed.
+    def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
+        """The client's model after its local steps from `start.vector`, which is not changed.
 
-        A `train` that has a parameter `version` as well (`version: int = 0`) is told by it which version of the hidden
-        state `start` is: the number of server steps before it.
+        `start.version` is the number of server steps before it. A task with `takes_correction = True` adds
+        `local.correction`, if there is one, to every gradient.
         """
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         """Figures for a model; "metric" is the one that counts."""
 
 
-def takes_version(train: Callable[..., Vector]) -> bool:
-    """Whether a training function has a parameter `version`, and so is told the version that it starts from."""
-    try:
-        return "version" in inspect.signature(train).parameters
-    except (TypeError, ValueError):  # some compiled functions state no signature
-        return False
-
-
-def told_version(train: Callable[..., Vector], version: int) -> Callable[..., Vector]:
-    """`train` from the hidden state of this version: told so, if it wants to know."""
-    return partial(train, version=version) if takes_version(train) else train
+def train_from(task: Task, client: int, model: Vector, local: LocalTraining, stream: Stream) -> Vector:
+    """A client's model after local training from a `model` that belongs to no run."""
+    with blaming(task, "train"):
+        found = task.train(client, HiddenState.of(model.copy()), local, stream)
+    return as_trained(found, model.size, f"{path_of(task)}.train").model
 
 
 @runtime_checkable

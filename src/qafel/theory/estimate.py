@@ -20,7 +20,7 @@ from qafel.errors import ConfigError
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks.convex.synthetic import Constants
-from qafel.tasks.protocol import Task, initial_model, told_version
+from qafel.tasks.protocol import Task, initial_model, train_from
 
 Wide: TypeAlias = NDArray[np.float64]
 Count: TypeAlias = int | None
@@ -36,7 +36,7 @@ _SETTLED = 1e-4
 def gradient(task: Task, client: int, model: Vector, stream: Stream, batch_size: Count = None) -> Wide:
     """One stochastic gradient g_n(x) of a client at the `model` x, with the randomness of `stream`."""
     local = LocalTraining(lr=1.0, steps=1, batch_size=batch_size)
-    step = model.astype(np.float64) - told_version(task.train, 0)(client, model, local, stream)
+    step = model.astype(np.float64) - train_from(task, client, model, local, stream)
     return np.asarray(step, np.float64)
 
 

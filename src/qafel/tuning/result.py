@@ -95,7 +95,7 @@ Save: TypeAlias = Callable[[Tuning], object]
 
 
 def short(path: str) -> str:
-    """algorithm.client_lr → client_lr, algorithm.staleness.arguments.every → staleness.every"""
+    """algorithm.client_lr → client_lr, task.arguments.size → task.size"""
     return path.removeprefix(SECTION).replace(".arguments.", ".")
 
 

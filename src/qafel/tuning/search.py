@@ -4,7 +4,7 @@ algorithm.client_lr=1e-3:10:log                     from 1e-3 to 10, on a logari
 algorithm.buffer_size=4:32                          whole numbers, as the setting is one
 algorithm.client_quantizer=qsgd:2,qsgd:4,none       one of these
 algorithm.server_quantizer=top_k:0.1,values=qsgd:4,qsgd:4    two: `key=…` belongs to the spec before it
-algorithm.client_quantizer.arguments.bits=2:8       an argument of a user's own part
+algorithm.client_quantizer.bits=2:8                 an argument of a custom part
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def default_search(config: Config) -> Search:
 def check_search(config: Config, search: Search) -> None:
     """Refuse a search that leaves what the configuration allows, before anything is run."""
     if not search:
-        raise ConfigError(f"{config.algorithm.preset} leaves no learning rate to search: say what to `search`")
+        raise ConfigError(f"{config.algorithm.method} leaves no learning rate to search: say what to `search`")
     for path, dimension in search.items():
         for value in dimension.corners:
             with_settings(config, {path: value}, f"the search {path}={dimension}")

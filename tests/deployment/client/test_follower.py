@@ -26,7 +26,7 @@ from tests.deployment.live import CONFIG, same, serving, taking_part, until, upd
 LARGE: dict[str, Any] = {
     **CONFIG,
     "task": {"name": "quadratic", "clients": 2, "dimension": 700_000},
-    "algorithm": {"preset": "fedbuff", "buffer_size": 1, "client_lr": 0.1, "server_lr": 0.1, "local_steps": 1},
+    "algorithm": {"method": "fedbuff", "buffer_size": 1, "client_lr": 0.1, "server_lr": 0.1, "local_steps": 1},
 }
 
 

@@ -23,7 +23,7 @@ task = {name = "quadratic", clients = 3, dimension = 2000}
 evaluation = {every = 1000000}
 stop = {server_steps = 12}
 [algorithm]
-preset = "qafel"
+method = "qafel"
 client_quantizer = "%s"
 server_quantizer = "%s"
 buffer_size = 3
@@ -82,7 +82,7 @@ def test_clients_without_numba_and_with_it_hold_the_same_hidden_state_as_the_ser
     assert sum(report["outcomes"].get("accepted", 0) for report in reports[:2]) > 0
 
 
-TRAIN = "import time\ndef train(start, stream):\n    time.sleep(0.1)\n    return start * 0.99\n"
+TRAIN = "import time\ndef train(start, local, stream):\n    time.sleep(0.1)\n    return start.vector * 0.99\n"
 
 
 @pytest.mark.slow

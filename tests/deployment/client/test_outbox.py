@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, wire
-from qafel.algorithm.aggregation import WINDOW, ReplayWindows
+from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, method
+from qafel.algorithm.admission import WINDOW, ReplayWindows
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.client.outbox import ClientState, Outbox
@@ -29,7 +29,7 @@ FRAME = bytes(60) + CHECKSUM.to_bytes(4, "little")
 
 
 def _algorithm() -> Algorithm:
-    return wire("fedbuff", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=3)
+    return method("fedbuff", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=3)
 
 
 def _outbox(window: int = 8) -> Outbox:
@@ -70,8 +70,8 @@ def client(tmp_path: Path) -> Any:
         yield DeploymentClient(core, _train, state, agreement, Names("live"), Access(()), ClientSettings())
 
 
-def _train(start: Vector, stream: Stream) -> Vector:
-    return start + np.float32(1)
+def _train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
+    return start.vector + np.float32(1)
 
 
 def test_a_client_counts_what_it_has_begun(client: DeploymentClient) -> None:

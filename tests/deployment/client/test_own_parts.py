@@ -64,12 +64,16 @@ async def take_part(
 
 
 @pytest.mark.parametrize("arguments", [{}, {"clients": 5}])
-@pytest.mark.parametrize("role", ["task", "client_quantizer", "server_quantizer"])
+@pytest.mark.parametrize(
+    "role",
+    ["task", "client_quantizer", "server_quantizer", "snapshot_quantizer", "client_rule", "downlink", "catch_up"],
+)
 def test_a_path_that_only_the_server_names_is_refused_and_not_imported(
     folder: Path, access: Access, role: str, arguments: dict[str, Any]
 ) -> None:
     path = f"{HOSTILE}:Half"
-    told = named(role, {"name": path, "arguments": arguments} if arguments else path)
+    given = {"arguments": arguments} if role == "task" else arguments
+    told = named(role, {"name": path, **given} if arguments else path)
     others = (f"{HOSTILE}:Rooms", "elsewhere:Half", f"{HOSTILE}.sub:Half")
     with pytest.raises(ConfigError, match=f"the run's {role} is {path}, and a client imports only.* `part` {path}$"):
         asyncio.run(take_part(folder, access, told, parts=others))
@@ -77,10 +81,10 @@ def test_a_path_that_only_the_server_names_is_refused_and_not_imported(
     assert not (folder / "trace").exists()
 
 
-@pytest.mark.parametrize("role", ["task", "staleness", "aggregation", "server_step"])
+@pytest.mark.parametrize("role", ["task", "staleness", "accumulator", "server_rule"])
 def test_what_a_client_does_not_need_it_does_not_import(folder: Path, access: Access, role: str) -> None:
     """The server's laws are the server's business, and who has a training function needs no task."""
-    own_train: MakeTrain = lambda *_: (lambda start, stream: start + 1, 1.0)  # noqa: E731
+    own_train: MakeTrain = lambda *_: (lambda start, *_: start.vector + 1, 1.0)  # noqa: E731
     told = named(role, f"{HOSTILE}:Halving")
     asyncio.run(take_part(folder, access, told, make_train=own_train if role == "task" else train_task))
     assert HOSTILE not in sys.modules
@@ -91,7 +95,7 @@ def test_what_the_client_names_it_imports_and_uses(folder: Path, access: Access)
     module = write_folder(folder)
     own = named("server_quantizer", f"{module}:Half")
     own["algorithm"] |= {"client_quantizer": f"{module}:Half", "staleness": f"{module}:only_fresh"}
-    own["algorithm"] |= {"aggregation": f"{module}:Median", "server_step": f"{module}:Step"}
+    own["algorithm"] |= {"accumulator": f"{module}:Median", "server_rule": f"{module}:Step"}
     own["task"] = {"name": f"{module}:Rooms", "arguments": {"clients": 3}}
     parts = (f"{module}:Rooms", f"{module}:Half")
     asyncio.run(take_part(folder, access, own, served=own, parts=parts))

@@ -31,7 +31,7 @@ name = "{RUN}"
 name = "mushrooms"
 clients = {CLIENTS}
 [algorithm]
-preset = "qafel"
+method = "qafel"
 client_quantizer = "qsgd:4"
 server_quantizer = "qsgd:4"
 buffer_size = 4
@@ -158,7 +158,7 @@ class Fleet:
         """
         config = load_recipe(str(self.recipe))
         task = config.task.make()
-        algorithm = config.algorithm.wire(task.layout)
+        algorithm = config.algorithm.compose(task.layout)
         initial = task.initial_model(Stream.named(config.seed, "initial-model"))
         state = self.run / "state"
         with Ledger.open(state, lambda: initial, algorithm, config.seed, size=initial.size) as ledger:

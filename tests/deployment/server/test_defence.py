@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qafel.algorithm import Algorithm, HiddenState, LocalTraining, Message, Server, make_upload, wire
+from qafel.algorithm import Algorithm, HiddenState, LocalTraining, Message, Server, method
 from qafel.config import Config
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
@@ -20,15 +20,15 @@ from qafel.deployment.server.intake import RunningMedian, UploadChecker, resolve
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import NormTooLarge
 from qafel.params import Vector
-from qafel.rng import Stream
 from tests.deployment.live import CONFIG, replay, serving, taking_part, until, update
+from tests.uploads import receive, upload_of
 
 SIZE = 16
 
 
 def _algorithm(**changed: Any) -> Algorithm:
     quantizers = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
-    return wire("qafel", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=2, **quantizers, **changed)
+    return method("qafel", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=2, **quantizers, **changed)
 
 
 def _initial() -> Vector:
@@ -38,8 +38,7 @@ def _initial() -> Vector:
 def _frame(algorithm: Algorithm, client: int, sequence: int, norm: float, weight: float = 1.0) -> bytes:
     start = HiddenState.of(_initial())
     trained = start.vector - np.float32(norm / math.sqrt(SIZE))
-    stream = Stream.named(1, "test", client, sequence)
-    return make_upload(start, trained, algorithm, stream, client=client, sequence=sequence, weight=weight)
+    return upload_of(start, trained, algorithm, client=client, sequence=sequence, weight=weight, seed=1)
 
 
 def _checker(median: RunningMedian | None = None, **settings: Any) -> UploadChecker:
@@ -110,16 +109,16 @@ def test_a_weight_is_believed_up_to_a_bound() -> None:
 def test_the_bounds_follow_from_the_recipe() -> None:
     config = Config.from_dict(CONFIG)
     task = config.task.make()
-    algorithm = config.algorithm.wire(task.layout)
+    algorithm = config.algorithm.compose(task.layout)
     found = resolved(DefenceSettings(), algorithm, task)
     assert found.max_norm == pytest.approx(algorithm.local.lr * 2 * math.sqrt(task.layout.size))
     assert found.max_weight == 10.0
     assert resolved(DefenceSettings(max_norm=3.0, max_weight=math.inf), algorithm, task).max_norm == 3.0
 
 
-@pytest.mark.parametrize("aggregation", ["mean", "weighted-mean", "median", "trimmed-mean"])
-def test_what_was_applied_is_in_the_journal_and_votes_survive_a_kill(tmp_path: Path, aggregation: Any) -> None:
-    algorithm = _algorithm(aggregation=aggregation)
+@pytest.mark.parametrize("accumulator", ["mean", "weighted-mean", "median", "trimmed-mean"])
+def test_what_was_applied_is_in_the_journal_and_votes_survive_a_kill(tmp_path: Path, accumulator: Any) -> None:
+    algorithm = _algorithm(accumulator=accumulator)
     judged = [Applied.of(1.0, norm=1.0), Applied.of(10.0, 0.1, 7.0), Applied.of(0.7, 1 / 3, 2.0), Applied.of(1, norm=3)]
     models = []
     for _ in range(2):  # the second start receives the journal of the first, which wrote no checkpoint
@@ -136,9 +135,9 @@ def test_what_was_applied_is_in_the_journal_and_votes_survive_a_kill(tmp_path: P
 
 
 def test_a_clipped_update_counts_with_its_whole_weight_in_a_weighted_mean() -> None:
-    server = Server(_initial(), _algorithm(aggregation="weighted-mean"), 1)
+    server = Server(_initial(), _algorithm(accumulator="weighted-mean"), 1)
     for client, factor in ((0, 0.25), (1, 1.0)):
-        server.receive(Message.from_bytes(_frame(_algorithm(), client, 0, 4.0)), factor)
+        receive(server, _frame(_algorithm(), client, 0, 4.0), factor)
     assert np.allclose(server.model, -(0.25 * 1.0 + 1.0) / 2)
 
 
@@ -159,7 +158,7 @@ def test_at_a_live_server_neither_weight_nor_norm_of_one_client_makes_the_run_di
     """
 
     async def check() -> None:
-        config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "aggregation": "weighted-mean"}})
+        config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "accumulator": "weighted-mean"}})
         settings = ServerSettings(heartbeat_s=0.2, defence=DefenceSettings())
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(serving(tmp_path, access, config, settings))
@@ -169,20 +168,20 @@ def test_at_a_live_server_neither_weight_nor_norm_of_one_client_makes_the_run_di
             lies = [*3 * [(1e27, 1e-28)], (1e16, 1.0), (1.0, 3e38), (1e-9, 1e30), (1e-9, 1e30)]
             for sequence, (step, weight) in enumerate(lies):
                 trained = start.vector - np.float32(step)
-                stream = Stream.named(1, "test", 4, sequence)
-                made = make_upload(start, trained, algorithm, stream, client=4, sequence=sequence, weight=weight)
-                frames.append((4, made))
+                frames.append((4, upload_of(start, trained, algorithm, client=4, sequence=sequence, weight=weight)))
             await _send(server, access, frames)
             core, bound = server.ledger.server, resolved(DefenceSettings(), algorithm, config.task.make()).max_norm
             assert server.intake.diverged is None
-            assert np.linalg.norm(core.model) <= 2.02 * (bound or 0.0) * algorithm.server_lr
+            assert np.linalg.norm(core.model) <= 2.02 * (bound or 0.0) * config.algorithm.server_lr
             before = core.model.copy()
             for _ in range(4):
                 await update(client)
             assert core.version >= 2
             assert np.linalg.norm(core.model - before) > 1e-3, "frozen"
             digest = core.hidden_state.digest
-        assert replay(tmp_path / "state", config.initial_model(config.task.make()), algorithm, config.seed)
+            served = core.algorithm
+        again = replay(tmp_path / "state", config.initial_model(config.task.make()), served, config.seed)
+        assert again.hidden_state.digest == digest
         async with serving(tmp_path, access, config, settings) as server:
             assert server.ledger.server.hidden_state.digest == digest
 

@@ -38,7 +38,10 @@ class Run:
         directory.begin(config.to_toml(), keep_metrics_bytes=None)
         hidden_state = SimpleNamespace(vector=np.array([3, 3], np.float32))
         self.server: Any = SimpleNamespace(
-            version=0, model=np.array([3, 4], np.float32), hidden_state=hidden_state, buffer=SimpleNamespace(count=1)
+            version=0,
+            model=np.array([3, 4], np.float32),
+            hidden_state=hidden_state,
+            accumulator=SimpleNamespace(count=1),
         )
         self.traffic = traffic
         task: Any = SimpleNamespace(evaluate=evaluate, metric_goal="max", metric_name="accuracy")
@@ -222,5 +225,3 @@ def test_a_restarted_servers_rates_are_of_what_it_took_itself(tmp_path: Path, mo
     assert (summary["virtual_time"], summary["virtual_time_unit"]) == (5.0, "s")
     assert summary["staleness_histogram"] == []
     assert {"versions", "hardware", "qafel_version"} <= summary.keys()
-    old = Path(__file__).parents[1] / "old_formats" / "run" / "summary.json"
-    assert json.loads(old.read_text(encoding="utf-8")).keys() <= summary.keys()

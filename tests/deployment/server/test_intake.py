@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qafel.algorithm import Kind, Message, make_upload
+from qafel.algorithm import Kind, Message
 from qafel.bench.deployment import mutated
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
@@ -30,6 +30,7 @@ from qafel.deployment.server.server import DeploymentServer
 from qafel.errors import BrokerRefused, ConfigError
 from qafel.rng import Stream
 from tests.deployment.live import CONFIG, replay, serving, taking_part, until, update
+from tests.uploads import upload_of
 
 
 def _settings(**defence: Any) -> ServerSettings:
@@ -39,15 +40,9 @@ def _settings(**defence: Any) -> ServerSettings:
 def _upload(client: DeploymentClient, sequence: int, step: float = 0.01, weight: float = 1.0) -> bytes:
     start = client.core.hidden_state
     direction = np.sin(np.arange(start.vector.size, dtype=np.float32))
-    return make_upload(
-        start,
-        start.vector - np.float32(step) * direction,
-        client.core.algorithm,
-        Stream.named(1, "test", client.core.number, sequence),
-        client=client.core.number,
-        sequence=sequence,
-        weight=weight,
-    )
+    trained = start.vector - np.float32(step) * direction
+    number, algorithm = client.core.number, client.core.algorithm
+    return upload_of(start, trained, algorithm, client=number, sequence=sequence, weight=weight, seed=1)
 
 
 class Told:
@@ -94,7 +89,7 @@ def test_an_update_that_would_make_the_sum_infinite_is_rejected_even_from_a_lone
             assert "would not be finite" in told.texts[0]
             await _send(broker, told, client.names.upload(0), _upload(client, 3))
             assert told.accepted == [3]
-            assert np.isfinite(server.ledger.server.buffer.total).all()
+            assert np.isfinite(server.ledger.server.accumulator.total).all()
 
     asyncio.run(check())
 
@@ -119,7 +114,7 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
             await until(lambda: client.follower.version == 9)
             assert told.accepted == list(range(25))
             state = server.ledger.server
-            before = (state.version, state.buffer.count, state.buffer.total.copy())
+            before = (state.version, state.accumulator.count, state.accumulator.total.copy())
 
             good = Message.from_bytes(_upload(client, 25))
             changed = [
@@ -147,8 +142,8 @@ def test_each_bad_upload_is_rejected_for_its_reason(tmp_path: Path, access: Acce
             await _send(broker, stranger, client.names.upload(77), good.to_bytes())
             assert stranger.rejected == ["unknown-client"]
             assert told.duplicate == [3]
-            assert (state.version, state.buffer.count) == before[:2]
-            assert np.array_equal(state.buffer.total, before[2])
+            assert (state.version, state.accumulator.count) == before[:2]
+            assert np.array_equal(state.accumulator.total, before[2])
             await _send(broker, told, subject, good.to_bytes())
             assert told.accepted[-1] == 25
 
@@ -280,7 +275,7 @@ def test_ten_thousand_mutated_messages_neither_count_nor_crash_the_server(tmp_pa
             frames = [_upload(client, 10_000 + number) for number in range(50)]
             state, rejected = server.ledger.server, server.ledger.server.rejected
             taken, refused = server.ledger.traffic.uploads, sum(rejected.values())
-            held = (state.version, state.buffer.count, state.buffer.total.copy())
+            held = (state.version, state.accumulator.count, state.accumulator.total.copy())
             began = time.perf_counter()
             for start in range(0, 10_000, 100):
                 batch = [(mutated(frames, chooser), _odd_headers(chooser)) for _ in range(100)]
@@ -293,8 +288,8 @@ def test_ten_thousand_mutated_messages_neither_count_nor_crash_the_server(tmp_pa
             mutants_per_s = 10_000 / (time.perf_counter() - began)
             assert server.ledger.traffic.uploads == taken, "a mutant was taken"
             assert sum(rejected.values()) == refused + 10_000
-            assert (state.version, state.buffer.count) == held[:2]
-            assert np.array_equal(state.buffer.total, held[2])
+            assert (state.version, state.accumulator.count) == held[:2]
+            assert np.array_equal(state.accumulator.total, held[2])
             after_rate = await _good_uploads_per_s(server, client, broker, 300)
             print(f"good {before_rate:.0f}/s, mutants {mutants_per_s:.0f}/s, good again {after_rate:.0f}/s; {rejected}")
 
@@ -416,7 +411,7 @@ def test_a_number_that_was_used_up_serves_again_after_the_client_got_a_new_key(t
             held, windows = server.ledger.server.model.copy(), dict(server.ledger.server.seen.windows)
         config = Config.from_dict(CONFIG)
         task = config.task.make()
-        algorithm = config.algorithm.wire(task.layout)
+        algorithm = config.algorithm.compose(task.layout)
         initial = task.initial_model(Stream.named(config.seed, "initial-model"))
         for checkpoint in (True, False):  # the second time from the journal alone
             if not checkpoint:

@@ -8,7 +8,6 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-import xxhash
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -146,30 +145,6 @@ def test_a_damaged_mark_is_told_and_refuses_nothing(tmp_path: Path, caplog: pyte
     (tmp_path / "synced").write_bytes(b"000000000000 000000000000999 0123456789abcdef\n")
     assert list(read_journal(tmp_path)) == [b"first"]
     assert "synced is damaged: the journal is judged without it" in caplog.text
-
-
-def _old(*records: bytes) -> bytes:
-    return b"".join(
-        len(data).to_bytes(4, "little") + xxhash.xxh3_64_intdigest(data).to_bytes(8, "little") + data
-        for data in records
-    )
-
-
-@pytest.mark.parametrize("header", [b"", b"qafel journal 1\n"])
-def test_an_old_journal_is_read_and_its_damage_is_told_from_a_torn_tail(tmp_path: Path, header: bytes) -> None:
-    records = [b"QF" + bytes([number]) * 70 for number in range(4)]
-    path = tmp_path / FIRST
-    whole = header + _old(*records)
-    path.write_bytes(whole)
-    assert list(read_journal(tmp_path)) == records
-    path.write_bytes(whole[:-1])
-    assert list(read_journal(tmp_path)) == records[:3]
-    for bit in range(0, 8 * (len(whole) - 84), 11):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        with pytest.raises(DataError):
-            list(JournalReader(tmp_path))
 
 
 def test_damage_that_others_follow_is_an_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qafel.algorithm import Algorithm, Checkpoint, Client, HiddenState, LocalTraining, Message, wire
+from qafel.algorithm import Algorithm, Checkpoint, Client, HiddenState, LocalTraining, Message, method
 from qafel.deployment.server import ledger as ledger_module
 from qafel.deployment.server.fairness import Standing
 from qafel.deployment.server.ledger import Applied, Ledger
@@ -22,12 +22,13 @@ from qafel.rng import Stream
 from qafel.runs.directory import read_checkpoint, write_checkpoint
 from tests.crafted import other_arrays, other_values, with_array
 from tests.deployment.live import replay
+from tests.uploads import receive
 
 SIZE = 64
 
 
 def _algorithm() -> Algorithm:
-    return wire(
+    return method(
         "qafel",
         server_lr=0.5,
         server_momentum=0.3,
@@ -46,8 +47,8 @@ def _open(folder: Path) -> AbstractContextManager[Ledger]:
     return Ledger.open(folder, _initial, _algorithm(), 7, size=SIZE, history=50)
 
 
-def _train(start: Vector, stream: Stream) -> Vector:
-    return (start - 0.1 * stream.generator().standard_normal(SIZE)).astype(np.float32)
+def _train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
+    return (start.vector - 0.1 * stream.generator().standard_normal(SIZE)).astype(np.float32)
 
 
 def _uploads(count: int) -> list[bytes]:
@@ -56,8 +57,8 @@ def _uploads(count: int) -> list[bytes]:
     client = Client(0, HiddenState.of(_initial()), _algorithm(), 7)
     uploads = []
     for _ in range(count):
-        uploads.append(client.update(_train))
-        if (broadcast := server.receive(Message.from_bytes(uploads[-1])).broadcast) is not None:
+        uploads.append(client.update(_train).upload)
+        if (broadcast := receive(server, uploads[-1])) is not None:
             client.receive(broadcast)
     return uploads
 
@@ -77,11 +78,7 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
             ledger.journal.sync()
             held = ledger.server
     uninterrupted = replay(Path("nowhere"), _initial(), _algorithm(), 7)
-    expected = [
-        broadcast
-        for upload in uploads
-        if (broadcast := uninterrupted.receive(Message.from_bytes(upload)).broadcast) is not None
-    ]
+    expected = [broadcast for upload in uploads if (broadcast := receive(uninterrupted, upload)) is not None]
     assert broadcasts == expected
     assert np.array_equal(held.model, uninterrupted.model)
     assert held.hidden_state.digest == uninterrupted.hidden_state.digest
@@ -135,11 +132,11 @@ def _nan(saved: Checkpoint) -> None:
 
 
 def _windows(saved: Checkpoint) -> None:
-    saved.arrays["seen_highest"][0] += 1
+    saved.arrays["seen.highest"][0] += 1
 
 
 def _buffer(saved: Checkpoint) -> None:
-    saved.arrays["buffer"][0] += 1
+    saved.arrays["accumulator.total"][0] += 1
 
 
 def _count(saved: Checkpoint) -> None:
@@ -199,7 +196,7 @@ def test_a_run_that_diverged_goes_on_from_the_last_good_state(tmp_path: Path) ->
         for upload in uploads[:11]:
             ledger.take(upload, Message.from_bytes(upload))
         model = ledger.server.model.copy()
-        ledger.server.step.lr = np.float32(np.inf)
+        ledger.server.server_rule.lr = np.inf
         with pytest.raises(NonFiniteVector):
             ledger.take(uploads[11], Message.from_bytes(uploads[11]))
         assert np.array_equal(ledger.server.model, model), "the last good model stays"
@@ -287,11 +284,11 @@ def test_what_clients_sent_can_be_read_by_the_owner_only_whatever_the_umask(tmp_
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "qafel": {"preset": "qafel", "server_momentum": 0.3},
-    "fedbuff": {"preset": "fedbuff", "client_quantizer": "none", "server_quantizer": "none"},
-    "fedasync": {"preset": "fedasync", "client_quantizer": "none", "server_quantizer": "none", "buffer_size": 1},
-    "memory": {"preset": "qafel", "memory_rate": 0.5},
-    "median": {"preset": "qafel", "aggregation": "median"},
+    "qafel": {"method": "qafel", "server_momentum": 0.3},
+    "fedbuff": {"method": "fedbuff", "client_quantizer": "none", "server_quantizer": "none"},
+    "fedasync": {"method": "fedasync", "client_quantizer": "none", "server_quantizer": "none", "buffer_size": 1},
+    "memory": {"method": "qafel", "downlink": {"name": "memory", "rate": 0.5}},
+    "median": {"method": "qafel", "accumulator": "median"},
 }
 
 
@@ -300,11 +297,12 @@ def crafted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Algor
     """A folder with one checkpoint in the middle of a buffer, the algorithm, the checkpoint and the model."""
     quantizers = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
     settings = {"server_lr": 0.5, "client_lr": 0.1, "local_steps": 1, "buffer_size": 3, **quantizers}
-    algorithm = wire(**settings | ALGORITHMS[request.param])
+    chosen = settings | ALGORITHMS[request.param]
+    algorithm = method(chosen.pop("method"), **chosen)
     with Ledger.open(tmp_path, _initial, algorithm, 7, size=SIZE) as ledger:
         clients = [Client(number, HiddenState.of(_initial()), algorithm, 7) for number in range(3)]
         for turn in range(8):
-            upload = clients[turn % 3].update(_train)
+            upload = clients[turn % 3].update(_train).upload
             broadcast = ledger.take(upload, Message.from_bytes(upload), Applied.of(1.0, 1.0, 2.0, 5)).broadcast
             if broadcast is not None:
                 for client in clients:
@@ -338,7 +336,7 @@ def test_a_crafted_checkpoint_is_not_used(crafted: tuple[Path, Algorithm, Checkp
                 other.unlink()
     assert [word for word in taken if what == "arrays"] == []
     if what == "arrays":
-        write_checkpoint(path, with_array(checkpoint, "buffer", checkpoint.arrays["buffer"][:1]))
+        write_checkpoint(path, with_array(checkpoint, "model", checkpoint.arrays["model"][:1]))
         with Ledger.open(folder, _initial, algorithm, 7, size=SIZE) as ledger:
             assert ledger.server.model.tobytes() == model
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from nats.aio.msg import Msg
 
-from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, wire
+from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, method
 from qafel.deployment.messages import split_upload
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
@@ -25,7 +25,7 @@ _PART_BYTES = 2048
 
 
 def _algorithm() -> Algorithm:
-    return wire("fedbuff", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=100)
+    return method("fedbuff", server_lr=1.0, local=LocalTraining(0.1, 1), buffer_size=100)
 
 
 def _initial() -> Vector:
@@ -42,7 +42,7 @@ def intake(tmp_path: Path) -> Iterator[Intake]:
 
 def _parts(sequence: int) -> list[Msg]:
     client = Client(0, HiddenState.of(_initial()), _algorithm(), 7, sequence=sequence)
-    parts = split_upload(client.update(lambda start, _: start + np.float32(0.1)), _PART_BYTES)
+    parts = split_upload(client.update(lambda start, *_: start.vector + np.float32(0.1)).upload, _PART_BYTES)
     return [stored_message(f"{sequence}/{number}/{len(parts)}", part) for number, part in enumerate(parts)]
 
 
@@ -75,7 +75,7 @@ def test_an_upload_that_counts_is_decoded_once(intake: Intake, monkeypatch: pyte
     monkeypatch.setattr(Identity, "decode", counted)
     assert _take(intake, _parts(5)).accepted == 1
     assert times == 1
-    assert intake.ledger.server.buffer.total.any()
+    assert intake.ledger.server.accumulator.total.any()
 
 
 def test_a_client_that_missed_the_receipt_is_told_once_that_its_parts_were_counted(intake: Intake) -> None:

@@ -14,7 +14,7 @@ from qafel.deployment.names import Names, StreamLimits
 from qafel.deployment.server import ServerSettings, pipeline
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.pipeline import BackgroundWriter, UploadQueue
-from qafel.errors import BrokerLost
+from qafel.errors import BrokerError, BrokerLost
 
 REPLY = "$JS.ACK.qafel-live-upload.server.1.7.7.1700000000000000000.0"
 
@@ -90,6 +90,10 @@ class FakeBroker:
     def __init__(self) -> None:
         self.objects: set[str] = set()
         self.breaks_at: str | None = None
+        self.given_up: list[BrokerError] = []
+
+    def give_up(self, failure: BrokerError) -> None:
+        self.given_up.append(failure)
 
     async def delete_object(self, name: str) -> None:
         if name == self.breaks_at:
@@ -147,6 +151,9 @@ def test_a_broken_connection_or_a_failed_snapshot_leaves_no_object_behind() -> N
     assert NAMES.broadcast_object(6) not in run.broker.objects
     run.advance(45)
     run.snapshots_fail = True
+    run.snapshot()
+    assert [str(failure) for failure in run.broker.given_up] == ["no snapshot"], "the session ends"
+    run.snapshots_fail = False
     run.snapshot()
     assert run.kept()
 

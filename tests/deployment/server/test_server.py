@@ -135,7 +135,7 @@ def test_a_run_that_diverged_saves_no_model_that_is_not_finite_and_starts_again(
         async with serving(tmp_path, access, settings=settings) as server, taking_part(tmp_path, access, 0) as client:
             for _ in range(5):
                 await update(client)
-            server.ledger.server.step.lr = np.float32(np.inf)
+            server.ledger.server.server_rule.lr = np.inf
             start = client.begin()
             client.outbox.add(start.sequence, client.finish(start, client._train))
             await until(lambda: client.follower.ended)
@@ -167,7 +167,7 @@ def test_a_run_that_reached_its_limit_goes_on_with_a_larger_one_and_no_update_is
             assert (server.ledger.server.version, server.ledger.traffic.uploads) == (steps, 3 * steps)
             task = config.task.make()
             initial = config.initial_model(task)
-            whole = replay(tmp_path / "state", initial, config.algorithm.wire(task.layout), config.seed)
+            whole = replay(tmp_path / "state", initial, config.algorithm.compose(task.layout), config.seed)
             assert np.array_equal(whole.model, server.ledger.server.model)
 
     async def check() -> None:

@@ -58,7 +58,7 @@ def test_a_run_has_its_rows_by_uploads_its_settings_and_its_files(tmp_path, stor
     assert [at - tracked.info.start_time for at in sorted(times)] == [int(1000 * row["wall_s"]) for row in rows]
     assert tracked.info.run_name == "mine"
     assert tracked.info.status == "FINISHED"
-    assert tracked.data.params["algorithm.preset"] == "fedbuff"
+    assert tracked.data.params["algorithm.method"] == "fedbuff"
     assert tracked.data.params["stop.server_steps"] == "20"
     assert tracked.data.params["seed"] == "0"
     assert tracked.data.tags["qafel.metric"] == "f(x) − f*"

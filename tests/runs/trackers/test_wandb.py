@@ -76,7 +76,7 @@ def test_a_run_has_its_rows_by_uploads_its_settings_its_group_and_its_files(tmp_
     assert begun.display_name == "mine"
     assert begun.run_group == "mushrooms-fedbuff"
     config = {update.key: json.loads(update.value_json) for update in begun.config.update}
-    assert config["algorithm"]["preset"] == "fedbuff"
+    assert config["algorithm"]["method"] == "fedbuff"
     assert ("*", "uploads") in [(metric.glob_name, metric.step_metric) for metric in of_kind(path, "metric")]
     kept = {update.key: update.value_json for change in of_kind(path, "summary") for update in change.update}
     assert json.loads(kept["metric_best"]) == summary["metric_best"]

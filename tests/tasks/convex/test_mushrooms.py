@@ -12,6 +12,7 @@ from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
 from qafel.tasks import LabelledRows, Mushrooms, load_mushrooms, read_libsvm, write_libsvm
 from qafel.tasks.convex.mushrooms import FEATURES, OPTIMUM, ROWS
+from qafel.tasks.protocol import train_from
 
 STREAM = Stream.named(0, "unused")
 
@@ -76,7 +77,7 @@ def test_the_loss_is_the_papers():
 def test_large_margins_do_not_overflow():
     task = Mushrooms()
     assert np.isfinite(task.loss(np.full(113, 1e6, np.float32)))
-    trained = task.train(0, np.full(113, -1e6, np.float32), LocalTraining(1.0, 2), STREAM)
+    trained = train_from(task, 0, np.full(113, -1e6, np.float32), LocalTraining(1.0, 2), STREAM)
     assert np.isfinite(trained).all()
 
 
@@ -91,7 +92,7 @@ def test_local_training_is_plain_gradient_descent(clients):
     expected = start.astype(np.float64)
     for _ in range(10):
         expected -= 2.0 * plain_gradient(expected, part, part_targets)
-    np.testing.assert_allclose(task.train(client, start, LocalTraining(2.0, 10), STREAM), expected, atol=2e-5)
+    np.testing.assert_allclose(train_from(task, client, start, LocalTraining(2.0, 10), STREAM), expected, atol=2e-5)
     np.testing.assert_array_equal(start, untouched)
 
 

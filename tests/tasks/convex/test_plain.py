@@ -9,6 +9,7 @@ from qafel.algorithm import LocalTraining
 from qafel.rng import Stream
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, convex
 from qafel.tasks.convex import plain
+from qafel.tasks.protocol import train_from
 
 kernels = pytest.importorskip("qafel.tasks.convex.kernels", exc_type=ImportError)
 ROUNDING = 32 * np.finfo(np.float32).eps
@@ -37,7 +38,7 @@ def test_a_client_trains_to_the_same_model_and_measures_the_same(task, local, mo
     found = []
     for loops in (kernels, plain):
         monkeypatch.setattr(convex, "kernels", loops, raising=False)
-        trained = task.train(3, start, local, Stream.named(1, "train"))
+        trained = train_from(task, 3, start, local, Stream.named(1, "train"))
         found.append((trained, task.evaluate(trained)["metric"]))
     (compiled, metric), (slow, other) = found
     assert slow.dtype == compiled.dtype == np.float32

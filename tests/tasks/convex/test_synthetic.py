@@ -7,6 +7,7 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.rng import Stream
 from qafel.tasks import Quadratic, SyntheticLogistic
+from qafel.tasks.protocol import train_from
 
 STREAM = Stream.named(0, "test")
 
@@ -14,7 +15,7 @@ STREAM = Stream.named(0, "test")
 def client_gradient(task, client, x, stream=STREAM):
     """From one step of length 1/1024: exact in float32 but for the subtraction's rounding."""
     step = np.float32(2.0**-10)
-    return (x - task.train(client, x, LocalTraining(float(step), 1), stream)).astype(np.float64) / step
+    return (x - train_from(task, client, x, LocalTraining(float(step), 1), stream)).astype(np.float64) / step
 
 
 def mean_gradient(task, x):
@@ -74,7 +75,7 @@ def test_the_logistic_bounds_hold():
 @pytest.mark.parametrize("make", [Quadratic, SyntheticLogistic])
 def test_a_million_clients_cost_no_memory_and_no_time(make):
     task = make(1_000_000, 10)
-    trained = task.train(999_999, task.initial_model(STREAM), LocalTraining(0.1, 2), STREAM)
+    trained = train_from(task, 999_999, task.initial_model(STREAM), LocalTraining(0.1, 2), STREAM)
     assert np.isfinite(trained).all()
     assert task.samples(999_999) >= 1
 
@@ -89,7 +90,7 @@ def test_impossible_problems_are_refused(make):
 
 def test_what_a_convex_task_cannot_do_is_said():
     with pytest.raises(ConfigError, match="quadratic trains on all of a client's data at once"):
-        Quadratic(2, 5).train(0, np.zeros(5, np.float32), LocalTraining(0.1, 1, batch_size=3), STREAM)
+        train_from(Quadratic(2, 5), 0, np.zeros(5, np.float32), LocalTraining(0.1, 1, batch_size=3), STREAM)
     with pytest.raises(ConfigError, match="strong convexity"):
         Quadratic(2, 5, strong_convexity=2.0)
 
@@ -97,8 +98,8 @@ def test_what_a_convex_task_cannot_do_is_said():
 def test_gradients_are_clipped_and_weights_decay():
     task = Quadratic(2, 5, noise=0.0)
     x = np.full(5, 100, np.float32)
-    moved = x - task.train(0, x, LocalTraining(1.0, 1, clip_norm=0.5), STREAM)
+    moved = x - train_from(task, 0, x, LocalTraining(1.0, 1, clip_norm=0.5), STREAM)
     assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-4)
-    plain = x - task.train(0, x, LocalTraining(1.0, 1), STREAM)
-    decayed = x - task.train(0, x, LocalTraining(1.0, 1, weight_decay=0.1), STREAM)
+    plain = x - train_from(task, 0, x, LocalTraining(1.0, 1), STREAM)
+    decayed = x - train_from(task, 0, x, LocalTraining(1.0, 1, weight_decay=0.1), STREAM)
     np.testing.assert_allclose(decayed - plain, 0.1 * x, rtol=1e-4)

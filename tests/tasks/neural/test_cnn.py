@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from qafel.algorithm import LocalTraining
 from qafel.bench.training import PlainCnn
+from qafel.errors import PartFailed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
@@ -16,6 +17,7 @@ from qafel.tasks.neural.cnn import FEATURES, compute_features, fill_gradient
 from qafel.tasks.neural.published import Cnn
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import FlatModel
+from qafel.tasks.protocol import train_from
 
 ROUNDING = 2**-24
 START, ONE_STEP = Stream.named(0, "test"), LocalTraining(lr=0.1, steps=1)
@@ -124,8 +126,8 @@ def test_a_label_that_is_no_class_is_left_to_torch_which_refuses_it(label):
     images, labels = batch(4, 3, 0)
     labels[1] = label
     task = own_task(images, labels)
-    with pytest.raises(IndexError, match="out of bounds"):
-        task.train(0, task.initial_model(START), ONE_STEP, START)
+    with pytest.raises(PartFailed, match="IndexError: .*out of bounds"):
+        train_from(task, 0, task.initial_model(START), ONE_STEP, START)
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 16, 16), (4, 1, 32, 32), (4, 3, 40, 40)])
@@ -133,8 +135,8 @@ def test_images_of_another_shape_are_left_to_torch_which_refuses_them(shape):
     """Compiled loops would read beyond the images."""
     task = own_task(torch.zeros(shape), torch.arange(4) % 3)
     model = task.initial_model(START)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied|channels"):
-        task.train(0, model, ONE_STEP, START)
+    with pytest.raises(PartFailed, match="RuntimeError: .*(shapes cannot be multiplied|channels)"):
+        train_from(task, 0, model, ONE_STEP, START)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied|channels"):
         task.evaluate(model)
 
@@ -152,5 +154,5 @@ def test_what_only_torch_can_train_on_is_trained_on_by_torch(kind):
     start, plain = task.initial_model(START), PlainCnn(3, 0.0)
     torch.nn.utils.vector_to_parameters(torch.from_numpy(start), plain.parameters())
     gradient = torch.cat([part.flatten() for part in gradient_of(plain, images, labels).values()])
-    found = (start - task.train(0, start, ONE_STEP, START)) / ONE_STEP.lr
+    found = (start - train_from(task, 0, start, ONE_STEP, START)) / ONE_STEP.lr
     assert np.linalg.norm(found - gradient.numpy()) < 1e-4 * gradient.norm()

@@ -13,6 +13,7 @@ from qafel.errors import ConfigError, SpecError
 from qafel.rng import Stream
 from qafel.tasks.neural import celeba, cifar10, shakespeare
 from qafel.tasks.neural.published import CharacterLstm, Cnn
+from qafel.tasks.protocol import train_from
 from tests.tasks.datasets.fake_data import write_celeba, write_cifar10_binary, write_shakespeare
 
 INIT, STREAM = Stream.named(0, "initial model"), Stream.named(0, "train", 1, 1)
@@ -37,7 +38,7 @@ def test_each_task_trains_and_evaluates_the_papers_model(tasks, name, size):
     assert task.name == name
     assert task.layout.size == size
     start = task.initial_model(INIT)
-    trained = task.train(1, start, LOCAL, STREAM)
+    trained = train_from(task, 1, start, LOCAL, STREAM)
     assert np.isfinite(trained).all()
     assert not np.array_equal(trained, start)
     found = task.evaluate(trained)
@@ -47,7 +48,7 @@ def test_each_task_trains_and_evaluates_the_papers_model(tasks, name, size):
 
 def _train(pickled):
     task = pickle.loads(pickled)
-    return task.train(1, task.initial_model(INIT), LOCAL, STREAM)
+    return train_from(task, 1, task.initial_model(INIT), LOCAL, STREAM)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from qafel.tasks.datasets.samples import ArraySamples
 from qafel.tasks.neural.published import Cnn, Normalise
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import batches
+from qafel.tasks.protocol import train_from
 
 INIT, STREAM = Stream.named(1, "initial model"), Stream.named(1, "train", 2, 3)
 ROOT = Path(__file__).parents[3]
@@ -109,7 +110,7 @@ def test_training_the_cnn_equals_a_plain_pytorch_loop_in_double_precision(local)
     for seed in range(3):
         start = task.initial_model(Stream.named(seed, "initial model"))
         before = start.copy()
-        trained = task.train(1, start, local, STREAM)
+        trained = train_from(task, 1, start, local, STREAM)
         np.testing.assert_array_equal(start, before)
         exact = plain_training(PlainCnn(10).double(), task, 1, start.astype(np.float64), local)
         assert np.abs(exact - start).max() > 1e-3, "there was something to learn"
@@ -139,12 +140,12 @@ def test_evaluation_is_the_mean_over_the_test_samples():
 def test_training_depends_on_its_arguments_only(dropout):
     task, other = cnn_task(dropout), pickle.loads(pickle.dumps(cnn_task(dropout)))
     start, local = task.initial_model(INIT), LOCALS["all"]
-    trained = task.train(1, start, local, STREAM)
-    other.train(0, start, local, Stream.named(9, "train"))
+    trained = train_from(task, 1, start, local, STREAM)
+    train_from(other, 0, start, local, Stream.named(9, "train"))
     other.evaluate(start)
     torch.manual_seed(12345)
-    np.testing.assert_array_equal(other.train(1, start, local, STREAM), trained)
-    assert not np.array_equal(other.train(1, start, local, Stream.named(9, "train")), trained)
+    np.testing.assert_array_equal(train_from(other, 1, start, local, STREAM), trained)
+    assert not np.array_equal(train_from(other, 1, start, local, Stream.named(9, "train")), trained)
 
 
 def test_the_number_of_threads_does_not_matter():
@@ -155,7 +156,7 @@ def test_the_number_of_threads_does_not_matter():
     for count in (1, 2):
         torch.set_num_threads(count)
         try:
-            results.append((task.train(1, start, local, STREAM), task.evaluate(start)))
+            results.append((train_from(task, 1, start, local, STREAM), task.evaluate(start)))
             assert torch.get_num_threads() == count
         finally:
             torch.set_num_threads(threads)
@@ -165,9 +166,10 @@ def test_the_number_of_threads_does_not_matter():
 
 DIGEST = """
 import hashlib
+from qafel.tasks.protocol import train_from
 from tests.tasks.neural.test_task import INIT, LOCALS, STREAM, cnn_task
 task = cnn_task(0.1)
-print(hashlib.sha256(task.train(1, task.initial_model(INIT), LOCALS["an epoch"], STREAM)).hexdigest())
+print(hashlib.sha256(train_from(task, 1, task.initial_model(INIT), LOCALS["an epoch"], STREAM)).hexdigest())
 """
 
 
@@ -183,7 +185,7 @@ def test_other_processes_give_equal_bits():
 def test_torchs_global_state_is_not_touched():
     task = cnn_task(0.5)
     state = torch.get_rng_state()
-    task.train(0, task.initial_model(INIT), LOCALS["an epoch"], STREAM)
+    train_from(task, 0, task.initial_model(INIT), LOCALS["an epoch"], STREAM)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -193,7 +195,9 @@ def test_dropout_changes_training_and_not_evaluation():
     np.testing.assert_array_equal(with_dropout.initial_model(INIT), start)
     assert with_dropout.evaluate(start) == without.evaluate(start)
     local = LOCALS["an epoch"]
-    assert not np.array_equal(with_dropout.train(0, start, local, STREAM), without.train(0, start, local, STREAM))
+    assert not np.array_equal(
+        train_from(with_dropout, 0, start, local, STREAM), train_from(without, 0, start, local, STREAM)
+    )
 
 
 def test_initial_models_come_from_the_stream():
@@ -206,7 +210,7 @@ def test_a_read_only_start_is_taken():
     task = feature_task(layers)
     start = task.initial_model(INIT)
     start.flags.writeable = False
-    assert task.train(0, start, LocalTraining(0.1, steps=1), STREAM).flags.writeable
+    assert train_from(task, 0, start, LocalTraining(0.1, steps=1), STREAM).flags.writeable
 
 
 def test_any_module_learns():
@@ -214,8 +218,8 @@ def test_any_module_learns():
     vector = task.initial_model(INIT)
     before = task.evaluate(vector)
     for number in range(30):
-        vector = task.train(
-            number % 3, vector, LocalTraining(0.5, epochs=1, batch_size=10), Stream.named(0, "t", number)
+        vector = train_from(
+            task, number % 3, vector, LocalTraining(0.5, epochs=1, batch_size=10), Stream.named(0, "t", number)
         )
     after = task.evaluate(vector)
     assert after["metric"] > 0.9 > before["metric"]
@@ -229,9 +233,9 @@ def dropout_layers():
 def test_torchs_own_dropout_is_reproducible_too():
     task = feature_task(dropout_layers)
     start, local = task.initial_model(INIT), LocalTraining(0.1, steps=3, batch_size=5)
-    trained = task.train(0, start, local, STREAM)
+    trained = train_from(task, 0, start, local, STREAM)
     torch.rand(3)
-    np.testing.assert_array_equal(task.train(0, start, local, STREAM), trained)
+    np.testing.assert_array_equal(train_from(task, 0, start, local, STREAM), trained)
 
 
 def regression_loss(outputs, targets):
@@ -258,7 +262,7 @@ def test_losses_and_metrics_of_ones_own():
     )
     vector = task.initial_model(INIT)
     for number in range(40):
-        vector = task.train(number % 4, vector, LocalTraining(0.1, steps=5), STREAM)
+        vector = train_from(task, number % 4, vector, LocalTraining(0.1, steps=5), STREAM)
     found = task.evaluate(vector)
     assert found["metric"] == pytest.approx(found["loss"], rel=1e-4)
     assert found["metric"] < 1e-3
@@ -280,8 +284,8 @@ class Counting(nn.Module):
 def test_state_that_is_no_parameter_is_the_same_at_every_start():
     task = feature_task(Counting)
     start, local = task.initial_model(INIT), LocalTraining(0.1, steps=3, batch_size=5)
-    trained = task.train(0, start, local, STREAM)
-    np.testing.assert_array_equal(task.train(0, start, local, STREAM), trained)
+    trained = train_from(task, 0, start, local, STREAM)
+    np.testing.assert_array_equal(train_from(task, 0, start, local, STREAM), trained)
 
 
 def frozen():
@@ -345,7 +349,7 @@ def test_a_list_of_index_arrays_is_a_partition_and_a_pair_of_arrays_are_samples(
     given, targets = task.train_samples.batch(task.partition.rows(0))
     assert (given.dtype, given.tolist(), targets.tolist()) == (np.float32, [[10.0, 11.0], [0.0, 1.0]], [1, 0])
     model = task.initial_model(INIT)
-    trained = task.train(0, model, LocalTraining(lr=0.1, steps=2), STREAM)
+    trained = train_from(task, 0, model, LocalTraining(lr=0.1, steps=2), STREAM)
     assert not np.array_equal(model, trained)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(task)).partition.order, task.partition.order)
 

@@ -1,37 +1,57 @@
-"""QAFeL and its relatives, as wiring: one method, one file. A new method is a `Preset` here and a name in `PRESETS`.
+"""QAFeL and its relatives: one method, one file. A new method is a file here, and a line in `METHODS`.
 
-qafel      the paper's algorithm
-fedbuff    fedbuff, fedbuff-direct
-fedasync   fedasync, fedasync-direct, fedasync-hidden
-fedavg     in rounds: fedavg, fedsgd
-fedprox    in rounds
-mcm        in rounds
+qafel           the paper's algorithm
+fedbuff         fedbuff, fedbuff-direct
+fedasync        fedasync, fedasync-direct, fedasync-hidden
+fedavg          in rounds: fedavg, fedsgd
+fedprox         in rounds
+mcm             in rounds; memories both ways
+fedadam         Adam at the server
+ca2fl           a buffer calibrated by each client's last update
+error_feedback  FedBuff with error feedback at the clients
+ringmaster      late updates are discarded, and their training stops
+ringleader      every step uses an update of every client
+preset          what a method is by name: the settings that it fixes or suggests
+
+Here: every setting of an algorithm, declared once, and how settings become an `Algorithm`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Self
 
-from qafel.algorithm.aggregation import PolynomialStaleness
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from qafel.algorithm.accumulators import Buckets, BufferedMean
+from qafel.algorithm.admission import PolynomialStaleness
+from qafel.algorithm.algorithm import ROLES, Algorithm, ClientWeights, LocalTraining
+from qafel.algorithm.catch_up import CatchUp, Exact, PerStart, Quantized
+from qafel.algorithm.client_rules import Model, Update
+from qafel.algorithm.hidden_state import DirectModel, HiddenStateDifference
+from qafel.algorithm.methods.ca2fl import CA2FL, CachedUpdates
+from qafel.algorithm.methods.error_feedback import ERROR_FEEDBACK, ErrorFeedback
+from qafel.algorithm.methods.fedadam import FEDADAM, Adam
 from qafel.algorithm.methods.fedasync import FEDASYNC, FEDASYNC_DIRECT, FEDASYNC_HIDDEN
 from qafel.algorithm.methods.fedavg import FEDAVG, FEDSGD
 from qafel.algorithm.methods.fedbuff import FEDBUFF, FEDBUFF_DIRECT
 from qafel.algorithm.methods.fedprox import FEDPROX
-from qafel.algorithm.methods.mcm import MCM
+from qafel.algorithm.methods.mcm import MCM, Memory, MemoryDifference, MemoryMean
+from qafel.algorithm.methods.preset import Preset
 from qafel.algorithm.methods.qafel import QAFEL
-from qafel.algorithm.own import OWN_KINDS, QUANTIZER
-from qafel.algorithm.wiring import Algorithm, LocalTraining, Preset
+from qafel.algorithm.methods.ringleader import RINGLEADER, OneOfEach
+from qafel.algorithm.methods.ringmaster import RINGMASTER, DelayLimit
+from qafel.algorithm.parts import Needs
+from qafel.algorithm.server_rules import SGD
 from qafel.errors import ConfigError
 from qafel.params import Layout
-from qafel.parts import is_path
-from qafel.parts import make as make_part
-from qafel.quantizers import as_quantizer, parse
+from qafel.parts import Kind, PartName, Section, make, one_of, own_path
+from qafel.quantizers import Identity, make_quantizer
 from qafel.quantizers.spec import FAMILIES
 from qafel.text import did_you_mean
 
-PRESETS: Mapping[str, Preset] = {
+METHODS: Mapping[str, Preset] = {
     "qafel": QAFEL,
     "fedbuff": FEDBUFF,
     "fedasync": FEDASYNC,
@@ -42,69 +62,209 @@ PRESETS: Mapping[str, Preset] = {
     "fedsgd": FEDSGD,
     "fedprox": FEDPROX,
     "mcm": MCM,
+    "fedadam": FEDADAM,
+    "ca2fl": CA2FL,
+    "error-feedback": ERROR_FEEDBACK,
+    "ringmaster": RINGMASTER,
+    "ringleader": RINGLEADER,
 }
-"""The methods by name: what `wire` and a recipe's `algorithm.preset` take."""
-
-_LOCAL = {
-    "client_lr": "lr",
-    "local_steps": "steps",
-    "local_epochs": "epochs",
-    "batch_size": "batch_size",
-    "weight_decay": "weight_decay",
-    "clip_norm": "clip_norm",
-    "proximal": "proximal",
+"""The methods by name: what `method` and a recipe's `algorithm.method` take."""
+PARTS: Mapping[str, Mapping[str, Any]] = {
+    "client_rule": {"update": Update, "model": Model, "memory": Memory, "error-feedback": ErrorFeedback},
+    "accumulator": {
+        **{name: partial(BufferedMean, name) for name in ("mean", "sum", "weighted-mean")},
+        **{name: partial(Buckets, name) for name in ("median", "trimmed-mean")},
+        "memory-mean": MemoryMean,
+        "cached": CachedUpdates,
+        "one-of-each": OneOfEach,
+    },
+    "server_rule": {"sgd": SGD, "adam": Adam},
+    "downlink": {"difference": HiddenStateDifference, "direct": DirectModel, "memory": MemoryDifference},
+    "catch_up": {"exact": Exact, "per-start": PerStart},
 }
+"""The parts that ship, by role and name."""
+LAWS: Mapping[str, Any] = {"delay-limit": DelayLimit}
+"""The staleness laws by name, beside the polynomial one."""
 DEFAULT_CLIENT_LR, DEFAULT_SERVER_LR, DEFAULT_LOCAL_STEPS = 2.0, 0.1, 10
-_STALENESS = {"staleness_exponent": "exponent", "staleness_cutoff": "cutoff"}
+_KINDS = {role: Kind(role.replace("_", " "), ("begin_",)) for role in PARTS}
+_STALENESS = Kind("staleness law", ("__call__",))
+QUANTIZERS = ("client_quantizer", "server_quantizer", "snapshot_quantizer")
+SERVER_PARTS = ("accumulator", "server_rule", "staleness")
+"""What only the server works with: a client imports no custom part in these places."""
 
 
-def wire(preset: str, *, layout: Layout | None = None, **settings: Any) -> Algorithm:
-    """The algorithm of the name `preset` with these settings, flat as in a recipe's [algorithm], with its defaults.
+def _part(role: str) -> Any:
+    return Annotated[PartName, one_of(PARTS[role], role.replace("_", " "))]
 
-    `layout` is the model's, which some quantizers need. Quantizers are text specs or objects; local training may be an
-    object too, and so may own parts of the server: `local=LocalTraining(…)`, `staleness=lambda tau: …`,
-    `aggregation=` an object with `aggregate(updates, weights)`, `server_step=` one with `step(model, update)`.
-    Own parts may also be named as in a recipe: "package.module:Name".
 
-    >>> wire("qafel", server_lr=0.1, client_lr=2.0, local_steps=10, server_quantizer="qsgd:4").buffer_size
+class AlgorithmSettings(Section):
+    """A method and what it leaves open."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    method: str = "qafel"
+    client_quantizer: PartName = "none"
+    server_quantizer: PartName = "none"
+    snapshot_quantizer: PartName = None
+    """What a client may start from that would have to fetch the hidden state whole; none: from that itself."""
+    buffer_size: int = Field(10, ge=1)
+    server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
+    server_momentum: float = Field(0.0, ge=0, lt=1)
+    client_lr: float = Field(DEFAULT_CLIENT_LR, gt=0)
+    local_steps: int | None = Field(None, ge=1)
+    local_epochs: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(None, gt=0)
+    proximal: float = Field(0.0, ge=0)
+    partial: bool = False
+    """Whether a client that a round's deadline overtakes uploads what it has done by then."""
+    client_weights: ClientWeights = "equal"
+    client_rule: _part("client_rule") = "update"  # type: ignore[valid-type]
+    accumulator: _part("accumulator") = "mean"  # type: ignore[valid-type]
+    server_rule: _part("server_rule") = "sgd"  # type: ignore[valid-type]
+    downlink: _part("downlink") = "difference"  # type: ignore[valid-type]
+    catch_up: _part("catch_up") = "exact"  # type: ignore[valid-type]
+    staleness: Annotated[PartName, one_of(LAWS, "staleness law")] = None
+    """A custom law, in place of the one that follows from exponent and cutoff."""
+    staleness_exponent: float = Field(0.0, ge=0)
+    staleness_cutoff: int = Field(0, ge=0)
+    max_staleness: int | None = Field(None, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_method(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(name := data.get("method", "qafel"), str):
+            return data
+        if name not in METHODS:
+            raise ValueError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
+        if data.get("snapshot_quantizer") == "none":  # as if it were not said
+            data = {key: value for key, value in data.items() if key != "snapshot_quantizer"}
+        resolved = METHODS[name].resolve(name, data)
+        if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
+            resolved["local_steps"] = DEFAULT_LOCAL_STEPS
+        return resolved
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("local training lasts local_steps or local_epochs, not both")
+        if self.staleness is not None and (self._differs("staleness_exponent") or self._differs("staleness_cutoff")):
+            raise ValueError("a custom staleness law is in place of staleness_exponent and staleness_cutoff")
+        if self.snapshot_quantizer is not None and self.catch_up != "exact":
+            raise ValueError('a snapshot_quantizer decides how clients catch up: leave catch_up out, or "exact"')
+        return self
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the method goes in rounds."""
+        return METHODS[self.method].rounds
+
+    def custom_parts_at_client(self) -> dict[str, str]:
+        """The import paths of the custom parts that clients work with, by their roles."""
+        roles = [role for role in (*QUANTIZERS, *PARTS) if role not in SERVER_PARTS]
+        found = {role: own_path(getattr(self, role), FAMILIES) for role in roles}
+        return {role: path for role, path in found.items() if path is not None}
+
+    def compose(
+        self, layout: Layout | None = None, *, local: LocalTraining | None = None, at_client: bool = False
+    ) -> Algorithm:
+        """The algorithm of these settings.
+
+        layout     the model's, which some quantizers need
+        local      in place of the settings of local training
+        at_client  leave out custom parts that only the server works with, so that a client imports none of them
+        """
+        quantizers: dict[str, Any] = {
+            role: make_quantizer(getattr(self, role), layout) for role in QUANTIZERS if getattr(self, role) is not None
+        }
+        offered = {"lr": self.server_lr, "momentum": self.server_momentum, **quantizers}
+        roles = {role: self._made(role, offered, at_client) for role in PARTS}
+        law = self._made("staleness", {}, at_client)
+        snapshots = quantizers.pop("snapshot_quantizer", None)
+        if snapshots is not None and not isinstance(snapshots, Identity):
+            roles["catch_up"] = Quantized(snapshots)
+        return Algorithm(
+            name=self.method,
+            local=local or self._local(),
+            buffer_size=self.buffer_size,
+            staleness=law or PolynomialStaleness(self.staleness_exponent, self.staleness_cutoff),
+            max_staleness=self.max_staleness,
+            client_weights=self.client_weights,
+            own_needs=Needs(rounds=self.rounds),
+            **quantizers,
+            **roles,
+        )
+
+    def _local(self) -> LocalTraining:
+        return LocalTraining(
+            self.client_lr, self.local_steps, self.local_epochs, self.batch_size, self.weight_decay, self.clip_norm,
+            self.proximal, self.partial,
+        )  # fmt: skip
+
+    def _made(self, role: str, offered: Mapping[str, Any], at_client: bool) -> Any:
+        """The part in this role: made if it is named, itself if it is an object."""
+        part = getattr(self, role)
+        if part is None or (at_client and role in SERVER_PARTS):
+            return None
+        if not isinstance(part, str) and not hasattr(part, "arguments"):
+            made = part
+        else:
+            made = make(part, _KINDS.get(role, _STALENESS), offered=offered, known=PARTS.get(role, LAWS))
+        if role == "server_rule":
+            for name in ("server_lr", "server_momentum"):
+                takes = made is not part and hasattr(made, name.removeprefix("server_"))
+                if self._differs(name) and not takes:
+                    raise ConfigError(f"{type(made).__name__} takes no {name}: leave it out")
+        return made
+
+    def _differs(self, name: str) -> bool:
+        """Whether a setting is not the default. A resolved configuration states the defaults too."""
+        default = METHODS[self.method].default.get(name, type(self).model_fields[name].default)
+        return bool(getattr(self, name) != default)
+
+
+def method(
+    name: str = "qafel", *, layout: Layout | None = None, local: LocalTraining | None = None, **settings: Any
+) -> Algorithm:
+    """A method by name, with its settings, flat as in a recipe's [algorithm].
+
+    name      one of `METHODS`
+    layout    the model's, which some quantizers need
+    local     local training as an object, instead of client_lr, local_steps and so on
+    settings  quantizers are text such as "qsgd:4" or objects. Parts (client_rule, accumulator, server_rule, downlink,
+              catch_up, staleness) are names, import paths, tables, or objects.
+
+    >>> method("qafel", server_lr=0.1, client_lr=2.0, local_steps=10, server_quantizer="qsgd:4").buffer_size
     10
     """
-    if preset not in PRESETS:
-        raise ConfigError(f"unknown algorithm {preset!r}{did_you_mean(str(preset), PRESETS)}")
-    known = {entry.name for entry in fields(Algorithm)} - {"name"} | set(_LOCAL) | set(_STALENESS)
-    if unknown := sorted(set(settings) - known):
-        raise ConfigError(f"unknown setting {unknown[0]!r} of an algorithm{did_you_mean(unknown[0], known)}")
-    if settings.get("server_step") is not None and "server_lr" in settings:
-        raise ConfigError("an own server step has its own learning rate: leave server_lr out")
-    if mixed := sorted(set(settings) & set(_LOCAL)) if "local" in settings else []:
+    if local is not None and (mixed := sorted(set(settings) & _LOCAL)):
         raise ConfigError(f"local training is given as an object: {mixed[0]} goes into local=LocalTraining(…)")
-    if mixed := sorted(set(settings) & set(_STALENESS)) if "staleness" in settings else []:
-        raise ConfigError(f"an own staleness law is in place of {mixed[0]}: leave one out")
-    settings = {role: _own(role, value) for role, value in settings.items()}
-    return assemble(preset, PRESETS[preset].resolve(preset, settings), layout)
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}{did_you_mean(str(name), METHODS)}")
+    known = set(AlgorithmSettings.model_fields) - {"method"}
+    if unknown := sorted(set(settings) - known):
+        raise ConfigError(f"unknown setting {unknown[0]!r} of a method{did_you_mean(unknown[0], known)}")
+    try:
+        found = AlgorithmSettings.model_validate({"method": name, **settings})
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from None
+    return found.compose(layout, local=local)
 
 
-def _own(role: str, value: Any) -> Any:
-    """The value of a setting; where it names a user's own part, as in a recipe, that part."""
-    table = value if isinstance(value, Mapping) else {"name": value}
-    path = table.get("name")
-    if role not in OWN_KINDS or not isinstance(path, str) or not is_path(path) or path.partition(":")[0] in FAMILIES:
-        return value
-    made = make_part(path, OWN_KINDS[role], table.get("arguments"))
-    return as_quantizer(made, name=path) if OWN_KINDS[role] is QUANTIZER else made
+_LOCAL = {
+    "client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "clip_norm", "proximal", "partial"
+}  # fmt: skip
 
 
-def assemble(preset: str, settings: Mapping[str, Any], layout: Layout | None = None) -> Algorithm:
-    """The algorithm from settings in which the preset's own are filled in; `layout` is the model's, for quantizers."""
-    resolved = dict(settings)
-    local = {name: resolved.pop(key) for key, name in _LOCAL.items() if key in resolved}
-    law = {name: resolved.pop(key) for key, name in _STALENESS.items() if key in resolved}
-    if "local" not in resolved:
-        if local.get("steps") is None and local.get("epochs") is None:
-            local["steps"] = DEFAULT_LOCAL_STEPS
-        resolved["local"] = LocalTraining(**{"lr": DEFAULT_CLIENT_LR, **local})
-    resolved.setdefault("staleness", PolynomialStaleness(**law))
-    for role in ("client_quantizer", "server_quantizer", "snapshot_quantizer"):
-        if isinstance(spec := resolved.get(role), str):
-            resolved[role] = parse(spec, layout)
-    return Algorithm(name=preset, **{"server_lr": DEFAULT_SERVER_LR, **resolved})
+def explain(error: ValidationError) -> str:
+    """The first mistake in a table of settings, in one sentence."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    message = first["msg"].removeprefix("Value error, ")
+    found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
+    return f"{where + ': ' if where else ''}{message[0].lower()}{message[1:]}{found}"
+
+
+assert set(PARTS) == set(ROLES)
+__all__ = ["METHODS", "PARTS", "AlgorithmSettings", "CatchUp", "Preset", "method"]

@@ -3,11 +3,11 @@
 docs/decisions/fedbuff-is-qafel-with-identity-quantizers.md
 """
 
+from qafel.algorithm.methods.preset import Preset
 from qafel.algorithm.methods.qafel import HIDDEN_STATE
-from qafel.algorithm.wiring import Preset
 
 UNQUANTIZED = {"client_quantizer": "none", "server_quantizer": "none"}
-DIRECT = {"broadcast": "model"}
+DIRECT = {"downlink": "direct"}
 """The server sends Q_s(x): no hidden state ("Naive" in the paper)."""
 FEDBUFF = Preset("QAFeL with identity quantizers", {**HIDDEN_STATE, **UNQUANTIZED})
 FEDBUFF_DIRECT = Preset("the server sends its quantized model, no hidden state", DIRECT)

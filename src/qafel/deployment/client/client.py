@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
-from qafel.algorithm import Client, HiddenState, LocalTraining, Message, local_update
+from qafel.algorithm import Client, HiddenState, LocalTraining, Message, Trained
 from qafel.algorithm.client import Train
 from qafel.config import Config
 from qafel.config.tasks import OwnTask
@@ -38,7 +38,7 @@ from qafel.params import Vector
 from qafel.parts import blaming
 from qafel.rng import Stream
 from qafel.tasks import Task
-from qafel.tasks.protocol import sample_weights, told_version
+from qafel.tasks.protocol import sample_weights
 from qafel.text import human_seconds
 from qafel.workers import pack, portable, unpack
 
@@ -57,7 +57,7 @@ MakeTrain: TypeAlias = Callable[[Agreement, int, ClientSettings], tuple[Train, f
 class CopiedState(NamedTuple):
     """What an update begins with: the hidden state that was copied, and the update's number."""
 
-    hidden_state: HiddenState
+    client: Client
     sequence: int
     run_id: str
     """Of which run the hidden state is."""
@@ -174,7 +174,8 @@ class DeploymentClient:
     def begin(self) -> CopiedState:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
         self._state.skip_to(self.outbox.highest + 1)
-        return CopiedState(self.core.hidden_state, self._state.take_sequence(), self.follower.held_run_id)
+        self.core.sequence = self._state.take_sequence()
+        return CopiedState(self.core.begin(), self.core.sequence - 1, self.follower.held_run_id)
 
     def _has_room(self) -> bool:
         """Whether the outbox has room for the upload that `begin` would number next."""
@@ -182,12 +183,8 @@ class DeploymentClient:
 
     def finish(self, start: CopiedState, train: Train) -> bytes:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
-        core, (copied, sequence, _) = self.core, start
-        told = told_version(train, copied.version)
-        with blaming(f"the training of client {core.number}"):
-            return local_update(
-                copied, told, core.algorithm, core.seed, client=core.number, sequence=sequence, weight=core.weight
-            )
+        with blaming(f"the training of client {self.core.number}"):
+            return start.client.update(train).upload
 
     async def _work(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings
@@ -198,7 +195,7 @@ class DeploymentClient:
                 start = start or self.begin()
                 upload = await loop.run_in_executor(thread, self.finish, start, train)
                 self.report.updates += 1
-                self._emit("update", sequence=start.sequence, version=start.hidden_state.version)
+                self._emit("update", sequence=start.sequence, version=start.client.hidden_state.version)
                 # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
                 rests = settings.min_interval_s or time.monotonic() < self._pause_until
                 at_once = self._more() and self._has_room() and not rests
@@ -343,8 +340,8 @@ def run_client(
 ) -> ClientReport:
     """Take part in a run with your own training function, until it ends or `max_updates` are done.
 
-    train       from the hidden state (not to be changed) and a random stream to the trained model, a flat vector; if it
-                has a parameter `version`, it is told which version of the hidden state it starts from
+    train       from the hidden state, local training and a random stream to the trained model: a flat vector, or
+                `Trained`. `start.vector` is not to be changed; `start.version` is the number of server steps before it
     run         the run's name on the broker
     client      this client's number
     state       the folder in which the client keeps x̂ and the numbers of its uploads
@@ -354,7 +351,10 @@ def run_client(
     settings    how the client works
     on_event    called with everything that happens
 
-    run_client(lambda start, stream: start - 0.1 * gradient(start), run="demo", client=3, state=Path("client-3"))
+    def train(start, local, stream):
+        return start.vector - local.lr * gradient(start.vector)
+
+    run_client(train, run="demo", client=3, state=Path("client-3"))
     """
     if train is not None:
         given = (train, weight)
@@ -404,7 +404,7 @@ async def open_client(
                 raise BrokerUnreachable(f"cannot take part in run {names.run!r}: {error}") from None
             waiting(f"run {names.run!r}: {error}")
             await asyncio.sleep(0.3)
-    for role, path in agreement.config.algorithm.own_quantizers().items():
+    for role, path in agreement.config.algorithm.custom_parts_at_client().items():
         settings.require_named(role, path)
     algorithm, dimension = agreement.algorithm(), agreement.layout.size
     hidden_state = state.load(agreement.run_id, dimension, algorithm)
@@ -449,12 +449,12 @@ def train_task(
         )
     if isinstance(config.task, OwnTask):
         settings.require_named("task", config.task.name)
-    toml, local = config.to_toml(), agreement.algorithm().local
+    toml = config.to_toml()
     task = _made_task(toml)
     if not 0 <= client < task.clients:
         raise ConfigError(f"the run has clients 0 to {task.clients - 1}, not {client}")
     weight = 1.0 if config.algorithm.client_weights == "equal" else sample_weights(task)[client]
-    return partial(_train_task, toml, local, client), weight
+    return partial(_train_task, toml, client), weight
 
 
 @lru_cache(maxsize=1)
@@ -463,9 +463,9 @@ def _made_task(toml: str) -> Task:
     return task
 
 
-def _train_task(toml: str, local: LocalTraining, client: int, start: Vector, stream: Stream, version: int) -> Vector:
+def _train_task(toml: str, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
     """Can be sent to another process, and makes its task again there."""
-    return told_version(_made_task(toml).train, version)(client, start, local, stream)
+    return _made_task(toml).train(client, start, local, stream)
 
 
 @contextmanager
@@ -476,8 +476,8 @@ def training_in(worker: str, train: Train) -> Iterator[Train]:
         return
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(pack(train),))
 
-    def elsewhere(start: Vector, stream: Stream, version: int = 0) -> Vector:
-        return pool.submit(_train, start, stream, version).result()
+    def elsewhere(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
+        return pool.submit(_train, start, local, stream).result()
 
     try:
         yield elsewhere
@@ -492,11 +492,11 @@ def _keep(packed: bytes) -> None:
     _kept[:] = [packed]
 
 
-def _train(start: Vector, stream: Stream, version: int) -> Vector:
+def _train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
     train = _kept[0]
     if isinstance(train, bytes):
         train = _kept[0] = unpack(train)
     try:
-        return told_version(train, version)(start, stream)
+        return train(start, local, stream)
     except QafelError as error:
         raise portable(error) from error.__cause__

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState, Message
-from qafel.algorithm.aggregation import WINDOW
+from qafel.algorithm.admission import WINDOW
 from qafel.deployment.connection import Broker, Stored, wait_for_event
 from qafel.deployment.keys import Signer, signed_name
 from qafel.deployment.messages import Receipt, checksum_of, split_upload

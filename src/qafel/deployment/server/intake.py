@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 from nats.aio.msg import Msg
 
-from qafel.algorithm import Algorithm, HiddenState, Kind, Message, Server
+from qafel.algorithm import Algorithm, HiddenState, Kept, Kind, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.deployment.keys import Access, Verifier, key_number, signed_name
 from qafel.deployment.messages import Part, PartAssembler, Receipt, checksum_of
@@ -204,11 +204,11 @@ class UploadChecker:
         algorithm, settings, key = self._algorithm, self._settings, self._key_number(upload.sender)
         weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
         # What divides by weights gives back what a tiny weight took from the norm: there none counts for less than one.
-        share = max(1.0, weight) if _divides_by_weights(algorithm) else weight
+        share = max(1.0, weight) if algorithm.accumulator.divides_by_weights else weight
         norm = share * _norm(update)
         if not norm <= _LARGEST / algorithm.buffer_size:
             raise NormTooLarge(f"the update's weighted norm is {norm:.3g}: a sum of such updates would not be finite")
-        mixes = algorithm.upload == "model"
+        mixes = algorithm.client_rule.sends_model
         if mixes:
             norm = share * _norm(update - server.model)
         self.median.vote(upload.sender, norm, now)
@@ -219,8 +219,9 @@ class UploadChecker:
             most = settings.max_norm_ratio * usual
         if norm <= most:
             return Applied.of(weight, 1.0, norm, key)
-        # An own aggregation sees whole models, which no factor brings nearer to ours.
-        if (judged and settings.norm_excess == "reject") or (mixes and not isinstance(algorithm.aggregation, str)):
+        # An accumulator that keeps single models sees them whole: no factor brings them nearer to ours.
+        exact = algorithm.needs.exact_uploads or (mixes and isinstance(algorithm.accumulator, Kept))
+        if exact or (judged and settings.norm_excess == "reject"):
             beyond = f"{settings.max_norm_ratio:g} times the median, {usual:.3g}" if judged else f"{most:.3g}"
             raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {beyond}")
         return Applied.of(weight, most / norm, norm, key)
@@ -241,11 +242,6 @@ def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> Defe
         max_norm=norm if defence.max_norm is None else defence.max_norm,
         max_weight=max(_USUAL_WEIGHT, *known) if defence.max_weight is None else defence.max_weight,
     )
-
-
-def _divides_by_weights(algorithm: Algorithm) -> bool:
-    """Whether the weights in a buffer are what its sum is divided by; an own aggregation may do that, too."""
-    return algorithm.aggregation == "weighted-mean" or not isinstance(algorithm.aggregation, str)
 
 
 def _norm(vector: Vector) -> float:

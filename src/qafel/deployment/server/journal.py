@@ -41,9 +41,6 @@ _HEADER: Final = re.compile(rb"qafel journal (\d+)\n(?:([0-9a-f]{16}) [0-9a-f]{1
 _HEADER_BYTES: Final = len(b"qafel journal 3\n0123456789abcdef 0123456789abcdef\n")
 _MARK: Final = b"\x89QJ\n"
 _RECORD: Final = struct.Struct("<4sIQQ16sQ")
-_RECORDS: Final = {2: struct.Struct("<4sIQQ12sQ"), 3: _RECORD}  # by version
-_OLD_RECORD: Final = struct.Struct("<IQ")  # length and checksum, before version 2
-_OLD_START: Final = b"QF"  # every record was a frame; docs/wire-format.md
 _SYNCED: Final = re.compile(rb"(\d{12}) (\d{15}) ([0-9a-f]{16})\n")
 
 log = logging.getLogger(__name__)
@@ -54,13 +51,13 @@ class Record(NamedTuple):
     """An upload that counted."""
 
     data: bytes
-    digest: int | None
-    """Of the hidden state after it; None in a journal from before version 2, as the next."""
-    before: int | None
+    digest: int
+    """Of the hidden state after it."""
+    before: int
     """The checksum of the record before."""
     checksum: int
-    applied: bytes = b""
-    """What the defence made of it: sixteen bytes, twelve in version 2, the ledger's own matter."""
+    applied: bytes
+    """What the defence made of it: sixteen bytes, which the ledger reads."""
 
 
 @final
@@ -210,21 +207,21 @@ class JournalReader:
         needed any more, tells nothing.
         """
         with path.open("rb") as file:
-            size, (version, salt) = os.fstat(file.fileno()).st_size, _read_header(file, path)
+            size, salt = os.fstat(file.fileno()).st_size, _read_header(file, path)
             sound, last = 0, None
-            while (record := _read_record(file, size, version, salt)) is not None:
+            while (record := _read_record(file, size, salt)) is not None:
                 sound, last = file.tell(), record.checksum
             if sound == size and self.checksum not in (None, last):
                 raise DataError(f"record {self._start - 1} in {path} is not the one that it counts last")
 
     def _read(self, file: BinaryIO, path: Path, first: int, followed: bool, synced: int) -> Iterator[Record]:
         size = os.fstat(file.fileno()).st_size
-        version, salt = _read_header(file, path)
+        salt = _read_header(file, path)
         sound, number, last = file.tell(), first, None
         self._end = first
-        while (record := _read_record(file, size, version, salt)) is not None:
+        while (record := _read_record(file, size, salt)) is not None:
             expected = self.checksum if number >= self.count else last
-            if record.before is not None and expected is not None and record.before != expected:
+            if expected not in (None, record.before):
                 if number == self._start:
                     raise DataError(f"record {number} in {path} is not the one that followed")
                 break
@@ -236,7 +233,7 @@ class JournalReader:
         if sound == size and sound >= synced:
             return
         file.seek(sound)
-        if followed or sound < synced or _sound_follows(file.read(), version, salt):
+        if followed or sound < synced or _sound_follows(file.read(), salt):
             why = f"{synced} bytes of it were synced" if sound < synced else "sound records follow"
             raise DamagedJournal(
                 f"{path} is damaged at byte {sound}, in record {number}, and {why}; nothing was changed: restore it "
@@ -264,8 +261,8 @@ def read_journal(folder: Path, start: int = 0) -> Iterator[bytes]:
     return (record.data for record in JournalReader(folder, start))
 
 
-def _header(salt: int, version: int = _VERSION) -> bytes:
-    start = _KIND + b"%d\n%016x" % (version, salt)
+def _header(salt: int) -> bytes:
+    start = _KIND + b"%d\n%016x" % (_VERSION, salt)
     return start + b" %016x\n" % xxhash.xxh3_64_intdigest(start)
 
 
@@ -280,41 +277,27 @@ def _checksum(salt: int, start: bytes, data: bytes) -> int:
     return hasher.intdigest()
 
 
-def _read_header(file: BinaryIO, path: Path) -> tuple[int, int | None]:
-    """Go to the first record; return the version of the format, and the salt, None if there is none that can be read.
-
-    Journals from before 0.2 have no header: their first record is at the start, as in version 1 after its line.
-    """
+def _read_header(file: BinaryIO, path: Path) -> int | None:
+    """Go to the first record, and return the salt. None of what is not a header: a torn tail, or damage."""
     start = file.read(_HEADER_BYTES)
     found = _HEADER.match(start)
-    version = int(found[1]) if found is not None else 0
-    if version > _VERSION:
+    if found is not None and int(found[1]) != _VERSION:
         raise DataError(
-            f"{path} has version {version} of its format, and this qafel reads up to version {_VERSION}: use the "
-            "qafel that wrote it, or begin anew in another folder"
+            f"{path} has version {int(found[1])} of its format, and this qafel reads version {_VERSION}: use the "
+            "qafel that wrote it, or begin again in another folder"
         )
-    if version in _RECORDS and found is not None and found[2] is not None:
-        salt = int(found[2], 16)
-        if start == _header(salt, version):
-            return version, salt
-    # What is not a header is a torn tail, which is cut off and written again, or damage.
-    file.seek(len(_KIND) + 2 if version == 1 else 0)
-    return (1 if version == 1 or not start.startswith(b"qafel") else _VERSION), None
+    if found is not None and found[2] is not None and start == _header(salt := int(found[2], 16)):
+        return salt
+    file.seek(0)
+    return None
 
 
-def _read_record(file: BinaryIO, size: int, version: int, salt: int | None) -> Record | None:
+def _read_record(file: BinaryIO, size: int, salt: int | None) -> Record | None:
     """The next record, or None if there is no sound one. Memory is taken for what is there, not for what it claims."""
-    layout = _RECORDS.get(version, _OLD_RECORD)
-    head = file.read(layout.size)
-    if len(head) < layout.size or (salt is None and version in _RECORDS):
+    head = file.read(_RECORD.size)
+    if len(head) < _RECORD.size or salt is None:
         return None
-    if salt is None:
-        length, checksum = layout.unpack(head)
-        if length > size - file.tell():
-            return None
-        data = file.read(length)
-        return Record(data, None, None, checksum) if xxhash.xxh3_64_intdigest(data) == checksum else None
-    mark, length, before, digest, applied, checksum = layout.unpack(head)
+    mark, length, before, digest, applied, checksum = _RECORD.unpack(head)
     if mark != _MARK or length > size - file.tell():
         return None
     data = file.read(length)
@@ -322,19 +305,16 @@ def _read_record(file: BinaryIO, size: int, version: int, salt: int | None) -> R
     return Record(data, digest, before, checksum, applied) if sound else None
 
 
-def _sound_follows(rest: bytes, version: int, salt: int | None) -> bool:
-    """Whether a sound record lies anywhere in what could not be read. Where the salt is lost, a mark is enough."""
-    if salt is None and _MARK in rest:
-        return True
+def _sound_follows(rest: bytes, salt: int | None) -> bool:
+    """Whether a sound record lies anywhere in what could not be read; without the salt, whether one may."""
     if salt is None:
-        version = 1
-    mark, place = (_OLD_START, _OLD_RECORD.size) if salt is None else (_MARK, 0)
-    file, found = io.BytesIO(rest), rest.find(mark, place)
+        return len(rest.rstrip(b"\0")) >= _HEADER_BYTES + _RECORD.size
+    file, found = io.BytesIO(rest), rest.find(_MARK)
     while found >= 0:
-        file.seek(found - place)
-        if _read_record(file, len(rest), version, salt) is not None:
+        file.seek(found)
+        if _read_record(file, len(rest), salt) is not None:
             return True
-        found = rest.find(mark, found + 1)
+        found = rest.find(_MARK, found + 1)
     return False
 
 

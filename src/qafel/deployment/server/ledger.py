@@ -20,12 +20,10 @@ from typing import Any, Final, NamedTuple, final
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from qafel.algorithm import (
-    Accepted,
     Algorithm,
     Checkpoint,
     Message,
     Server,
-    require_checkpoints,
     restore_server,
     save_server,
 )
@@ -73,13 +71,20 @@ class Applied(NamedTuple):
     @staticmethod
     def read(record: Record, upload: Message) -> Applied:
         """What was applied to an upload of the journal; as it came, if nobody judged it."""
-        found = record.applied.ljust(_APPLIED.size, b"\0")  # a journal of version 2 does not tell the key
-        return Applied(*_APPLIED.unpack(found)) if any(found) else Applied(upload.weight)
+        return Applied(*_APPLIED.unpack(record.applied)) if any(record.applied) else Applied(upload.weight)
 
     @staticmethod
     def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0) -> Applied:
         """Rounded to what the journal keeps."""
         return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key)))
+
+
+class Counted(NamedTuple):
+    """The result of an upload that counts."""
+
+    staleness: int
+    broadcast: bytes | None
+    """The message that the server now sends to all clients, if it stepped."""
 
 
 class _Saved(NamedTuple):
@@ -90,19 +95,19 @@ class _Saved(NamedTuple):
     norms: Mapping[int, float]
     keys: Mapping[int, int]
     shares: Sequence[Standing] = ()
-    checksum: int | None = None
-    """Of the last record that it counts; None if an older qafel wrote it."""
+    checksum: int = 0
+    """Of the last record that it counts."""
 
 
 class _Values(BaseModel):
-    """The values of a checkpoint. Before 0.3 it had no keys, shares and checksum."""
+    """The values of a checkpoint."""
 
     server: dict[str, Any]
     traffic: Traffic
     norms: list[tuple[Count, Amount]]
-    keys: list[tuple[Count, Count]] = []
-    shares: list[Standing] = []
-    journal_checksum: Count | None = None
+    keys: list[tuple[Count, Count]]
+    shares: list[Standing]
+    journal_checksum: Count
 
 
 _VALUES: Final = TypeAdapter(_Values)
@@ -166,7 +171,6 @@ class Ledger:
         with Lock(folder / "lock", busy):
             ledger = _newest_sound(folder, initial_model, algorithm, seed, size, history)
             with closing(ledger.journal):
-                require_checkpoints(algorithm, size)
                 yield ledger
 
     @property
@@ -182,7 +186,7 @@ class Ledger:
 
     def take(
         self, frame: bytes, upload: Message, applied: Applied | None = None, decoded: Vector | None = None
-    ) -> Accepted:
+    ) -> Counted:
         """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count.
 
         One that makes the model diverge raises `NonFiniteVector` and is not journalled: a restart goes on without it.
@@ -204,7 +208,7 @@ class Ledger:
         self.norms.pop(upload.sender, None)  # the latest is the last
         if applied.norm:
             self.norms[upload.sender] = applied.norm
-        if record.digest not in (None, self.server.hidden_state.digest):
+        if record.digest != self.server.hidden_state.digest:
             raise DataError(
                 f"record {self.traffic.uploads - 1} of the journal does not give the hidden state that it gave before"
             )
@@ -213,7 +217,7 @@ class Ledger:
         """Whether a client that signs with this key signed with another one before."""
         return bool(key) and self.keys.get(client, key) != key
 
-    def _count(self, frame: bytes, upload: Message, applied: Applied, decoded: Vector | None = None) -> Accepted:
+    def _count(self, frame: bytes, upload: Message, applied: Applied, decoded: Vector | None = None) -> Counted:
         version, client, windows = self.server.version, upload.sender, self.server.seen.windows
         before = windows.pop(client, None) if self.has_new_key(client, applied.key) else None
         try:
@@ -226,10 +230,12 @@ class Ledger:
         if applied.key:
             self.keys[client] = applied.key
         self.traffic.count_upload(frame, accepted.staleness)
-        if accepted.broadcast is not None:
-            self.traffic.count_broadcast(accepted.broadcast)
-            self.broadcasts.append((version, accepted.broadcast))
-        return accepted
+        if accepted.batch is None:
+            return Counted(accepted.staleness, None)
+        broadcast = self.server.step(accepted.batch)
+        self.traffic.count_broadcast(broadcast)
+        self.broadcasts.append((version, broadcast))
+        return Counted(accepted.staleness, broadcast)
 
     def begin_checkpoint(
         self, every: int, judged: Callable[[], tuple[Mapping[int, float], Sequence[Standing]]] = lambda: ({}, ())
@@ -316,11 +322,6 @@ def _newest_sound(
     """From the newest checkpoint after which the journal can be received again; from x⁰ if there is none, or the whole
     journal is there.
     """
-    if old := sorted(folder.glob("checkpoint-*.safetensors")):
-        raise DataError(
-            f"{old[-1]} was written by a qafel before 0.2, which this one does not read: finish the run with the qafel "
-            "that wrote it, or begin anew in another `out`"
-        )
     failed: list[tuple[Path, Exception]] = []
     for _, path in reversed(_checkpoints(folder)):
         try:
@@ -335,7 +336,7 @@ def _newest_sound(
         if failed and not begins_at_start(folder):  # without the first records, the run would start from nothing
             raise DataError(f"no checkpoint in {folder} can be used; {failed[0][0]}: {failed[0][1]}") from None
         server = Server(initial_model(), algorithm, seed, log_capacity=0)
-        ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}, checksum=0), history)
+        ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}), history)
     for path, _ in failed:  # it must not count as one of those that are kept
         path.rename(path.with_suffix(".unused"))
     return ledger

@@ -207,7 +207,7 @@ class Pipeline:
                     break
             metrics.accepted.inc(group.accepted)
             metrics.upload_bytes.inc(group.upload_bytes)
-            metrics.buffer.set(self._intake.ledger.server.buffer.count)
+            metrics.buffer.set(self._intake.ledger.server.accumulator.count)
             judged = partial(self._intake.checker.judged, time.monotonic())
             group.checkpoint = self._intake.ledger.begin_checkpoint(self._settings.checkpoint_every, judged)
             await self._taken.put(group)

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias, final
 
 import tomli_w
 
-from qafel.algorithm import PRESETS
+from qafel.algorithm import Needs, require_provided
 from qafel.config import Config
 from qafel.deployment.connection import Broker, run_until_one_ends, session, wait_for_event
 from qafel.deployment.keys import Access
@@ -50,6 +50,9 @@ _RETRY_S: Final = 0.2
 _FAILURES: Final = 3  # of a stream in a row, after which it counts as damaged
 _STEADY_S: Final = 300.0  # a session that lasts longer has nothing to do with the failures before it
 _CONCLUDE_S: Final = 20.0  # for the last uploads, snapshot and state of a run that is stopped
+
+PROVIDED: Final = Needs(clients=True)
+"""What a deployment gives a method."""
 
 log = logging.getLogger(__name__)
 StateListener: TypeAlias = Callable[[RunState], None]
@@ -252,7 +255,7 @@ class DeploymentServer:
             silent=dict(islice(silent.items(), NAMED_CLIENTS)),
             silent_count=len(silent),
             task_clients=self._task.clients,
-            buffer=f"{server.buffer.count}/{server.algorithm.buffer_size}",
+            buffer=f"{server.accumulator.count}/{server.algorithm.buffer_size}",
             metric=evaluator.progress.final,
             metric_name=self._task.metric_name,
             metric_goal=self._task.metric_goal,
@@ -319,13 +322,8 @@ def open_server(
 ) -> Iterator[DeploymentServer]:
     """A context with the server and its state from disk, not yet connected. `directory` must be entered."""
     out = directory.path
-    if PRESETS[config.algorithm.preset].synchronous:
-        raise ConfigError(f"{config.algorithm.preset} goes in rounds, a deployment does not: take fedbuff or qafel")
-    if config.algorithm.direct_draw == "start":
-        raise ConfigError('direct_draw = "start" sends each client its own model, a deployment sends all the same')
-    if config.algorithm.snapshot_quantizer is not None:
-        raise ConfigError("a deployed client holds the exact hidden state: leave algorithm.snapshot_quantizer out")
-    algorithm = config.algorithm.wire(task.layout)
+    algorithm = config.algorithm.compose(task.layout)
+    require_provided(algorithm, PROVIDED, "a deployment")
     if (out / "config.toml").exists() and state_of(out, config) == "other":
         raise ConfigError(f"{out} holds a run of another configuration: choose another `out`")
     broadcast_bytes = max(1, algorithm.server_quantizer.max_payload_bytes(task.layout.size))

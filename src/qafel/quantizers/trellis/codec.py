@@ -14,15 +14,16 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError
-from qafel.params import Vector
+from qafel.params import Layout, Vector
 from qafel.quantizers import kernels, payloads
+from qafel.quantizers.arguments import SpecArguments
 from qafel.quantizers.kernels import ADD, ASSIGN, COLUMNS, ROOM, SEED_BYTES
-from qafel.quantizers.protocol import TRELLIS, Payload, pack_codec
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.quantizers.rotated import LEVELS, Rotated
 from qafel.quantizers.trellis.tables import Cut, cut, tables_for
 from qafel.rng import Stream
@@ -60,6 +61,9 @@ class Trellis:
     makes the error least, which is for the server. Marcellin and Fischer, 1990; Vargaftik et al., 2022.
     """
 
+    NAME: ClassVar[str] = "trellis"
+    CODEC_ID: ClassVar[int] = 12
+
     rate: float = 2.0
     states: int = 8
     scale: Scale = "unbiased"
@@ -80,10 +84,18 @@ class Trellis:
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(TRELLIS, struct.pack("<fBB", self.rate, self.states, _SCALES.index(self.scale)))
+        return pack_codec(self.CODEC_ID, struct.pack("<fBB", self.rate, self.states, _SCALES.index(self.scale)))
 
-    @staticmethod
-    def from_parameters(fields: bytes) -> Trellis:
+    @classmethod
+    def from_spec(cls, given: SpecArguments) -> Trellis:
+        rate, states = given.read().number("rate", float, first=True), given.number("states", int)
+        if rate is None:
+            raise SpecError("trellis needs a rate in bits a coordinate: write trellis:2, or trellis:0.5")
+        scale = cast(Scale, given.text("scale", "unbiased"))
+        return given.end(Trellis(rate, 8 if states is None else states, scale))
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Trellis:
         rate, states, scale = struct.unpack("<fBB", fields)
         return Trellis(payloads.as_sent(rate), states, "least" if scale else "unbiased")
 

@@ -8,10 +8,9 @@ ray_cluster    jobs on a Ray cluster
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from qafel.algorithm import Algorithm, PolynomialStaleness
+from qafel.algorithm import Algorithm
 from qafel.errors import ConfigError
 from qafel.simulator.executors.jobs import Executor, Inline, Trainer
 from qafel.simulator.executors.processes import Processes
@@ -42,9 +41,7 @@ def make_executor(
     count = worker_count(workers, elsewhere=name == "ray")
     if name == "inline":
         return Inline(Trainer(task, algorithm, seed))
-    # These parts are the server's business; a user's own may not travel to another process.
-    travelling = replace(algorithm, staleness=PolynomialStaleness(), aggregation="mean", server_step=None)
-    travelling = replace(travelling, snapshot_quantizer=None)
+    travelling = algorithm.at_client()  # parts of the server may not travel to another process
     match name:
         case "processes":
             return Processes(count, make_task, travelling, seed, task.layout.size)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple, Protocol, Self, final
 
-from qafel.algorithm import Algorithm, HiddenState, local_update
+from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Made, State, Trained
 from qafel.params import Vector
 from qafel.parts import blaming
 from qafel.rng import Stream
-from qafel.tasks.protocol import Task, evaluated, takes_version
+from qafel.tasks.protocol import Task, evaluated
 
 
 @final
@@ -26,12 +26,23 @@ class Job(NamedTuple):
     client: int
     sequence: int
     """Counts the client's own starts."""
-    hidden_state: HiddenState
+    version: int
+    """Of the hidden state that it starts from."""
     weight: float
-    steps: int | None = None
+    steps: int | None
     """How many local steps the client gets done by a round's deadline; None: all of them."""
-    memory: Vector | None = None
-    """What the client's upload is relative to (MCM); None: zero."""
+    memory: State
+    """The client rule's, when the client started."""
+    start: HiddenState | None
+    """None of a job that crosses to a worker: its vector takes another way."""
+
+    def detached(self) -> Job:
+        """The job without its vector."""
+        return self._replace(start=None)
+
+    def attached(self, vector: Vector) -> Job:
+        """The job with the vector that it starts from; the vector is copied."""
+        return self._replace(start=HiddenState.of(vector.copy(), self.version))
 
 
 @final
@@ -43,24 +54,27 @@ class Trainer:
         self.algorithm = algorithm
         self.seed = seed
         self.training_s = 0.0
-        self._tells_version = takes_version(task.train)
+        self._client: Client | None = None
+        """Each job's client in its turn: making a new one for every job takes a twentieth of a small update."""
 
-    def perform(self, job: Job) -> bytes:
-        """The upload that the job's client will send. Algorithm 2."""
-        _, client, sequence, start, weight, steps, memory = job
+    def perform(self, job: Job) -> Made:
+        """The upload that the job's client will send, and its memory after it. Algorithm 2."""
+        _, number, sequence, _, weight, steps, memory, start = job
+        assert start is not None
         local = self.algorithm.local if steps is None else replace(self.algorithm.local, steps=steps, epochs=None)
-        told = {"version": start.version} if self._tells_version else {}
 
-        def train(vector: Vector, stream: Stream) -> Vector:
+        def train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
             began = perf_counter()
             with blaming(self.task, "train"):
-                trained = self.task.train(client, vector, local, stream, **told)
+                trained = self.task.train(number, start, local, stream)
             self.training_s += perf_counter() - began
             return trained
 
-        return local_update(
-            start, train, self.algorithm, self.seed, client=client, sequence=sequence, weight=weight, memory=memory
-        )
+        if (client := self._client) is None:
+            client = self._client = Client(number, start, self.algorithm, self.seed)
+        client.number, client.hidden_state, client.sequence = number, start, sequence
+        client.weight, client.memory = weight, memory
+        return client.update(train, local)
 
 
 class Executor(Protocol):
@@ -90,8 +104,12 @@ class Executor(Protocol):
         """Begin a job whose result will be wanted later."""
         ...
 
-    def result(self, job: Job) -> bytes:
-        """The job's upload; waits for it, and begins it first if it was not submitted."""
+    def result(self, job: Job) -> Made:
+        """The job's upload and memory; waits for it, and begins it first if it was not submitted."""
+        ...
+
+    def discard(self, job: Job) -> None:
+        """Give up a job, whether it was submitted or not."""
         ...
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
@@ -121,6 +139,9 @@ class Inline:
 
     def submit(self, job: Job) -> None:
         """Nothing begins ahead of time here."""
+
+    def discard(self, job: Job) -> None:
+        """Nothing began."""
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
         return evaluated(task, model)

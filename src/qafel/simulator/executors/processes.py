@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, final
 
 import numpy as np
 
-from qafel.algorithm import Algorithm, HiddenState
+from qafel.algorithm import Algorithm, HiddenState, Made, State
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import QafelError, WorkerLost
 from qafel.params import Vector
@@ -39,14 +39,10 @@ _READY_BYTES = 1 << 28
 class TrainingWork(NamedTuple):
     """A job as it crosses to a worker: its start lies in shared memory, and its upload will."""
 
-    number: int
-    client: int
-    sequence: int
-    weight: float
-    steps: int | None
-    memory: Vector | None
-    version: int
+    job: Job
+    """Without its vector."""
     digest: int
+    """Of the hidden state that it starts from."""
     vector_slot: int
     upload_slot: int
 
@@ -57,8 +53,8 @@ class EvaluationWork(NamedTuple):
     parts: range
 
 
-TrainingAnswer: TypeAlias = tuple[int, float]
-"""How many bytes of the upload slot are filled, and the seconds of training."""
+TrainingAnswer: TypeAlias = tuple[int, State, float]
+"""How many bytes of the upload slot are filled, the client's memory, and the seconds of training."""
 
 EvaluationAnswer: TypeAlias = list[tuple[float, ...]]
 """The sums of every part."""
@@ -115,13 +111,11 @@ class _WorkerSide:
             return portable(error)
 
     def _train(self, work: TrainingWork) -> TrainingAnswer:
-        number, client, sequence, weight, steps, memory, version, _, vector_slot, upload_slot = work
         trainer = self._trainer
         before = trainer.training_s
-        start = HiddenState.of(self._shared.vectors[vector_slot].copy(), version)
-        upload = trainer.perform(Job(number, client, sequence, start, weight, steps, memory))
-        self._shared.upload(upload_slot)[: len(upload)] = upload
-        return len(upload), trainer.training_s - before
+        upload, memory = trainer.perform(work.job.attached(self._shared.vectors[work.vector_slot]))
+        self._shared.upload(work.upload_slot)[: len(upload)] = upload
+        return len(upload), memory, trainer.training_s - before
 
     def _evaluate(self, work: EvaluationWork) -> EvaluationAnswer:
         task, model = self._trainer.task, self._shared.vectors[self._shared.evaluated]
@@ -161,8 +155,9 @@ class Processes:
         self._free_vectors = list(range(slots))
         self._held: dict[int, tuple[int, int]] = {}  # digest: (slot, how many jobs use it)
         self._submitted: set[int] = set()
+        self._discarded: set[int] = set()
         self._waiting: OrderedDict[int, TrainingWork] = OrderedDict()  # the one to be handed out next first
-        self._ready: dict[int, bytes | QafelError] = {}
+        self._ready: dict[int, Made | QafelError] = {}
         self._jobs_done = 0
         self._evaluated: dict[EvaluationWork, EvaluationAnswer | QafelError] = {}
 
@@ -173,14 +168,13 @@ class Processes:
     def submit(self, job: Job) -> None:
         while not self._free_uploads:
             self._collect()
-        number, client, sequence, start, weight, steps, memory = job
-        named = start.version, start.digest
-        slots = self._hold(start), self._free_uploads.pop()
-        self._waiting[number] = TrainingWork(number, client, sequence, weight, steps, memory, *named, *slots)
-        self._submitted.add(number)
+        assert job.start is not None
+        slots = self._hold(job.start), self._free_uploads.pop()
+        self._waiting[job.number] = TrainingWork(job.detached(), job.start.digest, *slots)
+        self._submitted.add(job.number)
         self._hand_out()
 
-    def result(self, job: Job) -> bytes:
+    def result(self, job: Job) -> Made:
         number = job.number
         if number not in self._submitted:
             self.submit(job)
@@ -193,6 +187,14 @@ class Processes:
         if isinstance(ready, QafelError):
             raise ready
         return ready
+
+    def discard(self, job: Job) -> None:
+        number = job.number
+        if (work := self._waiting.pop(number, None)) is not None:
+            self._release(work)
+        elif number in self._submitted and self._ready.pop(number, None) is None:
+            self._discarded.add(number)  # a worker is at it
+        self._submitted.discard(number)
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
         """Divide the evaluation among the workers. See docs/decisions/evaluation-is-shared.md."""
@@ -240,7 +242,7 @@ class Processes:
         """Wait for an answer, and take it."""
         work, value = self._pool.next()
         if isinstance(value, Died):
-            at = f"the update of client {work.client}" if isinstance(work, TrainingWork) else "an evaluation"
+            at = f"the update of client {work.job.client}" if isinstance(work, TrainingWork) else "an evaluation"
             raise WorkerLost(
                 f"workers died {value.times} times (last exit code {value.exit_code}) at {at}: is memory short? "
                 "Try fewer workers, or the inline executor"
@@ -252,13 +254,15 @@ class Processes:
         self._hand_out()
 
     def _take(self, work: TrainingWork, answer: TrainingAnswer | QafelError) -> None:
-        if isinstance(answer, QafelError):
-            self._ready[work.number] = answer
+        if work.job.number in self._discarded:
+            self._discarded.remove(work.job.number)
+        elif isinstance(answer, QafelError):
+            self._ready[work.job.number] = answer
         else:
-            length, training_s = answer
+            length, memory, training_s = answer
             self.training_s += training_s
             self._jobs_done += 1
-            self._ready[work.number] = bytes(self._shared.upload(work.upload_slot)[:length])
+            self._ready[work.job.number] = Made(bytes(self._shared.upload(work.upload_slot)[:length]), memory)
         self._release(work)
 
     @contextmanager

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Self, final
 
-from qafel.algorithm import Algorithm, HiddenState
+from qafel.algorithm import Algorithm, Made
 from qafel.errors import QafelError
 from qafel.lazy import require_installed
 from qafel.params import Vector
@@ -28,15 +28,11 @@ class _Actor:
         make_task, algorithm, seed = unpack(opening)
         self._trainer = Trainer(make_task(), algorithm, seed)
 
-    def perform(
-        self, vector: Vector, version: int, job: tuple[int, int, int, float, int | None, Vector | None]
-    ) -> tuple[bytes | QafelError, float]:
-        number, client, sequence, weight, steps, memory = job
+    def perform(self, vector: Vector, job: Job) -> tuple[Made | QafelError, float]:
         before = self._trainer.training_s
-        start = HiddenState.of(vector.copy(), version)
-        result: bytes | QafelError
+        result: Made | QafelError
         try:
-            result = self._trainer.perform(Job(number, client, sequence, start, weight, steps, memory))
+            result = self._trainer.perform(job.attached(vector))
         except QafelError as error:
             result = portable(error)
         return result, self._trainer.training_s - before
@@ -86,29 +82,37 @@ class RayCluster:
         return JOBS_PER_WORKER * len(self._actors) - len(self._pending)
 
     def submit(self, job: Job) -> None:
-        start = job.hidden_state
+        start = job.start
+        assert start is not None
         vector, users = self._vectors.get(start.digest) or (self._ray.put(start.vector), 0)
         self._vectors[start.digest] = (vector, users + 1)
         worker = min(range(len(self._actors)), key=self._load.__getitem__)
         self._load[worker] += 1
-        plain = (job.number, job.client, job.sequence, job.weight, job.steps, job.memory)
-        reference = self._actors[worker].perform.remote(vector, start.version, plain)
+        reference = self._actors[worker].perform.remote(vector, job.detached())
         self._pending[job.number] = (reference, worker, start.digest)
 
-    def result(self, job: Job) -> bytes:
+    def result(self, job: Job) -> Made:
         if job.number not in self._pending:
             self.submit(job)
-        reference, worker, digest = self._pending.pop(job.number)
-        result, training_s = self._ray.get(reference)
-        self._load[worker] -= 1
+        result, training_s = self._ray.get(self._forget(job))
         self.training_s += training_s
+        if isinstance(result, QafelError):
+            raise result
+        made: Made = result
+        return made
+
+    def discard(self, job: Job) -> None:
+        if job.number in self._pending:
+            self._ray.cancel(self._forget(job))
+
+    def _forget(self, job: Job) -> Any:
+        """The reference to a job's result, which counts as taken."""
+        reference, worker, digest = self._pending.pop(job.number)
+        self._load[worker] -= 1
         vector, users = self._vectors.pop(digest)
         if users > 1:
             self._vectors[digest] = (vector, users - 1)
-        if isinstance(result, QafelError):
-            raise result
-        upload: bytes = result
-        return upload
+        return reference
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
         if not isinstance(task, Divisible):

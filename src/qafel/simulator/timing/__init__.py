@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import final
 
 from qafel.config import TimingConfig
-from qafel.config.parts import ARRIVALS, DURATIONS, make
 from qafel.errors import ConfigError, require_numbers
+from qafel.parts import Kind, make
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate, Poisson, Rounds, Trace
 from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform, client_factors
+
+ARRIVALS = Kind("arrival law", ("__iter__",))
+DURATIONS = Kind("duration law", ("draw",))
 
 
 @final
@@ -117,7 +120,7 @@ def _durations(config: TimingConfig, seed: int, clients: int) -> Durations:
             return Uniform(seed, config.scale, config.spread)
         case "constant":
             return Constant(config.scale)
-    own: Durations = make(config.duration, DURATIONS, seed=seed, clients=clients)
+    own: Durations = make(config.duration, DURATIONS, offered={"seed": seed, "clients": clients})
     return own
 
 
@@ -134,5 +137,5 @@ def _arrivals(config: TimingConfig, seed: int, clients: int) -> Arrivals:
             return Trace(Path(config.trace), clients)
         case "rounds":
             return Rounds(config.over_selection, config.round_timeout)
-    own: Arrivals = make(config.arrivals, ARRIVALS, seed=seed, clients=clients)
+    own: Arrivals = make(config.arrivals, ARRIVALS, offered={"seed": seed, "clients": clients})
     return own

@@ -17,7 +17,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.algorithm import LocalTraining
+from qafel.algorithm import HiddenState, LocalTraining
 from qafel.errors import ConfigError, DataError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
@@ -122,8 +122,8 @@ class Mushrooms:
     def initial_model(self, stream: Stream) -> Vector:
         return np.zeros(self.layout.size, np.float32)
 
-    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
-        return logistic_steps(self._parts[client], start, local, steps_of(local, self.name), self._l2)
+    def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
+        return logistic_steps(self._parts[client], start.vector, local, steps_of(local, self.name), self._l2)
 
     def loss(self, model: Vector) -> float:
         """f(x)."""

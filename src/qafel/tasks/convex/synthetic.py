@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from qafel.algorithm import LocalTraining
+from qafel.algorithm import HiddenState, LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
@@ -112,11 +112,11 @@ class Quadratic(_Synthetic):
         size = self.layout.size
         return np.full(size, 1 / np.sqrt(size), np.float32)
 
-    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
+    def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
         steps = steps_of(local, self.name)
         shift, noise = self._deviation_of(client), self._gradient_noise(steps, stream)
         trained: Vector = convex.kernels.train_quadratic(
-            self._eigenvalues, shift, start, noise, *terms_of(local, steps)
+            self._eigenvalues, shift, start.vector, noise, *terms_of(local, steps)
         )
         return trained
 
@@ -169,10 +169,10 @@ class SyntheticLogistic(_Synthetic):
     def initial_model(self, stream: Stream) -> Vector:
         return np.zeros(self.layout.size, np.float32)
 
-    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
+    def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
         steps, data = steps_of(local, self.name), self._data(client)
         linear, noise = self._linear_term(client, data), self._gradient_noise(steps, stream)
-        return logistic_steps(data, start, local, steps, self._l2, linear, noise)
+        return logistic_steps(data, start.vector, local, steps, self._l2, linear, noise)
 
     def evaluate(self, model: Vector) -> dict[str, float]:
         return {"metric": self._loss(model) - self._lowest}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from qafel.algorithm import LocalTraining
+from qafel.algorithm import HiddenState, LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
@@ -109,10 +109,10 @@ class TorchTask:
         with trainer.random_numbers_of(stream, torch.device("cpu")):
             return FlatModel(self._make(), torch.device("cpu")).vector()
 
-    def train(self, client: int, start: Vector, local: LocalTraining, stream: Stream) -> Vector:
+    def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
         """Take the client's local steps of SGD from `start`; `stream` orders its samples. Algorithm 2, lines 3 to 6."""
         model = self._model
-        model.load(start)
+        model.load(start.vector)
         if not model.module.training:
             model.module.train()
         randomness = trainer.random_numbers_of(stream, self._device, model.dropouts, others=self._compiled is None)

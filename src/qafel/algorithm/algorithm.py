@@ -1,0 +1,142 @@
+"""All that server and clients must agree on, as one value."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, TypeVar, final, get_args
+
+from qafel.algorithm.admission import PolynomialStaleness, StalenessLaw, weigh
+from qafel.algorithm.catch_up import CatchUp
+from qafel.algorithm.hidden_state import Downlink
+from qafel.algorithm.parts import Accumulator, ClientRule, Needs, Part, ServerRule
+from qafel.errors import ConfigError, require, require_numbers
+from qafel.params import Vector
+from qafel.quantizers import as_quantizer
+from qafel.quantizers.protocol import Quantizer
+from qafel.text import path_of
+
+ClientWeights: TypeAlias = Literal["equal", "samples"]
+_APart = TypeVar("_APart", bound=Part)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalTraining:
+    """What a client does between copying x̂ and uploading: y ← y − η_ℓ g(y), for P steps or for some epochs."""
+
+    lr: float
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    """Samples per step; None: all that the client has."""
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    """The largest norm of a gradient; a larger one is scaled down to it."""
+    proximal: float = 0.0
+    """FedProx's μ: the local loss has μ/2·‖y − y₀‖² added."""
+    partial: bool = False
+    """Whether a client that a round's deadline overtakes uploads what it has done by then (FedProx)."""
+    correction: Vector | None = field(default=None, compare=False)
+    """A vector that is added to every gradient, after clipping; set by client rules."""
+
+    def __post_init__(self) -> None:
+        require_numbers(self)
+        require(self.lr > 0, "the client learning rate is positive", self.lr)
+        require((self.steps is None) != (self.epochs is None), "local training lasts some steps or some epochs", self)
+        require((self.steps or self.epochs or 0) >= 1, "there is at least one local step or epoch", self)
+        require(self.batch_size is None or self.batch_size >= 1, "a batch has at least one sample", self.batch_size)
+        require(self.weight_decay >= 0, "weight decay is zero or more", self.weight_decay)
+        require(self.clip_norm is None or self.clip_norm > 0, "the clipping norm is positive", self.clip_norm)
+        require(self.proximal >= 0, "the proximal term's weight is zero or more", self.proximal)
+
+    def steps_for(self, samples: int) -> int:
+        """How many steps a client with so many samples takes: an epoch is a step per batch, the last may be smaller."""
+        if self.steps is not None:
+            return self.steps
+        return (self.epochs or 1) * (-(-samples // self.batch_size) if self.batch_size else 1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One method as a composition of parts. `method` makes it from a name and settings."""
+
+    name: str
+    local: LocalTraining
+    client_rule: ClientRule
+    accumulator: Accumulator
+    server_rule: ServerRule
+    downlink: Downlink
+    catch_up: CatchUp
+    client_quantizer: Quantizer
+    """Q_c."""
+    server_quantizer: Quantizer
+    """Q_s."""
+    buffer_size: int = 10
+    """K."""
+    staleness: StalenessLaw
+    max_staleness: int | None = None
+    client_weights: ClientWeights = "equal"
+    own_needs: Needs = field(default_factory=Needs)
+    """What the method needs beside its parts, such as rounds."""
+
+    def __post_init__(self) -> None:
+        require_numbers(self)
+        require(isinstance(self.local, LocalTraining), "local is a LocalTraining(lr, steps)", repr(self.local))
+        for role in ("client_quantizer", "server_quantizer"):
+            object.__setattr__(self, role, as_quantizer(getattr(self, role)))
+        for role, part in self.parts.items():
+            _require_part(role, ROLES[role], part)
+        require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
+        require((self.max_staleness or 0) >= 0, "maximum staleness is zero or more", self.max_staleness)
+        require(callable(self.staleness), "a staleness law is a function of τ", self.staleness)
+        weigh(self.staleness, 0)
+        known = get_args(ClientWeights)
+        require(self.client_weights in known, f"client_weights is one of {', '.join(known)}", self.client_weights)
+        for part in self.parts.values() if len(self.parts) == len(ROLES) else ():
+            if (problem := part.problem(self)) is not None:
+                raise ConfigError(f"{self.name}: {problem}")
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts by their roles; at a client without those of the server."""
+        return {role: part for role in ROLES if (part := getattr(self, role)) is not None}
+
+    @property
+    def needs(self) -> Needs:
+        """What a driver must provide: the union of the parts' needs."""
+        needs = self.own_needs
+        for part in self.parts.values():
+            needs = needs.union(part.needs)
+        return needs
+
+    def at_client(self) -> Algorithm:
+        """What a client works with: the parts of the server may not travel to its process."""
+        return replace(self, accumulator=None, server_rule=None, staleness=PolynomialStaleness())  # type: ignore[arg-type]
+
+    def begun(self, part: _APart, size: int, clients: int | None) -> _APart:
+        """A server's copy of a part, ready for a run."""
+        try:
+            own = copy.deepcopy(part)
+        except Exception as error:
+            raise ConfigError(f"{path_of(part)} cannot be copied, and each server needs its own: {error}") from error
+        own.begin_(self, size, clients)
+        return own
+
+
+ROLES: dict[str, type[Part]] = {
+    "client_rule": ClientRule,
+    "accumulator": Accumulator,
+    "server_rule": ServerRule,
+    "downlink": Downlink,
+    "catch_up": CatchUp,
+}
+"""The parts of a method, and what each of them is."""
+
+
+def _require_part(role: str, kind: type[Part], part: object) -> None:
+    if isinstance(part, type) or not isinstance(part, kind):
+        raise ConfigError(f"{role} is an object of a subclass of qafel.{kind.__name__}, found {part!r}")
+    if isinstance(part, ClientRule) and part.new_memory(1) and not part.needs.client_memory:
+        raise ConfigError(f"{path_of(part)} keeps a memory: declare needs = qafel.Needs(client_memory=True)")

@@ -1,0 +1,264 @@
+"""The parts that a method is made of, and their state.
+
+A method is a value: an `Algorithm` that names one part for each job.
+
+    ClientRule    what a client sends, and how its memory changes
+    Accumulator   what the server does with an accepted upload; when a step is due; the direction Δ̄
+    ServerRule    from x and Δ̄ to the next x
+    Downlink      what the server broadcasts, and how x̂ moves         (hidden_state)
+    CatchUp       what a client downloads before it starts            (catch_up)
+
+Parts that ship and parts of a user are the same kind of object. Subclass one of the classes here: the defaults of
+`Part` then apply. The server works with its own copy of each part. A part's state is named arrays, numbers and `Rows`;
+`state` saves and restores all parts of a server the same way.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from qafel.algorithm.state import KEPT, Rows, State
+from qafel.errors import ConfigError
+from qafel.params import Vector
+from qafel.quantizers.protocol import Payload, Quantizer
+
+if TYPE_CHECKING:
+    from qafel.algorithm.algorithm import Algorithm, LocalTraining
+    from qafel.algorithm.hidden_state import HiddenState
+
+
+class Needs(NamedTuple):
+    """What a part needs from the driver that runs it. A method needs the union of its parts' needs."""
+
+    rounds: bool = False
+    """Clients start in rounds, all of a round from one version."""
+    clients: bool = False
+    """The number of clients is known."""
+    continues: bool = False
+    """A client starts again after the server's answer, which may tell it to continue from the model that it holds."""
+    client_memory: bool = False
+    """A client has one upload in flight, and its memory survives a crash."""
+    exact_uploads: bool = False
+    """The server adds an upload as it was sent, not scaled down."""
+    own_starts: bool = False
+    """Each start gets a message of its own."""
+    quantized_starts: bool = False
+    """A client may start from a quantized copy of the hidden state."""
+    correction: bool = False
+    """Local training adds a correction to every gradient."""
+
+    def union(self, other: Needs) -> Needs:
+        return Needs(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def lacking(self, provided: Needs) -> list[str]:
+        """What is needed and not provided, as phrases."""
+        return [_NEEDED[name] for name, wanted in self._asdict().items() if wanted and not getattr(provided, name)]
+
+
+_NEEDED = {
+    "rounds": "clients that start in rounds",
+    "clients": "a known number of clients",
+    "continues": "clients that train all the time and may continue from the model that they hold",
+    "client_memory": "a memory at each client",
+    "exact_uploads": "uploads that are never scaled down",
+    "own_starts": "a message of its own for each start",
+    "quantized_starts": "clients that start from a quantized hidden state",
+    "correction": "a task whose training takes a correction",
+}
+
+
+def require_provided(algorithm: Algorithm, provided: Needs, driver: str) -> None:
+    """Raise `ConfigError` if a method needs more than a driver provides."""
+    if lacking := algorithm.needs.lacking(provided):
+        raise ConfigError(f"{algorithm.name} needs {' and '.join(lacking)}, which {driver} does not provide")
+
+
+class Part(ABC):  # noqa: B024
+    """One job of a method. The defaults suit a part whose state is its attributes that are arrays, numbers or rows."""
+
+    needs: Needs = Needs()
+
+    def begin_(self, algorithm: Algorithm, size: int, clients: int | None) -> None:  # noqa: B027
+        """Prepare for a run: a model of `size` parameters and, if known, the number of clients."""
+
+    def problem(self, algorithm: Algorithm) -> str | None:
+        """Why this part does not fit the other parts of a method; None if it does."""
+        return None
+
+    def state(self) -> State:
+        """What a checkpoint keeps. Override it together with `restore_`."""
+        return {name: value for name, value in _attributes(self).items() if isinstance(value, KEPT)}
+
+    def restore_(self, state: State) -> None:
+        """Take up a saved state, whose names and shapes are those of `state()`."""
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+
+def _attributes(part: object) -> dict[str, Any]:
+    slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {**{name: getattr(part, name) for name in slots if hasattr(part, name)}, **getattr(part, "__dict__", {})}
+
+
+class Trained(NamedTuple):
+    """What local training gives: the model y_P, the steps done, and figures about them."""
+
+    model: Vector
+    steps: int | None = None
+    metrics: Mapping[str, float] = {}
+
+
+class Upload(NamedTuple):
+    """An upload that the server admits."""
+
+    client: int
+    sequence: int
+    version: int
+    staleness: int
+    """τ: the server steps since the version that it started from."""
+    weight: float
+    """The client's."""
+    staleness_weight: float
+    factor: float
+    """Below one: the update counts as scaled down by it."""
+    payload: Payload
+    decoded: Vector | None
+    """The decoded payload, if already available."""
+    size: int
+    """The number of coordinates."""
+
+    def vector(self, quantizer: Quantizer) -> Vector:
+        """The decoded payload; not to be changed."""
+        return quantizer.decode(self.payload, self.size) if self.decoded is None else self.decoded
+
+    def add_to_(self, total: Vector, quantizer: Quantizer, weight: float) -> None:
+        """Add weight · update: in one pass over the payload, or from the decoded vector, with the same bits."""
+        if self.decoded is None:
+            quantizer.add_decoded_(total, self.payload, weight)
+        else:
+            total += self.decoded if weight == 1 else np.float32(weight) * self.decoded
+
+
+class Next(Enum):
+    """What the sender of an upload starts from next."""
+
+    NEWEST = "newest"
+    """The newest hidden state."""
+    SAME = "same"
+    """The hidden state that it started from."""
+
+
+class Batch(NamedTuple):
+    """What the uploads of one step add up to. Later uploads belong to the next batch."""
+
+    uploads: int
+    """How many."""
+    max_staleness: int
+    content: Mapping[str, Any]
+    """The accumulator's own: arrays and numbers by name."""
+
+
+class Direction(NamedTuple):
+    """Δ̄ = (mixed·x − total)/divisor where clients send models, else total/divisor; plus a memory, if there is one.
+
+    Unevaluated, so that a server rule can make the whole step in one pass.
+    """
+
+    total: Vector
+    divisor: float = 1.0
+    mixed: float = 0.0
+    memory: Vector | None = None
+    uploads: int = 1
+    """How many it is made of."""
+    max_staleness: int = 0
+
+    def update(self, model: Vector) -> Vector:
+        """Δ̄ as a new vector; `model` is x."""
+        total = np.float32(self.mixed) * model - self.total if self.mixed else self.total
+        update: Vector = total / np.float32(self.divisor)
+        return update if self.memory is None else update + self.memory
+
+
+class ClientRule(Part):
+    """What a client sends. Pure: memory in, memory out; it runs in worker processes too."""
+
+    sends_model: bool = False
+    """Whether it sends a model y, which the server mixes into its own, instead of an update."""
+
+    def new_memory(self, size: int) -> State:
+        """A client's memory before its first upload; empty for a rule without memory."""
+        return {}
+
+    def local(self, local: LocalTraining, start: HiddenState, memory: State) -> LocalTraining:
+        """The local training of one update."""
+        return local
+
+    @abstractmethod
+    def vector(self, start: HiddenState, trained: Trained, memory: State) -> Vector:
+        """What Q_c encodes."""
+
+    def following(self, start: HiddenState, trained: Trained, memory: State, sent: Vector) -> State:
+        """The memory once the server has accepted the upload; `sent` is what the upload decodes to."""
+        return memory
+
+
+class Accumulator(Part):
+    """What the server does with uploads until it steps. Algorithm 1, lines 6 to 8."""
+
+    divides_by_weights: bool = False
+    """Whether Δ̄ is divided by the clients' weights: then a tiny weight does not reduce an update's norm."""
+
+    count: int
+    """The uploads since the last step."""
+
+    @property
+    @abstractmethod
+    def due(self) -> bool:
+        """Whether the server should step now."""
+
+    @abstractmethod
+    def add_(self, upload: Upload, quantizer: Quantizer) -> Next:
+        """Take an upload. One that does not decode raises and changes nothing."""
+
+    @abstractmethod
+    def close_(self) -> Batch:
+        """End the batch, and begin the next one."""
+
+    @abstractmethod
+    def direction(self, batch: Batch, model: Vector) -> Direction:
+        """Δ̄; `model` is x."""
+
+    def stepped_(self, batch: Batch) -> None:
+        """Called after the step."""
+
+
+class ServerRule(Part):
+    """Moves the server model. Algorithm 1, line 9."""
+
+    @abstractmethod
+    def step_(self, model: Vector, direction: Direction) -> Vector:
+        """The next server model, as a new vector."""
+
+
+def unsaved(part: Part, state: State) -> bytes | None:
+    """What must stay as it is, so that the part's `state` restores it; None if that cannot be told.
+
+    That is the names and types in its state, and the attributes that are not in it. A class that defines `state`
+    itself answers for the latter.
+    """
+    forms = [
+        (name, None if isinstance(value, Rows) else (np.asarray(value).dtype.str, np.shape(value)[1:]))
+        for name, value in sorted(state.items())
+    ]
+    own = "state" in vars(type(part))
+    others = {} if own else {name: value for name, value in sorted(_attributes(part).items()) if name not in state}
+    try:
+        return pickle.dumps((forms, others))
+    except Exception:
+        return None
