@@ -1,16 +1,16 @@
 """A custom task, quantizer, staleness law, accumulator, server rule and arrival law."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from qafel import (
     Algorithm,
     Constant,
     Direction,
-    Evaluation,
     HiddenState,
     Kept,
     Layout,
-    Limits,
     LocalTraining,
     ServerRule,
     Stream,
@@ -79,8 +79,12 @@ def only_fresh(staleness: int) -> float:
     return 1.0 if staleness <= 3 else 0.1
 
 
-# An arrival law: twenty clients in a burst every hour, as pairs of time and client.
-office_hours = [(hour + client / 1000, (hour * 20 + client) % 50) for hour in range(100) for client in range(20)]
+def office_hours() -> Iterator[tuple[float, int]]:
+    """An arrival law: twenty clients in a burst every hour."""
+    for hour in range(100):
+        for client in range(20):
+            yield hour + client / 1000, (hour * 20 + client) % 50
+
 
 algorithm = method(
     "qafel",
@@ -96,9 +100,9 @@ algorithm = method(
 result = simulate(
     TemperatureOfEachRoom(),
     algorithm,
-    Timing(Constant(0.2), office_hours),
-    limits=Limits(server_steps=200),
-    evaluation=Evaluation(every=50),
+    Timing(duration=Constant(0.2), arrivals=office_hours),
+    server_steps=200,
+    evaluate_every=50,
 )
 for row in result.history.rows:
     print(f"step {row['version']:3d}  distance {row['metric']:5.2f}  staleness {row['staleness_mean']:.1f}")

@@ -1,10 +1,10 @@
 """QAFeL in ten lines: 4 bits both ways on the paper's first problem."""
 
-from qafel import HalfNormal, Limits, Mushrooms, Timing, method, simulate
+import qafel
 
-task = Mushrooms(clients=100)
-qafel = method("qafel", buffer_size=10, client_lr=2.0, local_steps=10, server_lr=0.1)  # trellis:4 unless told otherwise
-result = simulate(task, qafel, Timing(HalfNormal(seed=0)), limits=Limits(server_steps=1000))
+task = qafel.Mushrooms(clients=100)
+algorithm = qafel.method("qafel", buffer_size=10, client_lr=2.0, server_lr=0.1)  # trellis:4 unless told otherwise
+result = qafel.simulate(task, algorithm, server_steps=1000)
 print(f"f(x) − f* = {result.summary['metric_final']:.4f} after {result.summary['uploads']:,} uploads")
 print(
     f"{result.summary['upload_bytes_mean']:.0f} bytes per upload; unquantized they would be {64 + 4 * task.layout.size}"

@@ -1,30 +1,32 @@
 """Who is done first when lines are thin? Three methods, the same clients, the same virtual time."""
 
-from qafel import AlwaysTraining, Evaluation, HalfNormal, Limits, Mushrooms, Network, Rounds, Timing, method, simulate
+from qafel import Mushrooms, Network, Timing, method, simulate
 
 TARGET = 0.01
 LOCAL = {"client_lr": 2.0, "local_steps": 10, "buffer_size": 10}
 METHODS = {
     "QAFeL, 4 bits": (
         method("qafel", server_lr=0.1, client_quantizer="qsgd:4", server_quantizer="qsgd:4", **LOCAL),
-        AlwaysTraining(),
+        "always-training",
     ),
-    "FedBuff": (method("fedbuff", server_lr=0.1, **LOCAL), AlwaysTraining()),
-    "FedAvg": (method("fedavg", **LOCAL), Rounds()),
+    "FedBuff": (method("fedbuff", server_lr=0.1, **LOCAL), "always-training"),
+    "FedAvg": (method("fedavg", **LOCAL), "rounds"),
 }
 
 task = Mushrooms(clients=100)
 # 500 bytes per unit of time: to send an unquantized model takes one unit, to train on it 0.8 on average.
-network = Network.of(0, task.clients, upload_rate=500.0, download_rate=2000.0, latency=0.05, spread=0.5)
+network = Network(upload_rate=500.0, download_rate=2000.0, latency=0.05, spread=0.5)
 print(f"time and traffic until f(x) − f* ≤ {TARGET}")
 print(f"{'method':<15}{'time':>8}{'uploads':>10}{'kB up':>9}{'kB broadcast':>14}")
 for name, (algorithm, arrivals) in METHODS.items():
     summary = simulate(
         task,
         algorithm,
-        Timing(HalfNormal(seed=0), arrivals, network=network),
-        limits=Limits(server_steps=20_000, at_target=True),
-        evaluation=Evaluation(every=10, target=TARGET),
+        Timing(arrivals=arrivals, network=network),
+        server_steps=20_000,
+        at_target=True,
+        evaluate_every=10,
+        target=TARGET,
     ).summary
     print(
         f"{name:<15}{summary['virtual_time_to_target']:>8.0f}{summary['uploads_to_target']:>10,}"

@@ -49,7 +49,7 @@ class Thirds:
     def __init__(self, seed, scale=1.0):
         self.seed, self.scale = seed, scale
 
-    def draw(self, number):
+    def draw(self, client, number):
         return self.scale * (1 + (self.seed + number) % 3)
 
 

@@ -10,7 +10,7 @@ import pytest
 import qafel
 from qafel import errors
 from qafel.config import load_recipe
-from qafel.simulator.api import refuse_to_lose_a_run
+from qafel.simulator import simulate
 from tests.command import qafel_here
 
 SOURCES = Path(qafel.__file__).parent
@@ -87,5 +87,5 @@ def test_an_error_names_an_argument_and_the_command_line_its_option(tmp_path):
     command = ["run", "mushrooms-fedbuff", "--set", "stop.server_steps=3", "--quiet", "--out", out]
     qafel_here(*command)
     with pytest.raises(errors.OutputError, match="choose another `out`, or `overwrite` it"):
-        refuse_to_lose_a_run(load_recipe("mushrooms-fedbuff", ["stop.server_steps=3"], seed=1), out)
+        simulate(**load_recipe("mushrooms-fedbuff", ["stop.server_steps=3"], seed=1).arguments(), out=out)
     assert "choose another --out, or --overwrite it" in qafel_here(*command, "--seed", 1, expect=2)[1]

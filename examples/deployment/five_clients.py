@@ -26,7 +26,7 @@ from qafel.config import load_recipe
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.server.journal import read_journal
-from qafel.simulator import run
+from qafel.simulator import simulate
 
 HERE = Path(__file__).parent
 INTERVALS_S = {"mushrooms": (0.02, 0.022, 0.024, 0.027, 0.03), "cifar10": (0.0, 0.05, 0.1, 0.2, 0.3)}
@@ -68,10 +68,13 @@ def main() -> None:
     deployed = json.loads((folder / "deployed" / "summary.json").read_text(encoding="utf-8"))
     order = recorded_order(folder, config.algorithm.buffer_size)
     seeds = range(1, (options.seeds or SEEDS[options.task]) + 1)
-    replayed, *others = (
-        run(load_recipe(str(recipe), [*settings, *order], seed), folder / f"replayed-{seed}") for seed in (0, *seeds)
-    )
-    simulated = [run(load_recipe(str(recipe), settings, seed), folder / f"simulated-{seed}") for seed in seeds]
+
+    def simulated_runs(name: str, settings: Sequence[str], seeds: Sequence[int]) -> list[Mapping[str, Any]]:
+        recipes = {seed: load_recipe(str(recipe), settings, seed) for seed in seeds}
+        return [simulate(**found.arguments(), out=folder / f"{name}-{seed}").summary for seed, found in recipes.items()]
+
+    replayed, *others = simulated_runs("replayed", [*settings, *order], (0, *seeds))
+    simulated = simulated_runs("simulated", settings, seeds)
     print(f"\n{'':20}{'deployed':>12}{'same order':>12}{'and other seeds':>24}{'the recipe as it is':>24}")
     for key in ("server_steps", "uploads", "upload_bytes_mean", "staleness_mean", "metric_final"):
         label = deployed["metric_name"] if key == "metric_final" else key

@@ -4,9 +4,8 @@ from spirals.codec import PowersOfTwo
 from spirals.server import HalfLife, TrimmedMean
 from spirals.task import spirals
 
-from qafel import Evaluation, HalfNormal, Limits, Timing, method, simulate
+from qafel import method, simulate
 
-SEED = 0
 TRAINING = {"buffer_size": 5, "client_lr": 0.2, "server_lr": 1.0, "local_steps": 10, "batch_size": 32}
 
 own = method(
@@ -20,15 +19,7 @@ own = method(
 
 
 def run(algorithm, out):
-    return simulate(
-        spirals(clients=20),
-        algorithm,
-        Timing(HalfNormal(SEED)),
-        limits=Limits(server_steps=60),
-        evaluation=Evaluation(every=5, target=0.9),
-        seed=SEED,
-        out=out,
-    )
+    return simulate(spirals(clients=20), algorithm, server_steps=60, evaluate_every=5, target=0.9, out=out)
 
 
 if __name__ == "__main__":

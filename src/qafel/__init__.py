@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         Upload,
         method,
     )
+    from qafel.config import Evaluation, Limits, Network, Timing
     from qafel.params import Layout, Vector
     from qafel.quantizers import Quantizer
     from qafel.quantizers import parse as quantizer
@@ -73,15 +74,11 @@ if TYPE_CHECKING:
         AlwaysTraining,
         Constant,
         ConstantRate,
-        Evaluation,
         HalfNormal,
-        Limits,
         LogNormal,
-        Network,
         Poisson,
         Result,
         Rounds,
-        Timing,
         Trace,
         Uniform,
         simulate,
@@ -95,11 +92,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "algorithm": "METHODS Accumulator Algorithm CatchUp Client ClientRule Direction Downlink HiddenState Kept "
     "LocalTraining Message Needs Next Part PolynomialStaleness Rows Server ServerRule Trained Upload method",
+    "config": "Evaluation Limits Network Timing",
     "params": "Layout Vector",
     "quantizers": "Quantizer",
     "rng": "Stream",
-    "simulator": "AlwaysTraining Constant ConstantRate Evaluation HalfNormal Limits LogNormal Network Poisson Result "
-    "Rounds Timing Trace Uniform simulate",
+    "simulator": "AlwaysTraining Constant ConstantRate HalfNormal LogNormal Poisson Result Rounds Trace Uniform "
+    "simulate",
     "sweeps": "Sweep sweep",
     "tasks": "Mushrooms Quadratic SyntheticLogistic Task",
     "tasks.datasets.partition": "Partition split",

@@ -39,6 +39,9 @@
     │   ├── MissedBroadcast     broadcasts in between are missing: catch up
     │   ├── ClientAhead         the client claims a version the server has not made
     │   └── Drifted             the digest differs: start again from a snapshot
+    ├── RunFailed             a run came to its end without a result that counts; `result` has what there is
+    │   ├── Diverged            the model, the metric or the loss is no longer finite
+    │   └── Stalled             the server can make no step, or made none
     ├── WorkerLost            worker processes die before they begin, or again and again at the same work
     └── BrokerError           the broker did not do its part: begin a new session
         ├── BrokerLost          the connection broke, or there was no answer
@@ -232,6 +235,21 @@ class Drifted(HiddenStateError):
     reason = "drifted"
 
 
+class RunFailed(QafelError):
+    """A run came to its end without a result that counts: `result` is what `simulate` would have returned."""
+
+    reason = "run-failed"
+    result: Any = None
+
+
+class Diverged(RunFailed):
+    reason = "diverged"
+
+
+class Stalled(RunFailed):
+    reason = "stalled"
+
+
 class WorkerLost(QafelError):
     """Worker processes die before they begin, or again and again at the same work."""
 
@@ -272,16 +290,19 @@ def require_numbers(table: Any) -> None:
         value = getattr(table, entry.name)
         if kind not in _NUMBERS or (value is None and optional == "None"):
             continue
-        if kind == "int" and (whole := whole_number(value)) is not value:
+        if kind == "int" and (whole := plain_number(value)) is not value:
             object.__setattr__(table, entry.name, value := whole)  # the dataclass may be frozen
         if isinstance(value, bool) or not isinstance(value, _NUMBERS[kind]):
             raise ConfigError(f"{entry.name} is {'a whole number' if kind == 'int' else 'a number'}; got {value!r}")
 
 
-def whole_number(value: Any) -> Any:
-    """The int of a float that is whole, such as 1e3; any other value as it is."""
-    is_float = isinstance(value, Real) and not isinstance(value, Integral)
-    return int(value) if is_float and float(value).is_integer() else value
+def plain_number(value: Any) -> Any:
+    """A number as Python's int or float, an int if it is whole, such as 1e3; any other value as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return int(number) if (number := float(value)).is_integer() else number
 
 
 _NUMBERS: Mapping[str, type] = {"int": Integral, "float": Real}

@@ -28,8 +28,9 @@ from types import ModuleType, TracebackType
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
-from qafel.errors import ConfigError, PartFailed, QafelError, whole_number
+from qafel.errors import ConfigError, PartFailed, QafelError, plain_number
 from qafel.text import did_you_mean, path_of
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -47,17 +48,54 @@ class Kind(NamedTuple):
 
 
 class Section(BaseModel):
-    """A table of settings: frozen, strict, closed to unknown keys, and all its numbers finite."""
+    """A table of settings: frozen, strict, closed to unknown keys, and all its numbers finite.
+
+    Python makes one with settings by name; a mistake is a `ConfigError`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    def __init__(self, /, *unnamed: object, **settings: Any) -> None:
+        if unnamed:
+            name, first = type(self).__name__, next(iter(type(self).model_fields))
+            raise ConfigError(f"{name} takes settings by name, such as {name}({first}=…); got {unnamed[0]!r}")
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise ConfigError(explain(error)) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # else sections within sections call it, too
+
     @model_validator(mode="before")
     @classmethod
-    def _whole(cls, table: Any) -> Any:
-        """1e3 is a way to write a whole number; a setting that is a float makes one of it again."""
+    def _plain(cls, table: Any) -> Any:
+        """Refuse unknown keys, with the nearest known one. 1e3 is a way to write a whole number."""
         if not isinstance(table, Mapping):
             return table
-        return {key: whole_number(value) for key, value in table.items()}
+        for key in table:
+            if key not in cls.model_fields:
+                near = did_you_mean(str(key), cls.model_fields)
+                raise PydanticCustomError("unknown_key", "unknown", {"key": str(key), "near": near})
+        return {key: plain_number(value) for key, value in table.items()}
+
+
+def explain(error: ValidationError, tags: Collection[str] = ()) -> str:
+    """The first mistake in a table of settings, in one sentence; `tags` are steps of its path that nobody writes."""
+    first = error.errors()[0]
+    context = first.get("ctx", {})
+    path = [str(step) for step in first["loc"] if step not in tags]
+    where = ".".join(path)
+    match first["type"]:
+        case "unknown_key":
+            return f"unknown key {'.'.join((*path, context['key']))!r}{context['near']}"
+        case "union_tag_invalid":
+            known = re.findall(r"'(.+?)'", context["expected_tags"])
+            return f"unknown {where} {context['tag']!r}{did_you_mean(context['tag'], known)}"
+        case "model_type":
+            return f"{where} is a section with settings of its own, found {first['input']!r}"
+    message = first["msg"].removeprefix("Value error, ")
+    found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
+    return f"{where + ': ' if where else ''}{message[0].lower()}{message[1:]}{found}"
 
 
 Arguments: TypeAlias = dict[str, JsonValue]
@@ -81,7 +119,7 @@ class PartTable(BaseModel):
         return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.arguments.items())})"
 
 
-def _read(value: Any) -> Any:
+def read_part(value: Any) -> Any:
     """A part as a recipe names it; a table without arguments is a name, and an object is the part itself."""
     plain = isinstance(value, int | float | list | date | time)
     if plain or (isinstance(value, Mapping) and not isinstance(value.get("name"), str)):
@@ -94,7 +132,7 @@ def _read(value: Any) -> Any:
         raise ValueError(f"arguments are numbers, text, lists and tables, found {dict(value)!r}") from None
 
 
-PartName: TypeAlias = Annotated[Any, BeforeValidator(_read)]
+PartName: TypeAlias = Annotated[Any, BeforeValidator(read_part)]
 """A part in a table of settings: text, a `PartTable`, or, in Python, an object."""
 
 
@@ -172,7 +210,7 @@ def find(path: str, known: Iterable[str] = ()) -> Any:
 
 
 def make(
-    part: str | PartTable,
+    part: Any,
     kind: Kind,
     *,
     offered: Mapping[str, Any] | None = None,
@@ -180,7 +218,7 @@ def make(
 ) -> Any:
     """The part that a setting names, with its arguments.
 
-    part     the name of a `known` part, or an import path, package.module:Name
+    part     the name of a `known` part, an import path, package.module:Name, or what such a path would name
     kind     what it must be
     offered  further arguments, for those that have parameters of these names
     known    the parts of ours, by name
@@ -188,11 +226,12 @@ def make(
     A class, or a function that makes the part, is called with the arguments; a function that is the part itself gets
     them with every call.
     """
-    path, arguments = (part.name, part.arguments) if isinstance(part, PartTable) else (part, {})
-    label = f"{kind.what} {path}"
-    if known and path in known:
-        return _called(known[path], arguments, offered or {}, label)
-    found = find(path, known or ())
+    name, arguments = (part.name, part.arguments) if isinstance(part, PartTable) else (part, {})
+    is_named = isinstance(name, str)
+    label = f"{kind.what} {name if is_named else path_of(name)}"
+    if is_named and known and name in known:
+        return _called(known[name], arguments, offered or {}, label)
+    found: Any = find(name, known or ()) if is_named else name
     made = found
     if isinstance(found, type) or (callable(found) and _lacks(found, kind, label)):
         made = _called(found, arguments, offered or {}, label)

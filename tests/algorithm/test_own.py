@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from qafel import Accumulator, AlwaysTraining, ClientRule, HalfNormal, Kept, Limits, Quadratic, Rows, ServerRule, Timing
+from qafel import Accumulator, ClientRule, Kept, Limits, Quadratic, Rows, ServerRule, Timing
 
 from qafel import method, simulate  # isort: skip
 from qafel.algorithm import Batch, Client, Direction, LocalTraining, Message, Next, Server, restore_server, save_server
@@ -17,7 +17,7 @@ from tests.uploads import receive
 SIZE = 30
 SETTINGS = {"local": LocalTraining(0.5, 1), "buffer_size": 3, "client_quantizer": "qsgd:4"}
 LR, MOMENTUM = np.float32(0.2), np.float32(0.5)
-TIMING = Timing(HalfNormal(0), AlwaysTraining())
+TIMING = Timing()
 
 
 class Mean(Kept):

@@ -15,7 +15,7 @@ from qafel.algorithm.server import restore_server, save_server
 from qafel.config import Config
 from qafel.errors import ConfigError
 from qafel.params import Vector
-from qafel.simulator.run import run
+from tests.running import run
 from tests.uploads import receive, upload_of
 
 SIZE = 7

@@ -310,7 +310,7 @@ def test_a_client_refuses_to_send_what_is_not_finite():
         ({"snapshot_quantizer": "qsgd:4", "client_rule": "model"}, "need clients that send updates"),
         ({"snapshot_quantizer": "qsgd4"}, "unknown quantizer 'qsgd4'"),
         ({"staleness": lambda tau: 1.0, "staleness_exponent": 0.5}, "in place of staleness_exponent"),
-        ({"bufer_size": 3}, "unknown setting 'bufer_size'.*did you mean 'buffer_size'"),
+        ({"bufer_size": 3}, "unknown key 'bufer_size'.*did you mean 'buffer_size'"),
         ({"client_lr": 0.1}, "client_lr goes into local="),
     ],
 )

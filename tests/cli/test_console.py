@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from qafel.cli.console import SweepProgress
-from qafel.config import StopConfig
+from qafel.config import Limits
 from qafel.errors import ConfigError
 from qafel.paper.entry import Change, configuration
 from qafel.runs import bars
@@ -77,7 +77,7 @@ def test_a_runs_bar_fits_in_80_columns_and_its_end_shows_the_last_step(name, mon
     written = io.StringIO()
     monkeypatch.setattr(bars, "errors", Console(file=written, width=80, force_terminal=True))
     with bars.run_bars() as room:
-        bar = bars.RunBar(room, name, StopConfig(server_steps=10_000), "accuracy")
+        bar = bars.RunBar(room, name, Limits(server_steps=10_000), "accuracy")
         bar.on_row(dataclasses.replace(row(9_950), metric=0.000795, upload_bytes_total=64_100_000, wall_s=9.0))
         bar.on_end({"metric_final": 0.000793, "server_steps": 10_000, "status": "finished"})
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue()).replace("\r", "\n").splitlines()

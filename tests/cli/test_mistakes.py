@@ -172,7 +172,7 @@ def test_a_live_page_without_its_libraries_is_one_sentence(here, monkeypatch):
         (lambda: method("qafel", client_quantiser="qsgd:4"), "client_quantizer"),
         (lambda: method("qafl"), "did you mean 'qafel'?"),
         (lambda: method("qafel", client_quantizer="qsqd:4"), "qsgd"),
-        (Limits, "a run needs an end"),
+        (Limits, "set at least one of"),
         (lambda: simulate(Quadratic(), method("fedbuff"), Timing(), start_from="gone"), "cannot read the model"),
     ],
 )

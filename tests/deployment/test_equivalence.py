@@ -15,7 +15,6 @@ from qafel.config import Config
 from qafel.deployment.keys import Access
 from qafel.simulator.executors.jobs import Inline, Job, Trainer
 from qafel.simulator.simulation import Simulation
-from qafel.simulator.timing import make_timing
 from tests.deployment.live import CONFIG, serving, taking_part, until
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -42,9 +41,7 @@ def _recorded(config: Config, events: int) -> tuple[Simulation, list[tuple[Job, 
 
     executor = Inline(trainer)
     executor.result = result  # type: ignore[method-assign,assignment,unused-ignore]
-    simulation = Simulation(
-        task, algorithm, make_timing(config.timing, config.seed, task.clients), config.seed, executor
-    )
+    simulation = Simulation(task, algorithm, config.timing, config.seed, executor)
     simulation.begin()
     while len(order) < events:
         simulation.advance()

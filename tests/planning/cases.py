@@ -7,9 +7,9 @@ from qafel.planning import DurationLaw, Fleet
 
 LAWS = {
     "constant": (DurationLaw("constant", 2.0), Constant(2.0)),
-    "half-normal": (DurationLaw("half-normal", 2.0), HalfNormal(0, 2.0)),
-    "log-normal": (DurationLaw("log-normal", 2.0, 0.7), LogNormal(0, 2.0, 0.7)),
-    "uniform": (DurationLaw("uniform", 2.0, 0.5), Uniform(0, 2.0, 0.5)),
+    "half-normal": (DurationLaw("half-normal", 2.0), HalfNormal(seed=0, scale=2.0)),
+    "log-normal": (DurationLaw("log-normal", 2.0, 0.7), LogNormal(seed=0, scale=2.0, spread=0.7)),
+    "uniform": (DurationLaw("uniform", 2.0, 0.5), Uniform(seed=0, scale=2.0, spread=0.5)),
 }
 
 SLOW_FLEET = Fleet(clients=1000, durations=DurationLaw("half-normal", 5.0), upload_rate=1e5, download_rate=1e5)
@@ -17,13 +17,13 @@ SLOW_FLEET = Fleet(clients=1000, durations=DurationLaw("half-normal", 5.0), uplo
 
 def summary_of(task, settings, fleet, durations, steps, **timing):
     """The summary of a run of these settings on the fleet."""
-    network = None
+    network = Network()
     if fleet.upload_rate is not None:
-        network = Network(fleet.upload_rate, fleet.download_rate, fleet.latency)
+        network = Network(upload_rate=fleet.upload_rate, download_rate=fleet.download_rate, latency=fleet.latency)
     return simulate(
         task,
         method("qafel", **settings),
-        Timing(durations, network=network, **timing),
+        Timing(duration=durations, network=network, **timing),
         limits=Limits(server_steps=steps),
         evaluation=Evaluation(every=steps),
     ).summary

@@ -38,7 +38,7 @@ def simulated(clients, durations, buffer_size, steps):
     summary = simulate(
         Quadratic(clients, 4),
         algorithm,
-        Timing(durations),
+        Timing(duration=durations),
         limits=Limits(server_steps=steps),
         evaluation=Evaluation(every=steps),
     ).summary
@@ -51,11 +51,11 @@ def simulated(clients, durations, buffer_size, steps):
         (DurationLaw("constant", 1.0), Constant(1.0), 100, 10, 10, 1e-9),
         (DurationLaw("constant", 1.0), Constant(1.0), 100, 10, 51, 1e-9),
         # One run's time is chance: at most three of its standard deviations.
-        (DurationLaw("half-normal"), HalfNormal(0), 1000, 10, 1, 0.9),
-        (DurationLaw("half-normal"), HalfNormal(0), 1000, 10, 10, 0.3),
-        (DurationLaw("log-normal", 1.0, 1.5), LogNormal(0, 1.0, 1.5), 100, 10, 40, 0.3),
-        (DurationLaw("log-normal", 1.0, 2.0), LogNormal(0, 1.0, 2.0), 40, 8, 50, 0.4),
-        (DurationLaw("log-normal", 1.0, 2.0), LogNormal(0, 1.0, 2.0), 40, 8, 200, 0.3),
+        (DurationLaw("half-normal"), HalfNormal(seed=0), 1000, 10, 1, 0.9),
+        (DurationLaw("half-normal"), HalfNormal(seed=0), 1000, 10, 10, 0.3),
+        (DurationLaw("log-normal", 1.0, 1.5), LogNormal(seed=0, scale=1.0, spread=1.5), 100, 10, 40, 0.3),
+        (DurationLaw("log-normal", 1.0, 2.0), LogNormal(seed=0, scale=1.0, spread=2.0), 40, 8, 50, 0.4),
+        (DurationLaw("log-normal", 1.0, 2.0), LogNormal(seed=0, scale=1.0, spread=2.0), 40, 8, 200, 0.3),
     ],
 )
 def test_the_time_of_a_short_or_heavy_tailed_run_is_forecast(law, durations, clients, buffer_size, steps, tolerance):
@@ -120,9 +120,7 @@ def test_time_is_forecast_for_clients_that_arrive_at_a_rate():
     settings = {"buffer_size": 8, "local_steps": 1, "client_lr": 0.01, "server_lr": 0.01}
     settings |= {"client_quantizer": "none", "server_quantizer": "none"}
     plain = parse("none")
-    summary = summary_of(
-        task, settings, fleet, HalfNormal(0), 250, arrivals=ConstantRate(seed=0, clients=40, rate=50.0)
-    )
+    summary = summary_of(task, settings, fleet, HalfNormal(seed=0), 250, arrivals=ConstantRate(rate=50.0))
     assert_as_forecast(forecast(MessageSizes.of(plain, plain, 300, missed=40 / 8), fleet, 8, 250), summary)
 
 

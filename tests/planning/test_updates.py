@@ -18,7 +18,7 @@ from tests.planning.cases import LAWS
 @pytest.mark.parametrize("name", LAWS)
 def test_a_laws_moments_and_extremes_are_those_of_the_simulators_draws(name):
     law, durations = LAWS[name]
-    draws = [durations.draw(number) for number in range(20_000)]
+    draws = [durations.draw(0, number) for number in range(20_000)]
     mean = sum(draws) / len(draws)
     assert law.mean == pytest.approx(mean, rel=0.02)
     assert law.variance == pytest.approx(sum((draw - mean) ** 2 for draw in draws) / len(draws), rel=0.08)

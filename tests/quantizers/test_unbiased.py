@@ -155,11 +155,11 @@ def test_three_clients_in_the_plane_meet_at_the_right_point() -> None:
     """One bit a coordinate from clients: the biased codec of old ended 0.14 away."""
     quantizers = {"client_quantizer": "rotated:1", "server_quantizer": "none"}
     algorithm = method("qafel", buffer_size=3, client_lr=0.02, local_steps=1, server_lr=1.0, **quantizers)
-    rounds = ((float(second), client) for second in range(2000) for client in range(3))
+    rounds = [(float(second), client) for second in range(2000) for client in range(3)]
     result = simulate(
         ThreePoints(),
         algorithm,
-        Timing(Constant(0.5), rounds),
+        Timing(duration=Constant(0.5), arrivals=rounds),
         limits=Limits(server_steps=2000),
         evaluation=Evaluation(every=1),
     )

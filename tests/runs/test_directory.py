@@ -12,7 +12,7 @@ import safetensors.numpy
 import xxhash
 
 from qafel.algorithm import Checkpoint
-from qafel.config import Config, load_recipe
+from qafel.config import Config, Evaluation, load_recipe
 from qafel.errors import DataError, OutputError
 from qafel.runs.directory import (
     CHECKPOINT,
@@ -23,9 +23,9 @@ from qafel.runs.directory import (
     state_of,
     write_checkpoint,
 )
-from qafel.runs.progress import Evaluation, Progress
+from qafel.runs.progress import Progress
 from qafel.runs.reading import Run
-from qafel.simulator import run
+from tests.running import run
 from tests.runs.test_progress import server_after
 
 SHORT = ["stop.server_steps=20", "evaluation.every=10"]

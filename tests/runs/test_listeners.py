@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from qafel.runs.reading import Run
-from qafel.simulator import run
+from tests.running import run
 from tests.runs.test_directory import short
 
 

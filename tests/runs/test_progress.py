@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Client, Message, Server, method
+from qafel.config import Evaluation, Limits
 from qafel.errors import ConfigError
-from qafel.runs.progress import Evaluation, Limits, Progress, Traffic, meets
+from qafel.runs.progress import Progress, Traffic, meets
 from qafel.runs.summary import summarise
 from qafel.tasks import Mushrooms
 
@@ -32,7 +33,7 @@ def server_after(uploads: int) -> tuple[Server, Traffic]:
 
 @pytest.mark.parametrize(("unit", "expected"), [("server_steps", [0, 6, 12]), ("uploads", [0, 3, 6, 9, 12])])
 def test_evaluations_are_due_at_every_multiple_of_steps_or_uploads(unit, expected):
-    progress, measured = Progress(Evaluation(3, unit), "min"), []
+    progress, measured = Progress(Evaluation(every=3, unit=unit), "min"), []
     for uploads in range(14):
         server, traffic = server_after(uploads)
         if progress.due(server.version, traffic.uploads):
@@ -70,12 +71,11 @@ def test_a_row_has_no_nan_in_json():
 
 
 def test_a_summary_has_no_infinity_in_json():
-    progress = Progress(Evaluation(target=math.inf), "min")
+    progress = Progress(Evaluation(), "min")
     server, traffic = server_after(2)
     summary = summarise("finished", Mushrooms(10), server, traffic, progress, math.inf)
     values = json.loads(json.dumps(summary, allow_nan=False))
     assert values["virtual_time"] is None
-    assert values["target"] is None
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,16 @@ def test_a_run_whose_metric_is_nan_does_not_say_finished(status, metric, said):
     server, traffic = server_after(2)
     progress.row(progress.take(server, traffic, 0.0), {"metric": metric})
     assert summarise(status, Mushrooms(10), server, traffic, progress, 0.0)["status"] == said
+
+
+def test_a_loss_or_a_model_that_is_nan_is_a_run_that_diverged():
+    server, traffic = server_after(2)
+    standing = Progress(Evaluation(), "min").take(server, traffic, 0.0)
+    for figures, model in (({"loss": math.nan}, standing.model), ({}, standing.model * np.float32(math.nan))):
+        progress = Progress(Evaluation(), "min")
+        progress.take(server, traffic, 0.0)
+        row = progress.row(standing._replace(model=model), {"metric": 0.5, **figures})
+        assert (row.metric, progress.diverged) == (0.5, True)
 
 
 def test_the_first_row_that_meets_the_target_counts_in_both_directions():
@@ -113,10 +123,13 @@ def test_a_run_ends_at_whichever_limit_comes_first():
         "traffic_bytes": (traffic.total_bytes, traffic.total_bytes + 1),
     }
     for name, (now, later) in reached.items():
-        assert Limits(**{name: now}).reached(server.version, traffic, 1.5), name
-        assert not Limits(**{name: later}).reached(server.version, traffic, 1.5), name
-    assert Limits(server_steps=100, uploads=6).reached(server.version, traffic)
-    with pytest.raises(ConfigError, match="a run needs an end"):
+        so_far = server.version, traffic.uploads, traffic.total_bytes, 1.5
+        assert Limits(**{name: now}).reached(*so_far), name
+        assert Limits(**{name: now}).share_done(*so_far) == 1, name
+        assert not Limits(**{name: later}).reached(*so_far), name
+        assert Limits(**{name: later}).share_done(*so_far) < 1, name
+    assert Limits(server_steps=100, uploads=6).reached(server.version, traffic.uploads, traffic.total_bytes)
+    with pytest.raises(ConfigError, match="set at least one of server_steps"):
         Limits(at_target=True)
 
 

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from qafel import AlwaysTraining, Evaluation, HalfNormal, Layout, Limits, LogNormal, Quadratic, Timing, method, simulate
+from qafel import Evaluation, HalfNormal, Layout, Limits, LogNormal, Quadratic, Timing, method, simulate
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, DataError, OutputError
 from qafel.report import write_report
@@ -46,7 +46,7 @@ def algorithm(**settings):
 
 
 def run(out=None, steps=40, seed=0, task=None, durations=None, **options):
-    timing = Timing(durations or HalfNormal(seed), AlwaysTraining())
+    timing = Timing() if durations is None else Timing(duration=durations)
     limits, evaluation = Limits(server_steps=steps), Evaluation(every=7)
     given = {"limits": limits, "evaluation": evaluation, "seed": seed, "out": out}
     return simulate(task or OwnTask(), algorithm(), timing, **given, **options)
@@ -156,9 +156,14 @@ def test_another_run_is_not_lost_unless_asked(tmp_path):
     assert run(tmp_path / "mine", seed=1, overwrite=True).summary["seed"] == 1
 
 
-@pytest.mark.parametrize("other", [HalfNormal(0, scale=2.0), HalfNormal(1), LogNormal(0), LogNormal(0, spread=0.4)])
+@pytest.mark.parametrize(
+    "other", [HalfNormal(seed=0, scale=2.0), HalfNormal(seed=1), LogNormal(seed=0), LogNormal(seed=0, spread=0.4)]
+)
 def test_other_durations_are_another_run_which_resume_does_not_go_on_with(tmp_path, other):
-    run(tmp_path / "mine", durations=HalfNormal(0) if isinstance(other, HalfNormal) else LogNormal(0, spread=0.3))
+    run(
+        tmp_path / "mine",
+        durations=HalfNormal(seed=0) if isinstance(other, HalfNormal) else LogNormal(seed=0, spread=0.3),
+    )
     with pytest.raises(DataError, match="another configuration"):
         run(tmp_path / "mine", steps=50, durations=other, resume=True)
 
@@ -190,7 +195,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_not_overwritten_by_another(
 def test_unfit_quantizers_are_python_warnings():
     algorithm = method("qafel", client_quantizer="affine:4", server_quantizer="none", client_lr=0.1, server_lr=0.5)
     with pytest.warns(UserWarning, match="client quantizer 'affine:4' is biased"):
-        simulate(OwnTask(), algorithm, Timing(HalfNormal(0)), limits=Limits(server_steps=1))
+        simulate(OwnTask(), algorithm, Timing(), limits=Limits(server_steps=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(steps=1)

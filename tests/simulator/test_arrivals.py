@@ -24,14 +24,14 @@ from qafel.tasks import Quadratic
 
 
 def test_constant_arrivals_are_even():
-    arrivals = list(islice(ConstantRate(0, 10, rate=4.0), 100))
+    arrivals = list(islice(ConstantRate(seed=0, clients=10, rate=4.0), 100))
     np.testing.assert_allclose([time for time, _ in arrivals], np.arange(100) / 4)
     assert {client for _, client in arrivals} == set(range(10))
 
 
 def test_poisson_arrivals_have_their_rate():
     """20,000 gaps of mean 1/5: the sum is within 4 % but for odds of one in 10⁷."""
-    times = np.array([time for time, _ in islice(Poisson(0, 10, rate=5.0), 20_000)])
+    times = np.array([time for time, _ in islice(Poisson(seed=0, clients=10, rate=5.0), 20_000)])
     assert (np.diff(times) >= 0).all()
     assert times[-1] == pytest.approx(4000, rel=0.04)
     gaps = np.diff(times)
@@ -39,14 +39,15 @@ def test_poisson_arrivals_have_their_rate():
 
 
 def test_without_replacement_everyone_comes_once_in_every_pass():
-    clients = [client for _, client in islice(ConstantRate(3, 50, 1.0, "without-replacement"), 150)]
+    law = ConstantRate(seed=3, clients=50, rate=1.0, draw="without-replacement")
+    clients = [client for _, client in islice(law, 150)]
     passes = np.array(clients).reshape(3, 50)
     assert all(sorted(one) == list(range(50)) for one in passes.tolist())
     assert passes[0].tolist() != passes[1].tolist()
 
 
 def test_arrivals_start_afresh_each_time():
-    arrivals = Poisson(1, 10, 2.0)
+    arrivals = Poisson(seed=1, clients=10, rate=2.0)
     assert list(islice(arrivals, 50)) == list(islice(arrivals, 50))
 
 
@@ -82,29 +83,33 @@ def test_a_missing_trace_says_which(tmp_path):
 
 def test_draws_are_numbered():
     for law in (HalfNormal, LogNormal, Uniform):
-        once, again = law(3), law(3)
-        forwards = [once.draw(number) for number in range(5000)]
-        assert [again.draw(number) for number in (4999, 0, 4096)] == [forwards[4999], forwards[0], forwards[4096]]
+        once, again = law(seed=3), law(seed=3)
+        forwards = [once.draw(0, number) for number in range(5000)]
+        assert [again.draw(0, number) for number in (4999, 0, 4096)] == [forwards[4999], forwards[0], forwards[4096]]
         assert min(forwards) >= 0
 
 
 def test_laws_have_their_shape():
     """Means and medians of 5,000 draws, within five standard errors."""
-    laws = (HalfNormal(0, 2.0), LogNormal(0, 3.0, 0.5), Uniform(0, 2.0, 0.25))
-    half, heavy, flat = ([law.draw(number) for number in range(5000)] for law in laws)
+    laws = (
+        HalfNormal(seed=0, scale=2.0),
+        LogNormal(seed=0, scale=3.0, spread=0.5),
+        Uniform(seed=0, scale=2.0, spread=0.25),
+    )
+    half, heavy, flat = ([law.draw(0, number) for number in range(5000)] for law in laws)
     assert np.mean(half) == pytest.approx(2 * np.sqrt(2 / np.pi), abs=0.09)
     assert np.median(heavy) == pytest.approx(3, rel=0.05)
     assert 1.5 <= min(flat) < 1.51
     assert 2.49 < max(flat) <= 2.5
-    assert Constant(4.0).draw(7) == 4.0
+    assert Constant(4.0).draw(0, 7) == 4.0
 
 
 def test_impossible_times_are_refused():
     with pytest.raises(ConfigError, match="spread"):
-        Uniform(0, 1.0, 2.0)
+        Uniform(seed=0, scale=1.0, spread=2.0)
     with pytest.raises(ConfigError, match="dropout"):
         Timing(dropout=1.0)
-    with pytest.raises(ConfigError, match="arrivals are"):
+    with pytest.raises(ConfigError, match="arrivals: a part is a name"):
         Timing(arrivals=5)
     with pytest.raises(ConfigError, match="over-selection"):
         Rounds(over_selection=-1)
@@ -123,7 +128,7 @@ class _Draws:
     def __init__(self, value):
         self.value = value
 
-    def draw(self, number):
+    def draw(self, client, number):
         return self.value
 
 
@@ -137,19 +142,23 @@ class _Draws:
         ([(0.0, 0, -1.0)], Constant(), "arrival 0 is"),
         ([(0.0, 0, 1.0, 2.0)], Constant(), "arrival 0 is"),
         ([3], Constant(), "arrival 0 is 3"),
-        ([(0.0, 0)], _Draws(-1.0), r"draw\(0\) of the duration law is -1.0"),
-        ([(0.0, 0)], _Draws(float("nan")), r"draw\(0\) of the duration law is nan"),
-        ([(0.0, 0)], _Draws(None), r"draw\(0\) of the duration law is None"),
+        ([(0.0, 0)], _Draws(-1.0), r"draw\(0, 0\) of the duration law is -1.0"),
+        ([(0.0, 0)], _Draws(float("nan")), r"draw\(0, 0\) of the duration law is nan"),
+        ([(0.0, 0)], _Draws(None), r"draw\(0, 0\) of the duration law is None"),
     ],
 )
 def test_a_users_law_that_gives_no_time_or_client_is_one_sentence(arrivals, durations, sentence):
     algorithm = method("fedbuff", server_lr=0.1, client_lr=0.1, local_steps=1)
     with pytest.raises(ConfigError, match=sentence):
-        simulate(Quadratic(5, 3), algorithm, Timing(durations, arrivals), limits=Limits(server_steps=3))
+        simulate(
+            Quadratic(5, 3), algorithm, Timing(duration=durations, arrivals=arrivals), limits=Limits(server_steps=3)
+        )
 
 
 def test_clients_may_come_at_the_same_time():
     algorithm = method("fedbuff", server_lr=0.1, client_lr=0.1, local_steps=1, buffer_size=2)
     arrivals = [(0.1 * (number // 3), number % 5) for number in range(3000)]
-    found = simulate(Quadratic(5, 3), algorithm, Timing(Constant(0.3), arrivals), limits=Limits(server_steps=500))
+    found = simulate(
+        Quadratic(5, 3), algorithm, Timing(duration=Constant(0.3), arrivals=arrivals), limits=Limits(server_steps=500)
+    )
     assert found.summary["server_steps"] == 500

@@ -5,7 +5,7 @@ import pytest
 
 from qafel.algorithm import method
 from qafel.rng import Stream
-from qafel.simulator import Evaluation, HalfNormal, Limits, Rounds, Simulation, Timing, simulate
+from qafel.simulator import Evaluation, Limits, Rounds, Simulation, Timing, simulate
 from qafel.tasks import Mushrooms, load_mushrooms
 
 CLIENTS, COHORT, ROUNDS = 12, 4, 15
@@ -36,7 +36,7 @@ def cohorts():
 
 def found(task, name, **settings):
     algorithm = method(name, **{"buffer_size": COHORT, "client_lr": 0.5, **settings})
-    simulation = Simulation(task, algorithm, Timing(HalfNormal(0), Rounds()), 0)
+    simulation = Simulation(task, algorithm, Timing(arrivals=Rounds()), 0)
     simulation.begin()
     while simulation.server.version < ROUNDS:
         simulation.advance()
@@ -128,7 +128,7 @@ def test_the_server_keeps_the_mean_of_the_memories_of_those_who_took_part():
         Mushrooms(30),
         method("mcm", **{"buffer_size": 4, "client_lr": 0.5, "local_steps": 2, "server_lr": 0.8}),
     )
-    simulation = Simulation(task, algorithm, Timing(HalfNormal(0), Rounds(over_selection=1.0, timeout=0.4)), 0)
+    simulation = Simulation(task, algorithm, Timing(arrivals=Rounds(over_selection=1.0, timeout=0.4)), 0)
     simulation.begin()
     while simulation.server.version < 12:
         simulation.advance()
@@ -155,9 +155,9 @@ def test_with_its_uplink_memory_mcm_converges_where_it_stalled():
         result = simulate(
             task,
             method("mcm", **settings | changes),
-            Timing(HalfNormal(0), Rounds()),
+            Timing(arrivals=Rounds()),
             limits=Limits(server_steps=rounds),
-            evaluation=Evaluation(rounds // 40),
+            evaluation=Evaluation(every=rounds // 40),
         )
         return result.history["metric"][-4:].mean()
 

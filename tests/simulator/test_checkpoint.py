@@ -14,7 +14,7 @@ from qafel.algorithm import Checkpoint
 from qafel.errors import ConfigError, DataError, NonFiniteVector
 from qafel.runs.directory import CHECKPOINT, read_checkpoint, write_checkpoint
 from qafel.runs.progress import Evaluation, Progress
-from qafel.simulator import ConstantRate, HalfNormal, Network, Rounds, Simulation, Timing
+from qafel.simulator import ConstantRate, Network, Rounds, Simulation, Timing
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
 from qafel.tasks import Quadratic
 from tests.command import qafel_here
@@ -44,8 +44,9 @@ IN_ROUNDS = {"mcm", "fedavg"}
 
 def new(method: str, seed: int = 3) -> Simulation:
     settings = {"server_lr": 0.1, "client_lr": 0.05, "local_steps": 2, "buffer_size": 5, **METHODS[method]}
-    arrivals = Rounds(timeout=3.0) if method in IN_ROUNDS else ConstantRate(seed, CLIENTS, 12.0)
-    timing = Timing(HalfNormal(seed), arrivals, dropout=0.1, network=Network(1e4, 1e4))
+    arrivals = Rounds(timeout=3.0) if method in IN_ROUNDS else ConstantRate(rate=12.0)
+    network = Network(upload_rate=1e4, download_rate=1e4)
+    timing = Timing(arrivals=arrivals, dropout=0.1, network=network)
     return Simulation(Quadratic(CLIENTS, SIZE), algorithm.method(settings.pop("method"), **settings), timing, seed)
 
 

@@ -19,7 +19,7 @@ from qafel.algorithm import HiddenState, Kept, method
 from qafel.errors import ConfigError, WorkerLost
 from qafel.rng import Stream
 from qafel.runs.summary import sha256
-from qafel.simulator import HalfNormal, Limits, Network, Rounds, Timing, simulate
+from qafel.simulator import Limits, Network, Rounds, Timing, simulate
 from qafel.simulator.executors import processes
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.executors.processes import Processes
@@ -30,7 +30,7 @@ TASK = Quadratic(30, 50)
 ALGORITHM = method(
     "qafel", server_lr=0.5, client_lr=0.1, local_steps=3, client_quantizer="qsgd:4", server_quantizer="qsgd:4"
 )
-TIMING = Timing(HalfNormal(0), network=Network(upload_rate=500.0))
+TIMING = Timing(network=Network(upload_rate=500.0))
 
 
 def make_task():
@@ -90,7 +90,7 @@ def test_processes_are_handed_the_memories_that_uploads_are_relative_to():
     )
     found = [
         simulate(
-            TASK, mcm, Timing(HalfNormal(0), Rounds()), limits=Limits(server_steps=40), executor=executor, workers=2
+            TASK, mcm, Timing(arrivals=Rounds()), limits=Limits(server_steps=40), executor=executor, workers=2
         ).summary
         for executor in ("inline", "processes")
     ]
@@ -110,7 +110,8 @@ def test_ray_gives_the_bits_that_one_thread_gives():
 
 def test_a_killed_worker_changes_nothing():
     with Processes(2, make_task, ALGORITHM, 0, 50) as pool:
-        from qafel.runs.progress import Evaluation, Progress
+        from qafel.config import Evaluation
+        from qafel.runs.progress import Progress
         from qafel.simulator.run import drive
 
         simulation = Simulation(TASK, ALGORITHM, TIMING, 0, pool)
@@ -141,7 +142,7 @@ class Deadly:
 
 def test_workers_that_die_again_and_again_are_reported():
     with pytest.raises(WorkerLost, match="exit code 7.* at the update of client"):
-        simulate(Deadly(), ALGORITHM, Timing(HalfNormal(0)), limits=Limits(uploads=1), executor="processes", workers=1)
+        simulate(Deadly(), ALGORITHM, Timing(), limits=Limits(uploads=1), executor="processes", workers=1)
 
 
 class Diverging(Deadly):
@@ -150,9 +151,8 @@ class Diverging(Deadly):
 
 
 def test_an_error_in_a_worker_reaches_the_run():
-    result = simulate(
-        Diverging(), ALGORITHM, Timing(HalfNormal(0)), limits=Limits(uploads=1), executor="processes", workers=1
-    )
+    run = {"uploads": 1, "executor": "processes", "workers": 1, "check": False}
+    result = simulate(Diverging(), ALGORITHM, **run)
     assert result.summary["status"] == "diverged"
     assert result.summary["uploads"] == 0
 
@@ -212,7 +212,7 @@ def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
         from qafel.simulator import HalfNormal, Limits, Timing, simulate
         from qafel.tasks import Mushrooms  # more than a pipe holds
         algorithm = method("fedbuff", server_lr=1.0, client_lr=0.1, local_steps=1)
-        timing = Timing(HalfNormal(0))
+        timing = Timing()
         simulate(Mushrooms(5), algorithm, timing, limits=Limits(uploads=5), executor="processes", workers=1)
         """)
     )

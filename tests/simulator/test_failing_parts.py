@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from qafel import HalfNormal, Kept, Layout, Limits, ServerRule, Timing, method, simulate
+from qafel import Kept, Layout, Limits, ServerRule, Timing, method, simulate
 from qafel.errors import PartFailed
 from tests.command import qafel_here
 from tests.simulator.test_executors import no_shared_memory_is_left
@@ -67,7 +67,7 @@ class RaisesRule(ServerRule):
 
 
 class Raises:
-    def draw(self, number):
+    def draw(self, client, number):
         raise RuntimeError("no time")
 
 
@@ -78,7 +78,7 @@ def arrivals():
 
 def attempt(task=None, timing=None, executor="inline", **algorithm):
     composed = method("qafel", client_lr=0.1, local_steps=1, buffer_size=2, **algorithm)
-    timing = timing or Timing(HalfNormal(0))
+    timing = timing or Timing()
     with pytest.raises(PartFailed) as caught:
         simulate(task or Task(), composed, timing, limits=Limits(server_steps=5), executor=executor, workers=1)
     return caught.value
@@ -101,8 +101,8 @@ HERE = f"{__name__}:"
             RuntimeError,
         ),
         ({"server_rule": RaisesRule()}, f"{HERE}RaisesRule.step_ raised RuntimeError: nothing to add", RuntimeError),
-        ({"timing": Timing(Raises())}, f"{HERE}Raises.draw raised RuntimeError: no time", RuntimeError),
-        ({"timing": Timing(HalfNormal(0), arrivals())}, "the arrival law raised LookupError: nobody", LookupError),
+        ({"timing": Timing(duration=Raises())}, f"{HERE}Raises.draw raised RuntimeError: no time", RuntimeError),
+        ({"timing": Timing(arrivals=arrivals)}, "the arrival law raised LookupError: nobody", LookupError),
     ],
 )
 def test_an_exception_is_told_with_its_place_and_is_the_cause(failing, words, cause):
@@ -115,9 +115,9 @@ def test_an_exception_is_told_with_its_place_and_is_the_cause(failing, words, ca
 @pytest.mark.parametrize(
     ("method", "returned", "words"),
     [
-        ("train", None, "the training of client 0 returned NoneType, not a NumPy array of 8 floats"),
-        ("train", np.ones(3, np.float32), "the training of client 0 returned float32[3], not"),
-        ("train", np.float32(1), "the training of client 0 returned float32, not"),
+        ("train", None, "the training of client 3 returned NoneType, not a NumPy array of 8 floats"),
+        ("train", np.ones(3, np.float32), "the training of client 3 returned float32[3], not"),
+        ("train", np.float32(1), "the training of client 3 returned float32, not"),
         ("initial_model", np.ones(8, int), "Task.initial_model returned int64[8], not a NumPy array of 8 floats"),
         ("evaluate", None, 'the one that counts as "metric"; it returned None'),
         ("evaluate", {"loss": 1.0}, 'the one that counts as "metric"; it returned the names loss'),
@@ -131,7 +131,7 @@ def test_what_a_part_must_not_return_is_told(method, returned, words):
 def test_doubles_and_numpy_scalars_are_taken_as_they_are_meant(tmp_path):
     task = Task(train=np.full(8, 0.9), evaluate={"metric": np.float32(1.5)})
     algorithm = method("qafel", client_lr=0.1, local_steps=1, buffer_size=2)
-    found = simulate(task, algorithm, Timing(HalfNormal(0)), limits=Limits(server_steps=5), out=tmp_path / "run")
+    found = simulate(task, algorithm, Timing(), limits=Limits(server_steps=5), out=tmp_path / "run")
     assert found.history["metric"][-1] == 1.5
 
 

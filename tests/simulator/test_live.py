@@ -12,7 +12,7 @@ from qafel.runs.listeners import Calling
 from qafel.runs.live import LiveState, read_live
 from qafel.runs.progress import Row
 from qafel.simulator import live as heartbeats
-from qafel.simulator import run
+from tests.running import run
 
 CONFIG = {
     "name": "watched",

@@ -9,7 +9,7 @@ import pytest
 
 from qafel.algorithm import METHODS
 from qafel.config import Config
-from qafel.simulator.run import run
+from tests.running import run
 from tests.simulator.test_run import kill
 
 STEPS = 40

@@ -13,7 +13,7 @@ from qafel.algorithm import method  # noqa: E402
 from qafel.errors import WorkerLost  # noqa: E402
 from qafel.rng import Stream  # noqa: E402
 from qafel.runs.progress import Progress  # noqa: E402
-from qafel.simulator import Evaluation, HalfNormal, Limits, Timing, simulate  # noqa: E402
+from qafel.simulator import Evaluation, Limits, Timing, simulate  # noqa: E402
 from qafel.simulator.executors.jobs import spans  # noqa: E402
 from qafel.simulator.executors.processes import Processes  # noqa: E402
 from qafel.simulator.run import drive  # noqa: E402
@@ -33,7 +33,7 @@ ALGORITHM = method(
     client_quantizer="qsgd:4",
     server_quantizer="qsgd:4,bucket=128",
 )
-TIMING = Timing(HalfNormal(0))
+TIMING = Timing()
 LIMITS = Limits(uploads=30)
 EVALUATION = Evaluation(every=6, unit="uploads")
 

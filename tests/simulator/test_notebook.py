@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import qafel
-from qafel import Evaluation, HalfNormal, Limits, Quadratic, Timing, method, simulate
+from qafel import Evaluation, Limits, Quadratic, Timing, method, simulate
 from qafel.errors import ConfigError, OutputError
 from qafel.runs import bars
 
@@ -21,7 +21,7 @@ def run(name="qafel", **options):
     quantizer = {} if name == "fedbuff" else {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
     algorithm = method(name, client_lr=0.1, server_lr=0.5, **quantizer)
     limits, evaluation = Limits(server_steps=20), Evaluation(every=2)
-    return simulate(Quadratic(6, 30), algorithm, Timing(HalfNormal(0)), limits=limits, evaluation=evaluation, **options)
+    return simulate(Quadratic(6, 30), algorithm, Timing(), limits=limits, evaluation=evaluation, **options)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_html_has_the_summary_and_a_picture_and_no_script(result):
 def test_names_of_a_users_own_are_escaped_in_html():
     task = Quadratic(6, 30)
     task.name = "<script>alert(1)</script>"
-    found = simulate(task, method("fedbuff"), Timing(HalfNormal(0)), limits=Limits(server_steps=2))
+    found = simulate(task, method("fedbuff"), Timing(), limits=Limits(server_steps=2))
     assert "<script" not in found._repr_html_()
 
 

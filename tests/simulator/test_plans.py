@@ -12,13 +12,14 @@ import pytest
 from qafel.algorithm import Client, HiddenState, Kind, Made, Means, Message, method
 from qafel.algorithm.catch_up import BroadcastLog, Exact, PerStart, Quantized
 from qafel.algorithm.methods.mcm import MemoryDifference
-from qafel.simulator import AlwaysTraining, ConstantRate, HalfNormal, Network, Rounds, Simulation, Timing
+from qafel.simulator import AlwaysTraining, ConstantRate, Network, Rounds, Simulation, Timing
 from qafel.simulator.executors.jobs import Inline, Job, Trainer
+from qafel.simulator.timing import Links
 from qafel.tasks import Mushrooms
 
 CLIENTS, SIZE, STEPS = 20, 113, 60
 FOUR_BITS = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
-ASKED = ConstantRate(0, CLIENTS, rate=9.0)
+ASKED = ConstantRate(rate=9.0)
 ALWAYS = AlwaysTraining()
 DIRECT = {"name": "fedbuff-direct", **FOUR_BITS}
 
@@ -125,14 +126,14 @@ def test_a_start_is_charged_what_brings_its_client_to_the_hidden_state(
     mushrooms: Mushrooms, monkeypatch: pytest.MonkeyPatch, arrivals: Any, algorithm: Any
 ) -> None:
     assert isinstance(algorithm.catch_up, Exact)
-    timing = Timing(HalfNormal(0), arrivals, network=Network(download_rate=1000.0), dropout=0.1)
-    fleet, charged, download_time = Fleet(mushrooms, algorithm, timing), [], Network.download_time
+    timing = Timing(arrivals=arrivals, network=Network(download_rate=1000.0), dropout=0.1)
+    fleet, charged, download_time = Fleet(mushrooms, algorithm, timing), [], Links.download_time
 
-    def timed(network: Network, client: int, size: int) -> float:
+    def timed(links: Links, client: int, size: int) -> float:
         charged.append(size)
-        return download_time(network, client, size)
+        return download_time(links, client, size)
 
-    monkeypatch.setattr(Network, "download_time", timed)
+    monkeypatch.setattr(Links, "download_time", timed)
     fleet.run(STEPS)
     assert charged == fleet.fetched
     assert len(set(charged)) > 1
@@ -142,7 +143,7 @@ def test_a_start_is_charged_what_brings_its_client_to_the_hidden_state(
 def test_each_start_downloads_a_message_of_its_own(mushrooms: Mushrooms) -> None:
     algorithm = compose(**DIRECT, catch_up="per-start")
     assert isinstance(algorithm.catch_up, PerStart)
-    fleet = Fleet(mushrooms, algorithm, Timing(HalfNormal(0), dropout=0.1))
+    fleet = Fleet(mushrooms, algorithm, Timing(dropout=0.1))
     drawn: set[bytes] = set()
     fleet.listen = lambda number, messages: drawn.update(messages)
     fleet.run(STEPS)
@@ -168,7 +169,7 @@ def test_a_start_from_an_inexact_snapshot_is_charged_its_bytes(
     inexact snapshots have cost as much more than broadcasts as x̂ costs more than one.
     """
     assert isinstance(algorithm.catch_up, Quantized)
-    fleet = Fleet(mushrooms, algorithm, Timing(HalfNormal(0), arrivals, dropout=0.1))
+    fleet = Fleet(mushrooms, algorithm, Timing(arrivals=arrivals, dropout=0.1))
     server, regrets, kinds = fleet.server, {}, set()
 
     def decided(number: int) -> list[bytes]:

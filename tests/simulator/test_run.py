@@ -10,7 +10,7 @@ from qafel.config import Config, load_recipe
 from qafel.errors import DataError
 from qafel.runs.directory import CHECKPOINT, read_checkpoint, write_checkpoint
 from qafel.runs.listeners import Calling
-from qafel.simulator import run
+from tests.running import run
 
 
 def short(recipe, **changes):
@@ -189,5 +189,5 @@ def test_a_checkpoint_that_lacks_something_is_refused_in_a_sentence(tmp_path):
     del checkpoint.arrays["fleet.sequences"]
     write_checkpoint(tmp_path / CHECKPOINT, checkpoint)
     (tmp_path / "summary.json").unlink()
-    with pytest.raises(DataError, match="the checkpoint has no fleet.sequences"):
+    with pytest.raises(DataError, match="fleet.sequences is missing"):
         run(config, tmp_path, resume=True)

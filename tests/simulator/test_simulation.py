@@ -8,14 +8,12 @@ import pytest
 
 from qafel.algorithm import HiddenState, method
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, Stalled
 from qafel.rng import Stream
 from qafel.simulator import (
-    AlwaysTraining,
     Constant,
     ConstantRate,
     Evaluation,
-    HalfNormal,
     Limits,
     Network,
     Rounds,
@@ -23,6 +21,7 @@ from qafel.simulator import (
     Timing,
     simulate,
 )
+from qafel.simulator.timing import make_timing
 from qafel.tasks import Mushrooms, Quadratic
 
 STEPS = 60
@@ -42,7 +41,7 @@ FOUR_BITS = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
 
 def steps(task, count, timing=None, seed=0, every=1, **changes):
     """A simulation after so many server steps."""
-    simulation = Simulation(task, algorithm(**changes), timing or Timing(HalfNormal(seed)), seed)
+    simulation = Simulation(task, algorithm(**changes), timing or Timing(), seed)
     simulation.begin()
     while simulation.server.version < count:
         simulation.advance()
@@ -116,9 +115,7 @@ def test_only_a_whole_model_can_be_drawn_at_a_start():
 
 
 def test_bytes_are_those_of_the_messages(mushrooms):
-    found = Simulation(
-        mushrooms, algorithm(client_quantizer="qsgd:4", server_quantizer="top_k:0.1"), Timing(HalfNormal(0)), 0
-    )
+    found = Simulation(mushrooms, algorithm(client_quantizer="qsgd:4", server_quantizer="top_k:0.1"), Timing(), 0)
     crossed = []
 
     class Listening:
@@ -177,9 +174,9 @@ def test_the_fleet_and_the_server_hold_the_same_hidden_state(mushrooms):
 
 def test_the_seed_decides_everything(mushrooms):
     def result(seed, every):
-        timing, limits = Timing(HalfNormal(seed)), Limits(server_steps=STEPS)
+        timing, limits = Timing(), Limits(server_steps=STEPS)
         return simulate(
-            mushrooms, algorithm(**FOUR_BITS), timing, limits=limits, evaluation=Evaluation(every), seed=seed
+            mushrooms, algorithm(**FOUR_BITS), timing, limits=limits, evaluation=Evaluation(every=every), seed=seed
         ).summary["model_sha256"]
 
     assert result(1, 1) == result(1, 7)
@@ -194,22 +191,20 @@ def test_global_random_state_is_neither_used_nor_changed(mushrooms):
 
 
 def run_rows(task, limits, evaluation=None, timing=None, **changes):
-    return simulate(
-        task, algorithm(**changes), timing or Timing(HalfNormal(0)), limits=limits, evaluation=evaluation
-    ).history
+    return simulate(task, algorithm(**changes), timing or Timing(), limits=limits, evaluation=evaluation).history
 
 
 def test_evaluations_come_at_the_start_every_so_often_and_at_the_end(mushrooms):
-    history = run_rows(mushrooms, Limits(server_steps=10), Evaluation(4))
+    history = run_rows(mushrooms, Limits(server_steps=10), Evaluation(every=4))
     assert history["version"].tolist() == [0, 4, 8, 10]
-    history = run_rows(mushrooms, Limits(uploads=25), Evaluation(10, "uploads"))
+    history = run_rows(mushrooms, Limits(uploads=25), Evaluation(every=10, unit="uploads"))
     assert history["uploads"].tolist() == [0, 10, 20, 25]
 
 
 def test_rows_tell_the_staleness_since_the_row_before(mushrooms):
-    history = run_rows(mushrooms, Limits(server_steps=30), Evaluation(10))
+    history = run_rows(mushrooms, Limits(server_steps=30), Evaluation(every=10))
     whole = simulate(
-        mushrooms, algorithm(), Timing(HalfNormal(0)), limits=Limits(server_steps=30), evaluation=Evaluation(100)
+        mushrooms, algorithm(), Timing(), limits=Limits(server_steps=30), evaluation=Evaluation(every=100)
     ).summary["staleness_histogram"]
     total = np.zeros(len(whole))
     for counts in history["staleness_histogram"]:
@@ -244,14 +239,14 @@ def test_a_run_stops_at_its_byte_budget_and_at_its_target(mushrooms):
 
 
 def test_a_run_needs_an_end():
-    with pytest.raises(ConfigError, match="a run needs an end"):
+    with pytest.raises(ConfigError, match="set at least one of"):
         Limits()
 
 
 def test_messages_take_time_on_a_thin_line(mushrooms):
     """One client, nothing random: a start costs the download, the training and the upload of real bytes."""
     task = Mushrooms(1)
-    timing = Timing(Constant(1.0), network=Network(upload_rate=100.0, download_rate=1000.0, latency=0.25))
+    timing = Timing(duration=Constant(1.0), network=Network(upload_rate=100.0, download_rate=1000.0, latency=0.25))
     found = steps(task, 2, timing, name="fedbuff", buffer_size=1)
     message = 64 + 4 * 113
     cycle = 0.25 + 1.0 + (0.25 + message / 100)
@@ -261,51 +256,54 @@ def test_messages_take_time_on_a_thin_line(mushrooms):
 
 
 def test_clients_have_their_own_speed_and_bandwidth():
-    network = Network.of(0, 5, upload_rate=100.0, download_rate=None, latency=0.0, spread=1.0)
+    network = make_timing(Timing(network=Network(upload_rate=100.0, spread=1.0)), 0, 5).network
     times = [network.upload_time(client, 1000) for client in range(5)]
     assert len(set(times)) == 5
     assert network.download_time(0, 1000) == 0
-    timing = Timing(Constant(2.0), speeds=[1.0, 3.0], per_example=0.5)
+    given = Network(upload_rate=100.0, spread=1.0, rate_factors=[2.0] * 5)
+    faster = make_timing(Timing(network=given), 0, 5).network
+    assert [faster.upload_time(client, 1000) for client in range(5)] == [time / 2 for time in times]
+    timing = Timing(duration=Constant(2.0), duration_factors=[1.0, 3.0], per_example=0.5)
     found = Simulation(Quadratic(2, 5), algorithm(), timing, 0)
     assert [found._duration(client, 0) for client in (0, 1)] == [2.5, 6.5]
 
 
 def test_who_drops_out_never_reports(mushrooms):
-    found = steps(mushrooms, 50, Timing(HalfNormal(0), dropout=0.5))
+    found = steps(mushrooms, 50, Timing(dropout=0.5))
     assert found.traffic.uploads == 200
     assert 350 < found.starts < 480
     assert found.in_flight == 20
 
 
 def test_beyond_the_concurrency_limit_clients_are_turned_away(mushrooms):
-    arrivals = ConstantRate(0, 20, rate=100.0)
-    found = steps(mushrooms, 20, Timing(Constant(1.0), arrivals, max_concurrency=7))
+    arrivals = ConstantRate(rate=100.0)
+    found = steps(mushrooms, 20, Timing(duration=Constant(1.0), arrivals=arrivals, max_concurrency=7))
     assert found.in_flight <= 7
     assert found.turned_away > 0
 
 
 def test_constant_arrivals_give_the_papers_concurrency():
     """Rate × √(2/π): 125 arrivals a second make about 100 in flight."""
-    found = steps(Quadratic(5000, 3), 100, Timing(HalfNormal(0), ConstantRate(0, 5000, rate=125.0)))
+    found = steps(Quadratic(5000, 3), 100, Timing(arrivals=ConstantRate(rate=125.0)))
     assert found.in_flight == pytest.approx(125 * np.sqrt(2 / np.pi), rel=0.15)
 
 
 def test_a_users_own_arrival_law_is_an_iterable(mushrooms):
     arrivals = [(0.5 * number, number % 3) for number in range(40)]
-    history = run_rows(mushrooms, Limits(server_steps=100), timing=Timing(Constant(0.1), arrivals))
+    history = run_rows(mushrooms, Limits(server_steps=100), timing=Timing(duration=Constant(0.1), arrivals=arrivals))
     assert history["uploads"][-1] == 40, "the run ends when nobody comes any more"
     assert history["virtual_time"][-1] == pytest.approx(39 * 0.5 + 0.1)
 
 
 def test_a_round_ends_with_its_slowest_client(mushrooms):
-    found = steps(mushrooms, 1, Timing(HalfNormal(0), Rounds()), name="fedavg", local_steps=3)
+    found = steps(mushrooms, 1, Timing(arrivals=Rounds()), name="fedavg", local_steps=3)
     drawn = np.abs(Stream.named(0, "duration").generator().normal(size=4096))[:4]
     assert found.clock.now == pytest.approx(max(drawn))
     assert found.server.version == 1
 
 
 def test_over_selection_waits_for_the_fastest_and_takes_no_more(mushrooms):
-    timing = Timing(HalfNormal(0), Rounds(over_selection=1.0))
+    timing = Timing(arrivals=Rounds(over_selection=1.0))
     found = steps(mushrooms, 30, timing, name="fedavg")
     assert found.traffic.uploads == 120
     assert found.server.rejected["stale"] > 0
@@ -314,15 +312,15 @@ def test_over_selection_waits_for_the_fastest_and_takes_no_more(mushrooms):
 
 
 def test_a_round_that_times_out_steps_with_what_it_has(mushrooms):
-    found = steps(mushrooms, 20, Timing(HalfNormal(0), Rounds(timeout=0.5)), name="fedavg")
+    found = steps(mushrooms, 20, Timing(arrivals=Rounds(timeout=0.5)), name="fedavg")
     assert found.clock.now <= 0.5 * found.rounds
     assert found.traffic.uploads < 80
 
 
 def test_a_last_step_without_an_upload_is_measured(mushrooms):
     """Every upload is measured as it comes; the round then steps by its timeout."""
-    timing = Timing(HalfNormal(0), Rounds(timeout=0.5))
-    history = run_rows(mushrooms, Limits(server_steps=5), Evaluation(1, "uploads"), timing, name="fedavg")
+    timing = Timing(arrivals=Rounds(timeout=0.5))
+    history = run_rows(mushrooms, Limits(server_steps=5), Evaluation(every=1, unit="uploads"), timing, name="fedavg")
     assert history["version"][-1] == 5
     assert history["uploads"][-1] == history["uploads"][-2]
 
@@ -343,7 +341,7 @@ class Recording:
 
 
 def test_fedprox_takes_partial_work_in_time(mushrooms):
-    task, timing = Recording(mushrooms), Timing(Constant(2.0), Rounds(timeout=1.0))
+    task, timing = Recording(mushrooms), Timing(duration=Constant(2.0), arrivals=Rounds(timeout=1.0))
     found = steps(task, 5, timing, name="fedprox", local_steps=4)
     assert found.traffic.uploads == 20, "all are in time, with half of their steps"
     assert {done for _, done in task.asked} == {2}
@@ -354,7 +352,7 @@ def test_fedprox_does_the_part_of_an_epoch_that_it_is_charged_for():
     """Two epochs of as many batches as a client has; in 0.8 of the time, whole batches, never a whole epoch more."""
     plain = Quadratic(12, 4)
     task = Recording(plain, lambda client: 10 * (client + 1))
-    timing = Timing(Constant(1.0), Rounds(timeout=0.8))
+    timing = Timing(duration=Constant(1.0), arrivals=Rounds(timeout=0.8))
     found = steps(task, 6, timing, name="fedprox", local_steps=None, local_epochs=2, batch_size=10)
     assert len(task.asked) == 24
     for client, done in task.asked:
@@ -366,7 +364,7 @@ def test_fedprox_does_the_part_of_an_epoch_that_it_is_charged_for():
 
 
 def test_fedprox_without_time_for_one_step_sends_nothing_and_is_counted(mushrooms):
-    task, timing = Recording(mushrooms), Timing(HalfNormal(0), Rounds(timeout=0.3))
+    task, timing = Recording(mushrooms), Timing(arrivals=Rounds(timeout=0.3))
     found = steps(task, 30, timing, name="fedprox", local_steps=4)
     drawn = np.abs(Stream.named(0, "duration").generator().normal(size=4096))[: 4 * found.rounds]
     expected = np.minimum(4, np.floor(4 * 0.3 / drawn)).astype(int)
@@ -377,21 +375,21 @@ def test_fedprox_without_time_for_one_step_sends_nothing_and_is_counted(mushroom
 
 
 def test_a_client_whose_download_outlasts_the_deadline_trains_nothing(mushrooms):
-    timing = Timing(Constant(1.0), Rounds(timeout=1.0), network=Network(latency=0.6))
+    timing = Timing(duration=Constant(1.0), arrivals=Rounds(timeout=1.0), network=Network(latency=0.6))
     simulation = Simulation(mushrooms, algorithm("fedprox", local_steps=4), timing, 0)
     simulation.begin()
-    with pytest.raises(ConfigError, match="1000 rounds ended without an update: set a longer timing.round_timeout"):
+    with pytest.raises(Stalled, match="1000 rounds ended without an update: set a longer timing.round_timeout"):
         [simulation.advance() for _ in range(6000)]
     assert simulation.traffic.uploads == simulation.executor.training_s == 0
     assert simulation.out_of_time == 4000
 
 
 def test_a_round_that_can_never_end_says_so(mushrooms):
-    timing = Timing(HalfNormal(0), Rounds(), dropout=0.9)
-    with pytest.raises(ConfigError, match="waits for 4 updates, and only .* can come: set timing.round_timeout"):
+    timing = Timing(arrivals=Rounds(), dropout=0.9)
+    with pytest.raises(Stalled, match="waits for 4 updates, and only .* can come: set timing.round_timeout"):
         run_rows(mushrooms, Limits(server_steps=20), timing=timing, name="fedavg")
     with pytest.raises(ConfigError, match="a round of 21 needs as many clients"):
-        steps(mushrooms, 1, Timing(HalfNormal(0), Rounds()), name="fedavg", buffer_size=21)
+        steps(mushrooms, 1, Timing(arrivals=Rounds()), name="fedavg", buffer_size=21)
 
 
 def test_weights_follow_the_samples():
@@ -403,7 +401,7 @@ def test_weights_follow_the_samples():
 
 def test_memory_is_one_vector_per_version_in_flight():
     """Clients in flight share the versions they started from: many clients, few vectors."""
-    found = steps(Quadratic(2000, 4), 3, Timing(HalfNormal(0), AlwaysTraining()), buffer_size=500)
+    found = steps(Quadratic(2000, 4), 3, Timing(), buffer_size=500)
     vectors = {id(event.start.vector) for _, _, _, event in found.clock.entries()}
     assert len(found.clock) == 2000
     assert len(vectors) <= 4

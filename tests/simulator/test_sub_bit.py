@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from qafel import Evaluation, HalfNormal, Limits, Quadratic, Timing, method, simulate
+from qafel import Quadratic, method, simulate
 from qafel.quantizers import parse
 
 TASK = Quadratic(clients=40, dimension=4096, heterogeneity=0.1, noise=0.1)
@@ -21,9 +21,9 @@ def gaps(name: str, **quantizers: str) -> np.ndarray:
         result = simulate(
             TASK,
             method(name, **STEPS, **quantizers),
-            Timing(HalfNormal(seed=0)),
-            limits=Limits(uploads=UPLOADS),
-            evaluation=Evaluation(every=20),
+            uploads=UPLOADS,
+            evaluate_every=20,
+            check=False,
         )
     found = np.asarray(result.history["metric"], float)
     return found / found[0]

@@ -22,7 +22,7 @@ from qafel import (
 )
 from qafel.errors import ConfigError
 
-TASK, METHOD, TIMING = Quadratic(6, 5), method("qafel"), Timing(HalfNormal(0))
+TASK, METHOD, TIMING = Quadratic(6, 5), method("qafel"), Timing()
 
 
 def attempt(task=TASK, algorithm=METHOD, timing=TIMING, **options):
@@ -35,10 +35,11 @@ def attempt(task=TASK, algorithm=METHOD, timing=TIMING, **options):
         ({"task": None}, "task is an object such as Mushrooms(), a TorchTask or your own; got None"),
         ({"task": Quadratic}, "task is an object such as Mushrooms()"),
         ({"task": object()}, "which has no name"),
-        ({"algorithm": "qafel"}, "expected algorithm=method(\"qafel\"), or the like; got 'qafel'"),
-        ({"timing": HalfNormal(0)}, "expected timing=Timing(HalfNormal(seed=0)), or the like; got HalfNormal("),
-        ({"limits": 100}, "expected limits=Limits(uploads=1000), or the like; got 100"),
-        ({"evaluation": 10}, "expected evaluation=Evaluation(every=10), or the like; got 10"),
+        ({"algorithm": "qafel"}, "algorithm is a method such as method(\"qafel\"); got 'qafel'"),
+        ({"timing": HalfNormal(seed=0)}, 'timing is a Timing such as Timing(arrivals="poisson"); got HalfNormal('),
+        ({"limits": 100}, "limits is a Limits(…), or its settings are given by name; got 100"),
+        ({"evaluation": 10}, "evaluation is a Evaluation(…), or its settings are given by name; got 10"),
+        ({"seed": True}, "seed is a whole number of 64 bits; got True"),
         ({"seed": 1.5}, "seed is a whole number of 64 bits; got 1.5"),
         ({"seed": 2**64}, "seed is a whole number of 64 bits"),
         ({"out": 7}, "out is the path of a run directory; got 7"),
@@ -68,9 +69,13 @@ class NoCorrection(Quadratic):
 @pytest.mark.parametrize(
     ("algorithm", "timing", "sentence"),
     [
-        (method("fedavg"), TIMING, "fedavg needs clients that start in rounds, which this run of quadratic"),
-        (method("mcm"), Timing(HalfNormal(0), ConstantRate(0, 6, rate=3.0)), "mcm needs clients that start in rounds"),
-        (method("ringleader"), Timing(HalfNormal(0), ConstantRate(0, 6, rate=3.0)), "ringleader needs clients that"),
+        (
+            method("fedavg"),
+            TIMING,
+            'fedavg needs clients that start in rounds, which quadratic with timing.arrivals = "always-training"',
+        ),
+        (method("mcm"), Timing(arrivals=ConstantRate(rate=3.0)), "mcm needs clients that start in rounds"),
+        (method("ringleader"), Timing(arrivals=ConstantRate(rate=3.0)), "ringleader needs clients that"),
         (method("qafel", client_rule=Corrected()), TIMING, "qafel needs a task whose training takes a correction"),
     ],
 )
@@ -112,20 +117,26 @@ def test_a_whole_number_may_be_written_as_a_float():
     assert repr(method("qafel", buffer_size=np.float32(10)).buffer_size) == "10"
     assert repr(attempt(seed=3.0).summary["seed"]) == "3"
     for wrong in (1.5, math.inf, math.nan):
-        with pytest.raises(ConfigError, match="uploads is a whole number"):
+        with pytest.raises(ConfigError, match="uploads: input should be"):
             Limits(uploads=wrong)
 
 
 def test_values():
-    with pytest.raises(ConfigError, match="unknown method None"):
+    with pytest.raises(ConfigError, match="method: input should be a valid string, found None"):
         method(None)
-    with pytest.raises(ConfigError, match="durations are an object with draw"):
+    with pytest.raises(ConfigError, match="by name"):
         Timing(1.0)
-    with pytest.raises(ConfigError, match="a limit is above zero"):
+    with pytest.raises(ConfigError, match="duration: a part is a name"):
+        Timing(duration=1.0)
+    with pytest.raises(ConfigError, match="duration law builtins:object has no draw"):
+        attempt(timing=Timing(duration=object()))
+    with pytest.raises(ConfigError, match="arrival law builtins:object has no __iter__"):
+        attempt(timing=Timing(arrivals=object()))
+    with pytest.raises(ConfigError, match="uploads: input should be greater than or equal to 1, found 0"):
         Limits(uploads=0)
-    with pytest.raises(ConfigError, match="uploads is a whole number; got '5'"):
+    with pytest.raises(ConfigError, match="uploads: input should be a valid integer, found '5'"):
         Limits(uploads="5")
-    with pytest.raises(ConfigError, match="counted in one of server_steps, uploads; got 'steps'"):
+    with pytest.raises(ConfigError, match="unit: input should be 'server_steps' or 'uploads', found 'steps'"):
         Evaluation(unit="steps")
 
 

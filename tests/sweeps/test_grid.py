@@ -4,6 +4,7 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
+from qafel.simulator import Simulation
 from qafel.sweeps.grid import as_settings, grid, parse_seeds, parse_settings, require_sound
 
 TWO = ["mushrooms-qafel-4bit", "mushrooms-fedbuff"]
@@ -114,6 +115,15 @@ def test_a_mistake_that_only_the_task_knows_is_found_before_anything_runs(settin
         require_sound(grid(["mushrooms-fedbuff"], [0, 1], parse_settings([setting, *more])))
 
 
-def test_each_kind_is_tried_once():
+def test_each_kind_is_tried_once(monkeypatch):
+    tried = []
+    begin = Simulation.begin
+    monkeypatch.setattr(Simulation, "begin", lambda self: [tried.append(self.algorithm.local.lr), begin(self)])
     settings = {"algorithm.client_lr": ["1", "2"], "stop.uploads": ["9"]}
-    assert len(require_sound(grid(["mushrooms-fedbuff"], [0, 1, 2], settings))) == 2
+    assert not require_sound(grid(["mushrooms-fedbuff"], [0, 1, 2], settings))
+    assert tried == [1, 2]
+
+
+def test_each_warning_is_said_once():
+    settings = {"algorithm.client_lr": ["1", "2"], "algorithm.client_quantizer": ["top_k:0.1"]}
+    assert len(require_sound(grid(["mushrooms-qafel-4bit"], [0, 1], settings))) == 1

@@ -15,8 +15,9 @@ from qafel.runs.directory import CHECKPOINT, same_run, settings_of, state_of
 from qafel.runs.listeners import Calling
 from qafel.runs.summary import environment
 from qafel.runs.trackers import NOT_TRACKED
-from qafel.simulator.run import run
+from qafel.simulator import simulate
 from qafel.sweeps.making import Planned, _at_once, make_runs, perform, unfinished, unique
+from tests.running import run
 
 STEPS = 30
 
@@ -216,11 +217,10 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, monkeypatch, de
     assert (tmp_path / planned.folder / CHECKPOINT).exists()
     assert state_of(tmp_path / planned.folder, planned.config) == "interrupted"
     resumed = []
-    original = run
 
-    def watched(*arguments, **options):
+    def watched(**options):
         resumed.append(options["resume"])
-        return original(*arguments, **options)
+        return simulate(**options)
 
     monkeypatch.setattr("qafel.sweeps.making.simulate", watched)
     make([planned], tmp_path)

@@ -40,7 +40,7 @@ class Counting(Told):
 
 def run(task, **options):
     algorithm = method("fedbuff", buffer_size=2, server_lr=1.0)
-    return simulate(task, algorithm, Timing(Constant(1.0)), limits=Limits(server_steps=4), **options)
+    return simulate(task, algorithm, Timing(duration=Constant(1.0)), limits=Limits(server_steps=4), **options)
 
 
 def test_training_knows_the_version_that_its_start_has():

@@ -146,7 +146,7 @@ def test_which_clients_arrive_is_noise_even_where_all_arrive_alike():
     setting, chosen = Setting(local_steps=1, buffer_size=1, server_steps=6000), (3e-4, 0.28)
     require_admissible(task.constants, setting, *chosen)
     arrivals = drawn_alike(task, setting)
-    mean, summary = run(setting, chosen, task=task, durations=Constant(0.5), arrivals=arrivals)
+    mean, summary = run(setting, chosen, task=task, duration=Constant(0.5), arrivals=arrivals)
     found = bound(task.constants, setting, *chosen)
     assert summary["staleness_max"] == 0
     assert 1.5 * (found.start + found.drift) < mean < found.total
@@ -231,5 +231,5 @@ def test_an_unbiased_quantizer_of_large_variance_asks_for_a_smaller_client_rate(
         require_admissible(task.constants, coarse, 0.1, 1e-3)
     chosen = most, largest_server_lr(task.constants, coarse, most)
     arrivals = drawn_alike(task, coarse)
-    mean, _ = run(coarse, chosen, "rand_k:0.015", task=task, durations=Constant(0.5), arrivals=arrivals)
+    mean, _ = run(coarse, chosen, "rand_k:0.015", task=task, duration=Constant(0.5), arrivals=arrivals)
     assert mean <= bound(task.constants, coarse, *chosen).total

@@ -213,7 +213,7 @@ def test_the_measured_gradient_norm_stays_below_the_bound_for_admissible_step_si
         most = largest_client_lr(TASK.constants, setting)
         chosen = most, largest_server_lr(TASK.constants, setting, most)
     require_admissible(TASK.constants, setting, *chosen)
-    mean, summary = run(setting, chosen, client, server, task=TASK, durations=Uniform(0))
+    mean, summary = run(setting, chosen, client, server, task=TASK, duration=Uniform(seed=0))
     assert summary["staleness_max"] <= STALENESS
     promised = bound(TASK.constants, setting, *chosen).total
     assert mean <= promised
@@ -228,6 +228,6 @@ def test_the_bound_fails_where_some_clients_never_arrive():
     chosen = 0.02, 0.28
     require_admissible(task.constants, setting, *chosen)
     only_the_first = [(float(number), 0) for number in range(setting.server_steps + 1)]
-    mean, summary = run(setting, chosen, task=task, durations=Constant(0.5), arrivals=only_the_first)
+    mean, summary = run(setting, chosen, task=task, duration=Constant(0.5), arrivals=only_the_first)
     assert summary["staleness_max"] == 0
     assert mean > 0.8 * task.constants.heterogeneity > 5 * bound(task.constants, setting, *chosen).total

@@ -10,10 +10,10 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
-from qafel.simulator.run import run as simulate
 from qafel.tuning import Choices, Range
 from qafel.tuning import tune as tune_and_check
 from qafel.tuning.page import trials_csv, write_results
+from tests.running import run as simulate
 
 BAD_START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=200", "algorithm.server_lr=0.005"])
 tune = partial(tune_and_check, check=0)

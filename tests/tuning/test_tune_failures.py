@@ -59,10 +59,10 @@ def test_where_all_of_the_first_fail_the_search_ends(tmp_path):
 
 
 def test_what_goes_wrong_without_intention_fails_a_trial_too(tmp_path, monkeypatch):
-    def exhaust(config, *rest, **more):
-        if config.algorithm.buffer_size == 20:
+    def exhaust(**arguments):
+        if arguments["algorithm"].buffer_size == 20:
             raise MemoryError("12 GB")
-        return simulate(config, *rest, **more)
+        return simulate(**arguments)
 
     simulate = run_trial.__globals__["simulate"]
     monkeypatch.setattr("qafel.tuning.trial.simulate", exhaust)
@@ -71,7 +71,7 @@ def test_what_goes_wrong_without_intention_fails_a_trial_too(tmp_path, monkeypat
 
 
 def test_a_full_disk_is_no_fault_of_the_settings(tmp_path, monkeypatch):
-    def fill(config, *rest, **more):
+    def fill(**arguments):
         raise OutputError("cannot write: no space left on device")
 
     with monkeypatch.context() as patch:

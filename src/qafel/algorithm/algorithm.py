@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, TypeVar, final, get_args
+from typing import Literal, TypeAlias, TypeVar, final
 
 from qafel.algorithm.admission import PolynomialStaleness, StalenessLaw, weigh
 from qafel.algorithm.catch_up import CatchUp
@@ -43,8 +43,9 @@ class LocalTraining:
     def __post_init__(self) -> None:
         require_numbers(self)
         require(self.lr > 0, "the client learning rate is positive", self.lr)
-        require((self.steps is None) != (self.epochs is None), "local training lasts some steps or some epochs", self)
-        require((self.steps or self.epochs or 0) >= 1, "there is at least one local step or epoch", self)
+        lasts = f"steps={self.steps}, epochs={self.epochs}"
+        require((self.steps is None) != (self.epochs is None), "local training lasts some steps or some epochs", lasts)
+        require((self.steps or self.epochs or 0) >= 1, "there is at least one local step or epoch", lasts)
         require(self.batch_size is None or self.batch_size >= 1, "a batch has at least one sample", self.batch_size)
         require(self.weight_decay >= 0, "weight decay is zero or more", self.weight_decay)
         require(self.clip_norm is None or self.clip_norm > 0, "the clipping norm is positive", self.clip_norm)
@@ -60,7 +61,7 @@ class LocalTraining:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One method as a composition of parts. `method` makes it from a name and settings."""
+    """One method as a composition of parts. `method` makes it from a name and settings, which it checks."""
 
     name: str
     local: LocalTraining
@@ -82,18 +83,13 @@ class Algorithm:
     """What the method needs beside its parts, such as rounds."""
 
     def __post_init__(self) -> None:
-        require_numbers(self)
         require(isinstance(self.local, LocalTraining), "local is a LocalTraining(lr, steps)", repr(self.local))
         for role in ("client_quantizer", "server_quantizer"):
             object.__setattr__(self, role, as_quantizer(getattr(self, role)))
         for role, part in self.parts.items():
             _require_part(role, ROLES[role], part)
-        require(self.buffer_size >= 1, "the buffer holds at least one update", self.buffer_size)
-        require((self.max_staleness or 0) >= 0, "maximum staleness is zero or more", self.max_staleness)
         require(callable(self.staleness), "a staleness law is a function of τ", self.staleness)
         weigh(self.staleness, 0)
-        known = get_args(ClientWeights)
-        require(self.client_weights in known, f"client_weights is one of {', '.join(known)}", self.client_weights)
         for part in self.parts.values() if len(self.parts) == len(ROLES) else ():
             if (problem := part.problem(self)) is not None:
                 raise ConfigError(f"{self.name}: {problem}")

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from qafel.algorithm import Algorithm
 from qafel.cli.console import (
     TRACKERS,
     JsonOption,
@@ -22,16 +23,13 @@ from qafel.cli.console import (
     print_json,
     with_start,
 )
-from qafel.config import Config, load_recipe
-from qafel.errors import ConfigError
-from qafel.params import Layout
-from qafel.runs.bars import shown
+from qafel.config import load_recipe
+from qafel.errors import ConfigError, RunFailed
 from qafel.runs.directory import CHECKPOINT, state_of
 from qafel.runs.summary import Summary, figures_of
 from qafel.runs.trackers import track_of
-from qafel.simulator.api import quantizer_warnings, refuse_to_lose_a_run
+from qafel.simulator.api import quantizer_warnings, simulate
 from qafel.simulator.executors import ExecutorName
-from qafel.simulator.run import run as simulate
 
 
 def run(
@@ -63,24 +61,24 @@ def run(
     config = load_recipe(recipe[0], settings, seed[0] if seed else None)
     out = out or Path("runs") / f"{config.name}-seed{config.seed}"
     done = resume and state_of(out, config) == "finished"
-    if not resume and not overwrite:
-        refuse_to_lose_a_run(config, out)
-    task = config.task.make()
-    warn_of_unfit_quantizers(config, task.layout, strict)
+    arguments = config.arguments()
+    warn_of_unfit_quantizers(arguments["algorithm"], arguments["task"].layout.size, strict)
+    failed: RunFailed | None = None
     try:
-        with shown(config.name, config.stop, "metric", quiet or done) as bar:
-            summary = simulate(
-                config,
-                out,
-                [bar],
-                task=task,
-                executor=executor,
-                workers=workers,
-                resume=resume,
-                checkpoint_every_s=checkpoint_every,
-                track=track,
-                say=warn,
-            )
+        summary = simulate(
+            **arguments,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            checkpoint_every_s=checkpoint_every,
+            executor=executor,
+            workers=workers,
+            progress=not quiet and not done,
+            track=track,
+            say=warn,
+        ).summary
+    except RunFailed as error:
+        failed, summary = error, error.result.summary
     except KeyboardInterrupt:
         if not (out / CHECKPOINT).is_file():
             raise
@@ -96,6 +94,8 @@ def run(
         print_json(summary)
     else:
         _show(summary, out)
+    if failed is not None:
+        raise failed
 
 
 def _require_one_run(recipes: list[str], seeds: list[int], settings: list[str]) -> None:
@@ -108,9 +108,9 @@ def _require_one_run(recipes: list[str], seeds: list[int], settings: list[str]) 
     raise ConfigError(f"qafel run makes one run; several are: {shlex.join(('qafel', 'sweep', *parts))}")
 
 
-def warn_of_unfit_quantizers(config: Config, layout: Layout, strict: bool = False) -> None:
-    """Say before a run what theory holds against its quantizers; under --strict, refuse."""
-    warnings = quantizer_warnings(config.algorithm.compose(layout), layout.size)
+def warn_of_unfit_quantizers(algorithm: Algorithm, size: int, strict: bool = False) -> None:
+    """Warn if a quantizer violates the theorem's assumptions for a model of this size; under --strict, refuse."""
+    warnings = quantizer_warnings(algorithm, size)
     if warnings and strict:
         raise ConfigError(f"--strict: {warnings[0]}")
     for warning in warnings:

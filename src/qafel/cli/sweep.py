@@ -23,7 +23,7 @@ from qafel.cli.console import (
     print_json,
     with_start,
 )
-from qafel.cli.run import warn_of_unfit_quantizers
+from qafel.cli.run import warn
 from qafel.runs.trackers import track_of
 from qafel.sweeps.grid import grid, parse_seeds, parse_settings, require_sound
 from qafel.sweeps.making import unfinished
@@ -63,8 +63,8 @@ def sweep(
     trackers = track_of(track or ())
     runs = grid(recipes, parse_seeds(seeds), parse_settings(with_start(settings, start_from)))
     todo = unfinished(runs, out)
-    for config, layout in {repr(config.algorithm): (config, layout) for config, layout in require_sound(todo)}.values():
-        warn_of_unfit_quantizers(config, layout)
+    for warning in require_sound(todo):
+        warn(warning)
     try:
         with SweepProgress(runs, todo, quiet) as progress:
             found = make_sweep(runs, out, progress, worker_count(workers), trackers)

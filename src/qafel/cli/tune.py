@@ -95,7 +95,7 @@ def tune(
     if (best := tuning.tuned) is None:
         raise typer.Exit(1)
     if tuning.layout is not None and any("quantizer" in path for path in tuning.search):
-        warn_of_unfit_quantizers(best, tuning.layout)
+        warn_of_unfit_quantizers(best.algorithm.compose(tuning.layout), tuning.layout.size)
 
 
 @final

@@ -5,6 +5,6 @@ start      [start]: the model that a run begins from
 sections   recipes, `extends` and `--set`; [algorithm], [timing], [evaluation], [stop]; `Config`, which holds all
 """
 
-from qafel.config.sections import Config, EvaluationConfig, StopConfig, TimingConfig, load_recipe, recipes
+from qafel.config.sections import Config, Evaluation, Limits, Network, Timing, load_recipe, recipes
 
-__all__ = ["Config", "EvaluationConfig", "StopConfig", "TimingConfig", "load_recipe", "recipes"]
+__all__ = ["Config", "Evaluation", "Limits", "Network", "Timing", "load_recipe", "recipes"]

@@ -5,27 +5,25 @@ An unknown key is an error that names the nearest known one. The section [task] 
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from qafel.algorithm import AlgorithmSettings
-from qafel.algorithm.methods import QUANTIZERS
 from qafel.config.start import StartConfig
 from qafel.config.tasks import OWN, SHIPPED, TASKS, MushroomsConfig, OwnTask, Seed, TaskConfig
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, plain_number
 from qafel.params import Vector
-from qafel.parts import PartName, Section, is_path, one_of, own_path
-from qafel.quantizers import parse
-from qafel.quantizers.spec import FAMILIES
+from qafel.parts import PartName, Section, explain, is_path, one_of, read_part
 from qafel.tasks import Task
 from qafel.tasks.protocol import initial_model
 from qafel.text import did_you_mean
@@ -119,71 +117,135 @@ def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) 
 
 _WIDEST = 50.0
 """The largest spread: e^(spread·N(0, 1)) stays a finite number, and far beyond any fleet."""
+ARRIVALS = ("always-training", "constant", "poisson", "trace", "rounds")
+DURATIONS = ("half-normal", "log-normal", "uniform", "constant")
+_FOR_LAWS = {
+    "arrivals": (ARRIVALS, ("rate", "trace", "draw", "over_selection", "round_timeout")),
+    "duration": (DURATIONS, ("scale", "spread")),
+}
+"""The laws by name, and the settings that are theirs alone: a custom law has arguments of its own."""
 
 
-class NetworkConfig(Section):
-    """How fast messages travel: bytes per unit of virtual time, and a factor e^(spread·N(0,1)) for each client."""
+def _as_list(values: Any) -> Any:
+    """The numbers of a sequence or an array, one for each client, as a list; any other value as it is."""
+    is_several = hasattr(values, "tolist") or (isinstance(values, Sequence) and not isinstance(values, str))
+    return [plain_number(value) for value in values] if is_several else values
+
+
+def _read_arrivals(value: Any) -> Any:
+    if isinstance(value, Iterator):
+        raise ValueError("the first run would use a generator up: give the generator function itself, or a list")
+    return value if isinstance(value, list | tuple) else read_part(value)
+
+
+def _read_dropout(value: Any) -> Any:
+    shares = value if isinstance(value, list) else [value]
+    if callable(value) or all(isinstance(share, int | float) and 0 <= share < 1 for share in shares):
+        return float(value) if isinstance(value, int) else value
+    raise ValueError(
+        f"a share from 0 to less than 1, a list with a share for each client, or a function; got {value!r}"
+    )
+
+
+PerClient: TypeAlias = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(_as_list)]
+"""A positive factor for each client."""
+
+
+class Network(Section):
+    """How fast messages travel: real bytes over a client's bandwidth, so that quantization shortens virtual time.
+
+    upload_rate, download_rate   bytes per unit of virtual time; None: immediately
+    latency                      time that each message takes on top
+    spread                       each client's rates have a factor e^(spread·N(0, 1)), always the same for a seed
+    rate_factors                 a further factor for each client; 2 makes its messages twice as fast
+    """
 
     upload_rate: float | None = Field(None, gt=0)
     download_rate: float | None = Field(None, gt=0)
     latency: float = Field(0.0, ge=0)
     spread: float = Field(0.0, ge=0, le=_WIDEST)
+    rate_factors: PerClient | None = None
 
 
-class TimingConfig(Section):
-    """When clients train and how long, in virtual time."""
+class Timing(Section):
+    """When clients train and how long, in virtual time. Random laws take the run's seed.
 
-    arrivals: Annotated[
-        PartName, one_of(("always-training", "constant", "poisson", "trace", "rounds"), "arrival law")
-    ] = "always-training"
+    arrivals           who starts when: "always-training" (each client starts again immediately), "constant" or
+                       "poisson" (clients come at a rate), "trace" (from a file), "rounds"; or a custom law. In Python
+                       also an object such as `Poisson(rate=5.0)`, a list of (time, client), or a generator function
+    rate               arrivals per unit of time, of constant and Poisson arrivals
+    trace              a CSV file with the columns time, client and, optionally, duration
+    draw               whether an arriving client is any of them, or each comes once in every pass
+    max_concurrency    clients that may train at once; an arrival beyond that is turned away
+    duration           how long a client trains: "half-normal", "log-normal", "uniform" or "constant"; or a custom law.
+                       In Python also an object with draw(client, number), such as `LogNormal(spread=1.0)`
+    scale              the unit of these laws
+    spread             log-normal: scale·e^(spread·N(0, 1)); uniform: scale·(1 ± spread)
+    per_example        time for each sample that a client holds, on top
+    speed_spread       each client's durations have a factor e^(spread·N(0, 1)), always the same for a seed
+    duration_factors   a further factor for each client; 2 makes its trainings take twice as long
+    dropout            the share of trainings that never report; a list has a share for each client, and a function,
+                       in Python, gives the share of a client
+    over_selection     rounds: how many more clients start than are waited for, as a share
+    round_timeout      rounds: the server steps after this time with the updates that it has
+    network            how long messages travel; no time by default
+    """
+
+    arrivals: Annotated[Any, BeforeValidator(_read_arrivals), one_of(ARRIVALS, "arrival law")] = "always-training"
     rate: float = Field(100.0, gt=0)
-    """Arrivals per unit of time, of constant and Poisson arrivals."""
     trace: str | None = None
-    """A CSV file of time, client and, if wanted, duration."""
     draw: Literal["with-replacement", "without-replacement"] = "with-replacement"
     max_concurrency: int | None = Field(None, ge=1)
-    """Clients that may train at once; who comes beyond that is turned away."""
-    duration: Annotated[PartName, one_of(("half-normal", "log-normal", "uniform", "constant"), "duration law")] = (
-        "half-normal"
-    )
+    duration: Annotated[PartName, one_of(DURATIONS, "duration law")] = "half-normal"
     scale: float = Field(1.0, gt=0)
     spread: float = Field(0.5, ge=0, le=_WIDEST)
-    """Log-normal: scale·e^(spread·N); uniform: scale·(1 ± spread)."""
     per_example: float = Field(0.0, ge=0)
-    """Time per sample that a client holds, on top."""
     speed_spread: float = Field(0.0, ge=0, le=_WIDEST)
-    """Clients are slower or faster by a factor e^(spread·N(0,1)), each always the same."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """The share of trainings that never report."""
+    duration_factors: PerClient | None = None
+    dropout: Annotated[Any, BeforeValidator(_as_list), AfterValidator(_read_dropout)] = 0.0
     over_selection: float = Field(0.0, ge=0)
-    """Rounds: how many more clients start than are waited for, as a share."""
     round_timeout: float | None = Field(None, gt=0)
-    """Rounds: the server steps after this time with what it has."""
-    network: NetworkConfig = NetworkConfig()
+    network: Network = Network()
 
     @model_validator(mode="after")
-    def _trace_has_a_file(self) -> Self:
+    def _fits(self) -> Self:
         if (self.arrivals == "trace") != (self.trace is not None):
             raise ValueError('arrivals = "trace" and the trace file go together')
+        for law, (known, settings) in _FOR_LAWS.items():
+            is_custom = not isinstance(found := getattr(self, law), str) or found not in known
+            for name in settings if is_custom else ():
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} is not for a custom law in {law}: give it to the law itself")
         return self
 
 
-class EvaluationConfig(Section):
-    """How often the server model is measured, and the value that counts as reached."""
+class Evaluation(Section):
+    """How often the server model is measured, and the value that counts as reached.
+
+    every    so many server steps or uploads lie between two evaluations
+    unit     whether `every` counts server steps or uploads
+    target   the metric's value that counts as reached; None: there is none
+    """
 
     every: int = Field(1, ge=1)
     unit: Literal["server_steps", "uploads"] = "server_steps"
     target: float | None = None
 
 
-class StopConfig(Section):
-    """When a run ends: at whichever comes first."""
+class Limits(Section):
+    """When a run ends: at whichever comes first.
+
+    server_steps    after so many server steps
+    uploads         after so many uploads that count
+    virtual_time    at this time of the simulation's clock; a deployment has no such limit
+    traffic_bytes   after so many bytes uploaded plus bytes broadcast, each broadcast counted once
+    at_target       at the first evaluation that reaches the target
+    """
 
     server_steps: int | None = Field(None, ge=1)
     uploads: int | None = Field(None, ge=1)
     virtual_time: float | None = Field(None, gt=0)
     traffic_bytes: int | None = Field(None, ge=1)
-    """Bytes uploaded plus bytes broadcast, each broadcast counted once."""
     at_target: bool = False
 
     @model_validator(mode="after")
@@ -191,6 +253,26 @@ class StopConfig(Section):
         if not any((self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes)):
             raise ValueError("set at least one of server_steps, uploads, virtual_time and traffic_bytes")
         return self
+
+    def reached(self, version: int, uploads: int, traffic_bytes: int, virtual_time: float = -math.inf) -> bool:
+        """Whether a run that has come so far ends now. The target is for `runs.progress.Progress` to know."""
+        return (
+            (self.server_steps is not None and version >= self.server_steps)
+            or (self.uploads is not None and uploads >= self.uploads)
+            or (self.virtual_time is not None and virtual_time >= self.virtual_time)
+            or (self.traffic_bytes is not None and traffic_bytes >= self.traffic_bytes)
+        )
+
+    def share_done(self, version: int, uploads: int, traffic_bytes: int, virtual_time: float) -> float:
+        """How far a run is towards the nearest of its limits, from 0 to 1 and a little beyond."""
+        reached = (version, uploads, traffic_bytes, virtual_time)
+        ends = (self.server_steps, self.uploads, self.traffic_bytes, self.virtual_time)
+        return max(now / end for now, end in zip(reached, ends, strict=True) if end is not None)
+
+    def require_target(self, evaluation: Evaluation) -> None:
+        """Raise `ConfigError` if a run is to end at a target that it does not have."""
+        if self.at_target and evaluation.target is None:
+            raise ConfigError("a run that ends at_target needs a target: set evaluation.target")
 
 
 class Config(Section):
@@ -201,20 +283,14 @@ class Config(Section):
     seed: Seed = 0
     task: TaskConfig = MushroomsConfig()
     algorithm: AlgorithmSettings = AlgorithmSettings()
-    timing: TimingConfig = TimingConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    stop: StopConfig = StopConfig(server_steps=10_000)
+    timing: Timing = Timing()
+    evaluation: Evaluation = Evaluation()
+    stop: Limits = Limits(server_steps=10_000)
     start: StartConfig | None = None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        for quantizer in (getattr(self.algorithm, role) for role in QUANTIZERS):
-            if quantizer is not None and own_path(quantizer, FAMILIES) is None:
-                parse(str(quantizer))
-        if self.algorithm.rounds and self.timing.arrivals != "rounds":
-            raise ValueError(f'{self.algorithm.method} goes in rounds: it needs timing.arrivals = "rounds"')
-        if self.stop.at_target and self.evaluation.target is None:
-            raise ValueError("stop.at_target needs evaluation.target")
+        self.stop.require_target(self.evaluation)
         return self
 
     @staticmethod
@@ -225,7 +301,9 @@ class Config(Section):
         try:
             return Config.model_validate(table)
         except ValidationError as error:
-            raise ConfigError(f"{source}: {_explain(error)}") from None
+            raise ConfigError(f"{source}: {explain(error, (*TASKS, SHIPPED, OWN))}") from None
+        except ConfigError as error:
+            raise type(error)(f"{source}: {error}") from None
 
     @staticmethod
     def from_toml(text: str, source: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
@@ -240,6 +318,20 @@ class Config(Section):
         """The import paths that a deployed client must name: a task and quantizers of the user's own."""
         task = [self.task.name] if isinstance(self.task, OwnTask) else []
         return list(dict.fromkeys([*task, *self.algorithm.custom_parts_at_client().values()]))
+
+    def arguments(self, task: Task | None = None) -> dict[str, Any]:
+        """The arguments of `simulate` for this configuration; `task` is its task, if that is made already."""
+        task = task or self.task.make()
+        return {
+            "task": task,
+            "algorithm": self.algorithm.compose(task.layout),
+            "timing": self.timing,
+            "limits": self.stop,
+            "evaluation": self.evaluation,
+            "seed": self.seed,
+            "start_from": self.start,
+            "recipe": self,
+        }
 
     def initial_model(self, task: Task) -> Vector:
         """x⁰: the model that [start] names, or the task's own of this seed."""
@@ -278,36 +370,3 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
 def _pinned(config: Config) -> Config:
     """With the digest of the model to start from. Only a user's own recipe is pinned: a peer's names no files here."""
     return config if config.start is None else config.model_copy(update={"start": config.start.pinned()})
-
-
-def _explain(error: ValidationError) -> str:
-    """The first thing that is wrong, in one sentence."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    while path[0:1] == ["task"] and path[1:2] and path[1] in (*TASKS, SHIPPED, OWN):
-        del path[1]  # a task's settings are found under who made it and its name, which the user does not write
-    where = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {where!r}{did_you_mean(path[-1], _keys_beside(first['loc']))}"
-    if first["type"] == "union_tag_invalid":
-        return f"unknown task {first['ctx']['tag']!r}{did_you_mean(str(first['ctx']['tag']), TASKS)}"
-    if first["type"] == "model_type":
-        return f"{where} is a section with settings of its own, found {first['input']!r}"
-    message = first["msg"].removeprefix("Value error, ")
-    found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
-    return f"{where + ': ' if where else ''}{message[0].lower()}{message[1:]}{found}"
-
-
-def _keys_beside(location: tuple[int | str, ...]) -> Iterable[str]:
-    """The keys that would have been known where an unknown one was found."""
-    section: Any = Config
-    for part in location[:-1]:
-        if part not in ("task", SHIPPED):
-            own_or_shipped = {**TASKS, OWN: OwnTask}.get(str(part))
-            section = own_or_shipped or _section(section.model_fields[part].annotation)
-    return list(section.model_fields)
-
-
-def _section(annotation: Any) -> Any:
-    """The section of an annotation, which may be left out: `StartConfig | None`."""
-    return next(part for part in (*get_args(annotation), annotation) if part is not type(None))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -99,10 +100,12 @@ def _floats(values: object, source: str) -> Vector:
         return array.astype(np.float32)
 
 
-def start_of(given: StartFrom, layout: Layout) -> tuple[dict[str, Any], Vector]:
-    """A Python program's model to start from: what its run directory states of it, and the model."""
+def start_of(given: StartFrom | StartConfig, layout: Layout) -> tuple[dict[str, Any], Callable[[], Vector]]:
+    """The model to start from: what the run directory states of it, and a function that reads it."""
     if isinstance(given, str | PathLike):
-        start = StartConfig(model=str(Path(given))).pinned()
-        return start.model_dump(), start.read(layout)
+        given = StartConfig(model=str(Path(given)))
+    if isinstance(given, StartConfig):
+        pinned = given.pinned()
+        return pinned.model_dump(), partial(pinned.read, layout)
     model = model_of(given, layout, "start_from")
-    return {"model": "given as arrays", "sha256": hashlib.sha256(model.tobytes()).hexdigest()}, model
+    return {"model": "given as arrays", "sha256": hashlib.sha256(model.tobytes()).hexdigest()}, model.copy

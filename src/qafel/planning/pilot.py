@@ -207,7 +207,7 @@ def measured_errors(config: Config, candidates: Candidates, models: Sequence[Pat
     """What the candidates do to updates of sampled clients, from the initial model and from these finished ones."""
     task = config.task.make()
     local = config.algorithm.compose(task.layout).local
-    starts = [config.initial_model(task), *(start_of(model, task.layout)[1] for model in models)]
+    starts = [config.initial_model(task), *(start_of(model, task.layout)[1]() for model in models)]
     sampled = Stream.named(seed, "plan-clients").generator().choice(task.clients, min(_SAMPLED, task.clients), False)
     updates = [
         [_update(task, int(client), start, local, Stream.named(seed, "plan-update", int(client), number))

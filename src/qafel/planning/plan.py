@@ -409,7 +409,10 @@ def fleet_of(config: Config, clients: int) -> Fleet | None:
     """The fleet that a recipe's [timing] describes; None if its laws are of another kind than a forecast knows."""
     timing, network = config.timing, config.timing.network
     known = ("half-normal", "log-normal", "uniform", "constant")
-    plain = not (timing.speed_spread or timing.per_example or network.spread or timing.max_concurrency)
+    plain = not (
+        *(timing.speed_spread or timing.duration_factors or timing.per_example or timing.max_concurrency,),
+        *(network.spread or network.rate_factors or not isinstance(timing.dropout, float),),
+    )
     if timing.arrivals not in ("always-training", "constant", "poisson") or timing.duration not in known or not plain:
         return None
     law = DurationLaw(timing.duration, timing.scale, timing.spread)  # one of `known`

@@ -14,7 +14,7 @@ A family owns its name, the number of its codec and both parsers. A new family i
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache
 from typing import Final, cast
 
 from qafel.errors import SpecError, WrongCodec
@@ -44,21 +44,31 @@ FAMILIES: Final = tuple(sorted(_BY_NAME))
 
 
 def parse(spec: str, layout: Layout | None = None) -> Quantizer:
-    """The quantizer that a text spec such as "qsgd:4" stands for.
+    """The quantizer that a text spec such as "qsgd:4" stands for. A process reads each text once.
 
     `layout` says where the model's tensors lie; it matters to `affine` alone, which without one sees a single tensor.
     """
+    quantizer = _read(spec)
+    inner = quantizer.inner if isinstance(quantizer, Zstd) else quantizer
+    if layout is None or not isinstance(inner, Affine):
+        return quantizer
+    laid_out = Affine(inner.bits, layout)
+    return laid_out if inner is quantizer else Zstd(laid_out)
+
+
+@lru_cache(1024)
+def _read(spec: str) -> Quantizer:
     text = spec.strip()
     plain = text.removesuffix(_ZSTD)
     if plain != text:
-        return _compressed(parse(plain, layout))
+        return _compressed(_read(plain))
     if "+" in text:
         suffix = text[text.index("+") :]
         raise SpecError(f"unknown suffix {suffix!r} in {spec!r}: only {_ZSTD} can follow a quantizer, at the very end")
     name, _, rest = text.partition(":")
     if name not in _BY_NAME:
         raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, FAMILIES)}")
-    return _BY_NAME[name].from_spec(SpecArguments(name, layout, partial(parse, layout=layout), rest))
+    return _BY_NAME[name].from_spec(SpecArguments(name, None, _read, rest))
 
 
 def _compressed(inner: Quantizer) -> Zstd:

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from qafel.config import StopConfig
+from qafel.config import Limits
 from qafel.errors import UserError
 from qafel.runs.listeners import Listener
-from qafel.runs.progress import Limits, Row, share_done
+from qafel.runs.progress import Row
 from qafel.runs.summary import Summary
 from qafel.text import counted, human_bytes
-
-Ends: TypeAlias = Limits | StopConfig
 
 errors = Console(stderr=True)
 """The terminal beside results: bars, and what is said while they are shown."""
@@ -54,31 +52,31 @@ def short_name(name: str, console: Console) -> str:
 
 
 @contextmanager
-def shown(name: str, limits: Ends, metric_name: str, quiet: bool = False) -> Iterator[Listener]:
-    """A listener that shows the run `name`, on the terminal or in the notebook; `quiet` shows nothing."""
-    if errors.is_jupyter and not quiet:
+def shown(name: str, limits: Limits, metric_name: str) -> Iterator[Listener]:
+    """A listener that shows the run `name`, on the terminal or in the notebook."""
+    if errors.is_jupyter:
         yield NotebookBar(name, limits, metric_name)
         return
-    with run_bars(quiet) as bars:
+    with run_bars() as bars:
         yield RunBar(bars, name, limits, metric_name)
 
 
-def run_bars(quiet: bool = False) -> Progress:
-    """Room for the bars of runs, each filled by a `RunBar`: steps, metric, bytes, rate so far; `quiet` shows none.
+def run_bars() -> Progress:
+    """Room for the bars of runs, each filled by a `RunBar`: steps, metric, bytes, rate so far.
 
     On 80 columns the bar is short and there is no rate; nothing is cut but a long name.
     """
     amount, note = TextColumn("{task.fields[amount]}"), TextColumn("{task.fields[note]}")
     left = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True))
     columns = (SpinnerColumn(), TextColumn("{task.description}"), bar_column(errors), amount, note, left)
-    return LiveProgress(*columns, console=errors, disable=quiet)
+    return LiveProgress(*columns, console=errors)
 
 
 @final
 class RunBar:
     """A listener that shows a run; the screen is touched at most some twenty times a second."""
 
-    def __init__(self, bars: Progress, description: str, limits: Ends, metric_name: str) -> None:
+    def __init__(self, bars: Progress, description: str, limits: Limits, metric_name: str) -> None:
         """Add a bar to `bars`; `description` and `metric_name` are shown, `limits` say how far the run is."""
         self._bars, self._limits, self._metric_name = bars, limits, metric_name
         self._bar = bars.add_task(short_name(description, bars.console), total=1000, note="", amount="")
@@ -100,10 +98,10 @@ class RunBar:
             self._bars.update(self._bar, completed=1000, note=note, amount=counted(summary["server_steps"], "step"))
 
 
-def share_at(row: Row, limits: Ends) -> float:
+def share_at(row: Row, limits: Limits) -> float:
     """How far a run at `row` is towards the nearest of its `limits`, from 0 to 1."""
     traffic = row.upload_bytes_total + row.broadcast_bytes_total
-    return share_done(limits, row.version, row.uploads, row.virtual_time, traffic)
+    return limits.share_done(row.version, row.uploads, traffic, row.virtual_time)
 
 
 def note_of(row: Row, metric_name: str) -> str:
@@ -124,7 +122,7 @@ class NotebookBar:
     It needs IPython alone. Rich's bars would need ipywidgets there, and show nothing without them.
     """
 
-    def __init__(self, name: str, limits: Ends, metric_name: str) -> None:
+    def __init__(self, name: str, limits: Limits, metric_name: str) -> None:
         from IPython.display import HTML, display  # noqa: PLC0415  (there is one where there is a notebook)
 
         self._name, self._limits, self._metric_name = name, limits, metric_name

@@ -10,19 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 
 from qafel.algorithm import Server
-from qafel.config import StopConfig
-from qafel.errors import ConfigError, require_numbers
+from qafel.config import Evaluation
 from qafel.params import Vector
 from qafel.runs.records import Amount, Count, CountOrNone, Finite, Number
 from qafel.tasks.protocol import Goal
 
-Unit: TypeAlias = Literal["server_steps", "uploads"]
-Status: TypeAlias = Literal["running", "finished", "diverged", "stopped"]
+Status: TypeAlias = Literal["running", "finished", "diverged", "stalled", "stopped"]
 
 
 @final
@@ -119,71 +117,6 @@ class Row:
         return finite_or_none({**values, **self.figures})
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """How often to measure the server model, and the value that counts as reached.
-
-    every    so many server steps or uploads lie between two evaluations
-    unit     whether `every` counts server steps or uploads
-    target   the metric's value that counts as reached; None: there is none
-    """
-
-    every: int = 1
-    unit: Unit = "server_steps"
-    target: float | None = None
-
-    def __post_init__(self) -> None:
-        require_numbers(self)
-        if self.unit not in get_args(Unit):
-            raise ConfigError(f"evaluations are counted in one of {', '.join(get_args(Unit))}; got {self.unit!r}")
-        if self.every < 1:
-            raise ConfigError(f"evaluations come every 1 or more {self.unit}, got {self.every}")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When a run ends: at whichever comes first.
-
-    server_steps    after so many server steps
-    uploads         after so many uploads that count
-    virtual_time    at this time of the simulation's clock; a deployment has no such limit
-    traffic_bytes   after so many bytes uploaded plus bytes broadcast, each broadcast counted once
-    at_target       at the first evaluation that reaches the target
-    """
-
-    server_steps: int | None = None
-    uploads: int | None = None
-    virtual_time: float | None = None
-    traffic_bytes: int | None = None
-    at_target: bool = False
-
-    def __post_init__(self) -> None:
-        require_numbers(self)
-        limits = [self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes]
-        if all(limit is None for limit in limits):
-            raise ConfigError("a run needs an end: server_steps, uploads, virtual_time or traffic_bytes")
-        if any(limit is not None and not limit > 0 for limit in limits):
-            raise ConfigError(f"a limit is above zero; got {self}")
-
-    def reached(self, version: int, traffic: Traffic, virtual_time: float = -math.inf) -> bool:
-        """Whether a run that has come so far ends now. The target is `Progress`'s to know."""
-        return (
-            (self.server_steps is not None and version >= self.server_steps)
-            or (self.uploads is not None and traffic.uploads >= self.uploads)
-            or (self.virtual_time is not None and virtual_time >= self.virtual_time)
-            or (self.traffic_bytes is not None and traffic.total_bytes >= self.traffic_bytes)
-        )
-
-
-def share_done(limits: Limits | StopConfig, version: int, uploads: int, virtual_time: float, traffic: int) -> float:
-    """How far a run that has come so far is towards the nearest of its `limits`, from 0 to 1 and a little beyond."""
-    reached = (version, uploads, virtual_time, traffic)
-    ends = (limits.server_steps, limits.uploads, limits.virtual_time, limits.traffic_bytes)
-    return max(now / end for now, end in zip(reached, ends, strict=True) if end is not None)
-
-
 def meets(metric: float, target: float | None, goal: Goal) -> bool:
     """Whether a metric is at the target or better; never without a target, and a NaN never is."""
     if target is None:
@@ -231,7 +164,7 @@ class Progress:
 
     @property
     def diverged(self) -> bool:
-        """Whether the last evaluation found a metric that is no longer finite."""
+        """Whether the last evaluation found a model, a metric or a loss that is no longer finite."""
         return self.final is None and self.evaluated_version >= 0
 
     @property
@@ -267,7 +200,8 @@ class Progress:
         while recent and not recent[-1]:
             recent.pop()
         self.seen_staleness = traffic.staleness_counts
-        self.see(metric, traffic.uploads, standing.virtual_time)
+        is_sound = math.isfinite(others.get("loss", 0.0)) and bool(np.isfinite(standing.model).all())
+        self.see(metric if is_sound else math.nan, traffic.uploads, standing.virtual_time)
         return Row(
             version=standing.version,
             uploads=traffic.uploads,

@@ -7,14 +7,13 @@ simulation    the clock and the event loop
 checkpoint    a simulation saved and restored
 live          how a run stands between two rows
 run           a plan brought to its end: rows, run directory, checkpoints
-api           simulate(task, algorithm, timing): a run from Python objects
+api           simulate(task, algorithm): the one way to run
 """
 
-from qafel.runs.progress import Evaluation, Limits, Progress, Row
+from qafel.config import Evaluation, Limits, Network, Timing
+from qafel.runs.progress import Progress, Row
 from qafel.simulator.api import Result, simulate
-from qafel.simulator.run import run
 from qafel.simulator.simulation import Simulation
-from qafel.simulator.timing import Network, Timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, ConstantRate, Poisson, Rounds, Trace
 from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform
 
@@ -37,6 +36,5 @@ __all__ = [
     "Timing",
     "Trace",
     "Uniform",
-    "run",
     "simulate",
 ]

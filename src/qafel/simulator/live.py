@@ -8,8 +8,9 @@ from itertools import islice
 from time import perf_counter
 from typing import NamedTuple, final
 
+from qafel.config import Limits
 from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, shortened
-from qafel.runs.progress import Limits, Progress, Row, share_done
+from qafel.runs.progress import Progress, Row
 from qafel.runs.summary import Summary, rejections_and_repeats
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Deliver, Dropout, Simulation
@@ -66,7 +67,7 @@ class Heartbeat:
             wall_s=progress.wall_s,
             virtual_time=now,
             updates_per_s=self._rate.mark(perf_counter(), traffic.uploads),
-            share_done=share_done(self._limits, server.version, traffic.uploads, now, traffic.total_bytes),
+            share_done=self._limits.share_done(server.version, traffic.uploads, traffic.total_bytes, now),
             buffer_fill=server.accumulator.count,
             buffer_size=server.algorithm.buffer_size,
             staleness_histogram=shortened(traffic.staleness_counts),

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Self, final
 import tomli_w
 
 from qafel.algorithm import Algorithm, Checkpoint
-from qafel.config import Config
-from qafel.errors import ConfigError, DataError, NonFiniteVector
+from qafel.config import Evaluation, Limits, Timing
+from qafel.errors import ConfigError, DataError, NonFiniteVector, Stalled
 from qafel.params import Vector
 from qafel.runs.directory import (
     CHECKPOINT,
@@ -27,22 +27,21 @@ from qafel.runs.directory import (
     read_checkpoint,
     read_settings,
     same_run,
-    settings_of,
     state_of,
     write_checkpoint,
 )
 from qafel.runs.listeners import Listener
-from qafel.runs.progress import Evaluation, Limits, Progress, Row, Status
+from qafel.runs.progress import Progress, Row, Status
 from qafel.runs.reading import Run
 from qafel.runs.summary import Summary, environment, summarise
-from qafel.runs.trackers import Say, Track, TrackedRun, follow, track_of
+from qafel.runs.trackers import NOT_TRACKED, Track, TrackedRun, follow
 from qafel.simulator.checkpoint import SavedRun, restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
-from qafel.simulator.executors.jobs import Executor
+from qafel.simulator.executors.jobs import require_pure
 from qafel.simulator.live import Heartbeat
 from qafel.simulator.simulation import Simulation, require_progress
-from qafel.simulator.timing import Timing, make_timing
 from qafel.tasks.protocol import Task
+from qafel.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -63,97 +62,42 @@ class RunPlan:
     seed: int
     start: Callable[[], Vector] | None = None
     """Makes x⁰; None: the task does."""
-
-    @staticmethod
-    def of(config: Config, task: Task | None = None) -> RunPlan:
-        """The plan of a configuration; `task` is its task, if that is made already."""
-        task = task or config.task.make()
-        return RunPlan(
-            settings=settings_of(config),
-            task=task,
-            make_task=config.task.make,
-            algorithm=config.algorithm.compose(task.layout),
-            timing=make_timing(config.timing, config.seed, task.clients),
-            evaluation=Evaluation(**config.evaluation.model_dump()),
-            limits=Limits(**config.stop.model_dump()),
-            seed=config.seed,
-            start=partial(config.initial_model, task),
-        )
-
-    def begin(self, executor: Executor, resumed: bool = False) -> Simulation:
-        """The simulation before its first event; if it is `resumed`, its state will be a checkpoint's."""
-        start = None if resumed or self.start is None else self.start()
-        return Simulation(self.task, self.algorithm, self.timing, self.seed, executor, start)
+    pure: bool = True
+    """Whether training must give the same bits again."""
 
 
-def run(
-    config: Config,
-    out: Path | RunDirectory,
-    listeners: Sequence[Listener] = (),
-    *,
-    task: Task | None = None,
-    executor: ExecutorName = "inline",
-    workers: int | None = None,
-    resume: bool = False,
-    checkpoint_every_s: float = 30.0,
-    track: str | Sequence[str] | Track | None = None,
-    say: Say = log.warning,
-) -> Summary:
-    """Simulate what the configuration says; write the run directory; return its summary.
-
-    A run whose model or metric is no longer finite says "diverged" as its status.
-
-    config              the whole run
-    out                 the run directory: a path, or one that the caller has entered already
-    listeners           hear of every row and of the end
-    task                the configuration's task, if it is made already
-    executor, workers   where clients train, and in how many processes
-    resume              go on from the directory's checkpoint, to the same result as a run that was never interrupted;
-                        a run that has finished with these limits stays as it is, and its summary is returned
-    checkpoint_every_s  seconds between two checkpoints
-    track               trackers that hear of it: "tensorboard", "mlflow", "wandb", several, or "none"; by default
-                        TensorBoard, if it is installed
-    say                 is told, once, of a tracker that fails: the run goes on
-    """
-    summary, _ = write_run(
-        RunPlan.of(config, task),
-        out,
-        listeners,
-        executor=executor,
-        workers=workers,
-        resume=resume,
-        checkpoint_every_s=checkpoint_every_s,
-        track=track,
-        say=say,
-    )
-    return summary
-
-
-def write_run(
+def run_plan(
     plan: RunPlan,
-    out: Path | RunDirectory,
+    out: Path | RunDirectory | None = None,
     listeners: Sequence[Listener] = (),
     *,
     executor: ExecutorName = "inline",
     workers: int | None = None,
     resume: bool = False,
     checkpoint_every_s: float = 30.0,
-    track: str | Sequence[str] | Track | None = None,
-    say: Say = log.warning,
+    track: Track = NOT_TRACKED,
+    say: Callable[[str], None] = log.warning,
 ) -> tuple[Summary, Simulation]:
-    """Run the plan to its end in the run directory `out`; the other arguments are those of `run`.
+    """Run the plan to its end, in the run directory `out` or in memory; the arguments are those of `simulate`.
 
     The first Ctrl-C saves a checkpoint between two events, then raises KeyboardInterrupt; a second one raises at once.
     """
-    path, track = out.path if isinstance(out, RunDirectory) else out, track_of(track)
-    if resume and not os.path.exists(path / CHECKPOINT):
+    path = out.path if isinstance(out, RunDirectory) else out
+    if resume and path is not None and not os.path.exists(path / CHECKPOINT):
         raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without `resume`")
-    progress, toml = Progress(plan.evaluation, plan.task.metric_goal), tomli_w.dumps(plan.settings)
-    with (
-        nullcontext(out) if isinstance(out, RunDirectory) else RunDirectory(out) as directory,
-        make_executor(executor, workers, plan.task, plan.make_task, plan.algorithm, plan.seed) as pool,
-    ):
-        simulation = plan.begin(pool, resume)
+    with ExitStack() as stack:
+        directory = stack.enter_context(RunDirectory(out)) if isinstance(out, Path) else out
+        pool = stack.enter_context(
+            make_executor(executor, workers, plan.task, plan.make_task, plan.algorithm, plan.seed)
+        )
+        start = None if resume or plan.start is None else plan.start()  # a checkpoint has its own model
+        simulation = Simulation(plan.task, plan.algorithm, plan.timing, plan.seed, pool, start)
+        if plan.pure and not resume:
+            require_pure(pool, plan.task, plan.algorithm.client_rule, simulation.background.hidden_state, say)
+        progress = Progress(plan.evaluation, plan.task.metric_goal)
+        if directory is None or path is None:
+            return run_to_end(simulation, progress, plan.limits, listeners), simulation
+        toml = tomli_w.dumps(plan.settings)
         before = _resume(path, plan, simulation, progress) if resume else _Before()
         if before.finished:
             return dict(Run.load(path).summary), simulation
@@ -165,6 +109,8 @@ def write_run(
         heard: list[Listener] = [directory, heartbeat, *follow(tracked, say), *listeners]
 
         def save() -> None:
+            if not plan.pure:  # what its task keeps of the clients would be lost
+                return
             checkpoint = save_simulation(simulation, progress)
             checkpoint.values.update(config=toml, metrics_bytes=directory.metrics_bytes())
             checkpoint.values.update(environments=[*others, environment()])
@@ -172,9 +118,8 @@ def write_run(
 
         more = {"name": plan.settings["name"], **({"resumed_from": others} if others else {})}
         write_model = partial(directory.write_model, layout=plan.task.layout)
-        with Saving(save, checkpoint_every_s) as saving:
-            summary = run_to_end(simulation, progress, plan.limits, heard, saving, write_model, heartbeat, **more)
-            return summary, simulation
+        saving = stack.enter_context(Saving(save, checkpoint_every_s))
+        return run_to_end(simulation, progress, plan.limits, heard, saving, write_model, heartbeat, **more), simulation
 
 
 def run_to_end(
@@ -190,13 +135,17 @@ def run_to_end(
     """Run to an end while the listeners hear of it, and sum it up."""
     summary: Summary | None = None
     try:
-        status: Status = "finished"
         try:
             for row in drive(simulation, progress, limits, saving, heartbeat):
                 for listener in listeners:
                     listener.on_row(row)
-        except NonFiniteVector:
-            status = "diverged"
+            status, reason = _verdict(simulation, progress, limits)
+        except NonFiniteVector as error:
+            status, reason = "diverged", str(error)
+        except Stalled as error:
+            status, reason = "stalled", str(error)
+        if status != "finished":
+            more["reason"] = reason
         training_s = progress.training_before_s + simulation.executor.training_s
         worked_s = training_s / simulation.executor.workers + progress.evaluation_s
         if saving is not None:
@@ -222,6 +171,18 @@ def run_to_end(
             for listener in reversed(listeners):
                 ends.callback(listener.on_end, summary)
     return summary
+
+
+def _verdict(simulation: Simulation, progress: Progress, limits: Limits) -> tuple[Status, str]:
+    """The status of a run that came to its end, and why, unless it is finished."""
+    if progress.diverged:
+        return "diverged", "the model, the metric or the loss is no longer finite: lower the learning rates"
+    if simulation.server.version or (limits.at_target and progress.target_reached):
+        return "finished", ""
+    traffic, size = simulation.traffic, simulation.algorithm.buffer_size
+    rejected = f", {traffic.rejected_uploads:,} were rejected" if traffic.rejected_uploads else ""
+    came = f"{counted(traffic.uploads, 'update')} came{rejected}, and the buffer of {size} never filled"
+    return "stalled", f"the server made no step: {came}; set larger limits or a smaller buffer_size"
 
 
 @final
@@ -294,7 +255,7 @@ def drive(
             return
     by_uploads = progress.evaluation.unit == "uploads"
     traffic, clock = simulation.traffic, simulation.clock
-    while not limits.reached(simulation.server.version, traffic, clock.now):
+    while not limits.reached(simulation.server.version, traffic.uploads, traffic.total_bytes, clock.now):
         if simulation.idle:
             require_progress(simulation)
             break
@@ -361,7 +322,7 @@ def is_shorter_run(out: Path, limits: Limits) -> bool:
 
 
 def _goes_on(saved: SavedRun, limits: Limits) -> bool:
-    reached = limits.reached(saved.server.version, saved.traffic, saved.now)
+    reached = limits.reached(saved.server.version, saved.traffic.uploads, saved.traffic.total_bytes, saved.now)
     return not reached and not (limits.at_target and saved.progress.get("uploads_to_target") is not None)
 
 

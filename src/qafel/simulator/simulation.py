@@ -11,17 +11,19 @@ from typing import Generic, NamedTuple, TypeVar, final
 from qafel.algorithm import Algorithm, Client, HiddenState, Made, Means, Message, Needs, Next, Server, require_provided
 from qafel.algorithm.catch_up import own_start
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.errors import ConfigError, MessageError, RejectedUpload
+from qafel.config import Timing
+from qafel.errors import ConfigError, MessageError, RejectedUpload, Stalled
 from qafel.params import Vector
 from qafel.parts import blaming
 from qafel.runs.progress import Traffic
 from qafel.runs.records import Amount, Count
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.fleet import Fleet
-from qafel.simulator.timing import Timing
+from qafel.simulator.timing import make_timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
 from qafel.simulator.timing.durations import partial_work, uniform_draws
 from qafel.tasks.protocol import Task, initial_model, sample_weights
+from qafel.text import path_of
 
 Scheduled = TypeVar("Scheduled")
 
@@ -100,8 +102,8 @@ PROVIDED = Needs(*(True for _ in Needs._fields))
 """The simulator runs every method; rounds and corrections depend on timing and task."""
 _MANY_ROUNDS = 1000
 """Without a single update by then, none will come."""
-_MANY_UNREAD = 1000
-"""So many uploads in a row that the server cannot read: it never will."""
+_MANY_REJECTED = 1000
+"""So many uploads in a row that the server rejects, and two from each client: it always will."""
 
 
 @final
@@ -120,14 +122,15 @@ class Simulation:
         """A new run; x⁰ is `start`, or the task's own of this seed."""
         self.task = task
         self.algorithm = algorithm
-        self.timing = timing
+        self.timing = make_timing(timing, seed, task.clients)
         self.seed = seed
         self.executor: Executor = executor or Inline(Trainer(task, algorithm, seed))
-        rounds = isinstance(timing.arrivals, Rounds)
+        rounds = isinstance(self.timing.arrivals, Rounds)
         correction = bool(getattr(task, "takes_correction", False))
-        always = isinstance(timing.arrivals, AlwaysTraining)
+        always = isinstance(self.timing.arrivals, AlwaysTraining)
         provided = PROVIDED._replace(rounds=rounds, continues=always, correction=correction)
-        require_provided(algorithm, provided, f"this run of {task.name}")
+        law = timing.arrivals if isinstance(timing.arrivals, str) else path_of(timing.arrivals)
+        require_provided(algorithm, provided, f'{task.name} with timing.arrivals = "{law}"')
         self.server = Server(
             initial_model(task, seed) if start is None else start,
             algorithm,
@@ -160,7 +163,8 @@ class Simulation:
         self._one_at_a_time = self._memory and not rounds
         self._after_receipt = (self._memory or algorithm.needs.continues) and always
         self._ahead: list[tuple[float, int, Job]] = []
-        self._unread = 0
+        self._rejected = 0
+        """Uploads in a row."""
 
     def begin(self) -> None:
         """Let the first clients start."""
@@ -290,7 +294,7 @@ class Simulation:
                 self.out_of_time += 1
                 self.clock.schedule(deadline, Dropout(client))
                 return
-        if timing.dropout and self._dropouts[number] < timing.dropout:
+        if timing.dropout is not None and self._dropouts[number] < timing.dropout(client):
             self.clock.schedule(download + duration, Dropout(client))
             return
         weight = self._weights[client] if self._weights else 1.0
@@ -344,11 +348,12 @@ class Simulation:
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing
         with blaming(timing.durations, "draw"):
-            duration = timing.durations.draw(number)
+            duration = timing.durations.draw(client, number)
         if not _is_time(duration):
-            raise ConfigError(f"draw({number}) of the duration law is {duration!r}: expected a time of zero or more")
-        if timing.speeds is not None:
-            duration *= timing.speeds[client]
+            found = f"draw({client}, {number}) of the duration law is {duration!r}"
+            raise ConfigError(f"{found}: expected a time of zero or more")
+        if timing.duration_factors is not None:
+            duration *= timing.duration_factors[client]
         if timing.per_example:
             duration += timing.per_example * self.task.samples(client)
         return duration
@@ -385,11 +390,11 @@ class Simulation:
             accepted = self.server.receive(Message.from_bytes(upload))
         except (MessageError, RejectedUpload) as error:
             self.traffic.count_rejected(upload)
-            self._unread = self._unread + 1 if isinstance(error, MessageError) else 0
-            if self._unread == _MANY_UNREAD:
-                raise ConfigError(f"{_MANY_UNREAD} uploads in a row were rejected, the last one: {error}") from error
+            self._rejected += 1
+            if self._rejected >= _MANY_REJECTED + 2 * self.task.clients:
+                raise Stalled(f"{self._rejected} uploads in a row were rejected, the last one: {error}") from error
             return False, Next.NEWEST
-        self._unread = 0
+        self._rejected = 0
         self.traffic.count_upload(upload, accepted.staleness)
         if self._memory:
             self.fleet.remember_(job.client, made.memory)
@@ -420,7 +425,7 @@ class Simulation:
         if (batch := self.server.close()) is not None:
             return self._apply_broadcast(self.server.step(batch))
         if self.rounds >= _MANY_ROUNDS and not self.server.version:
-            raise ConfigError(f"{self.rounds} rounds ended without an update: set a longer timing.round_timeout")
+            raise Stalled(f"{self.rounds} rounds ended without an update: set a longer timing.round_timeout")
         self._start_round()
         return False
 
@@ -433,9 +438,9 @@ def _is_time(value: object) -> bool:
 
 
 def require_progress(simulation: Simulation) -> None:
-    """Raise if a synchronous run waits for clients that will never report."""
+    """Raise `Stalled` if a synchronous run waits for clients that will never report."""
     if simulation.idle and isinstance(simulation.timing.arrivals, Rounds):
-        raise ConfigError(
+        raise Stalled(
             f"round {simulation.rounds} waits for {simulation.algorithm.buffer_size} updates, and only "
             f"{simulation.server.accumulator.count} can come: set timing.round_timeout or more timing.over_selection"
         )

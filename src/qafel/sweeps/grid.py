@@ -19,9 +19,8 @@ import tomli_w
 
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, PartFailed, UserError
-from qafel.params import Layout
+from qafel.simulator.api import quantizer_warnings
 from qafel.simulator.simulation import Simulation
-from qafel.simulator.timing import make_timing
 from qafel.sweeps.making import Planned
 from qafel.tasks.protocol import Task
 from qafel.text import split_list
@@ -149,12 +148,12 @@ def _shown(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def require_sound(runs: Iterable[Planned]) -> list[tuple[Config, Layout]]:
+def require_sound(runs: Iterable[Planned]) -> list[str]:
     """Begin a run of each kind, without writing anything, so that a mistake in any of them shows before the first one.
 
-    Returns a configuration of each kind, those that differ by more than the seed, with the model's layout.
+    Kinds differ by more than the seed. Returns the warnings of their quantizers, each once.
     """
-    sound: list[tuple[Config, Layout]] = []
+    warnings: dict[str, None] = {}
     task: Task | None = None
     made: Config | None = None
     kinds: dict[str, Planned] = {}
@@ -166,9 +165,8 @@ def require_sound(runs: Iterable[Planned]) -> list[tuple[Config, Layout]]:
             if task is None or made is None or made.task != config.task:
                 task, made = None, config  # one in memory at a time
                 task = config.task.make()
-            timing = make_timing(config.timing, config.seed, task.clients)
-            wired, start = config.algorithm.compose(task.layout), config.initial_model(task)
-            simulation = Simulation(task, wired, timing, config.seed, start=start)
+            algorithm, start = config.algorithm.compose(task.layout), config.initial_model(task)
+            simulation = Simulation(task, algorithm, config.timing, config.seed, start=start)
             if run.cheap:  # what a task thinks of the settings of local training shows when it trains
                 simulation.begin()
                 simulation.advance()
@@ -177,5 +175,5 @@ def require_sound(runs: Iterable[Planned]) -> list[tuple[Config, Layout]]:
             raise kind(f"{run.folder}: {error}") from error.__cause__
         except Exception:  # the run itself will say it, and the others are made
             continue
-        sound.append((config, task.layout))
-    return sound
+        warnings |= dict.fromkeys(quantizer_warnings(algorithm, task.layout.size))
+    return list(warnings)

@@ -18,13 +18,12 @@ from typing import Any, Protocol, TypeAlias, final
 from qafel.config import Config
 from qafel.errors import DataError, QafelError
 from qafel.runs.directory import RunDirectory, settings_of, state_of
-from qafel.runs.listeners import Calling
-from qafel.runs.progress import Limits, Row
+from qafel.runs.progress import Row
 from qafel.runs.reading import Run
 from qafel.runs.trackers import NOT_TRACKED, Track, grouped
+from qafel.simulator.api import simulate
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import is_shorter_run, sound_checkpoint
-from qafel.simulator.run import run as simulate
 from qafel.workers import Died, Perform, Tell, Workers, thread_limits
 
 COST = {"cifar10": 80.0, "celeba": 100.0, "shakespeare": 6000.0}
@@ -222,12 +221,22 @@ def perform(
             return str(Run.load(path).summary.get("status", "finished"))
         resume = state == "interrupted" and _is_sound(path)
         if state == "other limits":
-            resume = is_shorter_run(path, Limits(**config.stop.model_dump()))
+            resume = is_shorter_run(path, config.stop)
         if not resume and (moved := directory.move_aside(rows_too=state != "absent")) is not None:
             found = "a damaged run" if state in ("damaged", "interrupted") else "a run with other settings"
             note(f"{found} was there, and is now {moved.name}")
-        options: dict[str, Any] = {"executor": executor, "workers": workers, "resume": resume}
-        return str(simulate(config, directory, [Calling(progress)], track=track, say=note, **options)["status"])
+        result = simulate(
+            **config.arguments(),
+            out=directory,
+            resume=resume,
+            executor=executor,
+            workers=workers,
+            check=False,
+            on_row=progress,
+            track=track,
+            say=note,
+        )
+        return str(result.summary["status"])
 
 
 def _is_sound(path: Path) -> bool:

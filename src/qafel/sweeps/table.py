@@ -21,7 +21,6 @@ from qafel.runs.progress import Row
 from qafel.runs.reading import History, Run, number_of
 from qafel.runs.seeds import Spread
 from qafel.runs.trackers import NOT_TRACKED, Track, track_of
-from qafel.simulator.api import quantizer_warnings
 from qafel.simulator.executors import ExecutorName
 from qafel.sweeps.grid import Recipe, as_settings, grid, require_sound
 from qafel.sweeps.making import Planned, Watcher, make_runs, unfinished
@@ -134,9 +133,8 @@ def sweep(
     worker_count(workers)
     chosen, trackers = _chosen(seeds), track_of(track)
     runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
-    for config, layout in require_sound(unfinished(runs, folder)):
-        for warning in quantizer_warnings(config.algorithm.compose(layout), layout.size):
-            warnings.warn(warning, stacklevel=2)
+    for warning in require_sound(unfinished(runs, folder)):
+        warnings.warn(warning, stacklevel=2)
     return make_sweep(runs, folder, Silence(), workers, trackers)
 
 

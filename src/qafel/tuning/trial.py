@@ -19,11 +19,10 @@ import numpy as np
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError
 from qafel.runs.directory import state_of
-from qafel.runs.listeners import Calling
 from qafel.runs.progress import Row, meets
 from qafel.runs.reading import Run
+from qafel.simulator.api import simulate
 from qafel.simulator.executors import ExecutorName
-from qafel.simulator.run import run as simulate
 from qafel.tasks.protocol import Goal
 from qafel.text import human_bytes, human_count, human_metric
 from qafel.tuning.search import Settings, with_settings
@@ -212,7 +211,8 @@ class Objective:
         elif run.diverged:
             state, gap = "diverged", FARTHEST
         else:
-            state = "cut off" if not run.finished else "finished" if self.target is None else "missed"
+            is_done = self.target is None and run.summary.get("status") != "stalled"
+            state = "cut off" if not run.finished else "finished" if is_done else "missed"
             gap = self.gap(float(metric[0]), float(metric[-1]))
         return RunOutcome(
             seed=seed,
@@ -325,8 +325,16 @@ def _run(config: Config, out: Path, work: TrialWork, watch: Callable[[Row], None
     if (state := state_of(out, config)) != "finished":
         if state != "interrupted":
             shutil.rmtree(out, ignore_errors=True)
-        options: dict[str, Any] = {"executor": work.executor, "workers": work.executor_workers}
         # To diverge is nothing unusual in a search.
         with suppress(_CutOff), np.errstate(over="ignore", invalid="ignore"):
-            simulate(config, out, [Calling(watch)], resume=state == "interrupted", track=(), **options)
+            simulate(
+                **config.arguments(),
+                out=out,
+                resume=state == "interrupted",
+                executor=work.executor,
+                workers=work.executor_workers,
+                check=False,
+                on_row=watch,
+                track=(),
+            )
     return work.objective.judge(Run.load(out), config.seed)

@@ -186,7 +186,7 @@ def test_ringmaster_stops_jobs_that_become_too_old() -> None:
     task, limit, steps = Quadratic(clients=8, dimension=SIZE), 3, 60
     algorithm = method("ringmaster", server_lr=0.5, client_lr=0.1, staleness={"name": "delay-limit", "limit": limit})
     law = HalfNormal(seed=0)
-    found = simulate(task, algorithm, Timing(law), limits=Limits(server_steps=steps))
+    found = simulate(task, algorithm, Timing(duration=law), limits=Limits(server_steps=steps))
     draws = HalfNormal(seed=0)
     x = task.initial_model(Stream.named(0, "initial-model")).astype(np.float32)
     version = number = stopped = 0
@@ -195,10 +195,7 @@ def test_ringmaster_stops_jobs_that_become_too_old() -> None:
 
     def start(now: float, client: int) -> None:
         nonlocal number
-        try:
-            duration = draws.draw(client, number)  # type: ignore[call-arg]
-        except TypeError:
-            duration = draws.draw(number)
+        duration = draws.draw(client, number)
         heapq.heappush(queue, (now + duration, number, client, sequences[client], version, x))
         sequences[client] += 1
         number += 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qafel import HalfNormal, Limits, Mushrooms, Timing, method, simulate
+from qafel import Limits, Mushrooms, Timing, method, simulate
 from qafel.errors import ConfigError
 from qafel.runs.directory import by_path
 from qafel.runs.trackers import track_of
@@ -45,7 +45,7 @@ def test_what_cannot_be_is_a_sentence(asked, sentence, monkeypatch):
 
 
 def test_simulate_needs_a_directory_to_track(tmp_path):
-    arguments = (Mushrooms(), method("fedbuff"), Timing(HalfNormal(seed=0)))
+    arguments = (Mushrooms(), method("fedbuff"), Timing())
     with pytest.raises(ConfigError, match="track needs the run directory, whose files trackers take: out=…"):
         simulate(*arguments, limits=Limits(server_steps=1), track="tensorboard")
     simulate(*arguments, limits=Limits(server_steps=1), track="none")

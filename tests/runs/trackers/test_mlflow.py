@@ -15,10 +15,10 @@ pytest.importorskip("mlflow", reason="no mlflow: pip install 'qafel[mlflow]'")
 from qafel.config import load_recipe
 from qafel.runs.listeners import Calling
 from qafel.runs.trackers import Track
-from qafel.simulator import run
 from qafel.sweeps.grid import grid, parse_settings
 from qafel.sweeps.table import Silence, make_sweep
 from tests.command import qafel_here
+from tests.running import run
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # what MLflow and what it builds on warn of is not ours

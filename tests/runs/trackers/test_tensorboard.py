@@ -8,7 +8,7 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.runs.listeners import Calling
-from qafel.simulator import run
+from tests.running import run
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no TensorBoard")
 

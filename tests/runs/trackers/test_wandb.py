@@ -13,9 +13,9 @@ pytest.importorskip("wandb", reason="no wandb: pip install 'qafel[wandb]'")
 from qafel.config import load_recipe
 from qafel.runs.listeners import Calling
 from qafel.runs.trackers import Track
-from qafel.simulator import run
 from qafel.sweeps.grid import grid, parse_settings
 from qafel.sweeps.table import Silence, make_sweep
+from tests.running import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # what W&B and what it builds on warn of is not ours
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from qafel.algorithm.accumulators import Buckets, BufferedMean
 from qafel.algorithm.admission import PolynomialStaleness
@@ -46,8 +46,8 @@ from qafel.algorithm.parts import Needs
 from qafel.algorithm.server_rules import SGD
 from qafel.errors import ConfigError
 from qafel.params import Layout
-from qafel.parts import Kind, PartName, Section, make, one_of, own_path
-from qafel.quantizers import Identity, make_quantizer
+from qafel.parts import Kind, PartName, PartTable, Section, make, one_of, own_path
+from qafel.quantizers import Identity, make_quantizer, parse
 from qafel.quantizers.spec import FAMILIES
 from qafel.text import did_you_mean
 
@@ -110,13 +110,13 @@ class AlgorithmSettings(Section):
     buffer_size: int = Field(10, ge=1)
     server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
-    client_lr: float = Field(DEFAULT_CLIENT_LR, gt=0)
-    local_steps: int | None = Field(None, ge=1)
-    local_epochs: int | None = Field(None, ge=1)
-    batch_size: int | None = Field(None, ge=1)
-    weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float | None = Field(None, gt=0)
-    proximal: float = Field(0.0, ge=0)
+    client_lr: float = DEFAULT_CLIENT_LR
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    proximal: float = 0.0
     partial: bool = False
     """Whether a client that a round's deadline overtakes uploads what it has done by then."""
     client_weights: ClientWeights = "equal"
@@ -147,18 +147,15 @@ class AlgorithmSettings(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.local_steps is not None and self.local_epochs is not None:
-            raise ValueError("local training lasts local_steps or local_epochs, not both")
+        for quantizer in (getattr(self, role) for role in QUANTIZERS):
+            if isinstance(quantizer, str | PartTable) and own_path(quantizer, FAMILIES) is None:
+                parse(str(quantizer))
+        self._local()
         if self.staleness is not None and (self._differs("staleness_exponent") or self._differs("staleness_cutoff")):
             raise ValueError("a custom staleness law is in place of staleness_exponent and staleness_cutoff")
         if self.snapshot_quantizer is not None and self.catch_up != "exact":
             raise ValueError('a snapshot_quantizer decides how clients catch up: leave catch_up out, or "exact"')
         return self
-
-    @property
-    def rounds(self) -> bool:
-        """Whether the method goes in rounds."""
-        return METHODS[self.method].rounds
 
     def custom_parts_at_client(self) -> dict[str, str]:
         """The import paths of the custom parts that clients work with, by their roles."""
@@ -191,7 +188,7 @@ class AlgorithmSettings(Section):
             staleness=law or PolynomialStaleness(self.staleness_exponent, self.staleness_cutoff),
             max_staleness=self.max_staleness,
             client_weights=self.client_weights,
-            own_needs=Needs(rounds=self.rounds),
+            own_needs=Needs(rounds=METHODS[self.method].rounds),
             **quantizers,
             **roles,
         )
@@ -240,30 +237,12 @@ def method(
     """
     if local is not None and (mixed := sorted(set(settings) & _LOCAL)):
         raise ConfigError(f"local training is given as an object: {mixed[0]} goes into local=LocalTraining(…)")
-    if name not in METHODS:
-        raise ConfigError(f"unknown method {name!r}{did_you_mean(str(name), METHODS)}")
-    known = set(AlgorithmSettings.model_fields) - {"method"}
-    if unknown := sorted(set(settings) - known):
-        raise ConfigError(f"unknown setting {unknown[0]!r} of a method{did_you_mean(unknown[0], known)}")
-    try:
-        found = AlgorithmSettings.model_validate({"method": name, **settings})
-    except ValidationError as error:
-        raise ConfigError(explain(error)) from None
-    return found.compose(layout, local=local)
+    return AlgorithmSettings(method=name, **settings).compose(layout, local=local)
 
 
 _LOCAL = {
     "client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "clip_norm", "proximal", "partial"
 }  # fmt: skip
-
-
-def explain(error: ValidationError) -> str:
-    """The first mistake in a table of settings, in one sentence."""
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    message = first["msg"].removeprefix("Value error, ")
-    found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
-    return f"{where + ': ' if where else ''}{message[0].lower()}{message[1:]}{found}"
 
 
 assert set(PARTS) == set(ROLES)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from qafel.errors import ConfigError
 from qafel.parts import PartTable
 
 
@@ -26,7 +25,7 @@ class Preset:
         for key, value in self.fixed.items():
             given = resolved.setdefault(key, value)
             if given != value and _name_of(given) != value:
-                raise ConfigError(f"{name} has {key} = {value!r} by definition, the configuration says {given!r}")
+                raise ValueError(f"{name} has {key} = {value!r} by definition, the configuration says {given!r}")
         return resolved
 
 

@@ -22,7 +22,7 @@ from qafel.deployment.server.ledger import Ledger
 from qafel.http import Answer, Request, listen, refusal, serving
 from qafel.runs.directory import RunDirectory
 from qafel.runs.listeners import Listener
-from qafel.runs.progress import Evaluation, Limits, Progress, Row, Standing, Status, finite_or_none
+from qafel.runs.progress import Progress, Row, Standing, Status, finite_or_none
 from qafel.runs.reading import RowReader
 from qafel.runs.summary import Summary, summarise
 from qafel.tasks import Task
@@ -105,9 +105,8 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         """Go on from the rows that the directory holds of the processes before this one."""
-        settings = self._config.evaluation
-        self.limits = Limits(**self._config.stop.model_dump())
-        self.progress = Progress(Evaluation(settings.every, settings.unit, settings.target), self.task.metric_goal)
+        self.limits = self._config.stop
+        self.progress = Progress(self._config.evaluation, self.task.metric_goal)
         self._uploads_before = self._ledger.traffic.uploads
         self._see_rows()
         self._take()  # the next evaluation is due a whole interval from here
@@ -140,7 +139,8 @@ class Evaluator:
     def end_at_limit(self) -> None:
         """End a run that has reached one of its limits, or the target that ends it."""
         at_target = self.limits.at_target and self.progress.target_reached
-        if at_target or self.limits.reached(self._ledger.server.version, self._ledger.traffic):
+        traffic = self._ledger.traffic
+        if at_target or self.limits.reached(self._ledger.server.version, traffic.uploads, traffic.total_bytes):
             self.end("finished")
 
     def after_message(self, diverged: str | None) -> None:

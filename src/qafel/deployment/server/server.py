@@ -39,7 +39,7 @@ from qafel.errors import BrokerError, ConfigError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
 from qafel.runs.listeners import Listener
 from qafel.runs.live import NAMED_CLIENTS, Rate, shortened
-from qafel.runs.progress import Status, share_done
+from qafel.runs.progress import Status
 from qafel.runs.summary import Summary, rejections_and_repeats
 from qafel.runs.trackers import TrackedRun, follow
 from qafel.tasks import Task
@@ -261,7 +261,7 @@ class DeploymentServer:
             metric_goal=self._task.metric_goal,
             target=evaluator.progress.evaluation.target,
             hidden_state_lag=evaluator.hidden_state_lag,
-            share_done=share_done(limits, server.version, traffic.uploads, 0.0, traffic.total_bytes),
+            share_done=limits.share_done(server.version, traffic.uploads, traffic.total_bytes, 0.0),
             wall_s=evaluator.progress.wall_s,
             staleness=shortened(traffic.staleness_counts),
             failed_checkpoints=self._background.failed_checkpoints,

@@ -35,7 +35,7 @@ from mlflow.tracking import get_tracking_uri, is_tracking_uri_set  # noqa: E402
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
 
 _METRICS_A_BATCH, _PARAMS_A_BATCH, _LONGEST = 1000, 100, 6000
-_STATUS = {"finished": "FINISHED", "diverged": "FINISHED", "stopped": "KILLED"}
+_STATUS = {"finished": "FINISHED", "diverged": "FINISHED", "stalled": "FAILED", "stopped": "KILLED"}
 
 
 @final

@@ -6,15 +6,18 @@ job is a value, and `Trainer.perform` gives the same bytes in any process, at an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple, Protocol, Self, final
 
-from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Made, State, Trained
+from qafel.algorithm import Algorithm, Client, ClientRule, HiddenState, LocalTraining, Made, State, Trained
+from qafel.errors import NonFiniteVector, PartFailed
 from qafel.params import Vector
 from qafel.parts import blaming
 from qafel.rng import Stream
 from qafel.tasks.protocol import Task, evaluated
+from qafel.text import path_of
 
 
 @final
@@ -151,6 +154,39 @@ class Inline:
 
     def __exit__(self, *_: object) -> None:
         """Nothing to release."""
+
+
+_MOST_CHECK_S = 10.0
+
+
+def require_pure(
+    executor: Executor, task: Task, rule: ClientRule, start: HiddenState, say: Callable[[str], None]
+) -> None:
+    """Raise `PartFailed` if two jobs of one client, trained again one after the other, give other bits than before.
+
+    The executor has nothing else to do yet, so that one worker trains all of them. A check that takes too long is
+    skipped, and `say` is told.
+    """
+    client, memory = task.clients - 1, rule.new_memory(start.vector.size)
+    jobs = [Job(number, client, number, start.version, 1.0, None, memory, start) for number in (0, 1)]
+    uploads: list[bytes] = []
+    began = perf_counter()
+    for job in (*jobs, *jobs):
+        if perf_counter() - began > _MOST_CHECK_S:
+            say(f"skipped the check that {task.name} trains the same bits again: it takes over 10 s")
+            return
+        try:
+            uploads.append(executor.result(job).upload)
+        except NonFiniteVector:  # the run itself says that it diverges
+            return
+        if len(uploads) == 1:
+            began = perf_counter()  # the first one also starts workers and compiles
+    if uploads[:2] != uploads[2:]:
+        raise PartFailed(
+            f"{path_of(task)}.train gave other bits when it trained two jobs of one client again: move what it keeps "
+            "of a client to a client rule (qafel.ClientRule), draw random numbers from `stream`, or use "
+            "simulate(…, pure=False), which trains inline and does not resume"
+        )
 
 
 def spans(parts: int, workers: int) -> list[range]:

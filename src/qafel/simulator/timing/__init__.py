@@ -6,51 +6,30 @@ durations   how long a client trains
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
 
-from qafel.config import TimingConfig
-from qafel.errors import ConfigError, require_numbers
-from qafel.parts import Kind, make
+from qafel.config import Network, Timing
+from qafel.errors import ConfigError
+from qafel.parts import Kind, blaming, make
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate, Poisson, Rounds, Trace
 from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform, client_factors
 
-ARRIVALS = Kind("arrival law", ("__iter__",))
-DURATIONS = Kind("duration law", ("draw",))
+_ARRIVALS = Kind("arrival law", ("__iter__",))
+_DURATIONS = Kind("duration law", ("draw",))
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Network:
-    """How long messages travel: real bytes over a client's bandwidth, so that quantization shortens virtual time.
+class Links:
+    """How long messages travel to and from each client: real bytes over its bandwidth."""
 
-    Rates are bytes per unit of virtual time (None: at once); each client has its own factor.
-    """
-
-    upload_rate: float | None = None
-    download_rate: float | None = None
-    latency: float = 0.0
-    factors: list[float] | None = None
-
-    @staticmethod
-    def of(
-        seed: int,
-        clients: int,
-        *,
-        upload_rate: float | None,
-        download_rate: float | None,
-        latency: float,
-        spread: float,
-    ) -> Network:
-        """A network in which each client's bandwidth has a factor e^(spread·N(0, 1)), always the same for the seed."""
-        return Network(upload_rate, download_rate, latency, client_factors(seed, "bandwidth", clients, spread))
-
-    def __post_init__(self) -> None:
-        for rate in (self.upload_rate, self.download_rate):
-            if rate is not None and rate <= 0:
-                raise ConfigError(f"a network rate is positive, got {rate}")
+    upload_rate: float | None
+    download_rate: float | None
+    latency: float
+    factors: list[float] | None
 
     def upload_time(self, client: int, size_bytes: int) -> float:
         return self.latency + self._time(client, size_bytes, self.upload_rate)
@@ -66,76 +45,86 @@ class Network:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """All that decides on time. Durations alone are needed; the rest has the plainest default."""
+class Schedule:
+    """The timing of one run: its laws with the run's seed, and what holds for each client."""
 
-    durations: Durations = field(default_factory=Constant)
-    arrivals: Arrivals = field(default_factory=AlwaysTraining)
-    per_example: float = 0.0
-    """Time per sample that the client holds, on top of the drawn duration."""
-    speeds: list[float] | None = None
-    """A factor on each client's duration."""
-    dropout: float = 0.0
-    """The share of trainings that never report."""
-    max_concurrency: int | None = None
-    network: Network | None = None
-
-    def __post_init__(self) -> None:
-        require_numbers(self)
-        if isinstance(self.durations, type) or not callable(getattr(self.durations, "draw", None)):
-            raise ConfigError(
-                f"durations are an object with draw(number), as HalfNormal(seed=0); got {self.durations!r}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"the dropout share lies in [0, 1), got {self.dropout}")
-        if not isinstance(self.arrivals, AlwaysTraining | Rounds | Iterable):
-            raise ConfigError(f"arrivals are AlwaysTraining, Rounds or (time, client) pairs, got {self.arrivals!r}")
+    durations: Durations
+    arrivals: Arrivals
+    per_example: float
+    duration_factors: list[float] | None
+    dropout: Callable[[int], float] | None
+    """The share of a client's trainings that never report; None: all report."""
+    max_concurrency: int | None
+    network: Links | None
 
 
-def make_timing(config: TimingConfig, seed: int, clients: int) -> Timing:
-    """Arrivals, durations and network as the configuration has them.
+def make_timing(timing: Timing, seed: int, clients: int) -> Schedule:
+    """What a run works with. Laws without a seed of their own take the run's.
 
-    A user's own law may have the parameters `seed` and `clients`: it gets the run's.
+    A custom law may have the parameters `seed` and `clients`; an object may have `for_run(seed, clients)`, which
+    returns the law that the run uses.
     """
-    network = config.network
-    silent = network.upload_rate is None and network.download_rate is None and not network.latency
-    return Timing(
-        durations=_durations(config, seed, clients),
-        arrivals=_arrivals(config, seed, clients),
-        per_example=config.per_example,
-        speeds=client_factors(seed, "speed", clients, config.speed_spread),
-        dropout=config.dropout,
-        max_concurrency=config.max_concurrency,
-        network=None if silent else Network.of(seed, clients, **network.model_dump()),
+    network, dropout = timing.network, timing.dropout
+    for name, values in (
+        ("duration_factors", timing.duration_factors),
+        ("dropout", dropout if isinstance(dropout, list) else None),
+        ("network.rate_factors", network.rate_factors),
+    ):
+        if values is not None and len(values) != clients:
+            raise ConfigError(f"{name} has {len(values)} values, and the task has {clients} clients: give one for each")
+    return Schedule(
+        durations=_law(timing.duration, _DURATIONS, _duration_laws(timing), seed, clients),
+        arrivals=_law(timing.arrivals, _ARRIVALS, _arrival_laws(timing), seed, clients),
+        per_example=timing.per_example,
+        duration_factors=client_factors(seed, "speed", clients, timing.speed_spread, timing.duration_factors),
+        dropout=dropout.__getitem__ if isinstance(dropout, list) else _dropout(dropout),
+        max_concurrency=timing.max_concurrency,
+        network=_links(network, seed, clients),
     )
 
 
-def _durations(config: TimingConfig, seed: int, clients: int) -> Durations:
-    match config.duration:
-        case "half-normal":
-            return HalfNormal(seed, config.scale)
-        case "log-normal":
-            return LogNormal(seed, config.scale, config.spread)
-        case "uniform":
-            return Uniform(seed, config.scale, config.spread)
-        case "constant":
-            return Constant(config.scale)
-    own: Durations = make(config.duration, DURATIONS, offered={"seed": seed, "clients": clients})
-    return own
+def _duration_laws(timing: Timing) -> Mapping[str, Callable[..., Any]]:
+    return {
+        "half-normal": partial(HalfNormal, scale=timing.scale),
+        "log-normal": partial(LogNormal, scale=timing.scale, spread=timing.spread),
+        "uniform": partial(Uniform, scale=timing.scale, spread=timing.spread),
+        "constant": partial(Constant, timing.scale),
+    }
 
 
-def _arrivals(config: TimingConfig, seed: int, clients: int) -> Arrivals:
-    match config.arrivals:
-        case "always-training":
-            return AlwaysTraining()
-        case "constant":
-            return ConstantRate(seed, clients, config.rate, config.draw)
-        case "poisson":
-            return Poisson(seed, clients, config.rate, config.draw)
-        case "trace":
-            assert config.trace is not None
-            return Trace(Path(config.trace), clients)
-        case "rounds":
-            return Rounds(config.over_selection, config.round_timeout)
-    own: Arrivals = make(config.arrivals, ARRIVALS, offered={"seed": seed, "clients": clients})
-    return own
+def _arrival_laws(timing: Timing) -> Mapping[str, Callable[..., Any]]:
+    return {
+        "always-training": AlwaysTraining,
+        "constant": partial(ConstantRate, rate=timing.rate, draw=timing.draw),
+        "poisson": partial(Poisson, rate=timing.rate, draw=timing.draw),
+        "trace": partial(Trace, timing.trace or ""),
+        "rounds": partial(Rounds, over_selection=timing.over_selection, timeout=timing.round_timeout),
+    }
+
+
+def _law(part: Any, kind: Kind, known: Mapping[str, Callable[..., Any]], seed: int, clients: int) -> Any:
+    if isinstance(part, AlwaysTraining | Rounds):
+        return part
+    law = make(part, kind, offered={"seed": seed, "clients": clients}, known=known)
+    return law.for_run(seed, clients) if hasattr(law, "for_run") else law
+
+
+def _dropout(share: float | Callable[[int], float]) -> Callable[[int], float] | None:
+    if callable(share):
+        return partial(_share_of, share)
+    return (lambda client: share) if share else None
+
+
+def _share_of(dropout: Callable[[int], float], client: int) -> float:
+    with blaming("the dropout function"):
+        share = dropout(client)
+    if not 0 <= share < 1:
+        raise ConfigError(f"dropout({client}) is {share!r}: expected a share from 0 to less than 1")
+    return share
+
+
+def _links(network: Network, seed: int, clients: int) -> Links | None:
+    if network.upload_rate is None and network.download_rate is None and not network.latency:
+        return None
+    factors = client_factors(seed, "bandwidth", clients, network.spread, network.rate_factors)
+    return Links(network.upload_rate, network.download_rate, network.latency, factors)

@@ -8,16 +8,17 @@ that the simulation knows: `AlwaysTraining` and `Rounds`.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, TypeAlias, final
+from os import PathLike
+from typing import Literal, TypeAlias, final, get_args
 
 import numpy as np
 
-from qafel.errors import ConfigError, DataError
+from qafel.errors import ConfigError, DataError, require, require_numbers
 from qafel.rng import Stream
-from qafel.simulator.timing.durations import BLOCK, uniform_draws
+from qafel.simulator.timing.durations import BLOCK, NOT_BOUND, Law, uniform_draws
 
 Arrival: TypeAlias = tuple[float, int] | tuple[float, int, float]
 Draw: TypeAlias = Literal["with-replacement", "without-replacement"]
@@ -30,22 +31,22 @@ class AlwaysTraining:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
     """Synchronous: a cohort starts from one version; the next one starts when the server has stepped.
 
     A round ends with the K-th update, or at the timeout with what has come; K is the algorithm's buffer size.
-    `over_selection` starts that share more clients than are waited for. Who comes late is not taken.
+    `over_selection` starts that share more clients than are waited for: 0.3 starts 13 for a buffer of 10. Late updates
+    are not taken.
     """
 
     over_selection: float = 0.0
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if self.over_selection < 0:
-            raise ConfigError(f"over-selection is zero or more, got {self.over_selection}")
-        if self.timeout is not None and self.timeout <= 0:
-            raise ConfigError(f"a round's timeout is positive, got {self.timeout}")
+        require_numbers(self)
+        require(self.over_selection >= 0, "over-selection is zero or more", self.over_selection)
+        require(self.timeout is None or self.timeout > 0, "a round's timeout is positive", self.timeout)
 
     def cohort(self, seed: int, version: int, clients: int, buffer_size: int) -> list[int]:
         """The clients of a round, drawn without replacement."""
@@ -72,51 +73,62 @@ def draw_clients(seed: int, clients: int, draw: Draw) -> Iterator[int]:
         number += 1
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ConstantRate:
-    """One arrival every 1/rate."""
-
-    seed: int
-    clients: int
+@dataclass(frozen=True, kw_only=True)
+class _AtRate(Law):
     rate: float
     draw: Draw = "with-replacement"
+    seed: int | None = None
+    clients: int | None = None
+
+    def __post_init__(self) -> None:
+        require_numbers(self)
+        require(self.rate > 0, "arrivals per unit of time are positive", self.rate)
+        require(self.draw in get_args(Draw), f"draw is one of {', '.join(get_args(Draw))}", self.draw)
+
+    def _numbered_clients(self) -> Iterator[tuple[int, int]]:
+        if self.seed is None or self.clients is None:
+            raise ConfigError(NOT_BOUND)
+        return enumerate(draw_clients(self.seed, self.clients, self.draw))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ConstantRate(_AtRate):
+    """One arrival every 1/rate. Seed and number of clients are the run's, unless they are given."""
 
     def __iter__(self) -> Iterator[Arrival]:
-        for number, client in enumerate(draw_clients(self.seed, self.clients, self.draw)):
+        for number, client in self._numbered_clients():
             yield number / self.rate, client
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Poisson:
-    """Arrivals with independent exponential gaps of mean 1/rate."""
-
-    seed: int
-    clients: int
-    rate: float
-    draw: Draw = "with-replacement"
+@dataclass(frozen=True, kw_only=True)
+class Poisson(_AtRate):
+    """Arrivals with independent exponential gaps of mean 1/rate. Seed and clients as for `ConstantRate`."""
 
     def __iter__(self) -> Iterator[Arrival]:
         gaps = uniform_draws(self.seed, "arrival")
         now = 0.0
-        for number, client in enumerate(draw_clients(self.seed, self.clients, self.draw)):
+        for number, client in self._numbered_clients():
             now -= float(np.log1p(-gaps[number])) / self.rate
             yield now, client
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Trace:
+@dataclass(frozen=True)
+class Trace(Law):
     """Arrivals from a CSV file with the columns time, client and, if wanted, duration."""
 
-    path: Path
-    clients: int
+    path: str | PathLike[str]
+    clients: int | None = None
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.path, str | PathLike), "a trace is the path of a CSV file", repr(self.path))
 
     def __iter__(self) -> Iterator[Arrival]:
         before = 0.0
         try:
-            with self.path.open(encoding="utf-8", newline="") as file:
+            with open(self.path, encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file)
                 if not {"time", "client"} <= set(reader.fieldnames or ()):
                     raise DataError(f"{self.path}: the first line names the columns time, client and perhaps duration")
@@ -137,8 +149,9 @@ class Trace:
             ) from None
         if not before <= time < float("inf"):
             raise DataError(f"{self.path}, line {line}: times ascend from 0; {time} comes after {before}")
-        if not 0 <= client < self.clients:
-            raise DataError(f"{self.path}, line {line}: clients are 0 to {self.clients - 1}, found {client}")
+        last = math.inf if self.clients is None else self.clients - 1
+        if not 0 <= client <= last:
+            raise DataError(f"{self.path}, line {line}: clients are 0 to {last}, found {client}")
         if duration is None:
             return time, client
         if not 0 <= duration < float("inf"):

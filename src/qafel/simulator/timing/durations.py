@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, final
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, require, require_numbers
 from qafel.rng import Stream
 
 BLOCK = 4096
+NOT_BOUND = "a law gets its seed and the number of clients from the run: use it in a Timing, or give it both"
 
 
 @final
@@ -25,7 +26,9 @@ class Draws:
 
     __slots__ = ("_block", "_number", "_purpose", "_sample", "_seed")
 
-    def __init__(self, seed: int, purpose: str, sample: Callable[[np.random.Generator], NDArray[np.float64]]) -> None:
+    def __init__(
+        self, seed: int | None, purpose: str, sample: Callable[[np.random.Generator], NDArray[np.float64]]
+    ) -> None:
         self._seed = seed
         self._purpose = purpose
         self._sample = sample
@@ -35,74 +38,85 @@ class Draws:
     def __getitem__(self, number: int) -> float:
         block, within = divmod(number, BLOCK)
         if block != self._number:
+            if self._seed is None:
+                raise ConfigError(NOT_BOUND)
             self._block = self._sample(Stream.named(self._seed, self._purpose, number=block).generator()).tolist()
             self._number = block
         return self._block[within]
 
 
-def normal_draws(seed: int, purpose: str) -> Draws:
+def normal_draws(seed: int | None, purpose: str) -> Draws:
     return Draws(seed, purpose, lambda generator: generator.normal(size=BLOCK))
 
 
-def uniform_draws(seed: int, purpose: str) -> Draws:
+def uniform_draws(seed: int | None, purpose: str) -> Draws:
     """Numbers in [0, 1)."""
     return Draws(seed, purpose, lambda generator: generator.random(BLOCK))
 
 
 class Durations(Protocol):
-    """A law of training times. Draws are numbered, so that a resumed run goes on with the same ones."""
+    """A law of training times. Draws are numbered, so that a resumed run continues with the same ones."""
 
-    def draw(self, number: int) -> float:
-        """The duration of the run's `number`-th start."""
+    def draw(self, client: int, number: int) -> float:
+        """The duration of the run's `number`-th start, which is this client's."""
         ...
 
 
-@final
-@dataclass(eq=False)
-class HalfNormal:
-    """scale·|N(0, 1)|, as in the paper's experiments."""
+class Law:
+    """A law of ours: a dataclass whose seed and number of clients are the run's, unless it says its own."""
 
-    seed: int
+    def for_run(self, seed: int, clients: int) -> Self:
+        """The law as a run with this seed and so many clients uses it."""
+        law: Any = self
+        given = {"seed": seed, "clients": clients}
+        found: Self = replace(law, **{name: it for name, it in given.items() if getattr(law, name, it) is None})
+        return found
+
+
+@dataclass(eq=False, kw_only=True)
+class _RandomLaw(Law):
     scale: float = 1.0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
+        require_numbers(self)
+        require(self.scale > 0, "the scale of durations is positive", self.scale)
         self._draws = normal_draws(self.seed, "duration")
 
-    def draw(self, number: int) -> float:
+
+@final
+@dataclass(eq=False, kw_only=True)
+class HalfNormal(_RandomLaw):
+    """scale·|N(0, 1)|, as in the paper's experiments. The seed is the run's, unless one is given."""
+
+    def draw(self, client: int, number: int) -> float:
         return self.scale * abs(self._draws[number])
 
 
 @final
-@dataclass(eq=False)
-class LogNormal:
-    """scale·e^(spread·N(0, 1)): heavy-tailed, as measured on fleets of phones."""
+@dataclass(eq=False, kw_only=True)
+class LogNormal(_RandomLaw):
+    """scale·e^(spread·N(0, 1)): heavy-tailed, as measured on fleets of phones. The seed as for `HalfNormal`."""
 
-    seed: int
-    scale: float = 1.0
     spread: float = 0.5
 
-    def __post_init__(self) -> None:
-        self._draws = normal_draws(self.seed, "duration")
-
-    def draw(self, number: int) -> float:
+    def draw(self, client: int, number: int) -> float:
         return self.scale * math.exp(self.spread * self._draws[number])
 
 
 @final
-@dataclass(eq=False)
-class Uniform:
-    """Between scale·(1 − spread) and scale·(1 + spread)."""
+@dataclass(eq=False, kw_only=True)
+class Uniform(_RandomLaw):
+    """Between scale·(1 − spread) and scale·(1 + spread). The seed as for `HalfNormal`."""
 
-    seed: int
-    scale: float = 1.0
     spread: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.spread <= 1:
-            raise ConfigError(f"the spread of uniform durations lies in [0, 1], got {self.spread}")
+        super().__post_init__()
+        require(0 <= self.spread <= 1, "the spread of uniform durations lies in [0, 1]", self.spread)
         self._draws = uniform_draws(self.seed, "duration")
 
-    def draw(self, number: int) -> float:
+    def draw(self, client: int, number: int) -> float:
         return self.scale * (1 + self.spread * (2 * self._draws[number] - 1))
 
 
@@ -113,16 +127,21 @@ class Constant:
 
     scale: float = 1.0
 
-    def draw(self, number: int) -> float:
+    def draw(self, client: int, number: int) -> float:
         return self.scale
 
 
-def client_factors(seed: int, purpose: str, clients: int, spread: float) -> list[float] | None:
-    """A factor e^(spread·N(0, 1)) for each client, always the same for the seed; None where all are one."""
+def client_factors(
+    seed: int, purpose: str, clients: int, spread: float, given: list[float] | None
+) -> list[float] | None:
+    """A factor e^(spread·N(0, 1)) for each client, always the same for the seed, times those that are given.
+
+    None where all are one.
+    """
     if not spread:
-        return None
-    generator = Stream.named(seed, purpose).generator()
-    return [math.exp(spread * value) for value in generator.normal(size=clients)]
+        return given
+    drawn = [math.exp(spread * value) for value in Stream.named(seed, purpose).generator().normal(size=clients)]
+    return drawn if given is None else [one * other for one, other in zip(drawn, given, strict=True)]
 
 
 def partial_work(steps: int, duration: float, time: float) -> tuple[int, float]:
