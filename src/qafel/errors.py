@@ -34,6 +34,7 @@
     │   ├── NormTooLarge        far beyond the clients' median
     │   ├── RateLimited         more often than a client may
     │   ├── OverShare           its client has more than its share of the recent updates
+    │   ├── MemoryMismatch      its client's memory does not follow the client's last counted upload
     │   └── QuarantinedUpload   the server failed at it several times: it is put aside
     ├── HiddenStateError      a hidden state cannot be advanced by this message
     │   ├── MissedBroadcast     broadcasts in between are missing: catch up
@@ -211,6 +212,10 @@ class RateLimited(RejectedUpload):
 
 class OverShare(RejectedUpload):
     reason = "share"
+
+
+class MemoryMismatch(RejectedUpload):
+    reason = "memory"
 
 
 class QuarantinedUpload(RejectedUpload):

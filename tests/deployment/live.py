@@ -81,7 +81,7 @@ async def until(condition: Any, timeout_s: float = 120.0) -> None:
 async def update(client: DeploymentClient, most_s: float = 120.0) -> None:
     """One update, from the copy to the receipt."""
     start = client.begin()
-    client.outbox.add(start.sequence, client.finish(start, client._train))
+    await client.send(start, client.finish(start, client._train))
     assert await client.until(lambda: not len(client.outbox), most_s)
 
 

@@ -64,7 +64,7 @@ def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_pat
             for job, recorded in order:
                 client, start = clients[job.client], starts[job.client]
                 assert (start.sequence, start.client.hidden_state.version) == (job.sequence, job.version)
-                upload = client.finish(start, client._train)
+                upload = client.finish(start, client._train).upload
                 assert upload == recorded.upload
                 starts[job.client] = client.begin()
                 client.outbox.add(start.sequence, upload)

@@ -51,7 +51,7 @@ def test_a_stolen_operators_key_and_a_registered_client_that_flood_stop_nobody(t
             await until(lambda: bad.follower.state is not None)
             begun, accepted = server._session_id, server.ledger.traffic
             start = bad.begin()
-            frame = bad.finish(start, bad._train)
+            frame = bad.finish(start, bad._train).upload
             own = bad.outbox._signer.headers(signed_name(NAMES.upload(1), server.ledger.run_id), frame)
             state = f"$JS.API.DIRECT.GET.KV_qafel.{NAMES.state}"
             step = f"$JS.API.DIRECT.GET.{NAMES.broadcast_stream}.{NAMES.broadcast(0)}"

@@ -90,7 +90,7 @@ def test_nothing_of_an_old_run_counts_in_a_new_one_of_the_same_name(tmp_path: Pa
                 taking_part(tmp_path, number, 0, "anew") as client,
             ):
                 start = client.begin()
-                old_upload = client.finish(start, client._train)
+                old_upload = client.finish(start, client._train).upload
                 signed = client.outbox._signer.headers("qafel.anew.upload.0\n" + one.ledger.run_id + "\n", old_upload)
                 client.outbox.add(start.sequence, old_upload)
                 for _ in range(5):
@@ -199,7 +199,7 @@ def test_forged_receipts_are_not_believed_and_a_client_says_that_nobody_speaks(t
                 assert genuine is not None
             await until(lambda: client.follower.state is not None and client.follower.state.state == "stopped")
             start = client.begin()
-            client.outbox.add(start.sequence, client.finish(start, client._train))
+            client.outbox.add(start.sequence, client.finish(start, client._train).upload)
             receipt = Receipt(accepted=[(start.sequence, 0, 0)]).to_bytes()
             epoch = str(client.follower.state.epoch)
             for headers in ({}, {EPOCH: epoch}, {EPOCH: epoch, SIGNATURE: genuine.headers[SIGNATURE]}):
@@ -303,7 +303,7 @@ def test_two_processes_under_one_number_are_noticed_and_said(
             two.core.seed += 1  # other data
             starts = [(each, each.begin()) for each in (one, two)]
             for each, start in starts:
-                each.outbox.add(start.sequence, each.finish(start, each._train))
+                each.outbox.add(start.sequence, each.finish(start, each._train).upload)
             await until(lambda: not len(one.outbox) and not len(two.outbox))
             lost = [each for each in (one, two) if each.outbox.counts["another-process"]]
             assert len(lost) == 1

@@ -141,5 +141,15 @@ def expectations(quantizer: Quantizer, dimension: int) -> tuple[bytes, int]:
     return quantizer.codec, quantizer.max_payload_bytes(dimension)
 
 
+def version_of(frame: Payload) -> int:
+    """The version that a frame's header says, unchecked."""
+    return int.from_bytes(frame[28:36], "little")
+
+
+def checksum_of(frame: Payload) -> int:
+    """The checksum that a frame's header says, unchecked: it tells one upload from another."""
+    return int.from_bytes(frame[60:64], "little")
+
+
 def _checksum(header: Payload, payload: Payload) -> int:
     return xxhash.xxh3_64_intdigest(payload, xxhash.xxh3_64_intdigest(header)) & 0xFFFFFFFF

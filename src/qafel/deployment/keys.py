@@ -107,7 +107,8 @@ class Verifier:
 
 def signed_name(name: str, run_id: str = "", epoch: int | None = None) -> str:
     """What a signature covers besides the bytes: a subject or an object's name, the identity of the run, and the epoch
-    of the server that says it. The agreement and the state say the latter two themselves.
+    of the server that says it. The agreement and the state say the latter two themselves. In the epoch's place, an
+    upload of a client with a memory has the number that its memory follows.
     """
     return f"{name}\n{run_id}\n{'' if epoch is None else epoch}"
 

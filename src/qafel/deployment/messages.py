@@ -37,7 +37,6 @@ from qafel.text import human_seconds, printable
 _AGREEMENT_FORMAT: Final = 2  # the format of what is signed, and of receipts, goes with it
 _BUFFER: Final = r"^([0-9]{1,9}/[0-9]{1,9})?$"
 _PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
-_CHECKSUM: Final = slice(60, 64)  # where a frame says it; docs/wire-format.md
 SILENT_S: Final = 10.0
 """A server of which nothing was heard for so long is silent: it renews its state every two seconds."""
 
@@ -50,6 +49,8 @@ class Agreement:
     run_id: str
     config: Config
     layout: Layout
+    abandon_after: int | None = None
+    """The staleness law's: clients do not send updates whose start is so many versions old."""
 
     def algorithm(self) -> Algorithm:
         """What a client works with."""
@@ -62,6 +63,7 @@ class Agreement:
                 "run_id": self.run_id,
                 "config": self.config.to_toml(),
                 "layout": [[name, list(shape)] for name, shape in self.layout.tensors],
+                "abandon_after": self.abandon_after,
             }
         ).encode()
 
@@ -84,7 +86,8 @@ class Agreement:
                 raise _other_format(read["format"])
             layout = Layout(tuple((str(name), tuple(map(int, shape))) for name, shape in read["layout"]))
             config = Config.from_toml(read["config"], "the server's configuration")
-            return Agreement(str(read["run_id"]), config, layout)
+            abandon_after = None if read["abandon_after"] is None else int(read["abandon_after"])
+            return Agreement(str(read["run_id"]), config, layout, abandon_after)
         except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
             raise DataError(f"the broker does not hold a run's configuration: {printable(str(error))}") from None
 
@@ -283,19 +286,21 @@ class Receipt:
     """(sequence, the version whose buffer took it, the upload's checksum: of two processes under one number, whose)"""
     duplicate: list[int] = field(default_factory=list)
     """Sequences that were counted before, or are too old to tell."""
-    highest: int = -1
-    """With duplicates: the highest sequence that the server knows of this client, should it have lost its own count."""
+    last: tuple[int, int] | None = None
+    """Sequence and checksum of the client's last counted upload, (-1, 0) if there is none. With duplicates, should the
+    client have lost its own count; and with an upload whose memory does not follow it.
+    """
     rejected: list[tuple[int | None, str, str]] = field(default_factory=list)
     """(sequence if it could be read, reason, explanation)"""
 
     def extend(self, other: Receipt) -> None:
         self.accepted += other.accepted
         self.duplicate += other.duplicate
-        self.highest = max(self.highest, other.highest)
+        self.last = other.last or self.last
         self.rejected += other.rejected
 
     def to_bytes(self) -> bytes:
-        return json.dumps([self.accepted, self.duplicate, self.highest, self.rejected]).encode()
+        return json.dumps([self.accepted, self.duplicate, self.last, self.rejected]).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> Receipt:
@@ -307,12 +312,9 @@ class Receipt:
         return receipt
 
 
-_RECEIPT: Final = TypeAdapter(tuple[list[tuple[int, int, int]], list[int], int, list[tuple[int | None, str, str]]])
-
-
-def checksum_of(frame: bytes) -> int:
-    """What a frame says of its own bytes."""
-    return int.from_bytes(frame[_CHECKSUM], "little")
+_RECEIPT: Final = TypeAdapter(
+    tuple[list[tuple[int, int, int]], list[int], tuple[int, int] | None, list[tuple[int | None, str, str]]]
+)
 
 
 @final

@@ -34,6 +34,8 @@ SIGNATURE: Final = "Qafel-Signature"
 PART: Final = "Qafel-Part"
 OBJECT: Final = "Qafel-Object"
 EPOCH: Final = "Qafel-Epoch"
+FOLLOWS: Final = "Qafel-Follows"
+"""Of a client with a memory: the number of the update that its memory follows; -1 before the first."""
 MALFORMED: Final = "\N{REPLACEMENT CHARACTER}"
 """Under which a message's unreadable headers are noted: a name that no sender can write."""
 OVERHEAD_BYTES: Final = 4096

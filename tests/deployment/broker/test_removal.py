@@ -62,7 +62,7 @@ def test_a_finished_run_reserves_no_queue(tmp_path: Path, access: Access) -> Non
                     await update(client)
                 assert await broker.waiting(NAMES.upload_stream) is not None
                 start = client.begin()
-                client.outbox.add(start.sequence, client.finish(start, client._train))
+                client.outbox.add(start.sequence, client.finish(start, client._train).upload)
                 await until(lambda: client.follower.ended)
             assert await broker.waiting(NAMES.upload_stream) is None
             assert await broker.object(NAMES.model, 1 << 30) is not None, "which late clients may ask for"

@@ -85,13 +85,13 @@ def test_a_client_counts_what_it_has_begun(client: DeploymentClient) -> None:
 
 @pytest.mark.parametrize("highest", [2**31, 2**32 - 2, 2**32 - 1, 10**30])
 def test_a_false_receipt_cannot_use_up_the_numbers(client: DeploymentClient, highest: int) -> None:
-    _hear(client.outbox, Receipt(duplicate=[0], highest=highest))
+    _hear(client.outbox, Receipt(duplicate=[0], last=(highest, 0)))
     start = client.begin()
-    assert Message.from_bytes(client.finish(start, _train)).sequence == 0
+    assert Message.from_bytes(client.finish(start, _train).upload).sequence == 0
 
 
 def test_a_client_that_lost_its_folder_may_be_told_to_skip_far(client: DeploymentClient) -> None:
-    _hear(client.outbox, Receipt(duplicate=[0], highest=1_000_000))
+    _hear(client.outbox, Receipt(duplicate=[0], last=(1_000_000, 0)))
     assert client.begin().sequence == 1_000_001
 
 

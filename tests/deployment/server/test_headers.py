@@ -124,7 +124,7 @@ def test_an_upload_that_the_server_fails_at_is_put_aside_and_others_go_on(
                 return whole(*arguments)
 
             monkeypatch.setattr(type(checker), "check", fails)
-            client.outbox.add((start := client.begin()).sequence, client.finish(start, client._train))
+            client.outbox.add((start := client.begin()).sequence, client.finish(start, client._train).upload)
             for _ in range(2):
                 await update(other)
                 client.outbox.send_again()

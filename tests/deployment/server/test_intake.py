@@ -365,7 +365,7 @@ def test_the_server_takes_only_what_the_clients_key_signed(tmp_path: Path) -> No
         async with serving(tmp_path, owner) as server, taking_part(tmp_path, number, 0) as client:
             await update(client)
             start = client.begin()
-            upload = client.finish(start, client._train)
+            upload = client.finish(start, client._train).upload
             async with session(number, "0") as broker:
                 await broker.store(client.names.upload(0), upload)
                 await until(lambda: server.ledger.server.rejected["signature"] == 1)

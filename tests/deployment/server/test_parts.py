@@ -84,7 +84,8 @@ def test_a_client_that_missed_the_receipt_is_told_once_that_its_parts_were_count
     group = _take(intake, again)
     assert group.acknowledge == again
     assert group.accepted == 0
-    assert (group.receipts[0].duplicate, group.receipts[0].highest) == ([5], 5)
+    assert (group.receipts[0].duplicate, group.receipts[0].last) == ([5], intake.ledger.last_of(0))
+    assert intake.ledger.last_of(0)[0] == 5
     assert intake.ledger.server.rejected["duplicate"] == 1
 
 

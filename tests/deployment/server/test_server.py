@@ -137,7 +137,7 @@ def test_a_run_that_diverged_saves_no_model_that_is_not_finite_and_starts_again(
                 await update(client)
             server.ledger.server.server_rule.lr = np.inf
             start = client.begin()
-            client.outbox.add(start.sequence, client.finish(start, client._train))
+            client.outbox.add(start.sequence, client.finish(start, client._train).upload)
             await until(lambda: client.follower.ended)
             assert client.follower.state is not None
             assert client.follower.state.state == "diverged"

@@ -2,6 +2,7 @@
 
 client    from a run's name and a folder to a client: copy x̂, train in a thread or a process, upload
 outbox    uploads until the server says that it has them; what the client keeps on disk
+memory    a client rule's memory, written before each upload is sent
 follower  x̂ in version order, from live broadcasts, the stream, or a snapshot
 
 `ClientSettings` says how it works, beside what the run's recipe says; `ClientReport` what it did.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import threading
 import time
@@ -22,18 +23,28 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
-from qafel.algorithm import Client, HiddenState, LocalTraining, Message, Trained
+from qafel.algorithm import Client, HiddenState, LocalTraining, Made, Message, Trained
 from qafel.algorithm.client import Train
 from qafel.config import Config
 from qafel.config.tasks import OwnTask
 from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.follower import Follower, most_snapshot_bytes, read_description
+from qafel.deployment.client.memory import Memory, Sent
 from qafel.deployment.client.outbox import ANOTHER_PROCESS, ClientState, Outbox
 from qafel.deployment.connection import Broker, Stored, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier, signed_name
 from qafel.deployment.messages import SILENT_S, Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import BrokerError, BrokerRefused, BrokerUnreachable, ConfigError, DataError, MessageError, QafelError
+from qafel.errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerUnreachable,
+    ConfigError,
+    DataError,
+    MemoryMismatch,
+    MessageError,
+    QafelError,
+)
 from qafel.params import Vector
 from qafel.parts import blaming
 from qafel.rng import Stream
@@ -61,6 +72,8 @@ class CopiedState(NamedTuple):
     sequence: int
     run_id: str
     """Of which run the hidden state is."""
+    follows: int | None
+    """The number of the update that its memory follows, if it has one."""
 
 
 @final
@@ -93,14 +106,24 @@ class DeploymentClient:
     """Whether the last event that tells how it goes said that the client waits."""
     _twin_until: float = 0.0
     """Until when not to say again that another process uses our number."""
+    _memory: Memory | None = None
+    """Of a client rule that has one: then one upload is on its way, and the next update begins after its receipt."""
+    _refused: str = ""
+    """Why the server cannot count further updates of us."""
 
     def __post_init__(self) -> None:
         number, access = self.core.number, self._access
         self.report = ClientReport(number)
-        run_id, window = self._agreement.run_id, self._settings.window
-        upload = self.names.upload(number)
-        self.outbox = Outbox(upload, run_id, access.signer(), window, self._on_outcome, self._news)
-        self.outbox.newest = self._state.next - 1
+        run_id, window, next_number = self._agreement.run_id, self._settings.window, self._state.next
+        if self.core.algorithm.needs.client_memory:
+            self._memory = Memory.load(self._state.folder, run_id, self.core.memory)
+            window, next_number = 1, self._memory.next
+        self.outbox = Outbox(
+            self.names.upload(number), run_id, access.signer(), window, self._on_outcome, self._news, self._on_counted
+        )
+        self.outbox.newest = next_number - 1
+        if self._memory is not None and (sent := self._memory.sent) is not None:  # it may count already
+            self.outbox.add(sent.sequence, sent.frame, self._memory.follows)
         again, anew = self.outbox.send_again, self._begin_anew
         self.follower = Follower(
             self.names, run_id, self.core, access.verifier(), self._on_advance, self._news, again, anew
@@ -168,51 +191,88 @@ class DeploymentClient:
         self._agreement = agreement
         self.outbox.run_id = agreement.run_id
         self.outbox.clear()
+        if self._memory is not None:
+            new = self.core.algorithm.client_rule.new_memory(agreement.layout.size)
+            self._memory = Memory(self._state.folder, agreement.run_id, new)
         self.follower.follow_another(agreement.run_id)
         self._news.set()
 
     def begin(self) -> CopiedState:
         """Copy the hidden state: y₀ = x̂. Algorithm 2, line 1."""
-        self._state.skip_to(self.outbox.highest + 1)
-        self.core.sequence = self._state.take_sequence()
-        return CopiedState(self.core.begin(), self.core.sequence - 1, self.follower.held_run_id)
+        memory, core = self._memory, self.core
+        if memory is not None:
+            core.memory, core.sequence = memory.now, memory.next
+            memory.next += 1
+        else:
+            self._state.skip_to(self.outbox.highest + 1)
+            core.sequence = self._state.take_sequence()
+        return CopiedState(core.begin(), core.sequence - 1, self.follower.held_run_id, memory and memory.follows)
 
     def _has_room(self) -> bool:
         """Whether the outbox has room for the upload that `begin` would number next."""
         return self.outbox.has_room(max(self._state.next, self.outbox.highest + 1))
 
-    def finish(self, start: CopiedState, train: Train) -> bytes:
+    def finish(self, start: CopiedState, train: Train) -> Made:
         """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
         with blaming(f"the training of client {self.core.number}"):
-            return start.client.update(train).upload
+            return start.client.update(train)
+
+    async def send(self, start: CopiedState, made: Made) -> None:
+        """Hand an update to the outbox; before that, make it and the memory after it last. One that cannot count any
+        more is dropped: of a run that is over, or whose memory does not follow what has counted since it began.
+        """
+        memory = self._memory
+        if memory is not None and self._is_current(start):
+            await asyncio.to_thread(memory.keep(Sent(start.sequence, *made)))
+        if self._is_current(start):
+            self.outbox.add(start.sequence, made.upload, start.follows)
+
+    def _is_current(self, start: CopiedState) -> bool:
+        follows = self._memory and self._memory.follows
+        return (start.run_id, start.follows) == (self.outbox.run_id, follows)
 
     async def _work(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings
         with ThreadPoolExecutor(1, "qafel-train") as thread, training_in(settings.worker, self._train) as train:
-            start: CopiedState | None = None
+            start, began = None, -math.inf
             while self._more():
+                if start is None:
+                    await self._rest(began)
+                    if not self._more():
+                        break
+                    start = self.begin()
                 began = time.monotonic()
-                start = start or self.begin()
-                upload = await loop.run_in_executor(thread, self.finish, start, train)
+                made = await loop.run_in_executor(thread, self.finish, start, train)
+                if self._is_too_old(start):
+                    start = None
+                    continue
                 self.report.updates += 1
                 self._emit("update", sequence=start.sequence, version=start.client.hidden_state.version)
                 # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
                 rests = settings.min_interval_s or time.monotonic() < self._pause_until
-                at_once = self._more() and self._has_room() and not rests
+                at_once = self._memory is None and self._more() and self._has_room() and not rests
                 following = self.begin() if at_once else None
-                if start.run_id == self.outbox.run_id:  # else it is of a run that is over
-                    self.outbox.add(start.sequence, upload)
+                await self.send(start, made)
                 start = following
-                if start is None and self._more():
-                    await self._rest(began)
         await self._settle()
+        if self._refused:
+            raise ConfigError(self._refused)
+
+    def _is_too_old(self, start: CopiedState) -> bool:
+        """Whether the staleness law gives an update up, because its start is too old: it is not sent."""
+        most, version = self._agreement.abandon_after, start.client.hidden_state.version
+        if most is None or self.follower.newest - version < most:
+            return False
+        self.outbox.counts["abandoned"] += 1
+        self._emit("abandoned", sequence=start.sequence, version=version)
+        return True
 
     def _more(self) -> bool:
         most = self._settings.max_updates
         return not (self._ending() or (most is not None and self.report.updates >= most))
 
     def _ending(self) -> bool:
-        return self._stopping or self.follower.ended
+        return self._stopping or self.follower.ended or bool(self._refused)
 
     async def until(self, condition: Callable[[], bool], most_s: float | None = None) -> bool:
         """Wait for something that a message brings about; False if it did not come in time."""
@@ -291,7 +351,16 @@ class DeploymentClient:
         self._news.set()
         self._emit("version", version=version)
 
+    def _on_counted(self, sequence: int, checksum: int) -> None:
+        if self._memory is not None:
+            self._memory.count(sequence, checksum)
+
     def _on_outcome(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
+        if (memory := self._memory) is not None and memory.sent is not None and memory.sent.sequence == sequence:
+            # It does not count. If another one under its number or after it does, that one is not ours.
+            if outcome in ("duplicate", MemoryMismatch.reason, ANOTHER_PROCESS):
+                self._refused = memory.refusal(self.core.number)
+            memory.give_up()
         if outcome == ANOTHER_PROCESS:
             self._warn_of_twin()
             if not text:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from qafel.algorithm import Client
-from qafel.algorithm.messages import HEADER_BYTES, expectations
+from qafel.algorithm.messages import HEADER_BYTES, expectations, version_of
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Verifier, fingerprint, signed_name
 from qafel.deployment.messages import Agreement, RunState
@@ -27,7 +27,6 @@ _AT_ONCE: Final = 32
 _LARGE: Final = 1 << 20  # coordinates; beyond, a step is applied in a thread
 _AHEAD_S: Final = 6.0
 _CLOCKS_S: Final = 60.0  # by which the clocks of two machines may differ
-_VERSION: Final = slice(28, 36)  # where a frame says it; docs/wire-format.md
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +76,11 @@ class Follower:
     @property
     def version(self) -> int:
         return self.client.hidden_state.version
+
+    @property
+    def newest(self) -> int:
+        """The newest version that we know of."""
+        return max(self._head, self.version)
 
     @property
     def caught_up(self) -> bool:
@@ -209,7 +213,7 @@ class Follower:
         if found is None:
             return False
         frame, (epoch, signature) = found[0], read_description(found[1])
-        held = int.from_bytes(frame[_VERSION], "little")
+        held = version_of(frame)
         if self.state is not None and held > self.state.since and self.superseded(epoch):
             return False
         if not self._is_signed(self.names.snapshot, frame, signature, epoch):
@@ -233,7 +237,7 @@ class Follower:
         if version is None or version < self.version or not self.genuine(self._signed(stored, version), stored):
             return
         if OBJECT not in stored.headers:
-            if int.from_bytes(stored.data[_VERSION], "little") != version:
+            if version_of(stored.data) != version:
                 self.ignored["version"] += 1
                 return
             if len(self._waiting) < 4 * _AT_ONCE:

@@ -18,10 +18,11 @@ from typing import Final, Self, final
 
 from qafel.algorithm import Algorithm, HiddenState, Message
 from qafel.algorithm.admission import WINDOW
+from qafel.algorithm.messages import checksum_of
 from qafel.deployment.connection import Broker, Stored, wait_for_event
 from qafel.deployment.keys import Signer, signed_name
-from qafel.deployment.messages import Receipt, checksum_of, split_upload
-from qafel.deployment.names import PART
+from qafel.deployment.messages import Receipt, split_upload
+from qafel.deployment.names import FOLLOWS, PART
 from qafel.errors import BrokerRefused, ConfigError, DataError, HiddenStateError, MessageError
 from qafel.files import Lock, read_checked, read_word, write_checked, write_word
 
@@ -45,6 +46,8 @@ class _Pending:
     data: bytes
     due: float
     wait_s: float
+    follows: int | None
+    """The number that its client's memory follows, if it has one."""
     sent_at: float = 0.0
     """When it was sent first."""
 
@@ -65,6 +68,8 @@ class Outbox:
     """
     _news: asyncio.Event
     """Set when receipts came."""
+    _counted: Callable[[int, int], None] = lambda sequence, checksum: None
+    """Called with the number and the checksum of an upload that counts."""
     counts: Counter[str] = field(default_factory=Counter)
     sent_bytes: int = 0
     highest: int = -1
@@ -86,10 +91,10 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def add(self, sequence: int, upload: bytes) -> None:
+    def add(self, sequence: int, upload: bytes, follows: int | None = None) -> None:
         # Where receipts take long, all clients sending twice would make them take longer.
         wait_s = max(_RESEND_S, min(_RESEND_MOST_S, 4 * self._usual_s)) + len(upload) / _RESEND_BYTES_PER_S
-        self._pending[sequence] = _Pending(upload, time.monotonic(), wait_s)
+        self._pending[sequence] = _Pending(upload, time.monotonic(), wait_s, follows)
         self.newest = max(self.newest, sequence)
         self._wake.set()
 
@@ -121,11 +126,15 @@ class Outbox:
         except DataError:
             return
         for sequence, version, checksum in receipt.accepted:
+            self._counted(sequence, checksum)
             self._accepted(sequence, version, checksum)
+        if receipt.last is not None:
+            self._counted(*receipt.last)
         for sequence in receipt.duplicate:
             self._settle(sequence, "duplicate", "counted before", -1)
-        if receipt.highest <= _MOST_HIGHEST:  # where nobody signs, a false one must not use up the numbers
-            self.highest = max(self.highest, receipt.highest)
+        highest = -1 if receipt.last is None else receipt.last[0]
+        if highest <= _MOST_HIGHEST:  # where nobody signs, a false one must not use up the numbers
+            self.highest = max(self.highest, highest)
         elif receipt.duplicate:
             log.warning("the numbers of our uploads are used up: have a new key made (qafel broker add --client N)")
         for damaged, reason, text in receipt.rejected:
@@ -157,7 +166,9 @@ class Outbox:
         pending.sent_at = pending.sent_at or time.monotonic()
         pending.due = time.monotonic() + pending.wait_s
         pending.wait_s = max(pending.wait_s, min(_RESEND_MOST_S, 2 * pending.wait_s))
-        headers = self._signer.headers(signed_name(self._subject, self.run_id), pending.data)
+        headers = self._signer.headers(signed_name(self._subject, self.run_id, pending.follows), pending.data)
+        if pending.follows is not None:
+            headers[FOLLOWS] = str(pending.follows)
         parts = split_upload(pending.data, broker.part_bytes)
         self.sent_bytes += len(pending.data)
         if len(parts) == 1:
@@ -178,7 +189,7 @@ class ClientState:
 
     def __init__(self, folder: Path) -> None:
         busy = ConfigError(f"another client uses {folder}: stop it, or choose another `state`")
-        self._folder = folder
+        self.folder = folder
         self._lock = Lock(folder / "lock", busy)
         self._block = _BLOCK
         self._reserved_at = time.monotonic()
@@ -219,7 +230,7 @@ class ClientState:
         """The hidden state that was saved, if there is a sound one of this run. One of another version of the format,
         or damaged, is not used: a log line says so, and the client takes the server's snapshot instead.
         """
-        path = self._folder / _FILE
+        path = self.folder / _FILE
         if not path.exists():
             return None
         try:
@@ -234,17 +245,17 @@ class ClientState:
     def save(self, run_id: str, hidden_state: HiddenState) -> None:
         """Replace the saved hidden state by this one, of the run with that id."""
         data = run_id.encode() + b"\n" + hidden_state.to_snapshot()
-        write_checked(self._folder / _FILE, _FILE, _FILE_VERSION, data)
+        write_checked(self.folder / _FILE, _FILE, _FILE_VERSION, data)
 
     def _reserve(self, until: int) -> None:
-        write_word(self._folder / "sequence", str(until))
+        write_word(self.folder / "sequence", str(until))
         self._reserved = until
 
     def _read_reserved(self) -> int:
         try:
-            return int(read_word(self._folder / "sequence") or 0)
+            return int(read_word(self.folder / "sequence") or 0)
         except (DataError, ValueError):
             raise ConfigError(
-                f"{self._folder / 'sequence'} is damaged, and which numbers are used up is not known: delete the "
+                f"{self.folder / 'sequence'} is damaged, and which numbers are used up is not known: delete the "
                 "client's folder, the server will tell"
             ) from None

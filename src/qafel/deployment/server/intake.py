@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -23,10 +24,10 @@ import xxhash
 from nats.aio.msg import Msg
 
 from qafel.algorithm import Algorithm, HiddenState, Kept, Kind, Message, Server
-from qafel.algorithm.messages import HEADER_BYTES
+from qafel.algorithm.messages import HEADER_BYTES, checksum_of
 from qafel.deployment.keys import Access, Verifier, key_number, signed_name
-from qafel.deployment.messages import Part, PartAssembler, Receipt, checksum_of
-from qafel.deployment.names import MALFORMED, PART, SIGNATURE, number_in
+from qafel.deployment.messages import Part, PartAssembler, Receipt
+from qafel.deployment.names import FOLLOWS, MALFORMED, PART, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.fairness import FairShare, Standing
@@ -35,6 +36,7 @@ from qafel.errors import (
     ConfigError,
     DuplicateUpload,
     MalformedHeader,
+    MemoryMismatch,
     MessageError,
     NonFiniteVector,
     NormTooLarge,
@@ -58,6 +60,7 @@ _MOST_VOTES: Final = 256
 _FIRST_VOTE_S: Final = 600.0
 _LEAST_VOTE_S: Final = 60.0
 _LARGEST: Final = float(np.finfo(np.float32).max) / 2  # of a coordinate of the sum, with room for rounding
+_NUMBER: Final = re.compile(r"-1|\d{1,10}", re.ASCII)
 _verifier: Final = lru_cache(maxsize=10_000)(Verifier)
 
 log = logging.getLogger(__name__)
@@ -161,26 +164,50 @@ class UploadChecker:
             log.warning("%s; the clients known before stay", problem)
         self._keys_problem = problem
 
-    def check_signature(self, client: int, subject: str, frame: bytes, signature: str | None) -> None:
-        """Raise unless a known client signed this frame, if clients sign here."""
+    def check_signature(
+        self, client: int, subject: str, frame: bytes, signature: str | None, follows: int | None = None
+    ) -> None:
+        """Raise unless a known client signed this frame, and what its memory follows, if clients sign here."""
         if self._keys is not None:
-            _verifier(self._keys[client]).check(signed_name(subject, self._run_id), frame, signature)
+            _verifier(self._keys[client]).check(signed_name(subject, self._run_id, follows), frame, signature)
 
-    def check(self, server: Server, client: int, upload: Message, now: float) -> tuple[Applied, Vector]:
-        """How this upload, sent as that client, is to be taken, and what it decodes to; raise if it is not taken."""
+    def check(
+        self, server: Server, client: int, upload: Message, now: float, follows: int | None = None
+    ) -> tuple[Applied, Vector]:
+        """How this upload, sent as that client, is to be taken, and what it decodes to; raise if it is not taken.
+
+        `follows`: the number of the upload that its client's memory follows, if clients have memories.
+        """
         if upload.sender != client:
             raise WrongSender(f"the message says client {upload.sender}, it was sent by client {client}")
         upload.check(Kind.UPLOAD, server.model.size, self._algorithm.client_quantizer)
         self.check_number(server, client, upload.sequence)
+        if self._algorithm.needs.client_memory:
+            self._check_memory(server, client, follows)
         self._spend(client, now)
         self.shares.check(client, now)
         decoded = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
         return self._bound(server, upload, decoded, now), decoded
 
     def check_number(self, server: Server, client: int, sequence: int) -> None:
-        """Raise if an upload of this number was counted before. With a new key, a client's numbers begin anew."""
-        if not self._has_new_key(client, self._key_number(client)):
-            server.seen.check(client, sequence)
+        """Raise if an upload of this number was counted before. With a new key, a client's numbers begin anew; those of
+        a client with a memory only ascend.
+        """
+        if self._has_new_key(client, self._key_number(client)):
+            return
+        highest, _ = server.seen.check(client, sequence)
+        if self._algorithm.needs.client_memory and highest > sequence:
+            raise DuplicateUpload(f"upload {sequence} of client {client} comes after its upload {highest}: not taken")
+
+    def _check_memory(self, server: Server, client: int, follows: int | None) -> None:
+        """Raise unless the client's memory follows its last counted upload: it could have lost its folder, or have
+        given up an upload of which a copy was counted.
+        """
+        highest, _ = server.seen.windows.get(client, (-1, 0))
+        if follows != highest:
+            raise MemoryMismatch(
+                f"the last counted update of client {client} is {highest}, its memory follows update {follows}"
+            )
 
     def _key_number(self, client: int) -> int:
         return 0 if self._keys is None else key_number(self._keys[client])
@@ -203,6 +230,8 @@ class UploadChecker:
         """
         algorithm, settings, key = self._algorithm, self._settings, self._key_number(upload.sender)
         weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
+        if weight < upload.weight and algorithm.needs.exact_uploads:
+            raise NormTooLarge(f"the update's weight is {upload.weight:.3g}, more than {weight:.3g}")
         # What divides by weights gives back what a tiny weight took from the norm: there none counts for less than one.
         share = max(1.0, weight) if algorithm.accumulator.divides_by_weights else weight
         norm = share * _norm(update)
@@ -247,6 +276,15 @@ def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> Defe
 def _norm(vector: Vector) -> float:
     squares = float(np.vdot(vector, vector))  # which, unlike dot, does not warn of an overflow
     return math.sqrt(squares) if math.isfinite(squares) else float(np.linalg.norm(vector.astype(np.float64)))
+
+
+def _follows(headers: Mapping[str, str]) -> int | None:
+    """The number that a client's memory follows, if its upload says one."""
+    if (found := headers.get(FOLLOWS)) is None:
+        return None
+    if not _NUMBER.fullmatch(found):
+        raise MalformedHeader(f"{FOLLOWS} is a number, found {found[:40]!r}")
+    return int(found)
 
 
 class Contact(NamedTuple):
@@ -337,8 +375,9 @@ class Intake:
                     return
                 frame, spent = whole, []
             upload = Message.from_bytes(frame)
-            self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE))
-            applied, decoded = self.checker.check(self.ledger.server, client, upload, now)
+            follows = _follows(headers)
+            self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE), follows)
+            applied, decoded = self.checker.check(self.ledger.server, client, upload, now, follows)
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
             self._refuse(client, upload.sequence if upload else None, error, group)
@@ -416,10 +455,11 @@ class Intake:
         self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: UploadGroup
     ) -> None:
         receipt = Receipt() if client is None else group.receipts.setdefault(client, Receipt())
+        if client is not None and isinstance(error, DuplicateUpload | MemoryMismatch):
+            receipt.last = self.ledger.last_of(client)
         if client is not None and sequence is not None and isinstance(error, DuplicateUpload):
             self.metrics.duplicates.inc()
             receipt.duplicate.append(sequence)
-            receipt.highest, _ = self.ledger.server.seen.windows.get(client, (-1, 0))
         else:
             self.metrics.rejected(error.reason).inc()
             receipt.rejected.append((sequence, error.reason, str(error)))

@@ -27,6 +27,7 @@ from qafel.algorithm import (
     restore_server,
     save_server,
 )
+from qafel.algorithm.messages import checksum_of
 from qafel.deployment.server.fairness import Standing
 from qafel.deployment.server.journal import JournalReader, Record, begins_at_start
 from qafel.errors import (
@@ -94,6 +95,7 @@ class _Saved(NamedTuple):
     traffic: Traffic
     norms: Mapping[int, float]
     keys: Mapping[int, int]
+    checksums: Mapping[int, int]
     shares: Sequence[Standing] = ()
     checksum: int = 0
     """Of the last record that it counts."""
@@ -106,6 +108,7 @@ class _Values(BaseModel):
     traffic: Traffic
     norms: list[tuple[Count, Amount]]
     keys: list[tuple[Count, Count]]
+    checksums: list[tuple[Count, Count]]
     shares: list[Standing]
     journal_checksum: Count
 
@@ -120,13 +123,16 @@ class Ledger:
     def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
         """Made by `open`: receive the journal after what was saved; `history` broadcasts are kept in memory."""
         self.folder = folder
-        self.server, self.traffic, norms, keys, self.shares, checksum = saved
+        self.server, self.traffic, norms, keys, checksums, self.shares, checksum = saved
         self.norms = dict(norms)
         """Each client's last norm, so that a restarted server judges as before."""
         self.keys = dict(keys)
         """The key with which each client signed its last upload that counted. With a new one its numbers begin anew:
         nobody can play it what was signed with the old one.
         """
+        self._checksums = dict(checksums)
+        """Of each client's counted upload with the highest number."""
+        self._with_memory = self.server.algorithm.needs.client_memory
         self.since: list[int] = []
         """Whose updates were received again: they came after `shares`, which is how clients stood at the checkpoint."""
         self.broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
@@ -155,6 +161,7 @@ class Ledger:
         *,
         size: int,
         history: int = 1000,
+        clients: int | None = None,
     ) -> Iterator[Ledger]:
         """Open a run's ledger, a context: the run begins, or goes on from what its folder holds.
 
@@ -164,12 +171,13 @@ class Ledger:
         seed           the run's seed
         size           the number of the model's parameters
         history        how many broadcasts are kept in memory
+        clients        how many there are, for methods that need it
         """
         busy = ConfigError(f"another server uses {folder}: stop it, or choose another `out`")
         with writing(f"to {folder}", "; choose another folder"):
             make_private(folder)  # it holds what clients sent
         with Lock(folder / "lock", busy):
-            ledger = _newest_sound(folder, initial_model, algorithm, seed, size, history)
+            ledger = _newest_sound(folder, initial_model, algorithm, seed, size, history, clients)
             with closing(ledger.journal):
                 yield ledger
 
@@ -214,8 +222,15 @@ class Ledger:
             )
 
     def has_new_key(self, client: int, key: int) -> bool:
-        """Whether a client that signs with this key signed with another one before."""
-        return bool(key) and self.keys.get(client, key) != key
+        """Whether a client that signs with this key signed with another one before, and may begin anew: a client with a
+        memory cannot.
+        """
+        return bool(key) and not self._with_memory and self.keys.get(client, key) != key
+
+    def last_of(self, client: int) -> tuple[int, int]:
+        """Number and checksum of the client's counted upload with the highest number; (-1, 0) if there is none."""
+        highest, _ = self.server.seen.windows.get(client, (-1, 0))
+        return highest, self._checksums.get(client, 0)
 
     def _count(self, frame: bytes, upload: Message, applied: Applied, decoded: Vector | None = None) -> Counted:
         version, client, windows = self.server.version, upload.sender, self.server.seen.windows
@@ -229,6 +244,8 @@ class Ledger:
             raise
         if applied.key:
             self.keys[client] = applied.key
+        if windows[client][0] == upload.sequence:
+            self._checksums[client] = checksum_of(frame)
         self.traffic.count_upload(frame, accepted.staleness)
         if accepted.batch is None:
             return Counted(accepted.staleness, None)
@@ -258,6 +275,7 @@ class Ledger:
             "norms": list(norms.items()),
             "shares": shares,
             "keys": list(self.keys.items()),
+            "checksums": list(self._checksums.items()),
             "journal_checksum": self.journal.checksum,
         }
         self.journal.rotate()
@@ -317,7 +335,13 @@ def _epoch(folder: Path) -> int:
 
 
 def _newest_sound(
-    folder: Path, initial_model: Callable[[], Vector], algorithm: Algorithm, seed: int, size: int, history: int
+    folder: Path,
+    initial_model: Callable[[], Vector],
+    algorithm: Algorithm,
+    seed: int,
+    size: int,
+    history: int,
+    clients: int | None,
 ) -> Ledger:
     """From the newest checkpoint after which the journal can be received again; from x⁰ if there is none, or the whole
     journal is there.
@@ -325,7 +349,7 @@ def _newest_sound(
     failed: list[tuple[Path, Exception]] = []
     for _, path in reversed(_checkpoints(folder)):
         try:
-            ledger = Ledger(folder, _read(path, algorithm, seed, size), history)
+            ledger = Ledger(folder, _read(path, algorithm, seed, size, clients), history)
             break
         except (DamagedJournal, OutputError):
             raise
@@ -335,21 +359,23 @@ def _newest_sound(
     else:
         if failed and not begins_at_start(folder):  # without the first records, the run would start from nothing
             raise DataError(f"no checkpoint in {folder} can be used; {failed[0][0]}: {failed[0][1]}") from None
-        server = Server(initial_model(), algorithm, seed, log_capacity=0)
-        ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}), history)
+        server = Server(initial_model(), algorithm, seed, log_capacity=0, clients=clients)
+        ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}, {}), history)
     for path, _ in failed:  # it must not count as one of those that are kept
         path.rename(path.with_suffix(".unused"))
     return ledger
 
 
-def _read(path: Path, algorithm: Algorithm, seed: int, size: int) -> _Saved:
+def _read(path: Path, algorithm: Algorithm, seed: int, size: int, clients: int | None) -> _Saved:
     saved = read_checkpoint(path)
     try:
         values = _VALUES.validate_python(saved.values)
     except ValidationError as error:
         raise DataError(f"{path} is damaged ({fault_of(error)})") from None
-    server = restore_server(Checkpoint(saved.arrays, values.server), algorithm, seed, size=size, log_capacity=0)
-    return _Saved(server, values.traffic, dict(values.norms), dict(values.keys), values.shares, values.journal_checksum)
+    inner = Checkpoint(saved.arrays, values.server)
+    server = restore_server(inner, algorithm, seed, size=size, log_capacity=0, clients=clients)
+    norms, keys, checksums = dict(values.norms), dict(values.keys), dict(values.checksums)
+    return _Saved(server, values.traffic, norms, keys, checksums, values.shares, values.journal_checksum)
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

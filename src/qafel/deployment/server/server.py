@@ -51,7 +51,7 @@ _FAILURES: Final = 3  # of a stream in a row, after which it counts as damaged
 _STEADY_S: Final = 300.0  # a session that lasts longer has nothing to do with the failures before it
 _CONCLUDE_S: Final = 20.0  # for the last uploads, snapshot and state of a run that is stopped
 
-PROVIDED: Final = Needs(clients=True)
+PROVIDED: Final = Needs(clients=True, client_memory=True, exact_uploads=True)
 """What a deployment gives a method."""
 
 log = logging.getLogger(__name__)
@@ -83,8 +83,9 @@ class DeploymentServer:
         self.wire = Counter[str]()
         self.metrics = ServerMetrics(run)
         agreed = self._config.model_copy(update={"start": None})  # clients get x̂ from the server, and read no file
-        self._agreement = Agreement(ledger.run_id, agreed, task.layout).to_bytes()
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
+        abandon_after = getattr(algorithm.staleness, "abandon_after", None)
+        self._agreement = Agreement(ledger.run_id, agreed, task.layout, abandon_after).to_bytes()
         defence = resolved(settings.defence, algorithm, task)
         checker = UploadChecker(
             algorithm, defence, task.clients, access.registry(), median, ledger.run_id, ledger.has_new_key
@@ -335,6 +336,7 @@ def open_server(
         config.seed,
         size=task.layout.size,
         history=max(2, min(history, _KEPT_BYTES // broadcast_bytes)),
+        clients=task.clients if algorithm.needs.clients else None,
     ) as ledger:
         if ledger.traffic.uploads and not (out / "config.toml").exists():
             raise ConfigError(

@@ -1,0 +1,57 @@
+"""A deployment's journal against the core: every upload is made again, from the x̂ and the memory of its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from qafel.algorithm import Client, Message, Server, State
+from qafel.config import Config
+from qafel.deployment.client.memory import Memory
+from qafel.deployment.server.journal import JournalReader
+from qafel.deployment.server.ledger import Applied, Ledger
+from qafel.rng import Stream
+
+
+def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int:
+    """Replay the journal in `state` undisturbed, training included, and return the number of uploads.
+
+    Each upload's bytes, the server's x and x̂, and the memories in the clients' folders are what the core makes.
+    """
+    task = config.task.make()
+    algorithm = config.algorithm.compose(task.layout)
+    clients = task.clients if algorithm.needs.clients else None
+    initial = task.initial_model(Stream.named(config.seed, "initial-model"))
+    server = Server(initial, algorithm, config.seed, clients=clients)
+    held, memories, last = {0: server.hidden_state}, dict[int, State](), dict[int, int]()
+    count = 0
+    for record in JournalReader(state):
+        upload = Message.from_bytes(record.data)
+        number, count = upload.sender, count + 1
+        client = Client(
+            number, held[upload.version], algorithm, config.seed,
+            weight=upload.weight, sequence=upload.sequence, memory=memories.get(number),
+        )  # fmt: skip
+        made = client.update(lambda start, local, stream, number=number: task.train(number, start, local, stream))  # type: ignore[misc]
+        assert made.upload == record.data, f"upload {upload.sequence} of client {number} is not what the core makes"
+        memories[number], last[number] = made.memory, upload.sequence
+        applied = Applied.read(record, upload)
+        accepted = server.receive(upload._replace(weight=applied.weight), applied.factor)
+        if accepted.batch is not None:
+            server.step(accepted.batch)
+            held[server.version] = server.hidden_state
+    with Ledger.open(state, lambda: initial, algorithm, config.seed, clients=clients) as ledger:
+        assert np.array_equal(ledger.server.model, server.model)
+        assert ledger.server.hidden_state.digest == server.hidden_state.digest
+        run_id = ledger.run_id
+    for number, folder in folders.items() if algorithm.needs.client_memory else ():
+        kept = Memory.load(folder, run_id, algorithm.client_rule.new_memory(task.layout.size))
+        if kept.sent is not None and kept.sent.sequence == last.get(number):  # the client would hear that it counts
+            follows, memory = kept.sent.sequence, kept.sent.memory
+        else:
+            follows, memory = kept.follows, kept.now
+        assert follows == last.get(number, -1)
+        for name, value in memories.get(number, {}).items():
+            assert np.array_equal(memory[name], value), f"the memory of client {number}"
+    return count
