@@ -17,10 +17,11 @@ from rich.console import Console
 from qafel.cli.report import _load
 from qafel.cli.status import _plain, _screen
 from qafel.config import load_recipe
-from qafel.deployment.messages import RunState, RunStatus
+from qafel.deployment.messages import RunStatus
 from qafel.errors import DataError
 from qafel.report import render_report
 from qafel.runs.directory import CHECKPOINT, state_of
+from qafel.runs.live import LiveState
 from qafel.simulator.run import sound_checkpoint
 from qafel.watch import page
 from qafel.watch.serve import Board
@@ -209,7 +210,7 @@ def test_a_sweep_tells_of_an_odd_run_and_makes_the_others(tmp_path: Path, file: 
 
 def states_with(value: str) -> dict[str, bytes]:
     """What a broker may hold in place of a run's state: each key with an odd value."""
-    sound = json.loads(RunState("running", 12, 1, renewed_at=1.0, metric=0.5, buffer="3/10").to_bytes())
+    sound = json.loads(LiveState(status="running", version=12, at=1.0, metric=0.5, buffer_size=10).to_bytes())
     plain = {key: json.dumps(entry) for key, entry in sound.items()}
     return {
         key: "{{{}}}".format(
@@ -230,12 +231,22 @@ def shown_in_80_columns(runs: list[RunStatus]) -> list[str]:
 def test_an_odd_state_at_the_broker_harms_no_other_run(value: str) -> None:
     """Neither the lines of `qafel status` nor the live page: it is an odd line, or not genuine."""
     most = 2**64 - 1
-    counts = {"server_steps": most, "uploads": most, "upload_bytes": most, "broadcast_bytes": most}
-    large = RunState("running", most, 1, **counts, clients={"1": most}, updates_per_s=1e150, metric=-1e149, problem="!")
-    found = [RunStatus("healthy-run", RunState("running", 12, 1), 0, 1.0), RunStatus("large", large, most, 1e150)]
+    counts = {"server_steps": most, "uploads": most, "upload_bytes_total": most, "broadcast_bytes_total": most}
+    large = LiveState(
+        status="running",
+        at=0.0,
+        version=most,
+        **counts,
+        training={"1": most},
+        updates_per_s=1e150,
+        metric=-1e149,
+        problem="!",
+    )
+    healthy = LiveState(status="running", at=0.0, version=12)
+    found = [RunStatus("healthy-run", healthy, 0, 1.0), RunStatus("large", large, most, 1e150)]
     for key, data in states_with(value).items():
         with suppress(DataError):
-            found.append(RunStatus(f"odd-{key}", RunState.from_bytes(data), 0, 1.0))
+            found.append(RunStatus(f"odd-{key}", LiveState.from_bytes(data), 0, 1.0))
     written = ["".join(shown_in_80_columns([one])) for one in found]
     table = shown_in_80_columns([*found, *found])
     assert max(map(len, table)) <= 80
@@ -244,6 +255,6 @@ def test_an_odd_state_at_the_broker_harms_no_other_run(value: str) -> None:
     json.dumps(_plain(found), allow_nan=False)
     told = Told("nats://here")
     for one in found:
-        told.tell(one.run, one.state.live(), one.silent_s)
+        told.tell(one.run, one.state, one.silent_s)
     for one in asyncio.run(told.look()):
         page.Painter().picture([one]).whole_page().encode()

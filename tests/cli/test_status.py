@@ -15,30 +15,34 @@ from rich.console import Console
 from qafel.cli.deploy import _server_line
 from qafel.cli.status import _screen
 from qafel.deployment.broker.local import LocalBroker
-from qafel.deployment.messages import RunState, RunStatus
+from qafel.deployment.messages import RunStatus
+from qafel.runs.live import LiveState
 from tests.command import qafel
 from tests.deployment.processes import Command, wait_for
 
-LARGE = RunState(
-    state="running",
+LARGE = LiveState(
+    status="running",
+    at=0.0,
     version=123_456,
     digest=1,
     server_steps=1_000_000,
     uploads=1_234_567,
     updates_per_s=1603.2,
-    upload_bytes=18_400_000_000,
-    broadcast_bytes=1_840_000_000,
+    upload_bytes_total=18_400_000_000,
+    broadcast_bytes_total=1_840_000_000,
     rejected={"norm": 3, "signature": 12},
     repeated=7,
-    clients={str(number): number % 13 for number in range(40)},
-    buffer="3/10",
+    training={str(number): number % 13 for number in range(40)},
+    training_count=40,
+    buffer_fill=3,
+    buffer_size=10,
     metric=1.23456e-4,
     metric_name="f(x) − f*",
 )
 RUNS = [
     RunStatus("mushrooms-qafel-4bit", LARGE, 12, 1.0),
     RunStatus("cifar10-fedasync-direct-c1000-qsgd", LARGE, 0, 86400 * 5.3),
-    RunStatus("x", RunState("not genuine", 0, 0), 0, 0.0),
+    RunStatus("x", LiveState(status="not genuine", at=0.0, version=0), 0, 0.0),
 ]
 
 
@@ -76,7 +80,7 @@ def test_a_checkpoint_that_could_not_be_written_is_shown() -> None:
 
 def test_brackets_in_what_a_server_says_are_shown_as_they_are() -> None:
     odd = replace(
-        LARGE, state="[/x]", problem="cannot write runs/[/y]/c.qafel", failed_checkpoints=1, metric_name="[/z]"
+        LARGE, status="[/x]", problem="cannot write runs/[/y]/c.qafel", failed_checkpoints=1, metric_name="[/z]"
     )
     text = " ".join(" ".join(shown([RunStatus("x", odd, 0, 1.0)])).split())
     assert all(word in text for word in ("state [/x]", "runs/[/y]/c.qafel", "[/z] 1.23e-4"))
@@ -87,7 +91,9 @@ def test_a_servers_own_line_fits_in_80_columns() -> None:
     line = _server_line(LARGE)
     assert len(line) <= 80, line
     assert line == "step 123 k/1 M · 1.23 M updates, 1,603/s · 15 rejected · f(x) − f* 1.23e-4"
-    small = RunState("stopped", 12, 0, uploads=120, upload_bytes=4200, clients={"1": 0}, repeated=2)
+    small = LiveState(
+        status="stopped", at=0.0, version=12, uploads=120, upload_bytes_total=4200, training_count=1, repeated=2
+    )
     assert _server_line(small) == "stopped · step 12 · 120 updates, 0/s · 4.20 kB · 1 client · 2 repeats"
 
 
@@ -113,4 +119,4 @@ def test_a_watched_run_is_shown_again_and_again_until_ctrl_c(tmp_path: Path, bro
         _, complaint = watching.communicate(timeout=30)
     assert (watching.returncode, complaint) == (0, "")
     assert first["word"] == second["word"] == "running"
-    assert second["state"]["renewed_at"] > first["state"]["renewed_at"]
+    assert second["state"]["at"] > first["state"]["at"]

@@ -23,11 +23,12 @@ from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.broker.removal import remove_run
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import Receipt, RunState
+from qafel.deployment.messages import Receipt
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE
 from qafel.deployment.server import ServerSettings, lease
 from qafel.deployment.server.server import DeploymentServer
 from qafel.errors import ConfigError
+from qafel.runs.live import LiveState
 from tests.deployment.client.test_follower import LARGE
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
@@ -197,7 +198,7 @@ def test_forged_receipts_are_not_believed_and_a_client_says_that_nobody_speaks(t
                 broker = await stack.enter_async_context(session(_server(keys), "server"))
                 genuine = await broker.stored(KEY_VALUE_STREAM, client.names.state)
                 assert genuine is not None
-            await until(lambda: client.follower.state is not None and client.follower.state.state == "stopped")
+            await until(lambda: client.follower.state is not None and client.follower.state.status == "stopped")
             start = client.begin()
             client.outbox.add(start.sequence, client.finish(start, client._train).upload)
             receipt = Receipt(accepted=[(start.sequence, 0, 0)]).to_bytes()
@@ -208,7 +209,7 @@ def test_forged_receipts_are_not_believed_and_a_client_says_that_nobody_speaks(t
             assert len(client.outbox) == 1, "the update is still on its way"
             # A running server that fell silent an hour ago, whose last word the broker repeats.
             follower = client.follower
-            follower.state = replace(follower.state, state="running")
+            follower.state = replace(follower.state, status="running")
             follower.heard_at = time.monotonic() - 3600
             for _ in range(3):
                 await follower._on_state(genuine)
@@ -223,7 +224,7 @@ def test_a_word_that_was_held_back_does_not_count_as_fresh(tmp_path: Path, acces
             follower = client.follower
             await until(lambda: follower.state is not None)
             assert client._waits_for() == ""
-            old = replace(follower.state, beat=10**6, renewed_at=time.time() - 7200)  # type: ignore[arg-type,type-var]
+            old = replace(follower.state, beat=10**6, at=time.time() - 7200)  # type: ignore[arg-type,type-var]
             await follower._on_state(Stored(client.names.state, old.to_bytes(), {}))
             assert "said nothing new for 2 h 0 min" in client._waits_for()
 
@@ -235,7 +236,8 @@ def test_a_state_that_was_said_before_is_no_news(tmp_path: Path, access: Access)
         async with serving(tmp_path, access) as server, taking_part(tmp_path, access, 0) as client:
             follower, run_id = client.follower, server.ledger.run_id
             await until(lambda: follower.state is not None and follower.state.beat > 2)
-            finished = RunState("finished", 0, 0, run_id=run_id, epoch=follower.state.epoch, beat=1)  # type: ignore[union-attr]
+            epoch = follower.state.epoch  # type: ignore[union-attr]
+            finished = LiveState(status="finished", at=0.0, version=0, run_id=run_id, epoch=epoch, beat=1)
             await follower._on_state(Stored(client.names.state, finished.to_bytes(), {}))
             assert follower.ignored["old"] == 1
             assert not follower.ended

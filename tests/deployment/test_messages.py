@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 from qafel.deployment.broker.local import free_port
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access, Verifier, new_seed, public_key, signed_name
-from qafel.deployment.messages import Agreement, Part, PartAssembler, Receipt, RunState, read_status
+from qafel.deployment.messages import Agreement, Part, PartAssembler, Receipt, read_status
 from qafel.deployment.names import EPOCH, PART, Names
 from qafel.deployment.server import ServerSettings
 from qafel.errors import BadSignature, DataError, MalformedPayload, OversizedMessage
+from qafel.runs.live import LiveState
 from qafel.text import printable
 from tests.deployment.live import serving, taking_part, until, update
 
@@ -154,7 +155,7 @@ def test_status_and_metrics_tell_how_a_run_fares(tmp_path: Path, access: Access)
             while (run := (await read_status(access))[0]).state.uploads < 4:  # which a heartbeat tells
                 await asyncio.sleep(0.05)
             assert (run.run, run.word, run.state.version, run.state.uploads) == ("live", "running", 1, 4)
-            assert run.state.clients == {"2": 0}
+            assert run.state.training == {"2": 0}
             assert await read_status(access, "nothing") == []
             text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
             assert 'qafel_accepted_updates_total{run="live"} 4.0' in text
@@ -190,12 +191,12 @@ def test_a_runs_name_must_fit_the_broker() -> None:
         Names("a.b")
 
 
-@pytest.mark.parametrize("field", ["version", "uploads", "task_clients", "digest"])
+@pytest.mark.parametrize("field", ["version", "uploads", "clients", "digest"])
 @pytest.mark.parametrize("value", [-1, 10**400])
 def test_a_number_that_nobody_can_show_is_refused(field: str, value: int) -> None:
-    state = json.loads(RunState("running", 0, 0).to_bytes())
+    state = json.loads(LiveState(status="running", at=0.0, version=0).to_bytes())
     with pytest.raises(DataError, match=field):
-        RunState.from_bytes(json.dumps({**state, field: value}).encode())
+        LiveState.from_bytes(json.dumps({**state, field: value}).encode())
 
 
 def test_an_agreement_of_brackets_is_refused_in_a_sentence() -> None:
@@ -210,11 +211,20 @@ ODD = "fine\n2026-01-01 forged line\x1b[2J\x9b1m\u202e\r"
 def test_text_from_outside_is_escaped_where_it_comes_in() -> None:
     """A line of a log, or of a terminal, is ours, whatever a peer writes."""
     receipt = Receipt(rejected=[(1, ODD, ODD)])
-    state = RunState(ODD, 0, 0, problem=ODD, metric_name=ODD, rejected={ODD: 1}, clients={ODD: 1}, silent={ODD: 1.0})
-    (_, reason, text), read = Receipt.from_bytes(receipt.to_bytes()).rejected[0], RunState.from_bytes(state.to_bytes())
-    shown = [reason, text, read.state, read.problem, read.metric_name]
-    shown += [*read.rejected, *read.clients, *read.silent]
-    for refused in (Receipt.from_bytes, RunState.from_bytes, Agreement.from_bytes):
+    state = LiveState(
+        status=ODD,
+        at=0.0,
+        version=0,
+        problem=ODD,
+        metric_name=ODD,
+        rejected={ODD: 1},
+        training={ODD: 1},
+        silent={ODD: 1.0},
+    )
+    (_, reason, text), read = Receipt.from_bytes(receipt.to_bytes()).rejected[0], LiveState.from_bytes(state.to_bytes())
+    shown = [reason, text, read.status, read.problem, read.metric_name]
+    shown += [*read.rejected, *read.training, *read.silent]
+    for refused in (Receipt.from_bytes, LiveState.from_bytes, Agreement.from_bytes):
         with pytest.raises(DataError) as error:
             refused(
                 json.dumps({"format": 2, "run_id": "x", "layout": [], "config": f"name = 'x{ODD}", ODD: ODD}).encode()

@@ -41,7 +41,7 @@ from qafel.deployment.client.client import ClientEvent, open_client, run_client
 from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.connection import Stored, cancel_and_wait, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import Receipt, RunState
+from qafel.deployment.messages import Receipt
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server
@@ -49,6 +49,7 @@ from qafel.errors import BrokerRefused, DataError
 from qafel.params import Layout
 from qafel.quantizers import set_threads
 from qafel.rng import Stream
+from qafel.runs.live import LiveState
 
 RUN: Final = "bench"
 BARE: Final = "bare"
@@ -278,7 +279,7 @@ async def send_mutants(case: DeploymentCase, folder: Path) -> Figures:
     """
     number, names, chooser = case.clients, Names(RUN), random.Random(0)
     frames, news = sound_uploads(case.config(), number, _ORIGINALS), asyncio.Event()
-    sent, outcomes, state = 0, Counter[str](), RunState("running", 0, 0)
+    sent, outcomes, state = 0, Counter[str](), LiveState(status="running", at=0.0, version=0)
 
     async def on_receipt(stored: Stored) -> None:
         receipt = Receipt.from_bytes(stored.data)
@@ -288,7 +289,7 @@ async def send_mutants(case: DeploymentCase, folder: Path) -> Figures:
 
     async def on_state(stored: Stored) -> None:
         nonlocal state
-        state = RunState.from_bytes(stored.data)
+        state = LiveState.from_bytes(stored.data)
         news.set()
 
     async with session(case.access(folder, f"clients/{number}"), str(number), patience_s=60) as broker:

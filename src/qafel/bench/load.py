@@ -23,13 +23,14 @@ from qafel.algorithm import Client, HiddenState, LocalTraining, Message
 from qafel.config import Config
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access, signed_name
-from qafel.deployment.messages import Agreement, RunState, read_status
+from qafel.deployment.messages import Agreement, read_status
 from qafel.deployment.names import KEY_VALUE_STREAM, Names, StreamLimits
 from qafel.deployment.server.pipeline import UploadQueue
 from qafel.errors import BrokerError, DataError, QafelError
 from qafel.params import Layout, Vector
 from qafel.quantizers.kernels import CHOICE
 from qafel.rng import Stream
+from qafel.runs.live import LiveState
 
 _WINDOW: Final = 8  # uploads of a client on their way, as a client has: no burst is more than its share
 _GROUP: Final = 64
@@ -97,7 +98,7 @@ async def send_made(
     wire = Counter[str]()
 
     async def on_state(stored: Stored) -> None:
-        if RunState.from_bytes(stored.data).ended:
+        if LiveState.from_bytes(stored.data).ended:
             ended.set()
 
     async with AsyncExitStack() as stack:

@@ -34,7 +34,7 @@ from qafel.text import counted, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
     from qafel.deployment.broker.folder import BrokerFolder
-    from qafel.deployment.messages import RunState
+    from qafel.runs.live import LiveState
 
 __all__ = ["broker", "client", "server"]
 
@@ -249,23 +249,23 @@ class _ServerScreen:
     serves: bool = False
     """Whether the run's state was ever told, so that nothing was refused."""
 
-    def __call__(self, state: RunState) -> None:
+    def __call__(self, state: LiveState) -> None:
         if self.banner and not self.serves:
             log.info(self.banner)
         log.info(_server_line(state))
         self.serves = True
 
 
-def _server_line(state: RunState) -> str:
+def _server_line(state: LiveState) -> str:
     """How the run stands, in 80 columns beside the time: what there is no room for, `qafel status` tells."""
     rejected = sum(state.rejected.values())
     parts = {
-        "state": "" if state.state == "running" else state.state,
+        "state": "" if state.status == "running" else state.status,
         "step": f"step {human_count(state.version)}"
         + (f"/{human_count(state.server_steps)}" if state.server_steps else ""),
         "updates": f"{counted(state.uploads, 'update', human_count)}, {human_count(round(state.updates_per_s))}/s",
-        "bytes": human_bytes(state.upload_bytes + state.broadcast_bytes),
-        "clients": counted(len(state.clients), "client"),
+        "bytes": human_bytes(state.upload_bytes_total + state.broadcast_bytes_total),
+        "clients": counted(state.training_count, "client"),
         "rejected": f"{human_count(rejected)} rejected" if rejected else "",
         "repeats": counted(state.repeated, "repeat", human_count) if state.repeated else "",
         "failed": f"{counted(state.failed_checkpoints, 'checkpoint')} failed" if state.failed_checkpoints else "",

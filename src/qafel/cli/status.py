@@ -23,7 +23,8 @@ from qafel.runs.progress import finite_or_none
 from qafel.text import UNKNOWN, counted, cut, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
-    from qafel.deployment.messages import RunState, RunStatus
+    from qafel.deployment.messages import RunStatus
+    from qafel.runs.live import LiveState
 
 _WATCH_S = 2.0  # as often as a server renews its state
 
@@ -99,8 +100,8 @@ def _table(found: list[RunStatus]) -> Table:
             _steps(state, human_count),
             human_count(state.uploads),
             human_count(round(state.updates_per_s)),
-            human_count(max(state.clients.values(), default=math.nan)),
-            human_bytes(state.upload_bytes + state.broadcast_bytes),
+            human_count(max(state.training.values(), default=math.nan)),
+            human_bytes(state.upload_bytes_total + state.broadcast_bytes_total),
             UNKNOWN if state.metric is None else human_metric(state.metric),
         )
         table.add_row(*map(Text, cells))
@@ -108,7 +109,7 @@ def _table(found: list[RunStatus]) -> Table:
 
 
 def _in_full(one: RunStatus) -> Table:
-    state, lags = one.state, sorted(one.state.clients.values())
+    state, lags = one.state, sorted(one.state.training.values())
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -121,14 +122,14 @@ def _in_full(one: RunStatus) -> Table:
     if state.failed_checkpoints:
         failed = f"{counted(state.failed_checkpoints, 'checkpoint')} could not be written"
         add("problem", f"{failed}; {state.problem or 'the last one was'}")
-    add("version", f"{_steps(state, '{:,}'.format)}, buffer {state.buffer}")
+    add("version", f"{_steps(state, '{:,}'.format)}, buffer {state.buffer_fill}/{state.buffer_size}")
     rate = human_count(round(state.updates_per_s, 1))
     add("updates", f"{state.uploads:,}, {rate} a second; {counted(one.waiting, 'message')} waiting")
     if lags:
         median = f"half of them at most {lags[(len(lags) - 1) // 2]:,}"
         add("clients", f"{len(lags)} heard of last, up to {counted(lags[-1], 'version')} behind, {median}")
-    add("sent up", human_bytes(state.upload_bytes))
-    add("broadcast", human_bytes(state.broadcast_bytes))
+    add("sent up", human_bytes(state.upload_bytes_total))
+    add("broadcast", human_bytes(state.broadcast_bytes_total))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(state.rejected.items())) or "0"
     add("rejected", reasons + (f"; {counted(state.repeated, 'repeat')}, counted once" if state.repeated else ""))
     if state.metric is not None:
@@ -136,5 +137,5 @@ def _in_full(one: RunStatus) -> Table:
     return table
 
 
-def _steps(state: RunState, written: Callable[[int], str]) -> str:
+def _steps(state: LiveState, written: Callable[[int], str]) -> str:
     return written(state.version) + (f"/{written(state.server_steps)}" if state.server_steps else "")

@@ -120,7 +120,7 @@ class _BrokerRuns:
 
     def _show(self, found: list[RunStatus]) -> None:
         for one in found:
-            self._told.tell(one.run, one.state.live(), one.silent_s)
+            self._told.tell(one.run, one.state, one.silent_s)
         self._told.forget_all_but([one.run for one in found])
         self._told.note = ""
 

@@ -8,11 +8,11 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Final, NamedTuple, final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, final
 
 from nats.aio.msg import Msg
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
@@ -29,13 +29,10 @@ from qafel.errors import (
     OversizedMessage,
 )
 from qafel.params import Layout
-from qafel.runs.live import ByName, LiveState
-from qafel.runs.records import Amount, Count, Number, Text, fault_of
-from qafel.tasks.protocol import Goal
+from qafel.runs.live import LiveState
 from qafel.text import human_seconds, printable
 
 _AGREEMENT_FORMAT: Final = 2  # the format of what is signed, and of receipts, goes with it
-_BUFFER: Final = r"^([0-9]{1,9}/[0-9]{1,9})?$"
 _PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
 SILENT_S: Final = 10.0
 """A server of which nothing was heard for so long is silent: it renews its state every two seconds."""
@@ -100,121 +97,11 @@ def _other_format(found: object) -> DataError:
 
 @final
 @dataclass(frozen=True, slots=True)
-class RunState:
-    """The state that a server renews on the broker. `version` and `digest` are of the last broadcast that went out."""
-
-    state: Text
-    version: Count
-    digest: Count
-    server_steps: Count = 0
-    uploads: Count = 0
-    updates_per_s: Amount = 0.0
-    upload_bytes: Count = 0
-    broadcast_bytes: Count = 0
-    rejected: ByName[Count] = field(default_factory=dict)
-    repeated: Count = 0
-    """Uploads that were counted before: their clients only missed the receipt."""
-    clients: ByName[Count] = field(default_factory=dict)
-    """For the clients heard of last: how many versions behind their latest accepted update was."""
-    active: Count = 0
-    """How many clients take part: their last accepted update is not long ago, for their usual pace."""
-    silent: ByName[Amount] = field(default_factory=dict)
-    """For some of the clients that took part and fell silent: since how many seconds."""
-    silent_count: Count = 0
-    task_clients: Count = 0
-    """How many clients the task has data for."""
-    buffer: Annotated[Text, Field(pattern=_BUFFER)] = ""
-    staleness: list[Count] = field(default_factory=list)
-    """Updates per staleness 0, 1, 2, … in the whole run; the last entry is of all above, too."""
-    metric: Number | None = None
-    metric_name: Text = ""
-    metric_goal: Goal = "min"
-    target: Number | None = None
-    hidden_state_lag: Number | None = None
-    """‖x − x̂‖ / ‖x‖ at the last evaluation."""
-    share_done: Amount | None = None
-    """How far the run is towards the nearest of its limits, from 0 to 1."""
-    wall_s: Amount = 0.0
-    failed_checkpoints: Count = 0
-    problem: Text = ""
-    """What an operator should see to, such as a full disk; empty if all is well."""
-    renewed_at: Amount = 0.0
-    run_id: Text = ""
-    epoch: Count = 0
-    """Which server of the run this is, counted; a lower one's words are void."""
-    since: Count = 0
-    """The version that its epoch began with."""
-    holder: Text = ""
-    """The folder that it serves from, and no copy of it."""
-    instance: Text = ""
-    """The process."""
-    safe_uploads: Count = 0
-    """Of the uploads, those in its journal, synced."""
-    beat: Count = 0
-    """Counts the states of an epoch: one that was said before is no news."""
-    session: Text = ""
-    """Changes when the server had to connect again: what was on its way then may be lost."""
-
-    @property
-    def ended(self) -> bool:
-        return self.state not in ("running", "stopped")
-
-    def live(self) -> LiveState:
-        """The same in the words of any run, for those who watch."""
-        fill, _, size = self.buffer.partition("/")
-        silent: dict[str, float | None] = {**self.silent}
-        return LiveState(
-            status=self.state,
-            at=self.renewed_at,
-            version=self.version,
-            uploads=self.uploads,
-            upload_bytes_total=self.upload_bytes,
-            broadcast_bytes_total=self.broadcast_bytes,
-            wall_s=self.wall_s,
-            virtual_time=self.wall_s,
-            virtual_time_unit="s",
-            updates_per_s=self.updates_per_s,
-            share_done=self.share_done,
-            buffer_fill=int(fill or 0),
-            buffer_size=int(size or 0),
-            staleness_histogram=self.staleness,
-            rejected=self.rejected,
-            repeated=self.repeated,
-            clients=self.task_clients,
-            training={client: lag for client, lag in self.clients.items() if client not in silent},
-            training_count=self.active,
-            silent=silent,
-            silent_count=self.silent_count,
-            metric=self.metric,
-            metric_name=self.metric_name,
-            metric_goal=self.metric_goal,
-            target=self.target,
-            hidden_state_lag=self.hidden_state_lag,
-            problem=self.problem,
-            run_id=self.run_id,
-        )
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @staticmethod
-    def from_bytes(data: bytes) -> RunState:
-        try:
-            return _RUN_STATE.validate_json(data)
-        except ValidationError as error:
-            raise DataError(f"the broker does not hold a run's state: {fault_of(error)}") from None
-
-
-_RUN_STATE: Final = TypeAdapter(RunState)
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class RunStatus:
     """One run of a broker."""
 
     run: str
-    state: RunState
+    state: LiveState
     waiting: int
     """Messages in the upload queue."""
     silent_s: float
@@ -223,8 +110,8 @@ class RunStatus:
     @property
     def word(self) -> str:
         """The run's state in a word; or that the server of a running run is silent."""
-        silent = self.state.state == "running" and self.silent_s > SILENT_S
-        return f"silent for {human_seconds(round(self.silent_s))}" if silent else self.state.state
+        silent = self.state.status == "running" and self.silent_s > SILENT_S
+        return f"silent for {human_seconds(round(self.silent_s))}" if silent else self.state.status
 
 
 async def read_status(access: Access, run: str | None = None, patience_s: float = 5.0) -> list[RunStatus]:
@@ -269,11 +156,11 @@ async def _status(broker: Broker, verifier: Verifier, run: str | None) -> list[R
             continue
         try:
             verifier.check(signed_name(names.state), stored.data, stored.headers.get(SIGNATURE))
-            state = RunState.from_bytes(stored.data)
+            state = LiveState.from_bytes(stored.data)
         except (DataError, MessageError):
-            state = RunState("not genuine", 0, 0)
+            state = LiveState(status="not genuine", at=0.0, version=0)
         waiting = await broker.waiting(names.upload_stream) or 0
-        found.append(RunStatus(names.run, state, waiting, max(0.0, time.time() - state.renewed_at)))
+        found.append(RunStatus(names.run, state, waiting, max(0.0, time.time() - state.at)))
     return found
 
 

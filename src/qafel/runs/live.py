@@ -1,6 +1,7 @@
 """How a run stands at this moment, between two evaluations: what its driver says about once a second.
 
-It is the file live.json of a run directory as long as the run goes on. A deployed server also tells it to its broker.
+It is the file live.json of a run directory as long as the run goes on. A deployed server also tells it to its broker,
+with what its clients and other servers must know.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar, final
+from typing import Annotated, Any, TypeAlias, TypeVar, final
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
-from qafel.errors import OutputError
+from qafel.algorithm import Server
+from qafel.errors import DataError, OutputError
 from qafel.files import write_atomically
-from qafel.runs.progress import finite_or_none
-from qafel.runs.records import Amount, Count, Number, Text, read_record
-from qafel.tasks.protocol import Goal
+from qafel.config import Limits
+from qafel.runs.progress import Progress, Status, Traffic, finite_or_none
+from qafel.runs.records import Amount, Count, Number, Text, fault_of, read_record
+from qafel.runs.summary import rejections_and_repeats
+from qafel.tasks.protocol import Goal, Task
 
 LIVE_FILE = "live.json"
 _MOST_BYTES = 1 << 20
@@ -44,10 +48,11 @@ class LiveState:
     at: Amount
     """When this was said, in seconds since 1970."""
     version: Count
-    uploads: Count
-    upload_bytes_total: Count
-    broadcast_bytes_total: Count
-    wall_s: Amount
+    """Of a deployed run, that of the last broadcast that went out."""
+    uploads: Count = 0
+    upload_bytes_total: Count = 0
+    broadcast_bytes_total: Count = 0
+    wall_s: Amount = 0.0
     """How long the run has gone on."""
     virtual_time: Amount | None = None
     virtual_time_unit: Text = ""
@@ -62,6 +67,7 @@ class LiveState:
     """Updates per staleness 0, 1, 2, … in the whole run; see `MOST_STALENESS`."""
     rejected: ByName[Count] = field(default_factory=dict)
     repeated: Count = 0
+    """Uploads that were counted before: their clients only missed the receipt."""
     clients: Count = 0
     """How many there are."""
     training: ByName[Count] = field(default_factory=dict)
@@ -78,20 +84,84 @@ class LiveState:
     hidden_state_lag: Number | None = None
     """‖x − x̂‖ / ‖x‖ at the last evaluation."""
     problem: Text = ""
-    """What an operator should see to; empty if all is well."""
+    """What an operator should see to, such as a full disk; empty if all is well."""
+    failed_checkpoints: Count = 0
+    server_steps: Count = 0
+    """How many the run is to make; 0: any number."""
     run_id: Text = ""
-    """Tells a deployed run from all others, wherever it is seen."""
+    """Tells a deployed run from all others, wherever it is seen. All below is of deployed runs, too."""
+    digest: Count = 0
+    """Of x̂ at `version`."""
+    epoch: Count = 0
+    """Which server of the run this is, counted; a lower one's words are void."""
+    since: Count = 0
+    """The version that its epoch began with."""
+    holder: Text = ""
+    """The folder that it serves from, and no copy of it."""
+    instance: Text = ""
+    """The process."""
+    safe_uploads: Count = 0
+    """Of the uploads, those in its journal, synced."""
+    beat: Count = 0
+    """Counts the states of an epoch: one that was said before is no news."""
+    session: Text = ""
+    """Changes when the server had to connect again: what was on its way then may be lost."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("running", "stopped")
 
     def to_bytes(self) -> bytes:
         return json.dumps(finite_or_none(asdict(self)), allow_nan=False).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> LiveState:
-        """What `to_bytes` wrote; anything else raises ValueError."""
-        return _LIVE_STATE.validate_json(data)
+        """What `to_bytes` wrote; anything else raises `DataError`."""
+        try:
+            return _LIVE_STATE.validate_json(data)
+        except ValidationError as error:
+            raise DataError(f"not a run's state: {fault_of(error)}") from None
 
 
 _LIVE_STATE = TypeAdapter(LiveState)
+
+
+def live_state(
+    status: Status,
+    task: Task,
+    server: Server,
+    traffic: Traffic,
+    progress: Progress,
+    limits: Limits,
+    now: float,
+    **more: Any,
+) -> LiveState:
+    """The state of a run of either driver at the time `now` of its clock, with what only this driver knows, or knows
+    better, as `more`.
+    """
+    rejected, repeated = rejections_and_repeats(server)
+    values = {
+        "status": status,
+        "at": time.time(),
+        "version": server.version,
+        "uploads": traffic.uploads,
+        "upload_bytes_total": traffic.upload_bytes,
+        "broadcast_bytes_total": traffic.broadcast_bytes,
+        "wall_s": progress.wall_s,
+        "virtual_time": now,
+        "share_done": limits.share_done(server.version, traffic.uploads, traffic.total_bytes, now),
+        "buffer_fill": server.accumulator.count,
+        "buffer_size": server.algorithm.buffer_size,
+        "staleness_histogram": shortened(traffic.staleness_counts),
+        "rejected": rejected,
+        "repeated": repeated,
+        "clients": task.clients,
+        "metric": progress.final,
+        "metric_name": task.metric_name,
+        "metric_goal": task.metric_goal,
+        "target": progress.evaluation.target,
+    }
+    return LiveState(**values | more)
 
 
 def read_live(folder: Path) -> LiveState | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import islice
 from time import perf_counter
 from typing import NamedTuple, final
 
 from qafel.config import Limits
-from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, shortened
+from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, live_state
 from qafel.runs.progress import Progress, Row
-from qafel.runs.summary import Summary, rejections_and_repeats
+from qafel.runs.summary import Summary
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Deliver, Dropout, Simulation
 
@@ -53,35 +52,21 @@ class Heartbeat:
 
     def state(self) -> LiveState:
         """How the run stands now."""
-        simulation, progress, traffic = self._simulation, self._progress, self._simulation.traffic
-        server, task, now = simulation.server, simulation.task, simulation.clock.now
-        rejected, repeated = rejections_and_repeats(server)
+        simulation, traffic = self._simulation, self._simulation.traffic
         seen = _taking_part(simulation)
-        return LiveState(
-            status="running",
-            at=time.time(),
-            version=server.version,
-            uploads=traffic.uploads,
-            upload_bytes_total=traffic.upload_bytes,
-            broadcast_bytes_total=traffic.broadcast_bytes,
-            wall_s=progress.wall_s,
-            virtual_time=now,
+        return live_state(
+            "running",
+            simulation.task,
+            simulation.server,
+            traffic,
+            self._progress,
+            self._limits,
+            simulation.clock.now,
             updates_per_s=self._rate.mark(perf_counter(), traffic.uploads),
-            share_done=self._limits.share_done(server.version, traffic.uploads, traffic.total_bytes, now),
-            buffer_fill=server.accumulator.count,
-            buffer_size=server.algorithm.buffer_size,
-            staleness_histogram=shortened(traffic.staleness_counts),
-            rejected=rejected,
-            repeated=repeated,
-            clients=task.clients,
             training=seen.training,
             training_count=simulation.in_flight - (seen.silent_count or 0),
             silent=dict.fromkeys(seen.silent),
             silent_count=seen.silent_count,
-            metric=progress.final,
-            metric_name=task.metric_name,
-            metric_goal=task.metric_goal,
-            target=progress.evaluation.target,
             hidden_state_lag=self._hidden_state_lag,
         )
 

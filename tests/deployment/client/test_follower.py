@@ -18,9 +18,9 @@ from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client.outbox import ClientState
 from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import RunState
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, StreamLimits
 from qafel.deployment.server import ServerSettings
+from qafel.runs.live import LiveState
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
 LARGE: dict[str, Any] = {
@@ -94,7 +94,7 @@ def test_one_heartbeat_that_was_on_its_way_for_long_makes_no_client_start_again(
             await until(lambda: follower.version == 2)
             stored = await broker.stored(KEY_VALUE_STREAM, client.names.state)
             assert stored is not None
-            old, restarts = RunState.from_bytes(stored.data), []
+            old, restarts = LiveState.from_bytes(stored.data), []
             assert old.version == 0
             for beat in (1, 2):
                 follower._moved_at -= 100

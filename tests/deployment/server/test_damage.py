@@ -15,12 +15,13 @@ from qafel.deployment import connection
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import Agreement, RunState
+from qafel.deployment.messages import Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, OBJECT_STREAM, Names, StreamLimits
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.journal import read_journal
 from qafel.deployment.server.server import DeploymentServer
 from qafel.errors import BrokerLost, BrokerRefused
+from qafel.runs.live import LiveState
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
 NAMES, OTHER = Names("live"), Names("other")
@@ -91,7 +92,7 @@ def test_a_flipped_bit_in_the_brokers_store_does_not_stop_a_run(
                 await update(late)
                 state = await broker.stored(KEY_VALUE_STREAM, OTHER.state)
                 assert state is not None
-                assert RunState.from_bytes(state.data).state == "stopped"
+                assert LiveState.from_bytes(state.data).status == "stopped"
                 agreed = await broker.stored(KEY_VALUE_STREAM, OTHER.config)
                 assert agreed is not None
                 assert Agreement.from_bytes(agreed.data).run_id

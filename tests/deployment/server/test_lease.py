@@ -15,13 +15,14 @@ from qafel.algorithm import Message
 from qafel.config import Config
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import Agreement, Receipt, RunState
+from qafel.deployment.messages import Agreement, Receipt
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.journal import read_journal
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.errors import AnotherServer, BrokerRefused, UserError
 from qafel.runs.directory import RunDirectory
+from qafel.runs.live import LiveState
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 
 SETTINGS = ServerSettings(heartbeat_s=0.1)
@@ -92,7 +93,7 @@ def test_a_server_that_was_killed_goes_on_at_once_in_its_own_folder(tmp_path: Pa
                 async with session(access, "test") as broker:
                     running = await broker.stored(KEY_VALUE_STREAM, NAMES.state)
                 assert running is not None
-                assert RunState.from_bytes(running.data).state == "running"
+                assert LiveState.from_bytes(running.data).status == "running"
             async with session(access, "test") as broker:
                 await broker.store(NAMES.state, running.data)  # as if it had said nothing at its end
 
@@ -105,14 +106,14 @@ def test_a_server_that_was_killed_before_its_heartbeat_never_says_an_older_versi
     said: list[int] = []
 
     async def hear(stored: Stored) -> None:
-        said.append(RunState.from_bytes(stored.data).version)
+        said.append(LiveState.from_bytes(stored.data).version)
 
     async def check() -> None:
         async with session(access, "test") as broker:
             async with _served(tmp_path / "one", access), taking_part(tmp_path, access, 0) as client:
                 first = await broker.stored(KEY_VALUE_STREAM, NAMES.state)
                 assert first is not None
-                assert RunState.from_bytes(first.data).version == 0
+                assert LiveState.from_bytes(first.data).version == 0
                 for _ in range(6):
                     await update(client)
             await broker.store(NAMES.state, first.data)  # its last words, had it been killed

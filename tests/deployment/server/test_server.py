@@ -19,7 +19,6 @@ from qafel.config.start import StartConfig
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import RunState
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings, ledger
 from qafel.deployment.server import server as server_module
@@ -28,6 +27,7 @@ from qafel.deployment.server.journal import read_journal
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.errors import BrokerUnreachable, ConfigError, OutputError
 from qafel.runs.directory import RunDirectory, model_file
+from qafel.runs.live import LiveState
 from tests.deployment.live import CONFIG, replay, same, serving, taking_part, until, update
 
 
@@ -68,8 +68,8 @@ def test_a_run_says_that_it_has_ended_only_once_its_last_broadcast_is_out(
     told: list[tuple[str, int]] = []
 
     async def hear(stored: Stored) -> None:
-        state = RunState.from_bytes(stored.data)
-        told.append((state.state, state.version))
+        state = LiveState.from_bytes(stored.data)
+        told.append((state.status, state.version))
 
     async def check() -> None:
         config = Config.from_dict({**CONFIG, "stop": {"server_steps": 1}})
@@ -101,10 +101,10 @@ def test_a_full_disk_at_a_checkpoint_is_counted_logged_and_shown(
         write_bytes(path, checkpoint)
 
     monkeypatch.setattr(ledger, "write_checkpoint", write)
-    told: list[RunState] = []
+    told: list[LiveState] = []
 
     async def hear(stored: Stored) -> None:
-        told.append(RunState.from_bytes(stored.data))
+        told.append(LiveState.from_bytes(stored.data))
 
     async def check() -> None:
         nonlocal full
@@ -140,7 +140,7 @@ def test_a_run_that_diverged_saves_no_model_that_is_not_finite_and_starts_again(
             client.outbox.add(start.sequence, client.finish(start, client._train).upload)
             await until(lambda: client.follower.ended)
             assert client.follower.state is not None
-            assert client.follower.state.state == "diverged"
+            assert client.follower.state.status == "diverged"
         async with serving(tmp_path, access, settings=settings) as server, taking_part(tmp_path, access, 1) as client:
             assert server.ledger.traffic.uploads == 5
             assert np.isfinite(server.ledger.server.model).all()

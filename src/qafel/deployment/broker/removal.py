@@ -10,9 +10,9 @@ import time
 
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access, signed_name
-from qafel.deployment.messages import RunState
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
 from qafel.errors import ConfigError, DataError, MessageError
+from qafel.runs.live import LiveState
 from qafel.text import human_seconds
 
 
@@ -41,8 +41,8 @@ async def _last_word(broker: Broker, access: Access, names: Names) -> str | None
         return None
     try:
         access.verifier().check(signed_name(names.state), stored.data, stored.headers.get(SIGNATURE))
-        state = RunState.from_bytes(stored.data)
+        state = LiveState.from_bytes(stored.data)
     except (DataError, MessageError):
         return "not genuine"
-    heard = human_seconds(max(0, round(time.time() - state.renewed_at)))
-    return f"running (heard of {heard} ago)" if state.state == "running" else state.state
+    heard = human_seconds(max(0, round(time.time() - state.at)))
+    return f"running (heard of {heard} ago)" if state.status == "running" else state.status

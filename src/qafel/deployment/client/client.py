@@ -146,7 +146,7 @@ class DeploymentClient:
         report.version, report.digest = held.version, held.digest
         report.outcomes, report.sent_bytes = dict(self.outbox.counts), self.outbox.sent_bytes
         report.wire_sent_bytes, report.wire_received_bytes = self._wire["sent"], self._wire["received"]
-        report.run_state = self.follower.state.state if self.follower.state else ""
+        report.run_state = self.follower.state.status if self.follower.state else ""
         return report
 
     async def stay_connected(self) -> None:
@@ -336,7 +336,7 @@ class DeploymentClient:
         if self._lost:
             return f"the broker ({self._lost})"
         state, silent_s = self.follower.state, time.monotonic() - self.follower.heard_at
-        if state is not None and state.state == "stopped":
+        if state is not None and state.status == "stopped":
             return "the server, which was stopped"
         if silent_s > SILENT_S:
             return f"the server, which has said nothing new for {human_seconds(round(silent_s))}"

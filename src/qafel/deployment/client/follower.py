@@ -19,9 +19,10 @@ from qafel.algorithm import Client
 from qafel.algorithm.messages import HEADER_BYTES, expectations, version_of
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Verifier, fingerprint, signed_name
-from qafel.deployment.messages import Agreement, RunState
+from qafel.deployment.messages import Agreement
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names, number_in
 from qafel.errors import DataError, HiddenStateError, MessageError
+from qafel.runs.live import LiveState
 
 _AT_ONCE: Final = 32
 _LARGE: Final = 1 << 20  # coordinates; beyond, a step is applied in a thread
@@ -50,7 +51,7 @@ class Follower:
     """Called with the agreement of another run that the server has begun under this name."""
     held_run_id: str = field(init=False)
     """Of which run the hidden state is that we hold: until its snapshot is here, not of another that was begun."""
-    state: RunState | None = None
+    state: LiveState | None = None
     heard_at: float = field(default_factory=time.monotonic)
     """When the server last said something new, as far as we can tell."""
     ended: bool = False
@@ -248,7 +249,7 @@ class Follower:
     async def _on_state(self, stored: Stored) -> None:
         try:
             self._verifier.check(signed_name(self.names.state), stored.data, stored.headers.get(SIGNATURE))
-            state = RunState.from_bytes(stored.data)
+            state = LiveState.from_bytes(stored.data)
         except (MessageError, DataError) as error:
             self.ignored["state" if isinstance(error, DataError) else error.reason] += 1
             return
@@ -262,7 +263,7 @@ class Follower:
             return
         if before is not None and before.session != state.session:
             self._new_session()
-        age_s = time.time() - state.renewed_at
+        age_s = time.time() - state.at
         self.state, self.heard_at = state, time.monotonic() - (age_s if age_s > _CLOCKS_S else 0.0)
         self._last_word = max(self._last_word, (state.epoch, state.beat))
         held = self.client.hidden_state
@@ -280,7 +281,7 @@ class Follower:
             self.ended = True
             self._news.set()
 
-    def _hear_of_another(self, state: RunState) -> None:
+    def _hear_of_another(self, state: LiveState) -> None:
         """A state of another run of this name: of one that is over, or of one that was begun since, which has a higher
         epoch. The server's clock may be wrong.
         """

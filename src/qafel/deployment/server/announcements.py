@@ -11,10 +11,11 @@ from typing import Final, final
 from qafel.algorithm import HiddenState
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Signer, fingerprint, signed_name
-from qafel.deployment.messages import Agreement, Receipt, RunState
+from qafel.deployment.messages import Agreement, Receipt
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, OBJECT_STREAM, SIGNATURE, Names, number_in
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import BrokerLost
+from qafel.runs.live import LiveState
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Publisher:
         for (subject, data), headers in zip(messages, self._signer.headers_of_all(signed), strict=True):
             await broker.send(subject, data, headers={EPOCH: str(self.epoch), **headers})
 
-    async def state(self, broker: Broker, state: RunState, after: int) -> int:
+    async def state(self, broker: Broker, state: LiveState, after: int) -> int:
         """How the run goes: clients see by it that they are behind, operators how it goes. `after` as in
         `Broker.store`.
         """

@@ -17,11 +17,12 @@ from typing import final
 
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Verifier, signed_name
-from qafel.deployment.messages import Agreement, RunState
+from qafel.deployment.messages import Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, number_in
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import AnotherServer, DataError, MessageError
+from qafel.runs.live import LiveState
 from qafel.text import human_seconds
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Lease:
         self._since = 0
         self._beats = 0
 
-    async def claim(self, broker: Broker, state: RunState) -> None:
+    async def claim(self, broker: Broker, state: LiveState) -> None:
         """Make the run ours, or see that it still is; `state` is our own. Another server's run raises `AnotherServer`.
 
         If someone else is faster, the broker refuses, and the next session looks again.
@@ -74,7 +75,7 @@ class Lease:
         if known.version < state.version:
             known = replace(known, version=state.version, digest=state.digest)
         self._since = since
-        self._sequence = await self._write(broker, replace(known, state="running"), epoch, sequence)
+        self._sequence = await self._write(broker, replace(known, status="running"), epoch, sequence)
         await self._keep_epoch(epoch)
 
     async def _keep_epoch(self, epoch: int) -> None:
@@ -82,12 +83,12 @@ class Lease:
             self.epoch = epoch
             await asyncio.to_thread(self._ledger.begin_epoch, epoch)
 
-    async def renew(self, broker: Broker, state: RunState) -> RunState:
+    async def renew(self, broker: Broker, state: LiveState) -> LiveState:
         """Renew the state, if the run is still ours; the broker refuses if it is not."""
         self._sequence = await self._write(broker, state, self.epoch, self._sequence)
         return state
 
-    async def _write(self, broker: Broker, state: RunState, epoch: int, after: int) -> int:
+    async def _write(self, broker: Broker, state: LiveState, epoch: int, after: int) -> int:
         self._beats += 1
         ours = replace(
             state,
@@ -98,11 +99,11 @@ class Lease:
             holder=self._ledger.place,
             instance=self._instance,
             safe_uploads=self._ledger.journal.safe,
-            renewed_at=time.time(),
+            at=time.time(),
         )
         return await self._publisher.state(broker, ours, after)
 
-    async def _read(self, broker: Broker) -> tuple[RunState | None, int]:
+    async def _read(self, broker: Broker) -> tuple[LiveState | None, int]:
         """The run's state on the broker, and its number there."""
         names = self._publisher.names
         stored = await broker.stored(KEY_VALUE_STREAM, names.state)
@@ -110,24 +111,24 @@ class Lease:
             return None, 0
         try:
             self._verifier.check(signed_name(names.state), stored.data, stored.headers.get(SIGNATURE))
-            return RunState.from_bytes(stored.data), stored.sequence
+            return LiveState.from_bytes(stored.data), stored.sequence
         except (DataError, MessageError):
-            return RunState("not genuine", 0, 0), stored.sequence
+            return LiveState(status="not genuine", at=0.0, version=0), stored.sequence
 
-    async def _problem(self, broker: Broker, found: RunState | None) -> str:
+    async def _problem(self, broker: Broker, found: LiveState | None) -> str:
         """Why this folder may not simply go on with what the broker holds; empty if it may."""
         names, ledger = self._publisher.names, self._ledger
         where = f"run {names.run!r}"
         config = await broker.stored(KEY_VALUE_STREAM, names.config)
         if config is not None and config.data and Agreement.run_id_of(config.data) != ledger.run_id:
-            word = f" ({found.state} at version {found.version})" if found else ""
+            word = f" ({found.status} at version {found.version})" if found else ""
             return f"{where} on the broker is another one{word}: choose another `run`, or replace it with `take_over`"
         mine, uploads, forked = ledger.server.hidden_state, ledger.traffic.uploads, False
         # A folder that served this run in a later epoch had taken it: the broker's store was rolled back since.
         rolled_back = found is not None and found.run_id == ledger.run_id and found.epoch < ledger.epoch
         if found is not None and found.run_id and found.holder != ledger.place and not rolled_back:
-            if found.state == "running":
-                heard = human_seconds(max(0, round(time.time() - found.renewed_at)))
+            if found.status == "running":
+                heard = human_seconds(max(0, round(time.time() - found.at)))
                 return (
                     f"another server serves {where} from another folder (heard of {heard} ago): stop it, or, if it is "
                     "gone for good, take its place with `take_over`"

@@ -26,7 +26,7 @@ from qafel.algorithm import Needs, require_provided
 from qafel.config import Config
 from qafel.deployment.connection import Broker, run_until_one_ends, session, wait_for_event
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import Agreement, RunState
+from qafel.deployment.messages import Agreement
 from qafel.deployment.names import SHARED_STREAMS, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher, refill
@@ -38,9 +38,9 @@ from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQ
 from qafel.errors import BrokerError, ConfigError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
 from qafel.runs.listeners import Listener
-from qafel.runs.live import NAMED_CLIENTS, Rate, shortened
+from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, live_state
 from qafel.runs.progress import Status
-from qafel.runs.summary import Summary, rejections_and_repeats
+from qafel.runs.summary import Summary
 from qafel.runs.trackers import TrackedRun, follow
 from qafel.tasks import Task
 
@@ -55,7 +55,7 @@ PROVIDED: Final = Needs(clients=True, client_memory=True, exact_uploads=True)
 """What a deployment gives a method."""
 
 log = logging.getLogger(__name__)
-StateListener: TypeAlias = Callable[[RunState], None]
+StateListener: TypeAlias = Callable[[LiveState], None]
 
 
 @final
@@ -228,47 +228,39 @@ class DeploymentServer:
         A run says that it has ended once its last broadcast is out: clients leave on hearing it.
         """
         state = await self._lease.renew(broker, self._run_state(word))
-        self._directory.on_live(state.live())
+        self._directory.on_live(state)
         if self._listener is not None:
             self._listener(state)
 
-    def _run_state(self, word: Status) -> RunState:
-        published, evaluator = self._publisher.published, self.evaluator
-        traffic, server = self.ledger.traffic, self.ledger.server
-        rejected, repeated = rejections_and_repeats(server)
-        now, contacts, limits = time.monotonic(), self.intake.contacts, evaluator.limits
+    def _run_state(self, word: Status) -> LiveState:
+        published, evaluator, progress = self._publisher.published, self.evaluator, self.evaluator.progress
+        traffic, now, contacts = self.ledger.traffic, time.monotonic(), self.intake.contacts
         silent = {str(client): round(now - heard.at, 1) for client, heard in contacts.items() if heard.silent(now)}
-        self.metrics.active.set(len(contacts) - len(silent))
+        training = [(client, heard.staleness) for client, heard in contacts.items() if str(client) not in silent]
+        self.metrics.active.set(len(training))
         self.metrics.silent.set(len(silent))
-        return RunState(
-            state=word,
+        return live_state(
+            word,
+            self._task,
+            self.ledger.server,
+            traffic,
+            progress,
+            evaluator.limits,
+            0.0,  # a deployed run ends at no time
+            virtual_time=progress.wall_s,
             version=published.version,
-            digest=published.digest,
-            server_steps=limits.server_steps or 0,
-            uploads=traffic.uploads,
+            virtual_time_unit="s",
             updates_per_s=round(self._rate.mark(now, traffic.uploads), 1),
-            upload_bytes=traffic.upload_bytes,
-            broadcast_bytes=traffic.broadcast_bytes,
-            rejected=rejected,
-            repeated=repeated,
-            clients={str(client): heard.staleness for client, heard in list(contacts.items())[-NAMED_CLIENTS:]},
-            active=len(contacts) - len(silent),
+            training={str(client): staleness for client, staleness in training[-NAMED_CLIENTS:]},
+            training_count=len(training),
             silent=dict(islice(silent.items(), NAMED_CLIENTS)),
             silent_count=len(silent),
-            task_clients=self._task.clients,
-            buffer=f"{server.accumulator.count}/{server.algorithm.buffer_size}",
-            metric=evaluator.progress.final,
-            metric_name=self._task.metric_name,
-            metric_goal=self._task.metric_goal,
-            target=evaluator.progress.evaluation.target,
             hidden_state_lag=evaluator.hidden_state_lag,
-            share_done=limits.share_done(server.version, traffic.uploads, traffic.total_bytes, 0.0),
-            wall_s=evaluator.progress.wall_s,
-            staleness=shortened(traffic.staleness_counts),
-            failed_checkpoints=self._background.failed_checkpoints,
             problem=self._background.problem,
-            renewed_at=time.time(),
+            failed_checkpoints=self._background.failed_checkpoints,
+            server_steps=evaluator.limits.server_steps or 0,
             run_id=self.ledger.run_id,
+            digest=published.digest,
             session=self._session_id,
         )
 
