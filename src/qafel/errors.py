@@ -43,6 +43,9 @@
     ├── RunFailed             a run came to its end without a result that counts; `result` has what there is
     │   ├── Diverged            the model, the metric or the loss is no longer finite
     │   └── Stalled             the server can make no step, or made none
+
+
+    ├── TrainingFailed        a deployed client's training failed many times in a row
     ├── WorkerLost            worker processes die before they begin, or again and again at the same work
     └── BrokerError           the broker did not do its part: begin a new session
         ├── BrokerLost          the connection broke, or there was no answer
@@ -253,6 +256,10 @@ class Diverged(RunFailed):
 
 class Stalled(RunFailed):
     reason = "stalled"
+
+
+class TrainingFailed(QafelError):
+    reason = "training"
 
 
 class WorkerLost(QafelError):

@@ -51,6 +51,7 @@ def client(
     state: Annotated[Path | None, typer.Option(help="Where to keep x̂ and the count; clients/RUN/ID.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Make one update and end.")] = False,
     max_updates: Annotated[int | None, typer.Option(help="End after so many updates.", min=1)] = None,
+    max_failures: Annotated[int, typer.Option(help="End after so many failures of training in a row.", min=1)] = 10,
     min_interval: Annotated[float, typer.Option(help="Least seconds between two starts.", min=0)] = 0.0,
     window: Annotated[int, typer.Option(help="Uploads on their way before training waits.", min=1, max=32)] = 8,
     worker: Annotated[str, typer.Option(help="Where training runs: thread or process.")] = "thread",
@@ -85,6 +86,7 @@ def client(
         make_train=partial(train_task, expected=task),
         settings=ClientSettings(
             max_updates=1 if once else max_updates,
+            max_failures=max_failures,
             min_interval_s=min_interval,
             window=window,
             worker=cast(Literal["thread", "process"], worker),

@@ -268,6 +268,7 @@ def _server_line(state: LiveState) -> str:
         "clients": counted(state.training_count, "client"),
         "rejected": f"{human_count(rejected)} rejected" if rejected else "",
         "repeats": counted(state.repeated, "repeat", human_count) if state.repeated else "",
+        "failing": f"{human_count(state.failing_count)} failing" if state.failing_count else "",
         "failed": f"{counted(state.failed_checkpoints, 'checkpoint')} failed" if state.failed_checkpoints else "",
         "metric": "" if state.metric is None else f"{state.metric_name} {human_metric(state.metric)}",
     }

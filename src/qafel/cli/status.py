@@ -96,7 +96,8 @@ def _table(found: list[RunStatus]) -> Table:
         state = one.state
         cells = (
             one.run,
-            cut(one.word.replace("silent for ", "silent "), 18) + (" (!)" if state.problem else ""),
+            cut(one.word.replace("silent for ", "silent "), 18)
+            + (" (!)" if state.problem or state.failing_count else ""),
             _steps(state, human_count),
             human_count(state.uploads),
             human_count(round(state.updates_per_s)),
@@ -128,6 +129,9 @@ def _in_full(one: RunStatus) -> Table:
     if lags:
         median = f"half of them at most {lags[(len(lags) - 1) // 2]:,}"
         add("clients", f"{len(lags)} heard of last, up to {counted(lags[-1], 'version')} behind, {median}")
+    if state.failing_count:
+        reasons = "; ".join(f"{client}: {why}" for client, why in state.failing.items())
+        add("failing", f"training fails at {counted(state.failing_count, 'client')}: {reasons}")
     add("sent up", human_bytes(state.upload_bytes_total))
     add("broadcast", human_bytes(state.broadcast_bytes_total))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(state.rejected.items())) or "0"

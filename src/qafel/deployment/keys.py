@@ -105,12 +105,13 @@ class Verifier:
             raise BadSignature(f"{printable(name)} {problem}") from None
 
 
-def signed_name(name: str, run_id: str = "", epoch: int | None = None) -> str:
-    """What a signature covers besides the bytes: a subject or an object's name, the identity of the run, and the epoch
-    of the server that says it. The agreement and the state say the latter two themselves. In the epoch's place, an
-    upload of a client with a memory has the number that its memory follows.
+def signed_name(name: str, run_id: str = "", number: int | None = None) -> str:
+    """What a signature covers besides the bytes: a subject or an object's name, the identity of the run, and a number.
+
+    The number is the epoch of the server that says it. Of an upload it is what its client's memory follows, if it has
+    one; of a failure of training, how often it failed. The agreement and the state say run and epoch themselves.
     """
-    return f"{name}\n{run_id}\n{'' if epoch is None else epoch}"
+    return f"{name}\n{run_id}\n{'' if number is None else number}"
 
 
 @lru_cache(maxsize=10_000)

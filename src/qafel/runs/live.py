@@ -17,9 +17,9 @@ from typing import Annotated, Any, TypeAlias, TypeVar, final
 from pydantic import Field, TypeAdapter, ValidationError
 
 from qafel.algorithm import Server
+from qafel.config import Limits
 from qafel.errors import DataError, OutputError
 from qafel.files import write_atomically
-from qafel.config import Limits
 from qafel.runs.progress import Progress, Status, Traffic, finite_or_none
 from qafel.runs.records import Amount, Count, Number, Text, fault_of, read_record
 from qafel.runs.summary import rejections_and_repeats
@@ -29,6 +29,8 @@ LIVE_FILE = "live.json"
 _MOST_BYTES = 1 << 20
 NAMED_CLIENTS = 100
 """Of so many clients the numbers are told; of all others the count."""
+NAMED_FAILURES = 20
+"""The same, of clients whose training fails, with the reasons."""
 MOST_STALENESS = 200
 """The last entry of a told histogram is of this staleness and of all above."""
 
@@ -77,6 +79,9 @@ class LiveState:
     """Some of the clients that do not report: since how many seconds; None where that is not known."""
     silent_count: Count | None = 0
     """None: not counted, as in a simulation of very many clients."""
+    failing: ByName[Text] = field(default_factory=dict)
+    """Some of the clients whose last training failed, and why."""
+    failing_count: Count = 0
     metric: Number | None = None
     metric_name: Text = ""
     metric_goal: Goal = "min"

@@ -219,11 +219,13 @@ def _clients(live: LiveState) -> str:
     chips = [(client, "" if since is None else human_seconds(round(since))) for client, since in named]
     unnamed = (live.silent_count or 0) - _NAMED
     more = f"<li>and {human_count(unnamed)} more</li>" if unnamed > 0 else ""
+    failing = counted(live.failing_count, "client", human_count)
     training = _chips([(client, f"{behind:,} behind") for client, behind in _by_number(live.training)])
     list_of = f"<details><summary>{counts}</summary><p>Versions behind, of some that train:</p>{training}</details>"
     return (
         f'<div class="clients">{list_of if training else f"<p>{counts}</p>"}'
-        f"{f'<p>Silent, and since when:</p>{_chips(chips[:_NAMED], more)}' if chips else ''}</div>"
+        f"{f'<p>Silent, and since when:</p>{_chips(chips[:_NAMED], more)}' if chips else ''}"
+        f"{f'<p>Training fails at {failing}:</p>{_chips(list(live.failing.items()))}' if live.failing else ''}</div>"
     )
 
 

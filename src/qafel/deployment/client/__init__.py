@@ -32,6 +32,10 @@ class ClientSettings:
     save_every_s: float = 10.0
     tell_every_s: float = 5.0
     """Between the first two events that say how it goes; then twice as long each time, up to a minute."""
+    max_failures: int = 10
+    """Failures of training in a row that end the client; the server hears of each."""
+    failure_pause_s: float = 1.0
+    """After the first of them; then twice as long each time, up to a minute."""
     settle_s: float = 30.0
     """How long to wait at the end for the last receipts."""
     patience_s: float | None = None

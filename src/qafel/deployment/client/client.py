@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -44,6 +44,7 @@ from qafel.errors import (
     MemoryMismatch,
     MessageError,
     QafelError,
+    TrainingFailed,
 )
 from qafel.params import Vector
 from qafel.parts import blaming
@@ -56,6 +57,7 @@ from qafel.workers import pack, portable, unpack
 _TELL_MOST_S: Final = 60.0
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 16.0
+_FAILURE_PAUSE_MOST_S: Final = 60.0
 _WORKING: Final = ("", "receipts")  # what a client waits for whose connection and server work
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,8 @@ class DeploymentClient:
     """Until when not to say again that another process uses our number."""
     _memory: Memory | None = None
     """Of a client rule that has one: then one upload is on its way, and the next update begins after its receipt."""
+    _failures: int = 0
+    """Of training, in a row."""
     _refused: str = ""
     """Why the server cannot count further updates of us."""
 
@@ -242,7 +246,13 @@ class DeploymentClient:
                         break
                     start = self.begin()
                 began = time.monotonic()
-                made = await loop.run_in_executor(thread, self.finish, start, train)
+                try:
+                    made = await loop.run_in_executor(thread, self.finish, start, train)
+                except Exception as error:
+                    await self._fail(start, error)
+                    start = None
+                    continue
+                self._failures = 0
                 if self._is_too_old(start):
                     start = None
                     continue
@@ -257,6 +267,19 @@ class DeploymentClient:
         await self._settle()
         if self._refused:
             raise ConfigError(self._refused)
+
+    async def _fail(self, start: CopiedState, error: Exception) -> None:
+        """Tell the server that training failed, and rest before the next attempt; give up after many in a row."""
+        self._failures += 1
+        self.outbox.counts["failed"] += 1
+        text, most, first_s = str(error), self._settings.max_failures, self._settings.failure_pause_s
+        self.outbox.add_failure(self._failures, text)
+        self._emit("failed", sequence=start.sequence, times=self._failures, text=text)
+        log.warning("training failed, %d times in a row: %s", self._failures, text)
+        if self._failures >= most:
+            await self.until(lambda: self.outbox.told or self._ending(), self._settings.settle_s)
+            raise TrainingFailed(f"training failed {most} times in a row, the last time: {text}") from error
+        self._pause_until = time.monotonic() + min(_FAILURE_PAUSE_MOST_S, first_s * 2 ** (self._failures - 1))
 
     def _is_too_old(self, start: CopiedState) -> bool:
         """Whether the staleness law gives an update up, because its start is too old: it is not sent."""
@@ -543,10 +566,20 @@ def training_in(worker: str, train: Train) -> Iterator[Train]:
     if worker == "thread":
         yield train
         return
-    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(pack(train),))
+    packed = pack(train)
+
+    def new_pool() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(packed,))
+
+    pool = new_pool()
 
     def elsewhere(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
-        return pool.submit(_train, start, local, stream).result()
+        nonlocal pool
+        try:
+            return pool.submit(_train, start, local, stream).result()
+        except BrokenExecutor:  # the process died: the next attempt gets another one
+            pool = new_pool()
+            raise
 
     try:
         yield elsewhere

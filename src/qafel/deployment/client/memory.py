@@ -20,7 +20,7 @@ import numpy as np
 
 from qafel.algorithm import Checkpoint, State
 from qafel.algorithm.messages import HEADER_BYTES, checksum_of
-from qafel.algorithm.parts import Arrays, like
+from qafel.algorithm.state import Arrays, like, require_arrays
 from qafel.errors import ConfigError, DataError
 from qafel.files import sync_folder
 from qafel.runs.directory import read_checkpoint, write_checkpoint
@@ -115,7 +115,10 @@ def _packed(prefix: str, memory: State) -> Arrays:
 
 
 def _unpack(prefix: str, new: State, arrays: Arrays) -> State:
-    return {name: like(value, f"{prefix}.{name}", arrays) for name, value in new.items()}
+    expected = {f"{prefix}.{name}": like(name, value) for name, value in new.items()}
+    found = {name: array for name, array in arrays.items() if name.partition(".")[0] == prefix}
+    require_arrays(found, expected)
+    return {name: found[f"{prefix}.{name}"] for name in new}
 
 
 def _unpack_sent(name: str, new: State, arrays: Arrays, sequence: int) -> Sent:

@@ -22,7 +22,7 @@ from qafel.algorithm.messages import checksum_of
 from qafel.deployment.connection import Broker, Stored, wait_for_event
 from qafel.deployment.keys import Signer, signed_name
 from qafel.deployment.messages import Receipt, split_upload
-from qafel.deployment.names import FOLLOWS, PART
+from qafel.deployment.names import FAILED, FOLLOWS, PART
 from qafel.errors import BrokerRefused, ConfigError, DataError, HiddenStateError, MessageError
 from qafel.files import Lock, read_checked, read_word, write_checked, write_word
 
@@ -30,6 +30,7 @@ ANOTHER_PROCESS: Final = "another-process"
 _RESEND_S: Final = 3.0
 _RESEND_BYTES_PER_S: Final = 4 << 20  # a large upload needs its time before it counts as lost
 _RESEND_MOST_S: Final = 60.0
+_FAILURE_BYTES: Final = 300
 _MOST_HIGHEST: Final = 2**31 - 1  # of the 2³² numbers that a header holds; no client gets as far
 _FILE: Final = "hidden-state"
 _FILE_VERSION: Final = 1
@@ -80,6 +81,8 @@ class Outbox:
     """How long receipts took lately."""
     _pending: dict[int, _Pending] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _failure: tuple[int, bytes] | None = None
+    """How often in a row training failed, and why last, as long as the server was not sent it."""
 
     def has_room(self, sequence: int) -> bool:
         """Whether an upload of this number may begin. One that the server's replay window has moved past would be
@@ -98,6 +101,16 @@ class Outbox:
         self.newest = max(self.newest, sequence)
         self._wake.set()
 
+    def add_failure(self, times: int, why: str) -> None:
+        """Have the server told that training failed, so often in a row."""
+        self._failure = times, why.encode()[:_FAILURE_BYTES]
+        self._wake.set()
+
+    @property
+    def told(self) -> bool:
+        """Whether the server was sent the last failure."""
+        return self._failure is None
+
     def clear(self) -> None:
         """Forget all that is on its way: it belongs to a run that is over."""
         self._pending.clear()
@@ -114,6 +127,13 @@ class Outbox:
         self.send_again()
         while True:
             self._wake.clear()
+            if self._failure is not None:
+                times, why = self._failure
+                headers = self._signer.headers(signed_name(f"{self._subject} {FAILED}", self.run_id, times), why)
+                await broker.send(self._subject, why, headers={**headers, FAILED: str(times)})
+                await broker.flush()
+                self._failure = None
+                self._news.set()
             now = time.monotonic()
             for sequence, pending in [each for each in self._pending.items() if each[1].due <= now]:
                 await self._send(broker, sequence, pending)

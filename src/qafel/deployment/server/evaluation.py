@@ -52,6 +52,8 @@ class ServerMetrics:
         self.hidden_state_lag = lag.labels(run)
         self.active = Gauge("active_clients", "Clients that take part", **options).labels(run)
         self.silent = Gauge("silent_clients", "Clients that took part and fell silent", **options).labels(run)
+        self.failures = Counter("failed_trainings", "Failures of clients' training", **options).labels(run)
+        self.failing = Gauge("failing_clients", "Clients whose last training failed", **options).labels(run)
         failed = Counter("failed_checkpoints", "Checkpoints that could not be written", **options)
         self.failed_checkpoints = failed.labels(run)
         self.sessions = Counter("broker_sessions", "Connections to the broker", **options).labels(run)

@@ -27,7 +27,7 @@ from qafel.algorithm import Algorithm, HiddenState, Kept, Kind, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES, checksum_of
 from qafel.deployment.keys import Access, Verifier, key_number, signed_name
 from qafel.deployment.messages import Part, PartAssembler, Receipt
-from qafel.deployment.names import FOLLOWS, MALFORMED, PART, SIGNATURE, number_in
+from qafel.deployment.names import FAILED, FOLLOWS, MALFORMED, PART, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.fairness import FairShare, Standing
@@ -48,6 +48,7 @@ from qafel.errors import (
 )
 from qafel.params import Vector
 from qafel.tasks.protocol import Task, sample_weights
+from qafel.text import cut, printable
 
 _ASSEMBLY_BYTES: Final = 1 << 30
 _REMEMBERED: Final = 10_000  # clients, of whom it is known when they were heard of
@@ -60,6 +61,8 @@ _MOST_VOTES: Final = 256
 _FIRST_VOTE_S: Final = 600.0
 _LEAST_VOTE_S: Final = 60.0
 _LARGEST: Final = float(np.finfo(np.float32).max) / 2  # of a coordinate of the sum, with room for rounding
+_FAILURE_BYTES: Final = 300
+_FAILURE_CHARACTERS: Final = 120
 _NUMBER: Final = re.compile(r"-1|\d{1,10}", re.ASCII)
 _verifier: Final = lru_cache(maxsize=10_000)(Verifier)
 
@@ -165,11 +168,11 @@ class UploadChecker:
         self._keys_problem = problem
 
     def check_signature(
-        self, client: int, subject: str, frame: bytes, signature: str | None, follows: int | None = None
+        self, client: int, subject: str, data: bytes, signature: str | None, number: int | None = None
     ) -> None:
-        """Raise unless a known client signed this frame, and what its memory follows, if clients sign here."""
+        """Raise unless a known client signed this, if clients sign here; `number` as in `signed_name`."""
         if self._keys is not None:
-            _verifier(self._keys[client]).check(signed_name(subject, self._run_id, follows), frame, signature)
+            _verifier(self._keys[client]).check(signed_name(subject, self._run_id, number), data, signature)
 
     def check(
         self, server: Server, client: int, upload: Message, now: float, follows: int | None = None
@@ -278,12 +281,12 @@ def _norm(vector: Vector) -> float:
     return math.sqrt(squares) if math.isfinite(squares) else float(np.linalg.norm(vector.astype(np.float64)))
 
 
-def _follows(headers: Mapping[str, str]) -> int | None:
-    """The number that a client's memory follows, if its upload says one."""
-    if (found := headers.get(FOLLOWS)) is None:
+def _number(headers: Mapping[str, str], name: str) -> int | None:
+    """The number that a header says, if there is such a header."""
+    if (found := headers.get(name)) is None:
         return None
     if not _NUMBER.fullmatch(found):
-        raise MalformedHeader(f"{FOLLOWS} is a number, found {found[:40]!r}")
+        raise MalformedHeader(f"{name} is a number, found {found[:40]!r}")
     return int(found)
 
 
@@ -335,6 +338,8 @@ class Intake:
     metrics: ServerMetrics
     contacts: OrderedDict[int, Contact] = field(default_factory=OrderedDict)
     """The clients of which an upload was accepted, the last one heard of last."""
+    failing: OrderedDict[int, str] = field(default_factory=OrderedDict)
+    """The clients whose last training failed, and why; the last one heard of last."""
     diverged: str | None = None
     _failures: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """How often a check failed at an upload."""
@@ -369,13 +374,17 @@ class Intake:
                 with suppress(MessageError):  # its number, for the receipt
                     upload = Message.from_bytes(frame)
                 raise UnknownClient(f"client {client} is not registered here")
+            if FAILED in headers:
+                self._hear_of_failure(client, message)
+                group.acknowledge.append(message)
+                return
             if PART in headers:
                 whole = self._add_part(client, Part.from_header(headers[PART]), message, group, now)
                 if whole is None:
                     return
                 frame, spent = whole, []
             upload = Message.from_bytes(frame)
-            follows = _follows(headers)
+            follows = _number(headers, FOLLOWS)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE), follows)
             applied, decoded = self.checker.check(self.ledger.server, client, upload, now, follows)
         except (MessageError, RejectedUpload) as error:
@@ -387,6 +396,18 @@ class Intake:
         else:
             self._count(frame, upload, applied, decoded, group, now)
         group.acknowledge += spent
+
+    def _hear_of_failure(self, client: int, message: Msg) -> None:
+        """Note that a client's training failed, in its own words."""
+        headers, subject = message.headers or {}, f"{message.subject} {FAILED}"
+        self.checker.check_signature(client, subject, message.data, headers.get(SIGNATURE), _number(headers, FAILED))
+        why = cut(printable(message.data[:_FAILURE_BYTES].decode(errors="replace")), _FAILURE_CHARACTERS)
+        if self.failing.pop(client, None) is None:
+            log.warning("the training of client %d fails: %s", client, why)
+        self.failing[client] = why
+        self.metrics.failures.inc()
+        if len(self.failing) > _REMEMBERED:
+            self.failing.popitem(last=False)
 
     def _put_aside(
         self, client: int | None, frame: bytes, upload: Message | None, error: Exception, group: UploadGroup
@@ -437,6 +458,7 @@ class Intake:
         except NonFiniteVector as error:
             self.diverged = str(error)
             return
+        self.failing.pop(client, None)
         self.contacts[client] = Contact.after(self.contacts.pop(client, None), accepted.staleness, now)
         if len(self.contacts) > _REMEMBERED:
             self.contacts.popitem(last=False)

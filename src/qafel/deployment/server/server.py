@@ -38,7 +38,7 @@ from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQ
 from qafel.errors import BrokerError, ConfigError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
 from qafel.runs.listeners import Listener
-from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, live_state
+from qafel.runs.live import NAMED_CLIENTS, NAMED_FAILURES, LiveState, Rate, live_state
 from qafel.runs.progress import Status
 from qafel.runs.summary import Summary
 from qafel.runs.trackers import TrackedRun, follow
@@ -234,11 +234,13 @@ class DeploymentServer:
 
     def _run_state(self, word: Status) -> LiveState:
         published, evaluator, progress = self._publisher.published, self.evaluator, self.evaluator.progress
-        traffic, now, contacts = self.ledger.traffic, time.monotonic(), self.intake.contacts
+        traffic, now = self.ledger.traffic, time.monotonic()
+        contacts, failing = self.intake.contacts, self.intake.failing
         silent = {str(client): round(now - heard.at, 1) for client, heard in contacts.items() if heard.silent(now)}
         training = [(client, heard.staleness) for client, heard in contacts.items() if str(client) not in silent]
         self.metrics.active.set(len(training))
         self.metrics.silent.set(len(silent))
+        self.metrics.failing.set(len(failing))
         return live_state(
             word,
             self._task,
@@ -255,6 +257,8 @@ class DeploymentServer:
             training_count=len(training),
             silent=dict(islice(silent.items(), NAMED_CLIENTS)),
             silent_count=len(silent),
+            failing={str(client): why for client, why in list(failing.items())[-NAMED_FAILURES:]},
+            failing_count=len(failing),
             hidden_state_lag=evaluator.hidden_state_lag,
             problem=self._background.problem,
             failed_checkpoints=self._background.failed_checkpoints,
