@@ -41,7 +41,7 @@ def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int
         if accepted.batch is not None:
             server.step(accepted.batch)
             held[server.version] = server.hidden_state
-    with Ledger.open(state, lambda: initial, algorithm, config.seed, clients=clients) as ledger:
+    with Ledger.open(state, lambda: initial, algorithm, config.seed, size=initial.size, clients=clients) as ledger:
         assert np.array_equal(ledger.server.model, server.model)
         assert ledger.server.hidden_state.digest == server.hidden_state.digest
         run_id = ledger.run_id

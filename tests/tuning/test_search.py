@@ -55,12 +55,12 @@ def test_what_is_written_back_reads_the_same():
         ("algorithm.client_lr=2:1", "to a larger one"),
         ("algorithm.client_lr=1:1e999", "to a larger one"),
         ("algorithm.client_lr=0:1:log", "begins above zero"),
-        ("algorithm.client_lr=-1:1", "greater than 0"),
+        ("algorithm.client_lr=-1:1", "learning rate is positive"),
         ("algorithm.server_momentum=0:1", "less than 1"),
         ("algorithm.buffer_size=4,4", "differ"),
         ("algorithm.buffer_size=4,many", "integer"),
         ("algorithm.client_quantizer=qsgd:2,qsdg:4", "did you mean 'qsgd'"),
-        ("algorithm.local_epochs=1:3", "not both"),
+        ("algorithm.local_epochs=1:3", "some steps or some epochs"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_a_sentence(text, complaint):

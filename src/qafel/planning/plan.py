@@ -409,10 +409,8 @@ def fleet_of(config: Config, clients: int) -> Fleet | None:
     """The fleet that a recipe's [timing] describes; None if its laws are of another kind than a forecast knows."""
     timing, network = config.timing, config.timing.network
     known = ("half-normal", "log-normal", "uniform", "constant")
-    plain = not (
-        *(timing.speed_spread or timing.duration_factors or timing.per_example or timing.max_concurrency,),
-        *(network.spread or network.rate_factors or not isinstance(timing.dropout, float),),
-    )
+    differ = (timing.speed_spread, timing.duration_factors, timing.per_example, network.spread, network.rate_factors)
+    plain = not (any(differ) or timing.max_concurrency) and isinstance(timing.dropout, float)
     if timing.arrivals not in ("always-training", "constant", "poisson") or timing.duration not in known or not plain:
         return None
     law = DurationLaw(timing.duration, timing.scale, timing.spread)  # one of `known`
