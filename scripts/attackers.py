@@ -94,8 +94,8 @@ def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
         made = Client(client, start, algorithm, seed, sequence=sequence).update(partial(train, client, now))
         upload = Message.from_bytes(made.upload)
         try:
-            applied, decoded = checker.check(server, client, upload, now)
-            accepted = server.receive(upload._replace(weight=applied.weight), applied.factor, decoded)
+            applied, decoded, admitted = checker.check(server, client, upload, now)
+            accepted = server.receive(upload._replace(weight=applied.weight), applied.factor, decoded, admitted)
         except RejectedUpload:
             honest[False] += client >= liars
         else:

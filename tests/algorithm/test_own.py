@@ -298,6 +298,7 @@ def test_a_deployed_server_with_custom_state_continues_from_checkpoint_and_journ
     with Ledger.open(tmp_path, initial, algorithm, 1, size=SIZE) as ledger:
         for number, upload in enumerate(uploads[:8]):
             ledger.take(upload, Message.from_bytes(upload))
+            ledger.step_if_due()
             if number == 4:
                 write = ledger.begin_checkpoint(1)
                 ledger.journal.sync()
@@ -305,6 +306,7 @@ def test_a_deployed_server_with_custom_state_continues_from_checkpoint_and_journ
     with Ledger.open(tmp_path, initial, algorithm, 1, size=SIZE) as ledger:
         for upload in uploads[8:]:
             ledger.take(upload, Message.from_bytes(upload))
+            ledger.step_if_due()
         assert ledger.server.model.tobytes() == whole.model.tobytes()
 
 

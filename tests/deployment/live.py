@@ -19,7 +19,7 @@ from qafel.deployment.connection import cancel_and_wait
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.journal import JournalReader
+from qafel.deployment.server.journal import Entry, JournalReader
 from qafel.deployment.server.ledger import Applied
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.params import Vector
@@ -93,14 +93,16 @@ def same(server: DeploymentServer, hidden_state: HiddenState) -> bool:
 
 def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int) -> Server:
     """The server that the whole journal makes of the initial model: what x and x̂ must be."""
-    server, keys = Server(initial_model, algorithm, seed), dict[int, int]()
+    server, keys, batch = Server(initial_model, algorithm, seed), dict[int, int](), None
     for record in JournalReader(folder):
+        if record.entry is Entry.STEP:
+            assert batch is not None
+            server.step(batch)
+            continue
         upload = Message.from_bytes(record.data)
         applied = Applied.read(record, upload)
         if applied.key and keys.setdefault(upload.sender, applied.key) != applied.key:
             server.seen.windows.pop(upload.sender)
             keys[upload.sender] = applied.key
-        accepted = server.receive(upload._replace(weight=applied.weight), applied.factor)
-        if accepted.batch is not None:
-            server.step(accepted.batch)
+        batch = server.receive(upload._replace(weight=applied.weight), applied.factor).batch
     return server

@@ -9,7 +9,7 @@ import numpy as np
 from qafel.algorithm import Client, Message, Server, State
 from qafel.config import Config
 from qafel.deployment.client.memory import Memory
-from qafel.deployment.server.journal import JournalReader
+from qafel.deployment.server.journal import Entry, JournalReader
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.rng import Stream
 
@@ -25,8 +25,13 @@ def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int
     initial = task.initial_model(Stream.named(config.seed, "initial-model"))
     server = Server(initial, algorithm, config.seed, clients=clients)
     held, memories, last = {0: server.hidden_state}, dict[int, State](), dict[int, int]()
-    count = 0
+    count, batch = 0, None
     for record in JournalReader(state):
+        if record.entry is Entry.STEP:
+            assert batch is not None
+            server.step(batch)
+            held[server.version] = server.hidden_state
+            continue
         upload = Message.from_bytes(record.data)
         number, count = upload.sender, count + 1
         client = Client(
@@ -37,10 +42,7 @@ def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int
         assert made.upload == record.data, f"upload {upload.sequence} of client {number} is not what the core makes"
         memories[number], last[number] = made.memory, upload.sequence
         applied = Applied.read(record, upload)
-        accepted = server.receive(upload._replace(weight=applied.weight), applied.factor)
-        if accepted.batch is not None:
-            server.step(accepted.batch)
-            held[server.version] = server.hidden_state
+        batch = server.receive(upload._replace(weight=applied.weight), applied.factor).batch
     with Ledger.open(state, lambda: initial, algorithm, config.seed, size=initial.size, clients=clients) as ledger:
         assert np.array_equal(ledger.server.model, server.model)
         assert ledger.server.hidden_state.digest == server.hidden_state.digest

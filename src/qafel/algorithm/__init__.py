@@ -38,13 +38,14 @@ from qafel.algorithm.parts import (
     Upload,
     require_provided,
 )
-from qafel.algorithm.server import Accepted, Server, restore_server, save_server
+from qafel.algorithm.server import Accepted, Admitted, Server, restore_server, save_server
 from qafel.algorithm.state import Checkpoint, Rows, State
 
 __all__ = [
     "METHODS",
     "Accepted",
     "Accumulator",
+    "Admitted",
     "Algorithm",
     "AlgorithmSettings",
     "Batch",

@@ -84,9 +84,12 @@ class ReplayWindows(Part):
     def __init__(self) -> None:
         self.windows: dict[int, tuple[int, int]] = {}
 
-    def check(self, sender: int, sequence: int) -> tuple[int, int]:
-        """The sender's window once this upload is taken; raises if it was taken before, or is too old to tell."""
-        highest, seen = self.windows.get(sender, (-1, 0))
+    def check(self, sender: int, sequence: int, anew: bool = False) -> tuple[int, int]:
+        """The sender's window once this upload is taken; raises if it was taken before, or is too old to tell.
+
+        `anew`: the sender's numbers begin again, and what was taken before does not matter.
+        """
+        highest, seen = (-1, 0) if anew else self.windows.get(sender, (-1, 0))
         age = highest - sequence
         if age >= WINDOW:
             raise DuplicateUpload(

@@ -38,6 +38,16 @@ Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**64)]
 
 
 @final
+class Admitted(NamedTuple):
+    """An upload that may count, as the server stands now."""
+
+    staleness: int
+    staleness_weight: float
+    window: tuple[int, int]
+    """Its sender's replay window once it counts."""
+
+
+@final
 class Accepted(NamedTuple):
     """The result of an upload that counts."""
 
@@ -91,18 +101,44 @@ class Server:
         """t, the number of server steps done."""
         return self.hidden_state.version
 
-    def receive(self, message: Message, factor: float = 1.0, decoded: Vector | None = None) -> Accepted:
+    def admit(self, message: Message, *, anew: bool = False) -> Admitted:
+        """Check an upload: its form, its number, its sender and its staleness. One that cannot count raises.
+
+        `anew`: the sender's numbers begin again.
+        """
+        message.check(Kind.UPLOAD, self.model.size, self.algorithm.client_quantizer)
+        window = self.seen.check(message.sender, message.sequence, anew)
+        staleness, most = self.hidden_state.version - message.version, self.algorithm.max_staleness
+        if self.clients is not None and message.sender >= self.clients:
+            raise UnknownClient(f"the run has clients 0 to {self.clients - 1}, not {message.sender}")
+        if staleness < 0:
+            raise FutureUpload(f"based on version {message.version}, the server is at {self.version}")
+        weight = weigh(self.algorithm.staleness, staleness)
+        if weight is None or (most is not None and staleness > most):
+            raise StaleUpload(f"staleness {staleness} is above the maximum{'' if most is None else f', {most}'}")
+        return Admitted(staleness, weight, window)
+
+    def receive(
+        self,
+        message: Message,
+        factor: float = 1.0,
+        decoded: Vector | None = None,
+        admitted: Admitted | None = None,
+    ) -> Accepted:
         """Take one upload, as `Message.from_bytes` read it. Algorithm 1, lines 4 to 8.
 
-        factor   below one: the update counts as scaled down by it
-        decoded  the decoded payload, if already available; the result is the same to the bit
+        factor    below one: the update counts as scaled down by it
+        decoded   the decoded payload, if already available; the result is the same to the bit
+        admitted  what `admit` said of it, if already asked
 
         A message that does not fit or is not wanted raises, is counted under its reason, and changes nothing else.
         """
         try:
-            message.check(Kind.UPLOAD, self.model.size, self.algorithm.client_quantizer)
-            upload = self._admitted(message, factor, decoded)
-            window = self.seen.check(message.sender, message.sequence)
+            staleness, weight, window = self.admit(message) if admitted is None else admitted
+            upload = Upload(
+                message.sender, message.sequence, message.version, staleness, message.weight, weight, factor,
+                message.payload, decoded, self.model.size,
+            )  # fmt: skip
             following = self.accumulator.add_(upload, self.algorithm.client_quantizer)
         except (MessageError, RejectedUpload) as error:
             self.rejected[error.reason] += 1
@@ -110,7 +146,7 @@ class Server:
         except Exception as error:
             raise_blamed(error, self.accumulator, "add_")
         self.seen.windows[message.sender] = window
-        return Accepted(upload.staleness, following, self.accumulator.close_() if self.accumulator.due else None)
+        return Accepted(staleness, following, self.accumulator.close_() if self.accumulator.due else None)
 
     def close(self) -> Batch | None:
         """End the batch before it is due, if there is anything in it: a synchronous round that timed out."""
@@ -128,20 +164,6 @@ class Server:
         self.model = following
         self.accumulator.stepped_(batch)
         return self._broadcast()
-
-    def _admitted(self, message: Message, factor: float, decoded: Vector | None) -> Upload:
-        staleness, most = self.hidden_state.version - message.version, self.algorithm.max_staleness
-        if self.clients is not None and message.sender >= self.clients:
-            raise UnknownClient(f"the run has clients 0 to {self.clients - 1}, not {message.sender}")
-        if staleness < 0:
-            raise FutureUpload(f"based on version {message.version}, the server is at {self.version}")
-        weight = weigh(self.algorithm.staleness, staleness)
-        if weight is None or (most is not None and staleness > most):
-            raise StaleUpload(f"staleness {staleness} is above the maximum{'' if most is None else f', {most}'}")
-        return Upload(
-            message.sender, message.sequence, message.version, staleness, message.weight, weight, factor,
-            message.payload, decoded, self.model.size,
-        )  # fmt: skip
 
     def _broadcast(self) -> bytes:
         before, quantizer, downlink = self.hidden_state, self.algorithm.server_quantizer, self.algorithm.downlink

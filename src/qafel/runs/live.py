@@ -105,8 +105,8 @@ class LiveState:
     """The folder that it serves from, and no copy of it."""
     instance: Text = ""
     """The process."""
-    safe_uploads: Count = 0
-    """Of the uploads, those in its journal, synced."""
+    safe_records: Count = 0
+    """Of its journal, synced."""
     beat: Count = 0
     """Counts the states of an epoch: one that was said before is no news."""
     session: Text = ""

@@ -50,7 +50,7 @@ def _checker(median: RunningMedian | None = None, **settings: Any) -> UploadChec
 
 def _judge(checker: UploadChecker, client: int, norm: float, weight: float = 1.0, now: float = 0.0) -> Applied:
     upload = Message.from_bytes(_frame(_algorithm(), client, 0, norm, weight))
-    applied, decoded = checker.check(Server(_initial(), _algorithm(), 1), client, upload, now)
+    applied, decoded, _ = checker.check(Server(_initial(), _algorithm(), 1), client, upload, now)
     assert decoded.size == upload.dimension
     return applied
 
@@ -126,6 +126,7 @@ def test_what_was_applied_is_in_the_journal_and_votes_survive_a_kill(tmp_path: P
             for client in range(0 if models else len(judged)):
                 frame = _frame(algorithm, client, 0, 1.0, weight=1e30)
                 ledger.take(frame, Message.from_bytes(frame), judged[client])
+                ledger.step_if_due()
             models.append(ledger.server.model.copy())
             assert models[0].tobytes() == models[-1].tobytes()
             norms = ledger.norms

@@ -83,7 +83,7 @@ def test_one_flipped_bit_costs_no_synced_record(tmp_path: Path, with_mark: bool)
         (tmp_path / "synced").unlink()
     path = tmp_path / FIRST
     whole = path.read_bytes()
-    last = len(whole) - 9 - 48  # with no mark, a damaged last record looks like a torn one
+    last = len(whole) - 9 - 49  # with no mark, a damaged last record looks like a torn one
     for bit in range(0, 8 * (len(whole) if with_mark else last), 5):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -98,19 +98,19 @@ def test_a_refusal_says_file_byte_and_what_to_do(tmp_path: Path) -> None:
     _fill(tmp_path, [bytes([number % 256]) * 20 for number in range(500)])
     path = tmp_path / FIRST
     data = bytearray(path.read_bytes())
-    data[50 + 68 + 56] ^= 1
+    data[50 + 69 + 56] ^= 1
     path.write_bytes(data)
     for why in (f"{len(data)} bytes of it were synced", "sound records follow"):
         with pytest.raises(DamagedJournal) as refused:
             list(read_journal(tmp_path))
         said = str(refused.value)
-        assert f"{path} is damaged at byte 118, in record 1, and {why}; nothing was changed" in said
+        assert f"{path} is damaged at byte 119, in record 1, and {why}; nothing was changed" in said
         assert (
-            f"restore it from a copy, or give up this record and all after it (truncate -s 118 {path}; delete" in said
+            f"restore it from a copy, or give up this record and all after it (truncate -s 119 {path}; delete" in said
         )
         (tmp_path / "synced").unlink(missing_ok=True)
     with path.open("r+b") as file:  # what the sentence says
-        file.truncate(118)
+        file.truncate(119)
     assert list(read_journal(tmp_path)) == [bytes(20)]
 
 

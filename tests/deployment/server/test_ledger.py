@@ -8,13 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from qafel.algorithm import Algorithm, Checkpoint, Client, HiddenState, LocalTraining, Message, method
+from qafel.algorithm import Algorithm, Batch, Checkpoint, Client, HiddenState, LocalTraining, Message, Server, method
+from qafel.algorithm.admission import ReplayWindows
+from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server import ledger as ledger_module
 from qafel.deployment.server.fairness import Standing
+from qafel.deployment.server.evaluation import ServerMetrics
+from qafel.deployment.server.intake import Intake, UploadChecker, UploadGroup
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
 from qafel.params import Vector
@@ -70,7 +75,8 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, checkpoint_every: i
     for part in (uploads[:7], uploads[7:8], uploads[8:]):
         with _open(tmp_path) as ledger:  # a new process each time; nothing is saved at the end but what was synced
             for upload in part:
-                if (broadcast := ledger.take(upload, Message.from_bytes(upload)).broadcast) is not None:
+                ledger.take(upload, Message.from_bytes(upload))
+                if (broadcast := ledger.step_if_due()) is not None:
                     broadcasts.append(broadcast)
                 if (write := ledger.begin_checkpoint(checkpoint_every, lambda: ({0: 1.0}, ()))) is not None:
                     write()
@@ -90,6 +96,7 @@ def _run_with_checkpoints(folder: Path) -> int:
     with _open(folder) as ledger:
         for upload in _uploads(15):
             ledger.take(upload, Message.from_bytes(upload))
+            ledger.step_if_due()
             if (write := ledger.begin_checkpoint(4)) is not None:
                 ledger.journal.sync()
                 write()
@@ -167,6 +174,7 @@ def test_another_runs_checkpoint_is_passed_over_be_it_as_long_or_longer(
         with _open(tmp_path / name) as ledger:
             for upload in _uploads(count):
                 ledger.take(upload, Message.from_bytes(upload), Applied.of(weight))
+                ledger.step_if_due()
                 if (write := ledger.begin_checkpoint(3)) is not None:
                     ledger.journal.sync()
                     write()
@@ -183,7 +191,7 @@ def test_a_run_without_a_sound_checkpoint_is_refused_in_a_sentence(tmp_path: Pat
     for path in tmp_path.glob("checkpoint-*.qafel"):
         _flip(path, 100)
     with (
-        pytest.raises(DataError, match=r"no checkpoint in .* can be used; .*000012.qafel: .* is damaged"),
+        pytest.raises(DataError, match=r"no checkpoint in .* can be used; .*000016.qafel: .* is damaged"),
         _open(tmp_path),
     ):
         pass
@@ -195,10 +203,12 @@ def test_a_run_that_diverged_goes_on_from_the_last_good_state(tmp_path: Path) ->
     with _open(tmp_path) as ledger:
         for upload in uploads[:11]:
             ledger.take(upload, Message.from_bytes(upload))
+            ledger.step_if_due()
         model = ledger.server.model.copy()
         ledger.server.server_rule.lr = np.inf
+        ledger.take(uploads[11], Message.from_bytes(uploads[11]))
         with pytest.raises(NonFiniteVector):
-            ledger.take(uploads[11], Message.from_bytes(uploads[11]))
+            ledger.step_if_due()
         assert np.array_equal(ledger.server.model, model), "the last good model stays"
         assert ledger.begin_checkpoint(1) is None, "nothing of it is saved"
     assert not list(tmp_path.glob("checkpoint-*"))
@@ -207,6 +217,7 @@ def test_a_run_that_diverged_goes_on_from_the_last_good_state(tmp_path: Path) ->
         assert np.array_equal(ledger.server.model, model)
         for upload in uploads[11:]:
             ledger.take(upload, Message.from_bytes(upload))
+            ledger.step_if_due()
         assert ledger.server.version == 4
 
 
@@ -218,6 +229,7 @@ def test_large_uploads_bring_a_checkpoint_early(tmp_path: Path, monkeypatch: pyt
         due = []
         for upload in uploads:
             ledger.take(upload, Message.from_bytes(upload))
+            ledger.step_if_due()
             due.append(ledger.begin_checkpoint(1000) is not None)
     assert due == [False, False, True] * 2
 
@@ -226,10 +238,12 @@ def test_an_upload_counts_once_over_restarts(tmp_path: Path) -> None:
     uploads = _uploads(2)
     with _open(tmp_path) as ledger:
         ledger.take(uploads[0], Message.from_bytes(uploads[0]))
+        ledger.step_if_due()
     with _open(tmp_path) as ledger:
         with pytest.raises(DuplicateUpload):
             ledger.take(uploads[0], Message.from_bytes(uploads[0]))
         ledger.take(uploads[1], Message.from_bytes(uploads[1]))
+        ledger.step_if_due()
         assert ledger.traffic.uploads == 2
 
 
@@ -237,6 +251,7 @@ def test_the_last_broadcasts_are_made_again_for_a_broker_that_lost_them(tmp_path
     with _open(tmp_path) as ledger:
         for upload in _uploads(9):
             ledger.take(upload, Message.from_bytes(upload))
+            ledger.step_if_due()
         before = list(ledger.broadcasts)
     with _open(tmp_path) as ledger:
         assert list(ledger.broadcasts) == before
@@ -272,6 +287,7 @@ def test_what_clients_sent_can_be_read_by_the_owner_only_whatever_the_umask(tmp_
         with _open(tmp_path / "state") as ledger:
             for upload in _uploads(4):
                 ledger.take(upload, Message.from_bytes(upload))
+                ledger.step_if_due()
             ledger.begin_checkpoint(1)
             ledger.journal.sync()
             ledger.quarantine("odd", b"frame")
@@ -350,3 +366,71 @@ def _moved(path: Path) -> Iterator[None]:
         yield
     finally:
         beside.rename(path)
+def _kill_before_the_step(folder: Path, count: int) -> None:
+    """Take uploads until one closes a batch, and end as a kill does between that upload's record and its step's."""
+    with _open(folder) as ledger:
+        for upload in _uploads(count):
+            ledger.step_if_due()
+            ledger.take(upload, Message.from_bytes(upload))
+        assert ledger._batch is not None
+
+
+def test_a_step_that_a_kill_prevented_is_made_at_the_next_start(tmp_path: Path) -> None:
+    _kill_before_the_step(tmp_path, 6)
+    expected = replay(Path("nowhere"), _initial(), _algorithm(), 7)
+    broadcasts = [broadcast for upload in _uploads(6) if (broadcast := receive(expected, upload)) is not None]
+    for _ in range(2):  # the second start finds the step in the journal
+        with _open(tmp_path) as ledger:
+            assert (ledger.server.version, ledger.traffic.uploads) == (2, 6)
+            assert ledger.server.hidden_state.digest == expected.hidden_state.digest
+            assert [broadcast for _, broadcast in ledger.broadcasts] == broadcasts
+
+
+def test_a_step_that_a_kill_prevented_and_that_diverges_is_given_up_with_the_upload_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _kill_before_the_step(tmp_path, 6)
+    step = ledger_module.Server.step
+
+    def diverges(server: Server, batch: Batch) -> bytes:
+        if server.version == 1:
+            raise NonFiniteVector("server model 2")
+        return step(server, batch)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ledger_module.Server, "step", diverges)
+        with _open(tmp_path) as ledger:
+            assert (ledger.server.version, ledger.traffic.uploads) == (1, 5)
+            write = ledger.begin_checkpoint(0)
+            assert write is not None
+            ledger.journal.sync()
+            write()
+    uploads = _uploads(8)
+    with _open(tmp_path) as ledger:
+        ledger.take(uploads[5], Message.from_bytes(uploads[5]))  # it was not counted, so it is not a duplicate
+        assert ledger.step_if_due() is not None
+        digest = ledger.server.hidden_state.digest
+    with _open(tmp_path) as ledger:
+        assert (ledger.server.hidden_state.digest, ledger.server.version, ledger.traffic.uploads) == (digest, 2, 6)
+
+
+def test_each_check_of_an_upload_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the message to the buffer: its form, and whether it was counted before."""
+    calls: list[str] = []
+    for owner, name in ((Message, "check"), (ReplayWindows, "check")):
+        whole = getattr(owner, name)
+
+        def counted(*arguments: object, whole: Callable[..., object] = whole, owner: type = owner) -> object:
+            calls.append(owner.__name__)
+            return whole(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+    (frame,) = _uploads(1)
+    calls.clear()
+    with _open(tmp_path) as ledger:
+        checker = UploadChecker(_algorithm(), DefenceSettings(), 1)
+        intake = Intake(ledger, checker, ServerMetrics("run"))
+        group = UploadGroup()
+        intake.take(SimpleNamespace(subject="q.r.upload.0", data=frame, headers={}), group, 0.0)  # type: ignore[arg-type]
+        assert group.accepted == 1
+    assert sorted(calls) == ["Message", "ReplayWindows"]

@@ -126,7 +126,7 @@ def test_a_full_disk_at_a_checkpoint_is_counted_logged_and_shown(
 
     asyncio.run(check())
     assert "No space left on device" in caplog.text
-    assert [path.name for path in (tmp_path / "state").glob("checkpoint-*")] == ["checkpoint-000000000006.qafel"]
+    assert [path.name for path in (tmp_path / "state").glob("checkpoint-*")] == ["checkpoint-000000000008.qafel"]
 
 
 def test_a_run_that_diverged_saves_no_model_that_is_not_finite_and_starts_again(tmp_path: Path, access: Access) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 from nats.aio.msg import Msg
 
-from qafel.algorithm import Algorithm, HiddenState, Kept, Kind, Message, Server
+from qafel.algorithm import Admitted, Algorithm, HiddenState, Kept, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES, checksum_of
 from qafel.deployment.keys import Access, Verifier, key_number, signed_name
 from qafel.deployment.messages import Part, PartAssembler, Receipt
@@ -115,6 +115,14 @@ class RunningMedian:
         return {client: norm for client, (norm, _, _) in self._votes.items()}
 
 
+class Judged(NamedTuple):
+    """An upload that passed every check."""
+
+    applied: Applied
+    decoded: Vector
+    admitted: Admitted
+
+
 @final
 @dataclass(slots=True)
 class UploadChecker:
@@ -130,7 +138,7 @@ class UploadChecker:
     _run_id: str = ""
     """What clients sign for, too: an upload of another run of this name is not ours."""
     _has_new_key: Callable[[int, int], bool] = lambda client, key: False
-    """Whether a client that signs with this key signed with another one before."""
+    """Whether a client that signs with this key signed with another one before, and its numbers begin anew."""
     shares: FairShare = field(init=False)
     _keys_problem: str | None = None
     _allowance: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -174,39 +182,32 @@ class UploadChecker:
         if self._keys is not None:
             _verifier(self._keys[client]).check(signed_name(subject, self._run_id, number), data, signature)
 
-    def check(
-        self, server: Server, client: int, upload: Message, now: float, follows: int | None = None
-    ) -> tuple[Applied, Vector]:
-        """How this upload, sent as that client, is to be taken, and what it decodes to; raise if it is not taken.
+    def check(self, server: Server, client: int, upload: Message, now: float, follows: int | None = None) -> Judged:
+        """How this upload, sent as that client, is to be taken; raise if it is not.
 
         `follows`: the number of the upload that its client's memory follows, if clients have memories.
         """
         if upload.sender != client:
             raise WrongSender(f"the message says client {upload.sender}, it was sent by client {client}")
-        upload.check(Kind.UPLOAD, server.model.size, self._algorithm.client_quantizer)
-        self.check_number(server, client, upload.sequence)
+        admitted = server.admit(upload, anew=self._has_new_key(client, self._key_number(client)))
         if self._algorithm.needs.client_memory:
-            self._check_memory(server, client, follows)
+            self._check_memory(server, client, upload.sequence, follows)
         self._spend(client, now)
         self.shares.check(client, now)
         decoded = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
-        return self._bound(server, upload, decoded, now), decoded
+        return Judged(self._bound(server, upload, decoded, now), decoded, admitted)
 
     def check_number(self, server: Server, client: int, sequence: int) -> None:
-        """Raise if an upload of this number was counted before. With a new key, a client's numbers begin anew; those of
-        a client with a memory only ascend.
-        """
-        if self._has_new_key(client, self._key_number(client)):
-            return
-        highest, _ = server.seen.check(client, sequence)
-        if self._algorithm.needs.client_memory and highest > sequence:
-            raise DuplicateUpload(f"upload {sequence} of client {client} comes after its upload {highest}: not taken")
+        """Raise if an upload of this number was counted before. With a new key, a client's numbers begin anew."""
+        server.seen.check(client, sequence, self._has_new_key(client, self._key_number(client)))
 
-    def _check_memory(self, server: Server, client: int, follows: int | None) -> None:
+    def _check_memory(self, server: Server, client: int, sequence: int, follows: int | None) -> None:
         """Raise unless the client's memory follows its last counted upload: it could have lost its folder, or have
-        given up an upload of which a copy was counted.
+        given up an upload of which a copy was counted. Its numbers only ascend.
         """
         highest, _ = server.seen.windows.get(client, (-1, 0))
+        if highest > sequence:
+            raise DuplicateUpload(f"upload {sequence} of client {client} comes after its upload {highest}: not taken")
         if follows != highest:
             raise MemoryMismatch(
                 f"the last counted update of client {client} is {highest}, its memory follows update {follows}"
@@ -386,7 +387,7 @@ class Intake:
             upload = Message.from_bytes(frame)
             follows = _number(headers, FOLLOWS)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE), follows)
-            applied, decoded = self.checker.check(self.ledger.server, client, upload, now, follows)
+            judged = self.checker.check(self.ledger.server, client, upload, now, follows)
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
             self._refuse(client, upload.sequence if upload else None, error, group)
@@ -394,7 +395,7 @@ class Intake:
             if not self._put_aside(client, frame, upload, error, group):
                 return
         else:
-            self._count(frame, upload, applied, decoded, group, now)
+            self._count(frame, upload, judged, group, now)
         group.acknowledge += spent
 
     def _hear_of_failure(self, client: int, message: Msg) -> None:
@@ -446,12 +447,11 @@ class Intake:
             return None
         return self._assembler.add(client, part, message, now, group.acknowledge)
 
-    def _count(
-        self, frame: bytes, upload: Message, applied: Applied, decoded: Vector, group: UploadGroup, now: float
-    ) -> None:
-        client, version = upload.sender, self.ledger.server.version
+    def _count(self, frame: bytes, upload: Message, judged: Judged, group: UploadGroup, now: float) -> None:
+        client, version, applied = upload.sender, self.ledger.server.version, judged.applied
         try:
-            accepted = self.ledger.take(frame, upload, applied, decoded)
+            accepted = self.ledger.take(frame, upload, *judged)
+            broadcast = self.ledger.step_if_due()
         except (MessageError, RejectedUpload) as error:
             self._refuse(client, upload.sequence, error, group)
             return
@@ -469,8 +469,8 @@ class Intake:
         group.accepted += 1
         group.upload_bytes += len(frame)
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version, checksum_of(frame)))
-        if accepted.broadcast is not None:
-            group.broadcasts.append((version, accepted.broadcast))
+        if broadcast is not None:
+            group.broadcasts.append((version, broadcast))
             group.hidden_state = self.ledger.server.hidden_state
 
     def _refuse(

@@ -1,14 +1,17 @@
-"""The journal: every accepted upload in append-only files, synced many at a time, and what a start makes of them.
+"""The journal: accepted uploads and server steps in append-only files, synced many at a time.
 
 A file is named for the number of its first record, journal-000000005000.log, and begins with two lines: the format's
 name and version, then a salt and a checksum of all before it. A record is
 
-    mark | length | checksum of the record before | digest of x̂ after it | what was applied
-        | checksum of all of it under the salt | bytes
+    mark | kind | length | checksum of the record before | note | checksum of all of it under the salt | bytes
 
-so that a lost or exchanged record breaks the chain, a replay can be held to the x̂ of the first time, and a sound record
-is found behind an unsound one. Each start begins a file. The file `synced` says how many bytes of the newest one
-are safe; it is written after each sync and not synced itself, so it may say too little, never too much.
+so that a lost or exchanged record breaks the chain, and a sound record is found behind an unsound one. Each start
+begins a file. The file `synced` says how many bytes of the newest one are safe; it is written after each sync and not
+synced itself, so it may say too little, never too much.
+
+upload   a frame as it was received; the note says what the defence made of it
+step     the server stepped with the uploads since the step before; the note has the digest of x̂ after it
+dropped  the step that the upload before it made due diverged: that upload does not count
 
 A process killed in the middle of a write leaves a torn tail, which nobody was told of: it is cut off, and logged.
 Anything else that cannot be read is damage: it is refused and left as it is.
@@ -25,6 +28,7 @@ import secrets
 import struct
 import threading
 from collections.abc import Iterator
+from enum import IntEnum
 from io import FileIO
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -35,29 +39,37 @@ import xxhash
 from qafel.errors import DamagedJournal, DataError, OutputError
 from qafel.files import open_private, read_regular, sync_folder, writing
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 _KIND: Final = b"qafel journal "
 _HEADER: Final = re.compile(rb"qafel journal (\d+)\n(?:([0-9a-f]{16}) [0-9a-f]{16}\n)?")
-_HEADER_BYTES: Final = len(b"qafel journal 3\n0123456789abcdef 0123456789abcdef\n")
+_HEADER_BYTES: Final = len(b"qafel journal 4\n0123456789abcdef 0123456789abcdef\n")
 _MARK: Final = b"\x89QJ\n"
-_RECORD: Final = struct.Struct("<4sIQQ16sQ")
+_RECORD: Final = struct.Struct("<4sBIQ24sQ")
 _SYNCED: Final = re.compile(rb"(\d{12}) (\d{15}) ([0-9a-f]{16})\n")
 
 log = logging.getLogger(__name__)
 
 
+class Entry(IntEnum):
+    """What a record is."""
+
+    UPLOAD = 1
+    STEP = 2
+    DROPPED = 3
+
+
 @final
 class Record(NamedTuple):
-    """An upload that counted."""
+    """One entry."""
 
+    entry: Entry
     data: bytes
-    digest: int
-    """Of the hidden state after it."""
+    """Of an upload, its frame; else empty."""
+    note: bytes
+    """24 bytes, which the ledger reads."""
     before: int
     """The checksum of the record before."""
     checksum: int
-    applied: bytes
-    """What the defence made of it: sixteen bytes, which the ledger reads."""
 
 
 @final
@@ -85,13 +97,11 @@ class Journal:
         """
         self._failure: OutputError | None = None
 
-    def append(self, data: bytes, digest: int = 0, applied: bytes = b"") -> None:
-        """Add a record, which is not safe before the next `sync`; `digest` is that of x̂ after it, `applied` what was
-        made of it.
-        """
+    def append(self, data: bytes, note: bytes = b"", entry: Entry = Entry.UPLOAD) -> None:
+        """Add a record, which is not safe before the next `sync`."""
         with self._lock:
             _, salt, pieces = self._waiting[-1]
-            pieces += (head := _head(salt, data, self.checksum, digest, applied)), data
+            pieces += (head := _head(salt, entry, data, self.checksum, note)), data
         self.checksum = int.from_bytes(head[-8:], "little")
         self.count += 1
 
@@ -257,8 +267,8 @@ class JournalReader:
 
 
 def read_journal(folder: Path, start: int = 0) -> Iterator[bytes]:
-    """The uploads from number `start` on, as they were received. Changes nothing, and leaves out a torn tail."""
-    return (record.data for record in JournalReader(folder, start))
+    """The uploads from record `start` on, as they were received. Changes nothing, and leaves out a torn tail."""
+    return (record.data for record in JournalReader(folder, start) if record.entry is Entry.UPLOAD)
 
 
 def _header(salt: int) -> bytes:
@@ -266,8 +276,8 @@ def _header(salt: int) -> bytes:
     return start + b" %016x\n" % xxhash.xxh3_64_intdigest(start)
 
 
-def _head(salt: int, data: bytes, before: int, digest: int, applied: bytes) -> bytes:
-    start = _RECORD.pack(_MARK, len(data), before, digest, applied, 0)[:-8]
+def _head(salt: int, entry: Entry, data: bytes, before: int, note: bytes) -> bytes:
+    start = _RECORD.pack(_MARK, entry, len(data), before, note, 0)[:-8]
     return start + _checksum(salt, start, data).to_bytes(8, "little")
 
 
@@ -297,12 +307,12 @@ def _read_record(file: BinaryIO, size: int, salt: int | None) -> Record | None:
     head = file.read(_RECORD.size)
     if len(head) < _RECORD.size or salt is None:
         return None
-    mark, length, before, digest, applied, checksum = _RECORD.unpack(head)
+    mark, entry, length, before, note, checksum = _RECORD.unpack(head)
     if mark != _MARK or length > size - file.tell():
         return None
     data = file.read(length)
     sound = _checksum(salt, head[:-8], data) == checksum
-    return Record(data, digest, before, checksum, applied) if sound else None
+    return Record(Entry(entry), data, note, before, checksum) if sound else None
 
 
 def _sound_follows(rest: bytes, salt: int | None) -> bool:

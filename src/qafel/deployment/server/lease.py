@@ -98,7 +98,7 @@ class Lease:
             since=self._since,
             holder=self._ledger.place,
             instance=self._instance,
-            safe_uploads=self._ledger.journal.safe,
+            safe_records=self._ledger.journal.safe,
             at=time.time(),
         )
         return await self._publisher.state(broker, ours, after)
@@ -137,10 +137,10 @@ class Lease:
             forked = differs or found.epoch > ledger.epoch
         held = map(number_in, await broker.subjects(names.broadcast_stream, names.broadcasts))
         newest = max((number + 1 for number in held if number is not None), default=0)
-        counted = 0
+        counted, records = 0, 0
         if found is not None:
-            newest, counted = max(newest, found.version), found.safe_uploads
-        if forked or newest > mine.version or counted > uploads:
+            newest, counted, records = max(newest, found.version), found.uploads, found.safe_records
+        if forked or newest > mine.version or records > ledger.journal.count:
             return (
                 f"{where} went on without this folder, which is at version {mine.version} with {uploads:,} updates, to "
                 f"version {newest} with {counted:,}: start the server in the newer folder, or give up what this one "

@@ -1,7 +1,9 @@
 """The server's state and its proof: the pure `Server`, a checkpoint of it, and the journal of uploads since.
 
-x and x̂ are a function of the journal. A start restores the newest sound checkpoint and receives the records after it
-again; the broadcasts that this makes again are bit-identical, because their randomness is named by the version.
+x and x̂ are a function of the journal. A start restores the newest sound checkpoint and receives the uploads after it
+again, and steps where the server stepped; the broadcasts that this makes again are bit-identical, because their
+randomness is named by the version. If the process was killed between the upload that closes a batch and its step, the
+start makes the step.
 docs/decisions/deployment-broker-is-not-the-truth.md
 """
 
@@ -20,7 +22,10 @@ from typing import Any, Final, NamedTuple, final
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from qafel.algorithm import (
+    Accepted,
+    Admitted,
     Algorithm,
+    Batch,
     Checkpoint,
     Message,
     Server,
@@ -29,15 +34,13 @@ from qafel.algorithm import (
 )
 from qafel.algorithm.messages import checksum_of
 from qafel.deployment.server.fairness import Standing
-from qafel.deployment.server.journal import JournalReader, Record, begins_at_start
+from qafel.deployment.server.journal import Entry, JournalReader, Record, begins_at_start
 from qafel.errors import (
     ConfigError,
     DamagedJournal,
     DataError,
-    MessageError,
     NonFiniteVector,
     OutputError,
-    RejectedUpload,
 )
 from qafel.files import Lock, make_private, read_word, sync_folder, write_atomically, write_word, writing
 from qafel.params import Vector
@@ -48,6 +51,7 @@ from qafel.runs.records import Amount, Count, fault_of
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _QUARANTINED: Final = 100
 _APPLIED: Final = struct.Struct("<fffI")
+_DIGEST: Final = struct.Struct("<Q")
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
 
 log = logging.getLogger(__name__)
@@ -72,20 +76,12 @@ class Applied(NamedTuple):
     @staticmethod
     def read(record: Record, upload: Message) -> Applied:
         """What was applied to an upload of the journal; as it came, if nobody judged it."""
-        return Applied(*_APPLIED.unpack(record.applied)) if any(record.applied) else Applied(upload.weight)
+        return Applied(*_APPLIED.unpack_from(record.note)) if any(record.note) else Applied(upload.weight)
 
     @staticmethod
     def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0) -> Applied:
         """Rounded to what the journal keeps."""
         return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key)))
-
-
-class Counted(NamedTuple):
-    """The result of an upload that counts."""
-
-    staleness: int
-    broadcast: bytes | None
-    """The message that the server now sends to all clients, if it stepped."""
 
 
 class _Saved(NamedTuple):
@@ -97,6 +93,8 @@ class _Saved(NamedTuple):
     keys: Mapping[int, int]
     checksums: Mapping[int, int]
     shares: Sequence[Standing] = ()
+    void: int = 0
+    """How many records of the journal before it count nothing: steps that diverged, with the uploads before them."""
     checksum: int = 0
     """Of the last record that it counts."""
 
@@ -110,6 +108,7 @@ class _Values(BaseModel):
     keys: list[tuple[Count, Count]]
     checksums: list[tuple[Count, Count]]
     shares: list[Standing]
+    void: Count
     journal_checksum: Count
 
 
@@ -118,12 +117,12 @@ _VALUES: Final = TypeAdapter(_Values)
 
 @final
 class Ledger:
-    """The one place where uploads count. `take` changes the state, `journal.sync` makes it last."""
+    """The one place where uploads count. `take` and `step` change the state, `journal.sync` makes it last."""
 
     def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
         """Made by `open`: receive the journal after what was saved; `history` broadcasts are kept in memory."""
         self.folder = folder
-        self.server, self.traffic, norms, keys, checksums, self.shares, checksum = saved
+        self.server, self.traffic, norms, keys, checksums, self.shares, self._void, checksum = saved
         self.norms = dict(norms)
         """Each client's last norm, so that a restarted server judges as before."""
         self.keys = dict(keys)
@@ -137,10 +136,20 @@ class Ledger:
         """Whose updates were received again: they came after `shares`, which is how clients stood at the checkpoint."""
         self.broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
         """The last broadcasts with their versions: what a broker that lost them is given again."""
-        before = self.traffic.uploads
-        reader = JournalReader(folder, before, checksum)
+        self._batch: Batch | None = None
+        """Closed by the last upload; its step is due."""
+        before = self.saved_uploads = self.traffic.uploads
+        reader = JournalReader(folder, self.traffic.uploads + self.traffic.broadcasts + self._void, checksum)
+        before_it: Record | None = None
         for record in reader:
-            self._count_again(record)
+            if record.entry is Entry.DROPPED:
+                before_it, self._void = None, self._void + 2
+                continue
+            if before_it is not None:
+                self._repeat(before_it)
+            before_it = record
+        if before_it is not None:
+            self._repeat(before_it)
         if self.traffic.uploads > before:
             uploads, version = self.traffic.uploads - before, self.server.version
             log.info("received %d journalled uploads again, now at version %d", uploads, version)
@@ -178,6 +187,12 @@ class Ledger:
             make_private(folder)  # it holds what clients sent
         with Lock(folder / "lock", busy):
             ledger = _newest_sound(folder, initial_model, algorithm, seed, size, history, clients)
+            try:
+                ledger.step_if_due()  # killed before it made it
+            except NonFiniteVector as error:
+                log.warning("%s; going on without this step", error)
+                ledger.journal.close()
+                ledger = _newest_sound(folder, initial_model, algorithm, seed, size, history, clients)
             with closing(ledger.journal):
                 yield ledger
 
@@ -193,33 +208,51 @@ class Ledger:
         write_word(self.folder / "epoch", str(epoch))
 
     def take(
-        self, frame: bytes, upload: Message, applied: Applied | None = None, decoded: Vector | None = None
-    ) -> Counted:
+        self,
+        frame: bytes,
+        upload: Message,
+        applied: Applied | None = None,
+        decoded: Vector | None = None,
+        admitted: Admitted | None = None,
+    ) -> Accepted:
         """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count.
 
-        One that makes the model diverge raises `NonFiniteVector` and is not journalled: a restart goes on without it.
+        If it closes a batch, `step_if_due` comes next.
         """
-        try:
-            accepted = self._count(frame, upload, applied or Applied(upload.weight), decoded)
-        except NonFiniteVector:
-            self._diverged = True
-            raise
-        self.journal.append(frame, self.server.hidden_state.digest, applied.to_bytes() if applied else b"")
+        accepted = self._count(frame, upload, applied or Applied(upload.weight), decoded, admitted)
+        self.journal.append(frame, applied.to_bytes() if applied else b"")
         return accepted
 
-    def _count_again(self, record: Record) -> None:
-        """Count a record of the journal. It gave an x̂, which clients hold: another one now is a failure."""
-        upload = Message.from_bytes(record.data)
-        applied = Applied.read(record, upload)
-        self._count(record.data, upload, applied)
-        self.since.append(upload.sender)
-        self.norms.pop(upload.sender, None)  # the latest is the last
-        if applied.norm:
-            self.norms[upload.sender] = applied.norm
-        if record.digest != self.server.hidden_state.digest:
-            raise DataError(
-                f"record {self.traffic.uploads - 1} of the journal does not give the hidden state that it gave before"
-            )
+    def step_if_due(self) -> bytes | None:
+        """Make the step of a closed batch and journal it; return the broadcast.
+
+        A step that makes the model diverge raises `NonFiniteVector`. A restart goes on without the upload before it.
+        """
+        if self._batch is None:
+            return None
+        try:
+            broadcast = self._step()
+        except NonFiniteVector:
+            self._diverged = True
+            self.journal.append(b"", entry=Entry.DROPPED)
+            raise
+        self.journal.append(b"", _DIGEST.pack(self.server.hidden_state.digest), Entry.STEP)
+        return broadcast
+
+    def _repeat(self, record: Record) -> None:
+        """Do what a record of the journal says. A step gave an x̂, which clients hold: another one now is a failure."""
+        if record.entry is Entry.STEP:
+            self._step()
+            if _DIGEST.unpack_from(record.note) != (self.server.hidden_state.digest,):
+                raise DataError(f"step {self.server.version} of the journal does not give the hidden state of before")
+        else:
+            upload = Message.from_bytes(record.data)
+            applied = Applied.read(record, upload)
+            self._count(record.data, upload, applied)
+            self.since.append(upload.sender)
+            self.norms.pop(upload.sender, None)  # the latest is the last
+            if applied.norm:
+                self.norms[upload.sender] = applied.norm
 
     def has_new_key(self, client: int, key: int) -> bool:
         """Whether a client that signs with this key signed with another one before, and may begin anew: a client with a
@@ -232,27 +265,38 @@ class Ledger:
         highest, _ = self.server.seen.windows.get(client, (-1, 0))
         return highest, self._checksums.get(client, 0)
 
-    def _count(self, frame: bytes, upload: Message, applied: Applied, decoded: Vector | None = None) -> Counted:
-        version, client, windows = self.server.version, upload.sender, self.server.seen.windows
-        before = windows.pop(client, None) if self.has_new_key(client, applied.key) else None
-        try:
-            upload = upload if applied.weight == upload.weight else upload._replace(weight=applied.weight)
-            accepted = self.server.receive(upload, applied.factor, decoded)
-        except (MessageError, RejectedUpload):
-            if before is not None:
-                windows[client] = before
-            raise
+    def _count(
+        self,
+        frame: bytes,
+        upload: Message,
+        applied: Applied,
+        decoded: Vector | None = None,
+        admitted: Admitted | None = None,
+    ) -> Accepted:
+        client = upload.sender
+        if self._batch is not None:
+            raise DataError(f"step {self.server.version + 1} is due before a further upload")
+        if admitted is None and self.has_new_key(client, applied.key):
+            admitted = self.server.admit(upload, anew=True)
+        upload = upload if applied.weight == upload.weight else upload._replace(weight=applied.weight)
+        accepted = self.server.receive(upload, applied.factor, decoded, admitted)
+        self._batch = accepted.batch
         if applied.key:
             self.keys[client] = applied.key
-        if windows[client][0] == upload.sequence:
+        if self.server.seen.windows[client][0] == upload.sequence:
             self._checksums[client] = checksum_of(frame)
         self.traffic.count_upload(frame, accepted.staleness)
-        if accepted.batch is None:
-            return Counted(accepted.staleness, None)
-        broadcast = self.server.step(accepted.batch)
+        return accepted
+
+    def _step(self) -> bytes:
+        version, batch = self.server.version, self._batch
+        if batch is None:
+            raise DataError(f"step {version + 1} of the journal has no uploads")
+        self._batch = None
+        broadcast = self.server.step(batch)
         self.traffic.count_broadcast(broadcast)
         self.broadcasts.append((version, broadcast))
-        return Counted(accepted.staleness, broadcast)
+        return broadcast
 
     def begin_checkpoint(
         self, every: int, judged: Callable[[], tuple[Mapping[int, float], Sequence[Standing]]] = lambda: ({}, ())
@@ -276,13 +320,16 @@ class Ledger:
             "shares": shares,
             "keys": list(self.keys.items()),
             "checksums": list(self._checksums.items()),
+            "void": self._void,
             "journal_checksum": self.journal.checksum,
         }
+        records = self.journal.count
         self.journal.rotate()
 
         def write() -> None:
-            write_checkpoint(self.folder / f"checkpoint-{now.uploads:012}.qafel", Checkpoint(saved.arrays, values))
+            write_checkpoint(self.folder / f"checkpoint-{records:012}.qafel", Checkpoint(saved.arrays, values))
             sync_folder(self.folder)
+            self.saved_uploads = now.uploads
             for _, path in _checkpoints(self.folder)[:-_KEPT]:
                 path.unlink(missing_ok=True)
 
@@ -297,12 +344,6 @@ class Ledger:
                 write_atomically(folder / name, frame)
         except (OSError, OutputError) as error:
             log.error("upload %s is not in the quarantine: %s", name, error)
-
-    @property
-    def saved_uploads(self) -> int:
-        """How many uploads the newest checkpoint on disk counts."""
-        kept = _checkpoints(self.folder)
-        return kept[-1][0] if kept else 0
 
     def drop_old_journal(self) -> None:
         """Delete what no kept checkpoint needs."""
@@ -375,7 +416,7 @@ def _read(path: Path, algorithm: Algorithm, seed: int, size: int, clients: int |
     inner = Checkpoint(saved.arrays, values.server)
     server = restore_server(inner, algorithm, seed, size=size, log_capacity=0, clients=clients)
     norms, keys, checksums = dict(values.norms), dict(values.keys), dict(values.checksums)
-    return _Saved(server, values.traffic, norms, keys, checksums, values.shares, values.journal_checksum)
+    return _Saved(server, values.traffic, norms, keys, checksums, values.shares, values.void, values.journal_checksum)
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
