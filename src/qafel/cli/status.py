@@ -134,6 +134,7 @@ def _in_full(one: RunStatus) -> Table:
         add("failing", f"training fails at {counted(state.failing_count, 'client')}: {reasons}")
     add("sent up", human_bytes(state.upload_bytes_total))
     add("broadcast", human_bytes(state.broadcast_bytes_total))
+    add("received", f"{human_bytes(state.received_bytes_total)} by the clients, as they say")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(state.rejected.items())) or "0"
     add("rejected", reasons + (f"; {counted(state.repeated, 'repeat')}, counted once" if state.repeated else ""))
     if state.metric is not None:

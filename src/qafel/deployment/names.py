@@ -38,6 +38,8 @@ FAILED: Final = "Qafel-Failed"
 """Marks a message on an upload's subject that says why training failed: how often in a row."""
 FOLLOWS: Final = "Qafel-Follows"
 """Of a client with a memory: the number of the update that its memory follows; -1 before the first."""
+RECEIVED: Final = "Qafel-Received"
+"""Of an upload: the bytes of broadcasts and snapshots that its client received since the one before."""
 MALFORMED: Final = "\N{REPLACEMENT CHARACTER}"
 """Under which a message's unreadable headers are noted: a name that no sender can write."""
 OVERHEAD_BYTES: Final = 4096

@@ -54,6 +54,7 @@ class LiveState:
     uploads: Count = 0
     upload_bytes_total: Count = 0
     broadcast_bytes_total: Count = 0
+    received_bytes_total: Count = 0
     wall_s: Amount = 0.0
     """How long the run has gone on."""
     virtual_time: Amount | None = None
@@ -152,6 +153,7 @@ def live_state(
         "uploads": traffic.uploads,
         "upload_bytes_total": traffic.upload_bytes,
         "broadcast_bytes_total": traffic.broadcast_bytes,
+        "received_bytes_total": traffic.received_bytes,
         "wall_s": progress.wall_s,
         "virtual_time": now,
         "share_done": limits.share_done(server.version, traffic.uploads, traffic.total_bytes, now),

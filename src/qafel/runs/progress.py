@@ -36,10 +36,10 @@ class Traffic:
     upload_bytes: Count = 0
     broadcasts: Count = 0
     broadcast_bytes: Count = 0
-    received_bytes: Count | None = None
-    """What the clients that take part fetched to start from; None if it is not counted, as a deployed server cannot."""
+    received_bytes: Count = 0
+    """What the clients that take part fetched; in a deployment, as they say with their uploads, and bounded."""
     received_by_all_bytes: Count | None = None
-    """What all clients would receive together if each took every broadcast; None likewise."""
+    """What all clients would receive together if each took every broadcast; None: not counted, as in a deployment."""
     staleness_counts: list[Count] = field(default_factory=list)
     """How many updates had staleness 0, 1, 2, …"""
 
@@ -63,8 +63,7 @@ class Traffic:
 
     def count_download(self, size: int) -> None:
         """Count what a client fetched, in bytes."""
-        if self.received_bytes is not None:
-            self.received_bytes += size
+        self.received_bytes += size
 
     def copy(self) -> Traffic:
         """The counts of this moment."""

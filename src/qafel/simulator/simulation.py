@@ -143,7 +143,7 @@ class Simulation:
         """The hidden state of all clients, moved by the broadcasts' bytes alone: one object, as all hold the same."""
         self.fleet = Fleet(task.clients, algorithm.client_rule, size)
         self.clock: Clock[Event] = Clock()
-        self.traffic = Traffic(received_bytes=0, received_by_all_bytes=0)
+        self.traffic = Traffic(received_by_all_bytes=0)
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
         self.stopped = 0
         """Jobs that ended before their time because the staleness law gives them up."""

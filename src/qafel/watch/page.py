@@ -172,10 +172,11 @@ def _figures(one: Watched) -> list[tuple[str, str]]:
         lag = float(run.column("hidden_state_lag")[-1]) if one.rows else math.nan
     rate = run.number("updates_per_s") if live is None or run.finished else live.updates_per_s
     return [
-        ("uploads", human_count(_number(one, "uploads", "uploads"))),
+        ("uploads", human_count(_number(one, "uploads"))),
         ("rate", UNKNOWN if math.isnan(rate) else f"{human_count(round(rate) if rate >= 10 else rate)}/s"),
-        ("up", human_bytes(_number(one, "upload_bytes_total", "upload_bytes_total"))),
-        ("broadcast", human_bytes(_number(one, "broadcast_bytes_total", "broadcast_bytes_total"))),
+        ("up", human_bytes(_number(one, "upload_bytes_total"))),
+        ("broadcast", human_bytes(_number(one, "broadcast_bytes_total"))),
+        ("received", human_bytes(_number(one, "received_bytes_total"))),
         ("buffer", _buffer(one)),
         ("hidden-state lag", UNKNOWN if math.isnan(lag) else human_metric(lag)),
         ("staleness", stale),
@@ -183,10 +184,10 @@ def _figures(one: Watched) -> list[tuple[str, str]]:
     ]
 
 
-def _number(one: Watched, key: str, live_name: str) -> float:
+def _number(one: Watched, key: str, live_name: str = "") -> float:
     """A figure of the summary or, while the run goes on, of what its driver said last."""
     if one.live is not None and not one.run.finished:
-        return float(getattr(one.live, live_name))
+        return float(getattr(one.live, live_name or key))
     return one.run.number(key)
 
 

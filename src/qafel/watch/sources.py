@@ -187,6 +187,7 @@ def _of_live(live: LiveState) -> dict[str, Any]:
         "staleness_histogram": live.staleness_histogram,
         "upload_bytes_total": live.upload_bytes_total,
         "broadcast_bytes_total": live.broadcast_bytes_total,
+        "received_bytes_total": live.received_bytes_total,
         "uploads": live.uploads,
         "server_steps": live.version,
         "run_id": live.run_id,

@@ -30,7 +30,7 @@ from qafel.config.tasks import OwnTask
 from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.follower import Follower, most_snapshot_bytes, read_description
 from qafel.deployment.client.memory import Memory, Sent
-from qafel.deployment.client.outbox import ANOTHER_PROCESS, ClientState, Outbox
+from qafel.deployment.client.outbox import ANOTHER_PROCESS, COUNTED, ClientState, Outbox
 from qafel.deployment.connection import Broker, Stored, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier, signed_name
 from qafel.deployment.messages import SILENT_S, Agreement
@@ -371,6 +371,7 @@ class DeploymentClient:
 
     def _on_advance(self, version: int, received_bytes: int) -> None:
         self.report.received_bytes += received_bytes
+        self.outbox.received_bytes += received_bytes
         self._news.set()
         self._emit("version", version=version)
 
@@ -388,7 +389,7 @@ class DeploymentClient:
             self._warn_of_twin()
             if not text:
                 return  # it took nothing from us
-        counted = outcome in ("accepted", "duplicate")
+        counted = outcome in COUNTED
         event = outcome if counted else "rejected"
         self._emit(event, sequence=sequence, version=version, reason=outcome, text=text)
         if not counted:

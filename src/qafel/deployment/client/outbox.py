@@ -22,11 +22,12 @@ from qafel.algorithm.messages import checksum_of
 from qafel.deployment.connection import Broker, Stored, wait_for_event
 from qafel.deployment.keys import Signer, signed_name
 from qafel.deployment.messages import Receipt, split_upload
-from qafel.deployment.names import FAILED, FOLLOWS, PART
+from qafel.deployment.names import FAILED, FOLLOWS, PART, RECEIVED
 from qafel.errors import BrokerRefused, ConfigError, DataError, HiddenStateError, MessageError
 from qafel.files import Lock, read_checked, read_word, write_checked, write_word
 
 ANOTHER_PROCESS: Final = "another-process"
+COUNTED: Final = ("accepted", "duplicate")
 _RESEND_S: Final = 3.0
 _RESEND_BYTES_PER_S: Final = 4 << 20  # a large upload needs its time before it counts as lost
 _RESEND_MOST_S: Final = 60.0
@@ -49,6 +50,8 @@ class _Pending:
     wait_s: float
     follows: int | None
     """The number that its client's memory follows, if it has one."""
+    received_bytes: int
+    """What the client received since the upload before, as the server is told."""
     sent_at: float = 0.0
     """When it was sent first."""
 
@@ -73,6 +76,8 @@ class Outbox:
     """Called with the number and the checksum of an upload that counts."""
     counts: Counter[str] = field(default_factory=Counter)
     sent_bytes: int = 0
+    received_bytes: int = 0
+    """What the client received and the server was not told of."""
     highest: int = -1
     """The highest number that the server has seen, if it said so."""
     newest: int = -1
@@ -97,7 +102,8 @@ class Outbox:
     def add(self, sequence: int, upload: bytes, follows: int | None = None) -> None:
         # Where receipts take long, all clients sending twice would make them take longer.
         wait_s = max(_RESEND_S, min(_RESEND_MOST_S, 4 * self._usual_s)) + len(upload) / _RESEND_BYTES_PER_S
-        self._pending[sequence] = _Pending(upload, time.monotonic(), wait_s, follows)
+        self._pending[sequence] = _Pending(upload, time.monotonic(), wait_s, follows, self.received_bytes)
+        self.received_bytes = 0
         self.newest = max(self.newest, sequence)
         self._wake.set()
 
@@ -177,6 +183,8 @@ class Outbox:
         pending = None if sequence is None else self._pending.pop(sequence, None)
         if sequence is not None and pending is None:
             return  # a receipt for one that was sent twice, or by an earlier process
+        if pending is not None and outcome not in COUNTED:
+            self.received_bytes += pending.received_bytes  # it was not counted either
         if pending is not None and pending.sent_at:
             self._usual_s += 0.25 * (time.monotonic() - pending.sent_at - self._usual_s)
         self.counts[outcome] += 1
@@ -187,6 +195,7 @@ class Outbox:
         pending.due = time.monotonic() + pending.wait_s
         pending.wait_s = max(pending.wait_s, min(_RESEND_MOST_S, 2 * pending.wait_s))
         headers = self._signer.headers(signed_name(self._subject, self.run_id, pending.follows), pending.data)
+        headers[RECEIVED] = str(pending.received_bytes)
         if pending.follows is not None:
             headers[FOLLOWS] = str(pending.follows)
         parts = split_upload(pending.data, broker.part_bytes)

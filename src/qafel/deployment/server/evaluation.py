@@ -45,6 +45,8 @@ class ServerMetrics:
         self.clipped = Counter("clipped_updates", "Updates whose norm or weight was bounded", **options).labels(run)
         self.upload_bytes = Counter("upload_bytes", "Bytes of accepted updates", **options).labels(run)
         self.broadcast_bytes = Counter("broadcast_bytes", "Bytes of broadcasts, each once", **options).labels(run)
+        received = Counter("received_bytes", "Bytes that clients received, as they say", **options)
+        self.received_bytes = received.labels(run)
         self.version = Gauge("version", "Server steps done", **options).labels(run)
         self.buffer = Gauge("buffer_updates", "Updates in the buffer", **options).labels(run)
         self.metric = Gauge("metric", "The task's metric at the last evaluation", **options).labels(run)

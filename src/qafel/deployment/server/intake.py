@@ -27,7 +27,7 @@ from qafel.algorithm import Admitted, Algorithm, HiddenState, Kept, Message, Ser
 from qafel.algorithm.messages import HEADER_BYTES, checksum_of
 from qafel.deployment.keys import Access, Verifier, key_number, signed_name
 from qafel.deployment.messages import Part, PartAssembler, Receipt
-from qafel.deployment.names import FAILED, FOLLOWS, MALFORMED, PART, SIGNATURE, number_in
+from qafel.deployment.names import FAILED, FOLLOWS, MALFORMED, PART, RECEIVED, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.fairness import FairShare, Standing
@@ -387,7 +387,9 @@ class Intake:
             upload = Message.from_bytes(frame)
             follows = _number(headers, FOLLOWS)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE), follows)
+            received = min(max(0, _number(headers, RECEIVED) or 0), self.ledger.receivable_bytes(client))
             judged = self.checker.check(self.ledger.server, client, upload, now, follows)
+            judged = judged._replace(applied=judged.applied._replace(received_bytes=received))
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
             self._refuse(client, upload.sequence if upload else None, error, group)
@@ -466,6 +468,7 @@ class Intake:
         if applied.factor < 1 or applied.weight < upload.weight:
             self.metrics.clipped.inc()
         self.metrics.staleness.observe(accepted.staleness)
+        self.metrics.received_bytes.inc(applied.received_bytes)
         group.accepted += 1
         group.upload_bytes += len(frame)
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version, checksum_of(frame)))

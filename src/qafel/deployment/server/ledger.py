@@ -50,7 +50,7 @@ from qafel.runs.records import Amount, Count, fault_of
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _QUARANTINED: Final = 100
-_APPLIED: Final = struct.Struct("<fffI")
+_APPLIED: Final = struct.Struct("<fffIQ")
 _DIGEST: Final = struct.Struct("<Q")
 _KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
 
@@ -69,6 +69,8 @@ class Applied(NamedTuple):
     """The weighted norm before that: the client's vote on what is usual."""
     key: int = 0
     """Which of its keys the client signed with, as `key_number` tells them apart; zero if nobody signs."""
+    received_bytes: int = 0
+    """What the client received since its upload before, as far as the server believes it."""
 
     def to_bytes(self) -> bytes:
         return _APPLIED.pack(*self)
@@ -81,7 +83,7 @@ class Applied(NamedTuple):
     @staticmethod
     def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0) -> Applied:
         """Rounded to what the journal keeps."""
-        return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key)))
+        return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key, 0)))
 
 
 class _Saved(NamedTuple):
@@ -91,7 +93,7 @@ class _Saved(NamedTuple):
     traffic: Traffic
     norms: Mapping[int, float]
     keys: Mapping[int, int]
-    checksums: Mapping[int, int]
+    last: Mapping[int, tuple[int, int]]
     shares: Sequence[Standing] = ()
     void: int = 0
     """How many records of the journal before it count nothing: steps that diverged, with the uploads before them."""
@@ -106,7 +108,7 @@ class _Values(BaseModel):
     traffic: Traffic
     norms: list[tuple[Count, Amount]]
     keys: list[tuple[Count, Count]]
-    checksums: list[tuple[Count, Count]]
+    last: list[tuple[Count, tuple[Count, Count]]]
     shares: list[Standing]
     void: Count
     journal_checksum: Count
@@ -122,15 +124,17 @@ class Ledger:
     def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
         """Made by `open`: receive the journal after what was saved; `history` broadcasts are kept in memory."""
         self.folder = folder
-        self.server, self.traffic, norms, keys, checksums, self.shares, self._void, checksum = saved
+        self.server, self.traffic, norms, keys, last, self.shares, self._void, checksum = saved
         self.norms = dict(norms)
         """Each client's last norm, so that a restarted server judges as before."""
         self.keys = dict(keys)
         """The key with which each client signed its last upload that counted. With a new one its numbers begin anew:
         nobody can play it what was signed with the old one.
         """
-        self._checksums = dict(checksums)
-        """Of each client's counted upload with the highest number."""
+        self._last = dict(last)
+        """For each client the checksum of its counted upload with the highest number, and how many bytes had been broadcast
+        when its last upload counted.
+        """
         self._with_memory = self.server.algorithm.needs.client_memory
         self.since: list[int] = []
         """Whose updates were received again: they came after `shares`, which is how clients stood at the checkpoint."""
@@ -263,7 +267,12 @@ class Ledger:
     def last_of(self, client: int) -> tuple[int, int]:
         """Number and checksum of the client's counted upload with the highest number; (-1, 0) if there is none."""
         highest, _ = self.server.seen.windows.get(client, (-1, 0))
-        return highest, self._checksums.get(client, 0)
+        return highest, self._last.get(client, (0, 0))[0]
+
+    def receivable_bytes(self, client: int) -> int:
+        """The most that a client can have received since its last counted upload: the broadcasts since, and x̂ whole."""
+        _, position = self._last.get(client, (0, 0))
+        return self.server.broadcast_bytes - position + self.server.hidden_state.snapshot_bytes
 
     def _count(
         self,
@@ -283,9 +292,11 @@ class Ledger:
         self._batch = accepted.batch
         if applied.key:
             self.keys[client] = applied.key
-        if self.server.seen.windows[client][0] == upload.sequence:
-            self._checksums[client] = checksum_of(frame)
+        highest, checksum = self.last_of(client)
+        checksum = checksum_of(frame) if highest == upload.sequence else checksum
+        self._last[client] = checksum, self.server.broadcast_bytes
         self.traffic.count_upload(frame, accepted.staleness)
+        self.traffic.count_download(applied.received_bytes)
         return accepted
 
     def _step(self) -> bytes:
@@ -319,7 +330,7 @@ class Ledger:
             "norms": list(norms.items()),
             "shares": shares,
             "keys": list(self.keys.items()),
-            "checksums": list(self._checksums.items()),
+            "last": list(self._last.items()),
             "void": self._void,
             "journal_checksum": self.journal.checksum,
         }
@@ -415,8 +426,8 @@ def _read(path: Path, algorithm: Algorithm, seed: int, size: int, clients: int |
         raise DataError(f"{path} is damaged ({fault_of(error)})") from None
     inner = Checkpoint(saved.arrays, values.server)
     server = restore_server(inner, algorithm, seed, size=size, log_capacity=0, clients=clients)
-    norms, keys, checksums = dict(values.norms), dict(values.keys), dict(values.checksums)
-    return _Saved(server, values.traffic, norms, keys, checksums, values.shares, values.void, values.journal_checksum)
+    norms, keys, last = dict(values.norms), dict(values.keys), dict(values.last)
+    return _Saved(server, values.traffic, norms, keys, last, values.shares, values.void, values.journal_checksum)
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
