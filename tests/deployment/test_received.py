@@ -1,4 +1,4 @@
-"""Clients say what they received; the server sums it up, believes no more than there was, and keeps it over restarts."""
+"""Clients say what they received; the server sums it up, bounds it by what there was, and keeps it over restarts."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from qafel.algorithm import Algorithm, Batch, Checkpoint, Client, HiddenState, L
 from qafel.algorithm.admission import ReplayWindows
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server import ledger as ledger_module
-from qafel.deployment.server.fairness import Standing
 from qafel.deployment.server.evaluation import ServerMetrics
+from qafel.deployment.server.fairness import Standing
 from qafel.deployment.server.intake import Intake, UploadChecker, UploadGroup
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
@@ -319,8 +319,8 @@ def crafted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Algor
         clients = [Client(number, HiddenState.of(_initial()), algorithm, 7) for number in range(3)]
         for turn in range(8):
             upload = clients[turn % 3].update(_train).upload
-            broadcast = ledger.take(upload, Message.from_bytes(upload), Applied.of(1.0, 1.0, 2.0, 5)).broadcast
-            if broadcast is not None:
+            ledger.take(upload, Message.from_bytes(upload), Applied.of(1.0, 1.0, 2.0, 5))
+            if (broadcast := ledger.step_if_due()) is not None:
                 for client in clients:
                     client.receive(broadcast)
         ledger.journal.sync()
@@ -366,6 +366,8 @@ def _moved(path: Path) -> Iterator[None]:
         yield
     finally:
         beside.rename(path)
+
+
 def _kill_before_the_step(folder: Path, count: int) -> None:
     """Take uploads until one closes a batch, and end as a kill does between that upload's record and its step's."""
     with _open(folder) as ledger:

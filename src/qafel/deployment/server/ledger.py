@@ -132,8 +132,8 @@ class Ledger:
         nobody can play it what was signed with the old one.
         """
         self._last = dict(last)
-        """For each client the checksum of its counted upload with the highest number, and how many bytes had been broadcast
-        when its last upload counted.
+        """For each client the checksum of its counted upload with the highest number, and how many bytes had been
+        broadcast when its last upload counted.
         """
         self._with_memory = self.server.algorithm.needs.client_memory
         self.since: list[int] = []
