@@ -55,10 +55,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    def __init__(self, /, *unnamed: object, **settings: Any) -> None:
-        if unnamed:
-            name, first = type(self).__name__, next(iter(type(self).model_fields))
-            raise ConfigError(f"{name} takes settings by name, such as {name}({first}=…); got {unnamed[0]!r}")
+    def __init__(self, /, **settings: Any) -> None:
         try:
             super().__init__(**settings)
         except ValidationError as error:

@@ -22,7 +22,7 @@ SETTINGS = {"server_lr": 0.2, "local": LocalTraining(0.5, 1), "buffer_size": 3, 
 
 
 def noisy(start, local, stream):
-    return (start.vector * 0.9 + stream.generator().normal(scale=0.1)).astype(np.float32)
+    return (start.vector * 0.9 + stream.generator().normal(scale=0.1, size=SIZE)).astype(np.float32)
 
 
 class Median(Kept):

@@ -102,7 +102,7 @@ class Sign(ClientRule):
 
 
 def noisy(start, local, stream):
-    return (start.vector * 0.9 + stream.generator().normal(scale=0.1)).astype(np.float32)
+    return (start.vector * 0.9 + stream.generator().normal(scale=0.1, size=SIZE)).astype(np.float32)
 
 
 def driven(algorithm, uploads=15):

@@ -6,6 +6,7 @@ import pytest
 
 from qafel.params import Layout
 from qafel.quantizers import Affine, Zstd, parse, spec
+from qafel.quantizers.arguments import SpecArguments
 from tests.command import qafel_here
 
 QUICK = ("--quiet", "--set", "stop.server_steps=2")
@@ -21,12 +22,12 @@ QUICK = ("--quiet", "--set", "stop.server_steps=2")
 def test_a_command_reads_the_text_of_each_quantizer_once(command, tmp_path):
     spec._read.cache_clear()
     read = []
-    reading = spec.SpecArguments.read
-    with mock.patch.object(
-        spec.SpecArguments,
-        "read",
-        side_effect=lambda name, text: [read.append(f"{name}:{text}"), reading(name, text)][1],
-    ):
+
+    def arguments(name, parse, rest):
+        read.append(f"{name}:{rest}")
+        return SpecArguments(name, parse, rest)
+
+    with mock.patch.object(spec, "SpecArguments", arguments):
         qafel_here(*command, "--set", "algorithm.client_quantizer=qsgd:3", "--out", tmp_path / "out")
     assert read.count("qsgd:3") == 1
     assert len(read) == len(set(read))

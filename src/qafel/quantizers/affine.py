@@ -67,7 +67,7 @@ class Affine(FixedRate):
 
     @classmethod
     def from_spec(cls, given: SpecArguments) -> Affine:
-        return given.read().end(Affine(given.needed("bits"), given.layout))
+        return given.read().end(Affine(given.needed("bits")))
 
     @classmethod
     def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Affine:
@@ -76,6 +76,9 @@ class Affine(FixedRate):
         if layout is None or layout.fingerprint != fields[1:5]:
             raise WrongCodec("the affine codec was made for another model: the tensors' shapes differ from ours")
         return Affine(fields[0], layout)
+
+    def for_layout(self, layout: Layout) -> Affine:
+        return Affine(self.bits, layout)
 
     def unbiased(self, size: int) -> bool:
         return self.omega(size) == 0

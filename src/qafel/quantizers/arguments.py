@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from qafel.errors import SpecError
-from qafel.params import Layout
 from qafel.quantizers.payloads import DEFAULT_BUCKET
 from qafel.quantizers.protocol import Quantizer
 from qafel.text import did_you_mean
@@ -21,8 +20,6 @@ class SpecArguments:
     """The arguments of one spec, taken one by one; whatever is left over at the end is an error."""
 
     name: str
-    layout: Layout | None
-    """The model's."""
     parse: Callable[[str], Quantizer]
     """Reads the spec of a quantizer inside this one."""
     rest: str = ""

@@ -49,11 +49,10 @@ def parse(spec: str, layout: Layout | None = None) -> Quantizer:
     `layout` says where the model's tensors lie; it matters to `affine` alone, which without one sees a single tensor.
     """
     quantizer = _read(spec)
-    inner = quantizer.inner if isinstance(quantizer, Zstd) else quantizer
-    if layout is None or not isinstance(inner, Affine):
+    if layout is None or not hasattr(quantizer, "for_layout"):
         return quantizer
-    laid_out = Affine(inner.bits, layout)
-    return laid_out if inner is quantizer else Zstd(laid_out)
+    laid_out: Quantizer = quantizer.for_layout(layout)
+    return laid_out
 
 
 @lru_cache(1024)
@@ -68,7 +67,7 @@ def _read(spec: str) -> Quantizer:
     name, _, rest = text.partition(":")
     if name not in _BY_NAME:
         raise SpecError(f"unknown quantizer {name!r}{did_you_mean(name, FAMILIES)}")
-    return _BY_NAME[name].from_spec(SpecArguments(name, None, _read, rest))
+    return _BY_NAME[name].from_spec(SpecArguments(name, _read, rest))
 
 
 def _compressed(inner: Quantizer) -> Zstd:

@@ -27,6 +27,9 @@ class Zstd:
 
     inner: FixedLength
 
+    def for_layout(self, layout: Layout) -> Zstd:
+        return Zstd(self.inner.for_layout(layout)) if hasattr(self.inner, "for_layout") else self
+
     @property
     def spec(self) -> str:
         return f"{self.inner.spec}+zstd"
