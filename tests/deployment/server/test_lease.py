@@ -292,3 +292,17 @@ def test_an_agreement_of_an_older_format_is_no_other_run_and_a_newer_one_is_refu
 
 def test_run_id_of_what_is_not_an_agreement() -> None:
     assert Agreement.run_id_of(b"{}") == Agreement.run_id_of(b"no") == ""
+
+
+def test_a_renewal_whose_answer_was_not_waited_for_is_our_own(tmp_path: Path, access: Access) -> None:
+    """A stop cancels the heartbeat that is under way; the last state must still be said."""
+
+    async def check() -> None:
+        async with _served(tmp_path, access) as server:
+            server._lease._sequence -= 1  # as if the last answer had been lost
+        async with session(access, "operator") as broker:
+            stored = await broker.stored(KEY_VALUE_STREAM, NAMES.state)
+            assert stored is not None
+            assert LiveState.from_bytes(stored.data).status == "stopped"
+
+    asyncio.run(check())

@@ -21,7 +21,7 @@ from qafel.deployment.messages import Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, number_in
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.ledger import Ledger
-from qafel.errors import AnotherServer, DataError, MessageError
+from qafel.errors import AnotherServer, BrokerRefused, DataError, MessageError
 from qafel.runs.live import LiveState
 from qafel.text import human_seconds
 
@@ -85,7 +85,13 @@ class Lease:
 
     async def renew(self, broker: Broker, state: LiveState) -> LiveState:
         """Renew the state, if the run is still ours; the broker refuses if it is not."""
-        self._sequence = await self._write(broker, state, self.epoch, self._sequence)
+        try:
+            self._sequence = await self._write(broker, state, self.epoch, self._sequence)
+        except BrokerRefused:  # perhaps our own last one is there, and its answer was not waited for
+            found, sequence = await self._read(broker)
+            if found is None or found.instance != self._instance:
+                raise
+            self._sequence = await self._write(broker, state, self.epoch, sequence)
         return state
 
     async def _write(self, broker: Broker, state: LiveState, epoch: int, after: int) -> int:
