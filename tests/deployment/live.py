@@ -66,6 +66,7 @@ async def taking_part(folder: Path, access: Access, number: int, run: str = "liv
         client = await open_client(train_task, Names(run), number, state, access, ClientSettings(patience_s=20))
         connection = asyncio.create_task(client.stay_connected())
         try:
+            assert await client.until(lambda: client.follower.version >= 0, 20)
             yield client
         finally:
             await cancel_and_wait([connection])
@@ -80,6 +81,7 @@ async def until(condition: Any, timeout_s: float = 120.0) -> None:
 
 async def update(client: DeploymentClient, most_s: float = 120.0) -> None:
     """One update, from the copy to the receipt."""
+    assert await client.until(lambda: client.follower.version >= 0, most_s)
     start = client.begin()
     await client.send(start, client.finish(start, client._train))
     assert await client.until(lambda: not len(client.outbox), most_s)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from qafel.algorithm import Client, Message, Server, State
+from qafel.algorithm import Client, HiddenState, Message, Server, State
+from qafel.algorithm.catch_up import quantized_copy
 from qafel.config import Config
 from qafel.deployment.client.memory import Memory
 from qafel.deployment.server.journal import Entry, JournalReader
@@ -34,12 +36,20 @@ def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int
             continue
         upload = Message.from_bytes(record.data)
         number, count = upload.sender, count + 1
-        client = Client(
-            number, held[upload.version], algorithm, config.seed,
-            weight=upload.weight, sequence=upload.sequence, memory=memories.get(number),
-        )  # fmt: skip
-        made = client.update(lambda start, local, stream, number=number: task.train(number, start, local, stream))  # type: ignore[misc]
-        assert made.upload == record.data, f"upload {upload.sequence} of client {number} is not what the core makes"
+        starts = [held[upload.version]]
+        if (quantizer := algorithm.catch_up.quantizer) is not None:
+            copy = Message.from_bytes(quantized_copy(starts[0], quantizer, config.seed))
+            starts.append(HiddenState.from_snapshot(copy, task.layout.size, algorithm))
+        for start in starts:
+            client = Client(
+                number, start, algorithm, config.seed,
+                weight=upload.weight, sequence=upload.sequence, memory=memories.get(number),
+            )  # fmt: skip
+            made = client.update(partial(task.train, number))
+            if made.upload == record.data:
+                break
+        else:
+            raise AssertionError(f"upload {upload.sequence} of client {number} is not what the core makes")
         memories[number], last[number] = made.memory, upload.sequence
         applied = Applied.read(record, upload)
         batch = server.receive(upload._replace(weight=applied.weight), applied.factor).batch

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qafel.algorithm import HiddenState, Message
+from qafel.algorithm import Held, HiddenState, Message
 from qafel.config import Config
-from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.client.outbox import ClientState, Kept
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.server import ServerSettings
@@ -100,18 +100,18 @@ def test_a_client_of_another_version_takes_the_snapshot_and_continues_with_its_n
     agreement = Agreement.from_bytes(_agreement())
     algorithm, held = agreement.algorithm(), HiddenState.of(np.ones(113, np.float32), 5)
     with ClientState(tmp_path) as state:
-        state.save(agreement.run_id, held)
+        state.save(agreement.run_id, Kept(held, Held(700)))
         used = state.take_sequence()
         state.give_back()
-    write_checked(tmp_path / "hidden-state", "hidden-state", 2, b"from the future")
+    write_checked(tmp_path / "hidden-state", "hidden-state", 3, b"from the future")
     with ClientState(tmp_path) as state:
         assert state.load(agreement.run_id, 113, algorithm) is None
         (said,) = caplog.records
         assert said.levelno == logging.WARNING
         assert "starting from the server's snapshot" in said.getMessage()
         assert state.take_sequence() == used + 1
-        state.save(agreement.run_id, held)
+        state.save(agreement.run_id, Kept(held, Held(700)))
         loaded = state.load(agreement.run_id, 113, algorithm)
     assert loaded is not None
-    assert loaded.digest == held.digest
-    assert read_checked(tmp_path / "hidden-state", "hidden-state", 1)
+    assert (loaded.hidden_state.digest, loaded.held.position) == (held.digest, 700)
+    assert read_checked(tmp_path / "hidden-state", "hidden-state", 2)

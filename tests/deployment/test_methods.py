@@ -111,10 +111,11 @@ def test_a_client_does_not_send_an_update_that_the_staleness_law_gives_up(tmp_pa
     algorithm = {"method": "ringmaster", "staleness": {"name": "delay-limit", "limit": 2}}
     config = Config.from_dict({**CONFIG, "algorithm": algorithm})
     events: list[ClientEvent] = []
-    goes_on = threading.Event()
+    began, goes_on = threading.Event(), threading.Event()
 
     def train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
         if start.version == 0:
+            began.set()
             assert goes_on.wait(60)
         return start.vector * start.vector.dtype.type(0.5)
 
@@ -126,6 +127,7 @@ def test_a_client_does_not_send_an_update_that_the_staleness_law_gives_up(tmp_pa
                     lambda *_: (train, 1.0), Names("live"), 0, state, access, settings, events.append
                 )
                 work = asyncio.create_task(late.run())
+                await until(began.is_set)
                 for _ in range(2):
                     await update(other)
                 await until(lambda: late.follower.newest == 2)

@@ -87,7 +87,8 @@ class Server:
         self.log = BroadcastLog(log_capacity)
         self.broadcast_bytes = 0
         """Of all broadcasts so far."""
-        self._last_bytes = 0
+        self.last_bytes = 0
+        """Of the last of them."""
         self._copy: tuple[int, bytes] | None = None
         self._unsaved = {name: unsaved(self.parts[name], state) for name, state in states(self.parts).items()}
 
@@ -181,14 +182,14 @@ class Server:
         ).to_bytes()
         self.log.append(broadcast)
         self.broadcast_bytes += len(broadcast)
-        self._last_bytes = len(broadcast)
+        self.last_bytes = len(broadcast)
         return broadcast
 
     def offer(self) -> Offer:
         """What a client that starts now can download."""
         snapshot_bytes = self.hidden_state.snapshot_bytes
-        whole = self._sends_whole() and self._last_bytes < snapshot_bytes
-        whole_bytes = self._last_bytes if whole else snapshot_bytes
+        whole = self._sends_whole() and self.last_bytes < snapshot_bytes
+        whole_bytes = self.last_bytes if whole else snapshot_bytes
         position = self.broadcast_bytes
         return Offer(position, Held(position), snapshot_bytes, whole_bytes, self._quantized_bytes)
 
@@ -241,7 +242,7 @@ def save_server(server: Server) -> Checkpoint:
         "version": server.version,
         "digest": held.digest,
         "broadcast_bytes": server.broadcast_bytes,
-        "last_bytes": server._last_bytes,
+        "last_bytes": server.last_bytes,
         "rejected": dict(server.rejected),
     }
     return Checkpoint(arrays, values)
@@ -288,7 +289,7 @@ def restore_server(
         raise DataError(f"the checkpoint does not fit this algorithm: {where}: {first['msg']}") from None
     except DataError as error:
         raise DataError(f"the checkpoint does not fit this algorithm: {error}") from None
-    server.broadcast_bytes, server._last_bytes = values.broadcast_bytes, values.last_bytes
+    server.broadcast_bytes, server.last_bytes = values.broadcast_bytes, values.last_bytes
     server.rejected = Counter(values.rejected)
     if server.hidden_state.digest != values.digest:
         raise DataError("the checkpoint is damaged: its hidden state does not match its digest")

@@ -6,6 +6,7 @@
     $KV.qafel.RUN.config          what server and clients must agree on
     $KV.qafel.RUN.state           running, finished or stopped; version and digest; renewed every few seconds
     object RUN/snapshot           x̂ every so many steps
+    object RUN/copy               a quantized copy of it, if clients may start from one
     object RUN/broadcast-VERSION  a broadcast larger than the broker takes
     object RUN/model.safetensors  the final model
 
@@ -82,6 +83,7 @@ class Names:
         self.config = f"$KV.{BUCKET}.{run}.config"
         self.state = f"$KV.{BUCKET}.{run}.state"
         self.snapshot = f"{run}/snapshot"
+        self.copy = f"{run}/copy"
         self.model = f"{run}/model.safetensors"
 
     def consumer(self, epoch: int) -> str:

@@ -108,6 +108,15 @@ class LiveState:
     """The process."""
     safe_records: Count = 0
     """Of its journal, synced."""
+    position: Count = 0
+    """The bytes of all broadcasts up to `version`."""
+    snapshot_position: Count = 0
+    """The same up to the version of the snapshot."""
+    snapshot_bytes: Count = 0
+    quantized_bytes: Count = 0
+    """Of the quantized copy beside it; 0: there is none."""
+    last_bytes: Count = 0
+    """Of the last broadcast."""
     beat: Count = 0
     """Counts the states of an epoch: one that was said before is no news."""
     session: Text = ""

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qafel.algorithm import HiddenState
+from qafel.algorithm import Held, HiddenState
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
-from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.client.outbox import ClientState, Kept
 from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, StreamLimits
@@ -34,7 +34,7 @@ def test_a_client_that_was_away_reads_what_it_missed(tmp_path: Path, access: Acc
     async def check() -> None:
         async with serving(tmp_path, access) as server, taking_part(tmp_path, access, 0) as worker:
             async with taking_part(tmp_path, access, 1) as away:
-                away._save()
+                away._save(away._now_held())
             for _ in range(30):
                 await update(worker)
             async with taking_part(tmp_path, access, 1) as back:
@@ -51,7 +51,7 @@ def test_a_client_that_was_away_too_long_takes_a_snapshot(tmp_path: Path, access
         settings = ServerSettings(heartbeat_s=0.2, limits=StreamLimits(history=6), snapshot_every=3)
         async with serving(tmp_path, access, None, settings) as server, taking_part(tmp_path, access, 0) as worker:
             async with taking_part(tmp_path, access, 1) as away:
-                away._save()
+                away._save(away._now_held())
             for _ in range(60):
                 await update(worker)
             async with taking_part(tmp_path, access, 1) as back:
@@ -71,7 +71,7 @@ def test_a_client_with_another_history_starts_again(tmp_path: Path, access: Acce
             for _ in range(6):
                 await update(worker)
             with ClientState(tmp_path / "client-1") as state:
-                state.save(server.ledger.run_id, HiddenState.of(np.ones(113, np.float32), version))
+                state.save(server.ledger.run_id, Kept(HiddenState.of(np.ones(113, np.float32), version), Held(0)))
             async with taking_part(tmp_path, access, 1) as odd:
                 odd.follower._moved_at -= 100  # it has been so for a while
                 await until(lambda: same(server, odd.core.hidden_state))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,12 @@ from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient, open_client, train_task
 from qafel.deployment.client.memory import Memory, Sent
 from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.deployment.server import DefenceSettings, ServerSettings
 from qafel.deployment.server.server import DeploymentServer
-from qafel.errors import ConfigError, OverShare
+from qafel.errors import BrokerUnreachable, ConfigError, OverShare
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
 from tests.deployment.recorded import check_recorded
 
@@ -215,6 +217,11 @@ def test_a_client_that_lost_its_memory_is_refused_even_with_a_new_key(tmp_path: 
             folder.reload()
             await until(lambda: server.intake.checker._keys == owner.registry())
             new = Access.of(None, folder.path / "clients" / "0")
+            while True:  # the broker reloads when it gets to it
+                with suppress(BrokerUnreachable):
+                    async with session(new, "0", patience_s=5):
+                        break
+                await asyncio.sleep(0.05)
             with pytest.raises(ConfigError, match="restore the client's folder"):
                 await _run(tmp_path / "lost", new, 0)
             await _run(tmp_path / "client-0", new, 0)

@@ -10,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, Message, method
+from qafel.algorithm import Algorithm, Client, Held, HiddenState, LocalTraining, Message, method
 from qafel.algorithm.admission import WINDOW, ReplayWindows
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient
-from qafel.deployment.client.outbox import ClientState, Outbox
+from qafel.deployment.client.outbox import ClientState, Kept, Outbox
 from qafel.deployment.connection import Stored
 from qafel.deployment.keys import Access, Signer
 from qafel.deployment.messages import Agreement, Receipt
@@ -67,7 +67,8 @@ def client(tmp_path: Path) -> Any:
     core = Client(0, HiddenState.of(np.zeros(4, np.float32)), _algorithm(), 7)
     with ClientState(tmp_path) as state:
         agreement = cast(Agreement, SimpleNamespace(run_id="id"))
-        yield DeploymentClient(core, _train, state, agreement, Names("live"), Access(()), ClientSettings())
+        kept = Kept(core.hidden_state, Held(0))
+        yield DeploymentClient(core, kept, _train, state, agreement, Names("live"), Access(()), ClientSettings())
 
 
 def _train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
@@ -112,10 +113,10 @@ def test_a_client_never_uses_a_number_twice_even_if_killed(tmp_path: Path) -> No
 def test_a_client_keeps_its_hidden_state_and_knows_another_runs(tmp_path: Path) -> None:
     held = HiddenState.of(np.zeros(SIZE, np.float32), 5)
     with ClientState(tmp_path) as state:
-        state.save("run-a", held)
+        state.save("run-a", Kept(held, Held(700)))
         loaded = state.load("run-a", SIZE, _algorithm())
         assert loaded is not None
-        assert (loaded.version, loaded.digest) == (5, held.digest)
+        assert (loaded.hidden_state.version, loaded.hidden_state.digest, loaded.held) == (5, held.digest, Held(700))
         assert state.load("run-b", SIZE, _algorithm()) is None
         assert state.load("run-a", SIZE + 1, _algorithm()) is None
         (tmp_path / "hidden-state").write_bytes(b"run-a\nrubbish")

@@ -108,7 +108,7 @@ class Run:
     def __init__(self) -> None:
         self.broker: Any = FakeBroker()
         self.snapshots_fail = False
-        out = SimpleNamespace(version=0)
+        out = SimpleNamespace(hidden_state=SimpleNamespace(version=0))
         self.publisher = cast(Any, SimpleNamespace(names=NAMES, published=out, snapshot=self._snapshot))
         ledger: Any = SimpleNamespace(broadcasts=[(0, b"large")])
         settings = ServerSettings(snapshot_every=5, limits=StreamLimits(history=HISTORY))
@@ -120,16 +120,16 @@ class Run:
 
     def advance(self, version: int) -> None:
         """To this version, without a look at the broker."""
-        for made in range(self.publisher.published.version, version):
+        for made in range(self.publisher.published.hidden_state.version, version):
             self.broker.objects.add(NAMES.broadcast_object(made))
-        self.publisher.published.version = version
+        self.publisher.published.hidden_state.version = version
 
     def snapshot(self) -> None:
         asyncio.run(self.background._snapshot(self.broker))
 
     def kept(self) -> bool:
         """Exactly the broadcasts that the stream still points to are on the broker."""
-        version = self.publisher.published.version
+        version = self.publisher.published.hidden_state.version
         expected = range(max(0, version - HISTORY), version)
         return bool(self.broker.objects == {NAMES.broadcast_object(number) for number in expected})
 

@@ -23,14 +23,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
-from qafel.algorithm import Client, HiddenState, LocalTraining, Made, Message, Trained
+import numpy as np
+
+from qafel.algorithm import Client, Held, HiddenState, LocalTraining, Made, Trained
 from qafel.algorithm.client import Train
 from qafel.config import Config
 from qafel.config.tasks import OwnTask
 from qafel.deployment.client import ClientReport, ClientSettings
-from qafel.deployment.client.follower import Follower, most_snapshot_bytes, read_description
+from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.memory import Memory, Sent
-from qafel.deployment.client.outbox import ANOTHER_PROCESS, COUNTED, ClientState, Outbox
+from qafel.deployment.client.outbox import ANOTHER_PROCESS, COUNTED, ClientState, Kept, Outbox
 from qafel.deployment.connection import Broker, Stored, run_until_one_ends, session
 from qafel.deployment.keys import Access, Verifier, signed_name
 from qafel.deployment.messages import SILENT_S, Agreement
@@ -42,7 +44,6 @@ from qafel.errors import (
     ConfigError,
     DataError,
     MemoryMismatch,
-    MessageError,
     QafelError,
     TrainingFailed,
 )
@@ -84,6 +85,8 @@ class DeploymentClient:
     """One client of one run."""
 
     core: Client
+    _kept: Kept
+    """What it holds at the beginning."""
     _train: Train
     _state: ClientState
     _agreement: Agreement
@@ -130,7 +133,7 @@ class DeploymentClient:
             self.outbox.add(sent.sequence, sent.frame, self._memory.follows)
         again, anew = self.outbox.send_again, self._begin_anew
         self.follower = Follower(
-            self.names, run_id, self.core, access.verifier(), self._on_advance, self._news, again, anew
+            self.names, run_id, self.core, *self._kept[1:], access.verifier(), self._on_advance, self._news, again, anew
         )
 
     def stop(self) -> None:
@@ -144,7 +147,7 @@ class DeploymentClient:
         try:
             await run_until_one_ends(self.stay_connected(), self._work(), self._keep_saving(), self._keep_telling())
         finally:
-            self._save()
+            self._save(self._now_held())
             self._state.give_back()
         report, held = self.report, self.core.hidden_state
         report.version, report.digest = held.version, held.digest
@@ -260,7 +263,8 @@ class DeploymentClient:
                 self._emit("update", sequence=start.sequence, version=start.client.hidden_state.version)
                 # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
                 rests = settings.min_interval_s or time.monotonic() < self._pause_until
-                at_once = self._memory is None and self._more() and self._has_room() and not rests
+                follows = self._memory is None and self.follower.ready and not self.follower.copy
+                at_once = follows and self._more() and self._has_room() and not rests
                 following = self.begin() if at_once else None
                 await self.send(start, made)
                 start = following
@@ -309,13 +313,15 @@ class DeploymentClient:
         return True
 
     async def _rest(self, began: float) -> None:
-        """Until the interval is over, the server wants more, and there is room; or the end."""
+        """Until the interval is over, the server wants more, there is room and x̂ to start from; or the end."""
         pause_s = max(began + self._settings.min_interval_s, self._pause_until) - time.monotonic()
         if pause_s > 0:
             await self.until(self._ending, pause_s)
         self._full = not self._has_room()
         await self.until(lambda: self._ending() or self._has_room())
         self._full = False
+        self.follower.prepare()
+        await self.until(lambda: self._ending() or self.follower.ready)
 
     async def _settle(self) -> None:
         """Wait for the last receipts; a run that has ended gives none, but its last broadcasts may be on their way."""
@@ -326,7 +332,7 @@ class DeploymentClient:
     async def _keep_saving(self) -> None:
         while True:
             await asyncio.sleep(self._settings.save_every_s)
-            await asyncio.to_thread(self._save)
+            await asyncio.to_thread(self._save, self._now_held())
 
     async def _keep_telling(self) -> None:
         """Emit progress now and then, and as soon as a wait that was told of is over."""
@@ -363,11 +369,15 @@ class DeploymentClient:
             return "the server, which was stopped"
         if silent_s > SILENT_S:
             return f"the server, which has said nothing new for {human_seconds(round(silent_s))}"
-        return _WORKING[self._full]
+        return _WORKING[self._full] if self.follower.ready else "the hidden state"
 
-    def _save(self) -> None:
+    def _now_held(self) -> Kept:
+        return Kept(self.core.hidden_state, self.follower.held, self.follower.copy)
+
+    def _save(self, kept: Kept) -> None:
         with self._saving:
-            self._state.save(self._agreement.run_id, self.core.hidden_state)
+            if kept.held.position is not None:
+                self._state.save(self.follower.held_run_id, kept)
 
     def _on_advance(self, version: int, received_bytes: int) -> None:
         self.report.received_bytes += received_bytes
@@ -476,7 +486,7 @@ async def open_client(
     settings: ClientSettings,
     on_event: Callable[[ClientEvent], None] | None = None,
 ) -> DeploymentClient:
-    """A client that knows the run and holds a hidden state, from its disk or from a snapshot."""
+    """A client that knows the run, and holds what is on its disk."""
     verifier = access.verifier()
     loop = asyncio.get_running_loop()
     deadline = None if settings.patience_s is None else loop.time() + settings.patience_s
@@ -490,7 +500,7 @@ async def open_client(
     while True:
         try:
             async with session(access, str(number), patience_s=settings.patience_s, on_wait=waiting) as broker:
-                agreement, snapshot = await _first_contact(broker, names, verifier)
+                agreement = await _agreement(broker, names, verifier)
                 break
         except BrokerError as error:
             if deadline is not None and loop.time() > deadline:
@@ -500,29 +510,19 @@ async def open_client(
     for role, path in agreement.config.algorithm.custom_parts_at_client().items():
         settings.require_named(role, path)
     algorithm, dimension = agreement.algorithm(), agreement.layout.size
-    hidden_state = state.load(agreement.run_id, dimension, algorithm)
-    if hidden_state is None:
-        hidden_state = HiddenState.from_snapshot(Message.from_bytes(snapshot), dimension, algorithm)
+    nothing = Kept(HiddenState.of(np.zeros(dimension, np.float32), -1), Held())
+    kept = state.load(agreement.run_id, dimension, algorithm) or nothing
     train, weight = await asyncio.to_thread(make_train, agreement, number, settings)
-    core = Client(number, hidden_state, algorithm, agreement.config.seed, weight=weight)
-    return DeploymentClient(core, train, state, agreement, names, access, settings, on_event)
+    core = Client(number, kept.hidden_state, algorithm, agreement.config.seed, weight=weight)
+    return DeploymentClient(core, kept, train, state, agreement, names, access, settings, on_event)
 
 
-async def _first_contact(broker: Broker, names: Names, verifier: Verifier) -> tuple[Agreement, bytes]:
+async def _agreement(broker: Broker, names: Names, verifier: Verifier) -> Agreement:
     stored = await broker.stored(KEY_VALUE_STREAM, names.config)
     if stored is None:
         raise BrokerRefused("its server has not started")
     verifier.check(signed_name(names.config), stored.data, stored.headers.get(SIGNATURE))
-    agreement = Agreement.from_bytes(stored.data)
-    found = await broker.object(names.snapshot, most_snapshot_bytes(agreement.layout.size))
-    if found is None:
-        raise BrokerRefused("its snapshot is not there yet")
-    epoch, signature = read_description(found[1])
-    try:
-        verifier.check(signed_name(names.snapshot, agreement.run_id, epoch), found[0], signature)
-    except MessageError as error:  # perhaps the run is being begun anew just now
-        raise BrokerRefused(str(error)) from None
-    return agreement, found[0]
+    return Agreement.from_bytes(stored.data)
 
 
 def train_task(

@@ -1,8 +1,11 @@
 """The client-background process, Algorithm 3: x̂ in version order, whatever the network does.
 
-Live broadcasts come first. What was missed is read from the stream by version; what the stream no longer has is skipped
-with a snapshot. The server's heartbeat tells a client that it is behind, ahead, or has drifted; and that the run is
-another one now, because its server began it anew under the same name.
+A connected client follows the live broadcasts. If it missed some, the method's `CatchUp` decides what it fetches: the
+missed broadcasts, by version from the stream; x̂ whole, which is the snapshot and the broadcasts after it, or of whole
+models the newest; or a quantized copy, which serves one start and is never advanced. The plan's figures are in the
+server's state. What the stream no longer has is skipped with a snapshot. The server's heartbeat tells a client that it
+is behind, ahead, or has drifted; and that the run is another one now, because its server began it anew under the same
+name.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from qafel.algorithm import Client
+from qafel.algorithm import Client, Held, Kind, Means, Offer, Plan
 from qafel.algorithm.messages import HEADER_BYTES, expectations, version_of
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Verifier, fingerprint, signed_name
@@ -40,6 +43,11 @@ class Follower:
     run_id: str
     """Which run of this name we take part in: what the server signs, it signs for that one."""
     client: Client
+    """It holds x̂; before the first of it a vector at version -1, which only a whole model or snapshot replaces."""
+    held: Held
+    """What it holds, for its next download."""
+    copy: bytes
+    """The quantized copy that it holds, if it holds one; else empty."""
     _verifier: Verifier
     _advanced: Callable[[int, int], None]
     """Called with every new version and its bytes."""
@@ -55,6 +63,8 @@ class Follower:
     heard_at: float = field(default_factory=time.monotonic)
     """When the server last said something new, as far as we can tell."""
     ended: bool = False
+    ready: bool = False
+    """Whether a start may begin: from x̂, after it was up to date once, or from a copy that was fetched for it."""
     ignored: Counter[str] = field(default_factory=Counter)
     _head: int = 0
     """The newest version that we know of."""
@@ -64,6 +74,8 @@ class Follower:
     """Whether the last heartbeat was behind what we hold."""
     _waiting: dict[int, bytes] = field(default_factory=dict)
     _restart: bool = False
+    _listening: bool = False
+    """Whether this session receives live broadcasts."""
     _another_run: bool = False
     """Whether the server's last word was of another run than ours."""
     _last_word: tuple[int, int] = (0, 0)
@@ -85,12 +97,20 @@ class Follower:
 
     @property
     def caught_up(self) -> bool:
-        """Whether we hold what the server's last state spoke of."""
-        return self.state is not None and self.version >= self.state.version
+        """Whether we hold what the server's last state spoke of, or a copy, which nothing moves."""
+        return bool(self.copy) or (self.state is not None and self.version >= self.state.version)
+
+    def prepare(self) -> None:
+        """A start is about to begin: of one who holds a copy, have the next download planned; `ready` says when."""
+        if self.copy:
+            self.ready = False
+            self._wake.set()
 
     async def attach(self, broker: Broker) -> None:
         """Listen, then look what was missed."""
-        await broker.subscribe(self.names.broadcasts, self._on_broadcast)
+        self._listening = False
+        if self.client.algorithm.catch_up.quantizer is None:
+            await self._listen(broker)
         await broker.subscribe(self.names.state, self._on_state)
         if (state := await broker.stored(KEY_VALUE_STREAM, self.names.state)) is not None:
             await self._on_state(state)
@@ -99,16 +119,20 @@ class Follower:
         """Apply steps as they come, forever."""
         pause_s = 0.05
         while True:
+            self._wake.clear()
             if self._another_run:
                 await self._look_at_agreement(broker)
-            while self._restart or self.version < self._head:
+            while self._restart or (not self.ready if self.copy else self.version < self._head):
                 if await self._move(broker):
                     pause_s = 0.05
                 else:  # nothing there yet: the server is about to refill the broker
                     await asyncio.sleep(pause_s)
                     pause_s = min(1.0, 2 * pause_s)
             self._waiting = {version: data for version, data in self._waiting.items() if version >= self.version}
-            self._wake.clear()
+            if not self.copy:  # x̂ of the newest version that we know of
+                await self._listen(broker)
+                self.ready = True
+                self._news.set()
             await self._wake.wait()
 
     def restart(self) -> None:
@@ -119,6 +143,7 @@ class Follower:
     def follow_another(self, run_id: str) -> None:
         """From here on take part in the run with this identity, from its snapshot."""
         self.run_id, self.state, self._head = run_id, None, 0
+        self.copy, self.held = b"", Held()
         self._waiting.clear()
         self.restart()
 
@@ -137,14 +162,50 @@ class Follower:
         if agreement.run_id != self.run_id:
             self._begun_anew(agreement)
 
+    async def _listen(self, broker: Broker) -> None:
+        """Have live broadcasts from here on."""
+        if not self._listening:
+            self._listening = True
+            await broker.subscribe(self.names.broadcasts, self._on_broadcast)
+
     async def _move(self, broker: Broker) -> bool:
         if self._restart:
             return await self._take_snapshot(broker)
         if self.version not in self._waiting:
+            plan = self._plan()
+            if plan.means is Means.QUANTIZED:
+                return await self._take_copy(broker, plan)
+            await self._listen(broker)
+            if plan.means is Means.WHOLE and not self._sends_whole and await self._take_snapshot(broker):
+                return True
             await self._fetch(broker)
-        if (frame := self._waiting.pop(self.version, None)) is not None:
+        # Of whole models the newest is enough.
+        wanted = max(self._waiting, default=-1) if self._sends_whole else self.version
+        if (frame := self._waiting.pop(wanted, None)) is not None and wanted >= self.version:
             return await self._apply(frame)
         return await self._take_snapshot(broker)
+
+    @property
+    def _sends_whole(self) -> bool:
+        return self.client.algorithm.downlink.kind is Kind.MODEL
+
+    def _plan(self) -> Plan:
+        """How to get to the newest version. Before the server's first word, with broadcasts, if we hold x̂."""
+        state, held = self.state, self.held
+        if state is None:
+            means = Means.WHOLE if held.position is None else Means.BROADCASTS
+            return Plan(means, 0, held)
+        whole = state.snapshot_bytes + state.position - state.snapshot_position
+        shortest = state.last_bytes if self._sends_whole and 0 < state.last_bytes < whole else whole
+        follows = held.exact and held.position is not None
+        position = state.position if follows else state.snapshot_position  # a copy is of the snapshot's version
+        newer = not follows or state.snapshot_position > (held.position or 0)
+        quantized_bytes = state.quantized_bytes if newer and state.quantized_bytes else whole
+        offer = Offer(position, Held(position), whole, shortest, lambda: quantized_bytes)
+        plan = self.client.algorithm.catch_up.plan(held, offer)
+        if plan.means is Means.QUANTIZED and self._listening:  # it pays for live broadcasts: a copy would waste them
+            return plan._replace(means=Means.WHOLE)
+        return plan
 
     async def _apply(self, frame: bytes) -> bool:
         try:
@@ -159,16 +220,19 @@ class Follower:
         except MessageError as error:
             self.ignored[error.reason] += 1
             return False
-        return self._moved(len(frame))
+        position = 0 if self.held.position is None else self.held.position
+        return self._moved(len(frame), Held(position + len(frame)))
 
-    def _moved(self, received_bytes: int) -> bool:
+    def _moved(self, received_bytes: int, held: Held, copy: bytes = b"") -> bool:
+        self.held, self.copy = held, copy
         self._moved_at = time.monotonic()
         self._advanced(self.version, received_bytes)
         return True
 
     async def _fetch(self, broker: Broker) -> None:
-        """What the stream has of the steps we lack, a few at a time."""
-        wanted = range(self.version, min(self._head, self.version + _AT_ONCE))
+        """What the stream has of the steps we lack, a few at a time; of whole models the newest."""
+        first = max(0, self.version, self._head - 1 if self._sends_whole else 0)
+        wanted = range(first, min(self._head, first + _AT_ONCE))
         found = await asyncio.gather(
             *(broker.stored(self.names.broadcast_stream, self.names.broadcast(version)) for version in wanted)
         )
@@ -209,16 +273,41 @@ class Follower:
         """What a broadcast's signature names: its subject, or the object that it points to."""
         return f"{self.names.broadcast_object(version)} pointer" if OBJECT in stored.headers else stored.subject
 
+    async def _object(self, broker: Broker, name: str, most_bytes: int) -> tuple[bytes, int] | None:
+        """A snapshot or copy and its position; None if there is none, or it is not genuine."""
+        found = await broker.object(name, HEADER_BYTES + most_bytes)
+        if found is None:
+            return None
+        frame, (epoch, position, signature) = found[0], read_description(found[1])
+        if self.state is not None and version_of(frame) > self.state.since and self.superseded(epoch):
+            return None
+        return (frame, position) if self._is_signed(f"{name} {position}", frame, signature, epoch) else None
+
+    async def _take_copy(self, broker: Broker, plan: Plan) -> bool:
+        """Start from the quantized copy: the one that we hold if there is no newer one, else that of the broker."""
+        if plan.download_bytes:
+            quantizer, size = self.client.algorithm.catch_up.quantizer, self.client.hidden_state.vector.size
+            assert quantizer is not None
+            found = await self._object(broker, self.names.copy, quantizer.max_payload_bytes(size))
+            if found is None:
+                return False
+            frame, position = found
+            try:
+                self.client.restart(frame)
+            except (MessageError, HiddenStateError) as error:
+                self.ignored[error.reason] += 1
+                return False
+            self._moved(len(frame), plan.held._replace(position=position), frame)
+        self.ready = True
+        self._news.set()
+        return True
+
     async def _take_snapshot(self, broker: Broker) -> bool:
-        found = await broker.object(self.names.snapshot, most_snapshot_bytes(self.client.hidden_state.vector.size))
+        """Take x̂ whole. A snapshot has x̂ and, where there is one, the server's memory."""
+        found = await self._object(broker, self.names.snapshot, 8 * self.client.hidden_state.vector.size)
         if found is None:
             return False
-        frame, (epoch, signature) = found[0], read_description(found[1])
-        held = version_of(frame)
-        if self.state is not None and held > self.state.since and self.superseded(epoch):
-            return False
-        if not self._is_signed(self.names.snapshot, frame, signature, epoch):
-            return False
+        frame, position = found
         try:
             if self._restart:
                 self.client.restart(frame)
@@ -231,7 +320,7 @@ class Follower:
             self.ignored[error.reason] += 1
             return False
         log.info("took a snapshot of version %d", self.version)
-        return self._moved(len(frame))
+        return self._moved(len(frame), Held(position))
 
     async def _on_broadcast(self, stored: Stored) -> None:
         version = number_in(stored.subject)
@@ -268,7 +357,7 @@ class Follower:
         self._last_word = max(self._last_word, (state.epoch, state.beat))
         held = self.client.hidden_state
         ahead = state.version < held.version and time.monotonic() - self._moved_at > _AHEAD_S
-        drifted = state.version == held.version and state.digest != held.digest
+        drifted = state.version == held.version and state.digest != held.digest and held.exact
         before_too, self._ahead = self._ahead, ahead
         if drifted or (ahead and before_too):  # one heartbeat may have been on its way for long
             log.warning("the server is at version %d, we hold another %d: starting again", state.version, held.version)
@@ -307,12 +396,10 @@ def epoch_of(stored: Stored) -> int:
     return int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else 0
 
 
-def most_snapshot_bytes(dimension: int) -> int:
-    """Of a snapshot's object: x̂ and, where there is one, the server's memory."""
-    return HEADER_BYTES + 8 * dimension
-
-
-def read_description(description: str | None) -> tuple[int, str | None]:
-    """What stands with an object: the epoch of the server that made it, and its signature, if it signs."""
-    epoch, _, signature = (description or "").partition(" ")
-    return int(epoch) if epoch.isascii() and epoch.isdecimal() and len(epoch) < 20 else 0, signature or None
+def read_description(description: str | None) -> tuple[int, int, str | None]:
+    """What stands with an object: the epoch of the server that made it, the position of the x̂ in it, and its signature,
+    if the server signs.
+    """
+    epoch, _, rest = (description or "").partition(" ")
+    position, _, signature = rest.partition(" ")
+    return number_in(epoch) or 0, number_in(position) or 0, signature or None

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Final, NamedTuple, Self, final
 
-from qafel.algorithm import Algorithm, HiddenState, Message
+from qafel.algorithm import Algorithm, Held, HiddenState, Message
 from qafel.algorithm.admission import WINDOW
 from qafel.algorithm.messages import checksum_of
 from qafel.deployment.connection import Broker, Stored, wait_for_event
@@ -34,7 +34,7 @@ _RESEND_MOST_S: Final = 60.0
 _FAILURE_BYTES: Final = 300
 _MOST_HIGHEST: Final = 2**31 - 1  # of the 2³² numbers that a header holds; no client gets as far
 _FILE: Final = "hidden-state"
-_FILE_VERSION: Final = 1
+_FILE_VERSION: Final = 2
 _BLOCK: Final = 16  # numbers reserved by one synced write
 _MOST: Final = 1024  # the same, for a client that uses up a block within seconds
 _SOON_S: Final = 5.0
@@ -212,6 +212,15 @@ class Outbox:
             pending.due = time.monotonic() + 1.0
 
 
+class Kept(NamedTuple):
+    """What a client starts from."""
+
+    hidden_state: HiddenState
+    held: Held
+    copy: bytes = b""
+    """The message, if it is a quantized copy."""
+
+
 @final
 class ClientState:
     """What a client keeps on disk: its hidden state, and how far its upload numbers are used up. A context."""
@@ -255,26 +264,30 @@ class ClientState:
         """At a clean end, the numbers that were reserved and not used."""
         self._reserve(self.next)
 
-    def load(self, run_id: str, dimension: int, algorithm: Algorithm) -> HiddenState | None:
-        """The hidden state that was saved, if there is a sound one of this run. One of another version of the format,
-        or damaged, is not used: a log line says so, and the client takes the server's snapshot instead.
+    def load(self, run_id: str, dimension: int, algorithm: Algorithm) -> Kept | None:
+        """What was saved, if it is sound and of this run. What is of another version of the format, or damaged, is not
+        used: a log line says so, and the client takes the server's snapshot instead.
         """
         path = self.folder / _FILE
         if not path.exists():
             return None
         try:
-            saved_id, _, frame = read_checked(path, _FILE, _FILE_VERSION).partition(b"\n")
-            if saved_id.decode("ascii", "replace") != run_id:
+            head, _, frame = read_checked(path, _FILE, _FILE_VERSION).partition(b"\n")
+            saved_id, position, overpaid = head.decode("ascii", "replace").split(" ")
+            if saved_id != run_id:
                 return None
-            return HiddenState.from_snapshot(Message.from_bytes(frame), dimension, algorithm)
-        except (DataError, MessageError, HiddenStateError) as error:
+            state = HiddenState.from_snapshot(Message.from_bytes(frame), dimension, algorithm)
+            held = Held(int(position), state.exact, int(overpaid))
+            return Kept(state, held, b"" if state.exact else frame)
+        except (DataError, MessageError, HiddenStateError, ValueError) as error:
             log.warning("%s; starting from the server's snapshot instead", error)
             return None
 
-    def save(self, run_id: str, hidden_state: HiddenState) -> None:
-        """Replace the saved hidden state by this one, of the run with that id."""
-        data = run_id.encode() + b"\n" + hidden_state.to_snapshot()
-        write_checked(self.folder / _FILE, _FILE, _FILE_VERSION, data)
+    def save(self, run_id: str, kept: Kept) -> None:
+        """Replace what was saved by this, of the run with that id."""
+        state, held, copy = kept
+        head = f"{run_id} {held.position or 0} {held.overpaid}\n".encode()
+        write_checked(self.folder / _FILE, _FILE, _FILE_VERSION, head + (copy or state.to_snapshot()))
 
     def _reserve(self, until: int) -> None:
         write_word(self.folder / "sequence", str(until))

@@ -5,22 +5,47 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final, final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, final
 
-from qafel.algorithm import HiddenState
+from qafel.algorithm import HiddenState, Server
+from qafel.algorithm.catch_up import quantized_copy
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Signer, fingerprint, signed_name
 from qafel.deployment.messages import Agreement, Receipt
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, OBJECT_STREAM, SIGNATURE, Names, number_in
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import BrokerLost
+from qafel.quantizers.protocol import Quantizer
 from qafel.runs.live import LiveState
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
 _READ_AGAIN_S: Final = (0.1, 0.5, 2.0, 0.0)  # a replica may be behind
+
+
+class Published(NamedTuple):
+    """x̂ as the clients know it: the last one that went out."""
+
+    hidden_state: HiddenState
+    position: int
+    """The bytes broadcast in all by then."""
+    last_bytes: int = 0
+    """Of the last broadcast."""
+
+    @staticmethod
+    def of(server: Server) -> Published:
+        """The newest x̂ of a server."""
+        return Published(server.hidden_state, server.broadcast_bytes, server.last_bytes)
+
+
+class Snapshot(NamedTuple):
+    """What a client that missed many broadcasts can fetch: x̂ whole, or a quantized copy."""
+
+    position: int = 0
+    snapshot_bytes: int = 0
+    quantized_bytes: int = 0
 
 
 @final
@@ -31,19 +56,25 @@ class Publisher:
     names: Names
     _signer: Signer
     run_id: str
-    published: HiddenState
-    """x̂ as the clients know it: the last one that went out."""
+    published: Published
+    _quantizer: Quantizer | None = None
+    """Of copies that clients may start from."""
+    _seed: int = 0
+    """The run's."""
     epoch: int = 0
     """The server's, as clients are told with every step and receipt."""
+    on_broker: Snapshot = field(default_factory=Snapshot)
+    """What the broker has."""
 
     async def value(self, broker: Broker, subject: str, data: bytes, after: int | None = None) -> int:
         """A key's value: configuration or state; `after` as in `Broker.store`."""
         return await broker.store(subject, data, self._signer.headers(signed_name(subject), data), after=after)
 
-    async def put(self, broker: Broker, name: str, data: bytes) -> None:
-        """An object: a snapshot, a large broadcast, the final model."""
-        signature = self._signer.headers(signed_name(name, self.run_id, self.epoch), data).get(SIGNATURE, "")
-        await broker.put_object(name, data, f"{self.epoch} {signature}".strip())
+    async def put(self, broker: Broker, name: str, data: bytes, position: int = 0) -> None:
+        """An object: a snapshot, a large broadcast, the final model; `position` is that of the x̂ in it."""
+        signed = signed_name(f"{name} {position}", self.run_id, self.epoch)
+        signature = self._signer.headers(signed, data).get(SIGNATURE, "")
+        await broker.put_object(name, data, f"{self.epoch} {position} {signature}".strip())
 
     async def broadcasts(self, broker: Broker, broadcasts: Iterable[tuple[int, bytes]]) -> None:
         """Steps in version order; returns when the broker has them all."""
@@ -80,12 +111,21 @@ class Publisher:
         return await self.value(broker, self.names.state, state.to_bytes(), after)
 
     async def snapshot(self, broker: Broker) -> None:
-        """x̂, read back: a damaged store confirms what it cannot give."""
-        frame = await asyncio.to_thread(self.published.to_snapshot)
-        await self.put(broker, self.names.snapshot, frame)
+        """x̂, and a quantized copy of it if clients may start from one; x̂ is read back, because a damaged store confirms
+        what it cannot give.
+        """
+        held, position, _ = self.published
+        copy_bytes = 0
+        if self._quantizer is not None:
+            copy = await asyncio.to_thread(quantized_copy, held, self._quantizer, self._seed)
+            await self.put(broker, self.names.copy, copy, position)
+            copy_bytes = len(copy)
+        frame = await asyncio.to_thread(held.to_snapshot)
+        await self.put(broker, self.names.snapshot, frame, position)
         for pause_s in _READ_AGAIN_S:
             found = await broker.object(self.names.snapshot, len(frame))
             if found is not None and found[0] == frame:
+                self.on_broker = Snapshot(position, len(frame), min(copy_bytes, len(frame)))
                 return
             await asyncio.sleep(pause_s)
         raise BrokerLost("the broker cannot give back the snapshot that it confirmed", OBJECT_STREAM)
@@ -111,7 +151,7 @@ async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement
     await publisher.broadcasts(broker, missing)
     if missing:
         log.info("gave the broker %d broadcasts that it lacked", len(missing))
-    publisher.published = ledger.server.hidden_state
+    publisher.published = Published.of(ledger.server)
     await publisher.snapshot(broker)
     if config is None or config.data != agreement:  # last: a client that finds it finds all the rest
         await publisher.value(broker, names.config, agreement)

@@ -23,12 +23,13 @@ import numpy as np
 import xxhash
 from nats.aio.msg import Msg
 
-from qafel.algorithm import Admitted, Algorithm, HiddenState, Kept, Message, Server
+from qafel.algorithm import Admitted, Algorithm, Kept, Message, Server
 from qafel.algorithm.messages import HEADER_BYTES, checksum_of
 from qafel.deployment.keys import Access, Verifier, key_number, signed_name
 from qafel.deployment.messages import Part, PartAssembler, Receipt
 from qafel.deployment.names import FAILED, FOLLOWS, MALFORMED, PART, RECEIVED, SIGNATURE, number_in
 from qafel.deployment.server import DefenceSettings
+from qafel.deployment.server.announcements import Published
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.fairness import FairShare, Standing
 from qafel.deployment.server.ledger import Applied, Ledger
@@ -321,7 +322,7 @@ class UploadGroup:
     acknowledge: list[Msg] = field(default_factory=list)
     receipts: dict[int, Receipt] = field(default_factory=dict)
     broadcasts: list[tuple[int, bytes]] = field(default_factory=list)
-    hidden_state: HiddenState | None = None
+    published: Published | None = None
     """x̂ after the last of the broadcasts."""
     accepted: int = 0
     upload_bytes: int = 0
@@ -474,7 +475,7 @@ class Intake:
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version, checksum_of(frame)))
         if broadcast is not None:
             group.broadcasts.append((version, broadcast))
-            group.hidden_state = self.ledger.server.hidden_state
+            group.published = Published.of(self.ledger.server)
 
     def _refuse(
         self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: UploadGroup

@@ -170,7 +170,7 @@ class BackgroundWriter:
             return
         async with self._dropping:
             try:
-                while self._undropped < self._publisher.published.version - self._settings.limits.history:
+                while self._undropped < self._publisher.published.hidden_state.version - self._settings.limits.history:
                     await broker.delete_object(self._publisher.names.broadcast_object(self._undropped))
                     self._undropped += 1
             except BrokerError as error:
@@ -229,10 +229,10 @@ class Pipeline:
             await publisher.broadcasts(broker, steps)
             metrics.broadcast_bytes.inc(sum(len(frame) for _, frame in steps))
             for group in groups:
-                publisher.published = group.hidden_state or publisher.published
+                publisher.published = group.published or publisher.published
                 if group.checkpoint is not None:
                     self._background.start_checkpoint(group.checkpoint)
-            metrics.version.set(publisher.published.version)
+            metrics.version.set(publisher.published.hidden_state.version)
             self._background.start_snapshot(broker, (version for version, _ in steps))
             await self._safe.put(groups)
             if taken[-1] is None:

@@ -29,7 +29,7 @@ from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import SHARED_STREAMS, Names
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.announcements import Publisher, refill
+from qafel.deployment.server.announcements import Published, Publisher, refill
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker, resolved
 from qafel.deployment.server.lease import Lease
@@ -51,7 +51,7 @@ _FAILURES: Final = 3  # of a stream in a row, after which it counts as damaged
 _STEADY_S: Final = 300.0  # a session that lasts longer has nothing to do with the failures before it
 _CONCLUDE_S: Final = 20.0  # for the last uploads, snapshot and state of a run that is stopped
 
-PROVIDED: Final = Needs(clients=True, client_memory=True, exact_uploads=True)
+PROVIDED: Final = Needs(clients=True, client_memory=True, exact_uploads=True, quantized_starts=True)
 """What a deployment gives a method."""
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,8 @@ class DeploymentServer:
         checker.shares.restore(ledger.shares, ledger.since, time.monotonic())
         self.intake = Intake(ledger, checker, self.metrics)
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics, self._row_listeners)
-        self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, ledger.server.hidden_state)
+        published, copies = Published.of(ledger.server), algorithm.catch_up.quantizer
+        self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, published, copies, self._config.seed)
         self._lease = Lease(self._publisher, ledger, access.verifier(), settings.take_over)
         self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
         self._connected = False
@@ -233,7 +234,8 @@ class DeploymentServer:
             self._listener(state)
 
     def _run_state(self, word: Status) -> LiveState:
-        published, evaluator, progress = self._publisher.published, self.evaluator, self.evaluator.progress
+        evaluator, progress = self.evaluator, self.evaluator.progress
+        published, snapshot = self._publisher.published, self._publisher.on_broker
         traffic, now = self.ledger.traffic, time.monotonic()
         contacts, failing = self.intake.contacts, self.intake.failing
         silent = {str(client): round(now - heard.at, 1) for client, heard in contacts.items() if heard.silent(now)}
@@ -250,7 +252,7 @@ class DeploymentServer:
             evaluator.limits,
             0.0,  # a deployed run ends at no time
             virtual_time=progress.wall_s,
-            version=published.version,
+            version=published.hidden_state.version,
             virtual_time_unit="s",
             updates_per_s=round(self._rate.mark(now, traffic.uploads), 1),
             training={str(client): staleness for client, staleness in training[-NAMED_CLIENTS:]},
@@ -264,7 +266,12 @@ class DeploymentServer:
             failed_checkpoints=self._background.failed_checkpoints,
             server_steps=evaluator.limits.server_steps or 0,
             run_id=self.ledger.run_id,
-            digest=published.digest,
+            digest=published.hidden_state.digest,
+            position=published.position,
+            last_bytes=published.last_bytes,
+            snapshot_position=snapshot.position,
+            snapshot_bytes=snapshot.snapshot_bytes,
+            quantized_bytes=snapshot.quantized_bytes,
             session=self._session_id,
         )
 
