@@ -9,6 +9,8 @@ import inspect
 import re
 import signal
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -459,3 +461,33 @@ def test_without_keys_an_outdated_broker_is_only_warned_of(caplog: pytest.LogCap
             assert "does not say its version" in caplog.text
 
     asyncio.run(check())
+
+
+def test_other_users_of_the_library_in_this_process_keep_their_own() -> None:
+    """What the deployment changes of nats-py and of asyncio's log, it changes for its own connections."""
+    script = (
+        "import logging, nats.protocol.parser as parser\n"
+        "before = parser.MSG_RE, parser.HMSG_RE, parser.Parser.parse, list(logging.getLogger('asyncio').filters)\n"
+        "import qafel.deployment.connection as ours\n"
+        "after = parser.MSG_RE, parser.HMSG_RE, parser.Parser.parse, list(logging.getLogger('asyncio').filters)\n"
+        "assert before == after\n"
+        "assert ours._Connection(tls_only=False, with_key=False)._ps.parse.__func__ is not parser.Parser.parse\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_tls_line_that_the_broker_closes_leaves_no_remark_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    folder = BrokerFolder.init(tmp_path / "broker", 1, port=port, sync="2m").path
+
+    async def check() -> None:
+        async with session(Access.of(None, folder / "server"), "server") as connected:
+            broker.stop()
+            with pytest.raises(BrokerLost):
+                await connected.until_lost()
+
+    with LocalBroker(folder, port=port) as broker:
+        asyncio.run(check())
+    assert "eof_received" not in caplog.text

@@ -2,7 +2,8 @@
 
 A connection is never mended. When it breaks, its user gets `BrokerLost` and begins a new session from the
 start, so that a cut line, a restarted broker and a killed process all recover in the same few lines
-(docs/decisions/deployment-broker-is-not-the-truth.md). Private attributes of nats-py are used in this file only.
+(docs/decisions/deployment-broker-is-not-the-truth.md). Private attributes of nats-py are used in this file only. Its
+changes to nats-py apply to its own connections; other users of the library in this process do not notice them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from types import FunctionType
 from typing import Any, Final, NamedTuple, final
 
 import nats.errors
@@ -29,6 +31,7 @@ import nats.protocol.parser
 from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, Header, ObjectMeta, ObjectMetaOptions, StorageType
+from nats.protocol.parser import Parser
 
 from qafel.deployment.keys import Access
 from qafel.deployment.names import (
@@ -72,12 +75,6 @@ _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _TCP_BYTES: Final = struct.Struct("120xQQ")  # Linux's tcp_info up to tcpi_bytes_acked and tcpi_bytes_received
 
 log = logging.getLogger(__name__)
-# The library's own patterns take a line's end for a blank: headers that begin with digits and a line's end are read as
-# the sizes of a message, and what follows as the broker's words. A subject with odd bytes ends the connection.
-nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG +([^ \t\r\n]+) +(\d+) +(([^ \t\r\n]+) +)?(\d+)\r\n")
-nats.protocol.parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \t\r\n]+) +(\d+) +(([^ \t\r\n]+) +)?(\d+) +(\d+)\r\n")
-# nats-py upgrades to TLS in a way that asyncio remarks on whenever the other end closes.
-logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in record.getMessage())
 
 
 async def run_until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
@@ -124,12 +121,40 @@ class _OutdatedBroker(nats.errors.Error):
 
 
 @final
+class _Parser(Parser):
+    """The library's parser with other patterns.
+
+    Its own take a line's end for a blank: headers that begin with digits and a line's end are read as the sizes of a
+    message, and what follows as the broker's words. A subject with odd bytes ends the connection.
+    """
+
+    parse = FunctionType(
+        Parser.parse.__code__,
+        {
+            **vars(nats.protocol.parser),
+            "MSG_RE": re.compile(rb"\AMSG +([^ \t\r\n]+) +(\d+) +(([^ \t\r\n]+) +)?(\d+)\r\n"),
+            "HMSG_RE": re.compile(rb"\AHMSG +([^ \t\r\n]+) +(\d+) +(([^ \t\r\n]+) +)?(\d+) +(\d+)\r\n"),
+        },
+        argdefs=Parser.parse.__defaults__,
+    )
+
+
+@final
 class _Connection(Connection):
     """The library's connection, where it trusts more than we do."""
 
     def __init__(self, *, tls_only: bool, with_key: bool) -> None:
         super().__init__()
         self._tls_only, self._with_key = tls_only, with_key
+        self._ps = _Parser(self)
+
+    def _connect_command(self) -> bytes:
+        """Called when TLS has begun. The library does not tell the stream, and asyncio would warn when it ends."""
+        writer: Any = getattr(self._transport, "_io_writer", None)
+        if writer is not None and writer.get_extra_info("ssl_object") is not None:
+            writer.transport.get_protocol()._over_ssl = True
+        command: bytes = super()._connect_command()
+        return command
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Say nothing without TLS, where we should have it.
