@@ -8,12 +8,13 @@ import logging
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qafel.algorithm import Kind, Message
+from qafel.algorithm import Kind, Message, Needs
 from qafel.bench.deployment import mutated
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
@@ -306,7 +307,7 @@ def _odd_headers(chooser: random.Random) -> dict[str, str] | None:
 
 
 def _checker(keys: dict[int, str] | None) -> UploadChecker:
-    algorithm: Any = None
+    algorithm: Any = SimpleNamespace(needs=Needs())
     return UploadChecker(algorithm, DefenceSettings(), 5, keys)
 
 

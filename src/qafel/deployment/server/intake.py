@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 from nats.aio.msg import Msg
 
-from qafel.algorithm import Admitted, Algorithm, Kept, Message, Server
+from qafel.algorithm import Admitted, Algorithm, Kept, Message, Needs, Server
 from qafel.algorithm.messages import HEADER_BYTES, checksum_of
 from qafel.deployment.keys import Access, Verifier, key_number, signed_name
 from qafel.deployment.messages import Part, PartAssembler, Receipt
@@ -141,11 +141,13 @@ class UploadChecker:
     _has_new_key: Callable[[int, int], bool] = lambda client, key: False
     """Whether a client that signs with this key signed with another one before, and its numbers begin anew."""
     shares: FairShare = field(init=False)
+    _needs: Needs = field(init=False)
     _keys_problem: str | None = None
     _allowance: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.shares = FairShare(self._settings.max_share)
+        self._needs = self._algorithm.needs
 
     def judged(self, now: float) -> tuple[dict[int, float], list[Standing]]:
         """What a restarted server needs in order to judge as before: clients' norms, and how their shares stand."""
@@ -183,20 +185,23 @@ class UploadChecker:
         if self._keys is not None:
             _verifier(self._keys[client]).check(signed_name(subject, self._run_id, number), data, signature)
 
-    def check(self, server: Server, client: int, upload: Message, now: float, follows: int | None = None) -> Judged:
+    def check(
+        self, server: Server, client: int, upload: Message, now: float, follows: int | None = None, received: int = 0
+    ) -> Judged:
         """How this upload, sent as that client, is to be taken; raise if it is not.
 
-        `follows`: the number of the upload that its client's memory follows, if clients have memories.
+        follows   the number of the upload that its client's memory follows, if clients have memories
+        received  the bytes that the client received since the upload before
         """
         if upload.sender != client:
             raise WrongSender(f"the message says client {upload.sender}, it was sent by client {client}")
         admitted = server.admit(upload, anew=self._has_new_key(client, self._key_number(client)))
-        if self._algorithm.needs.client_memory:
+        if self._needs.client_memory:
             self._check_memory(server, client, upload.sequence, follows)
         self._spend(client, now)
         self.shares.check(client, now)
         decoded = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
-        return Judged(self._bound(server, upload, decoded, now), decoded, admitted)
+        return Judged(self._bound(server, upload, decoded, now, received), decoded, admitted)
 
     def check_number(self, server: Server, client: int, sequence: int) -> None:
         """Raise if an upload of this number was counted before. With a new key, a client's numbers begin anew."""
@@ -229,13 +234,13 @@ class UploadChecker:
             raise RateLimited(f"at most {rate:g} uploads a second: wait {(1 - left) / rate:.1f} s")
         self._allowance[client] = (left - 1, now)
 
-    def _bound(self, server: Server, upload: Message, update: Vector, now: float) -> Applied:
+    def _bound(self, server: Server, upload: Message, update: Vector, now: float, received: int) -> Applied:
         """Bound weight and norm; raise if the sum of K such updates may not be finite, or if the norm is far beyond
         those of other clients and such updates are rejected.
         """
         algorithm, settings, key = self._algorithm, self._settings, self._key_number(upload.sender)
         weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
-        if weight < upload.weight and algorithm.needs.exact_uploads:
+        if weight < upload.weight and self._needs.exact_uploads:
             raise NormTooLarge(f"the update's weight is {upload.weight:.3g}, more than {weight:.3g}")
         # What divides by weights gives back what a tiny weight took from the norm: there none counts for less than one.
         share = max(1.0, weight) if algorithm.accumulator.divides_by_weights else weight
@@ -252,13 +257,13 @@ class UploadChecker:
         if usual and settings.max_norm_ratio is not None:
             most = settings.max_norm_ratio * usual
         if norm <= most:
-            return Applied.of(weight, 1.0, norm, key)
+            return Applied.of(weight, 1.0, norm, key, received)
         # An accumulator that keeps single models sees them whole: no factor brings them nearer to ours.
-        exact = algorithm.needs.exact_uploads or (mixes and isinstance(algorithm.accumulator, Kept))
+        exact = self._needs.exact_uploads or (mixes and isinstance(algorithm.accumulator, Kept))
         if exact or (judged and settings.norm_excess == "reject"):
             beyond = f"{settings.max_norm_ratio:g} times the median, {usual:.3g}" if judged else f"{most:.3g}"
             raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {beyond}")
-        return Applied.of(weight, most / norm, norm, key)
+        return Applied.of(weight, most / norm, norm, key, received)
 
 
 def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> DefenceSettings:
@@ -327,6 +332,8 @@ class UploadGroup:
     accepted: int = 0
     upload_bytes: int = 0
     """Of those that were accepted."""
+    received_bytes: int = 0
+    """What their clients received."""
     checkpoint: Callable[[], None] | None = None
 
 
@@ -389,8 +396,7 @@ class Intake:
             follows = _number(headers, FOLLOWS)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE), follows)
             received = min(max(0, _number(headers, RECEIVED) or 0), self.ledger.receivable_bytes(client))
-            judged = self.checker.check(self.ledger.server, client, upload, now, follows)
-            judged = judged._replace(applied=judged.applied._replace(received_bytes=received))
+            judged = self.checker.check(self.ledger.server, client, upload, now, follows, received)
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
             self._refuse(client, upload.sequence if upload else None, error, group)
@@ -469,9 +475,9 @@ class Intake:
         if applied.factor < 1 or applied.weight < upload.weight:
             self.metrics.clipped.inc()
         self.metrics.staleness.observe(accepted.staleness)
-        self.metrics.received_bytes.inc(applied.received_bytes)
         group.accepted += 1
         group.upload_bytes += len(frame)
+        group.received_bytes += applied.received_bytes
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version, checksum_of(frame)))
         if broadcast is not None:
             group.broadcasts.append((version, broadcast))

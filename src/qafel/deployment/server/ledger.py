@@ -81,9 +81,9 @@ class Applied(NamedTuple):
         return Applied(*_APPLIED.unpack_from(record.note)) if any(record.note) else Applied(upload.weight)
 
     @staticmethod
-    def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0) -> Applied:
+    def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0, received_bytes: int = 0) -> Applied:
         """Rounded to what the journal keeps."""
-        return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key, 0)))
+        return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key, received_bytes)))
 
 
 class _Saved(NamedTuple):

@@ -207,6 +207,7 @@ class Pipeline:
                     break
             metrics.accepted.inc(group.accepted)
             metrics.upload_bytes.inc(group.upload_bytes)
+            metrics.received_bytes.inc(group.received_bytes)
             metrics.buffer.set(self._intake.ledger.server.accumulator.count)
             judged = partial(self._intake.checker.judged, time.monotonic())
             group.checkpoint = self._intake.ledger.begin_checkpoint(self._settings.checkpoint_every, judged)
