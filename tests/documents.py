@@ -1,18 +1,18 @@
-"""A document as a program: its code blocks, run in their order in one folder.
+"""Run the code blocks of a document, in their order, in one folder.
 
-    python tests/documents.py docs/sweeps.md      runs a document here, in the current folder
+    python tests/documents.py docs/sweeps.md      runs a document in the current folder
 
-A fence names its language, and that says what is done with the block:
+The language of a fence decides how its block is tested:
 
-    python    run; all blocks of a document share their names
+    python    run; all blocks of a document share one namespace
     sh        run by bash, which stops at the first command that fails
-    console   every line after `$ ` is run, and must print what follows it
+    console   each line after `$ ` is run and must print the lines that follow it
     toml      read as a recipe
-    text      what a program printed, or a folder's contents: nothing to run
+    text      program output or a folder listing: not run
 
-With a title that is a file's name, python and toml are written to that file, for the blocks after it. Neighbouring sh
-blocks titled `Terminal 1`, `Terminal 2`, … run at once, with their own port of a broker. A block that begins with
-`# not run by the tests: why` is not run, and its reader is told; `# run by tests/test_x.py` names a test that does.
+If the title is a file name, python and toml blocks are written to that file for later blocks. Neighbouring sh blocks
+titled `Terminal 1`, `Terminal 2`, … run at the same time and share a broker port. A comment on the line before a fence
+excludes its block: `<!-- not run by the tests: why -->`, or `<!-- run by tests/test_x.py -->` to name another test.
 """
 
 from __future__ import annotations
@@ -30,24 +30,21 @@ from qafel.config import load_recipe
 from qafel.deployment.broker.local import free_port
 
 FENCE = re.compile(r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"]*)")?\s*$')
-MARK = re.compile(r"^# (not run by the tests: \S.*|run by (?P<test>tests/\S+\.py))$", re.MULTILINE)
+MARK = re.compile(r"^ *<!-- (not run by the tests: \S.*|run by (?P<test>tests/\S+\.py)) -->$")
 LANGUAGES = ("python", "sh", "console", "toml", "text")
 SECONDS = 200
 
 
 @dataclass(frozen=True)
 class Block:
-    """A code block, and the line of its document at which it begins."""
+    """A code block and the number of its first line in the document."""
 
     language: str
     title: str
     text: str
     line: int
-
-    @property
-    def mark(self) -> re.Match[str] | None:
-        """What the block's first line says about why it is not run here."""
-        return MARK.match(self.text)
+    mark: re.Match[str] | None = None
+    """The comment before the block that says why it is not run here."""
 
     @property
     def is_run(self) -> bool:
@@ -63,7 +60,7 @@ class Block:
 
 
 def blocks_of(document: str) -> Iterator[Block]:
-    """The code blocks of a Markdown text; one that is only indented has no language."""
+    """Yield the code blocks of a Markdown text. An indented block has no language."""
     lines = document.splitlines()
     number = 0
     while number < len(lines):
@@ -74,13 +71,14 @@ def blocks_of(document: str) -> Iterator[Block]:
                 number += 1
             text = "\n".join(line.removeprefix(fence["indent"]) for line in lines[begin + 1 : number])
             number += 1
-            yield Block(fence["language"], fence["title"] or "", text, begin + 1)
+            mark = MARK.match(lines[begin - 1]) if begin else None
+            yield Block(fence["language"], fence["title"] or "", text, begin + 1, mark)
         elif _is_indented_code(lines, begin):
             yield Block("", "", lines[begin], begin + 1)
 
 
 def _is_indented_code(lines: list[str], number: int) -> bool:
-    """Whether such a block begins here, and not a paragraph of a list."""
+    """Whether an indented block begins here; a paragraph of a list is not one."""
     if not lines[number].startswith("    ") or (number and lines[number - 1].strip()):
         return False
     before = next((line for line in reversed(lines[:number]) if line.strip() and not line.startswith("    ")), "")
@@ -88,7 +86,7 @@ def _is_indented_code(lines: list[str], number: int) -> bool:
 
 
 def run(document: Path) -> None:
-    """Run the document's blocks in the current folder; raise at the first that fails."""
+    """Run the document's blocks in the current folder. Raise at the first that fails."""
     names: dict[str, Any] = {"__name__": "document"}
     terminals: list[Block] = []
     for block in blocks_of(document.read_text(encoding="utf-8")):

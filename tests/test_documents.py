@@ -67,7 +67,8 @@ def test_the_picture_of_the_rooms_has_all_of_them_in_the_order_in_which_they_may
 
 def test_a_block_is_run_unless_it_says_otherwise():
     said = (
-        "```sh\n# not run by the tests: an hour\nls\n```\n```sh\nls\n```\n\n    ls\n\n- b\n\n    c\n```text\nls\n```\n"
+        "<!-- not run by the tests: an hour -->\n```sh\nls\n```\n```sh\nls\n```\n\n    ls\n\n- b\n\n    c\n"
+        "```text\nls\n```\n"
     )
     found = list(blocks_of(said))
     assert [(block.language, block.is_run) for block in found] == [
@@ -76,8 +77,12 @@ def test_a_block_is_run_unless_it_says_otherwise():
         ("", True),
         ("text", False),
     ]
-    assert not Block("sh", "", "# run by tests/test_documents.py\nls", 1).is_run
-    assert Block("sh", "", "# not run by the tests\nls", 1).is_run
+    (named,) = blocks_of("<!-- run by tests/test_documents.py -->\n```sh\nls\n```\n")
+    assert not named.is_run
+    (unexplained,) = blocks_of("<!-- not run by the tests -->\n```sh\nls\n```\n")
+    assert unexplained.is_run
+    (inside,) = blocks_of("```sh\n# not run by the tests: an hour\nls\n```\n")
+    assert inside.is_run
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ The results of [Quantized and Asynchronous Federated Learning](https://arxiv.org
 figure and table that shows results is one command; `qafel paper list` shows them. This document is made from finished
 runs alone, those in paper/runs and those that are kept in [results/](../results), by
 
+<!-- not run by the tests: it writes over this file -->
 ```sh
-# not run by the tests: it writes over this file
 qafel paper rate                              # its 330 runs are not kept; some minutes
 qafel paper document --results results
 ```
