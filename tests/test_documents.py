@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .documents import LANGUAGES, Block, blocks_of
+from .documents import LANGUAGES, blocks_of
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
