@@ -445,7 +445,7 @@ class Broker:
         """The first message of a subject, or of any, from this number on; None if there is none that can be read."""
         return await self._direct(stream, "", json.dumps({"seq": sequence, "next_by_subj": subject}).encode())
 
-    async def object(self, name: str, most_bytes: int) -> tuple[bytes, str | None] | None:
+    async def object(self, name: str, most_bytes: int) -> tuple[bytes, str] | None:
         """An object's bytes and its description; None if there is none, it was replaced while we read, or has more than
         `most_bytes`: whose it is we know when we have read it.
         """
@@ -464,7 +464,7 @@ class Broker:
             data += chunk.data
             sequence = chunk.sequence + 1
         found = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
-        return (bytes(data), info.get("description")) if found == digest else None
+        return (bytes(data), str(info.get("description", ""))) if found == digest else None
 
     async def put_object(self, name: str, data: bytes, description: str | None = None) -> None:
         """Store an object under its name, in place of the one before."""

@@ -28,6 +28,7 @@ from qafel.errors import DataError, HiddenStateError, MessageError
 from qafel.runs.live import LiveState
 
 _AT_ONCE: Final = 32
+_COPY_ATTEMPTS: Final = 3  # then a client takes x̂ whole instead of a quantized copy
 _LARGE: Final = 1 << 20  # coordinates; beyond, a step is applied in a thread
 _AHEAD_S: Final = 6.0
 _CLOCKS_S: Final = 60.0  # by which the clocks of two machines may differ
@@ -74,6 +75,8 @@ class Follower:
     """Whether the last heartbeat was behind what we hold."""
     _waiting: dict[int, bytes] = field(default_factory=dict)
     _restart: bool = False
+    _copy_failures: int = 0
+    """Attempts in a row at fetching a quantized copy that failed."""
     _listening: bool = False
     """Whether this session receives live broadcasts."""
     _another_run: bool = False
@@ -192,18 +195,21 @@ class Follower:
     def _plan(self) -> Plan:
         """How to get to the newest version. Before the server's first word, with broadcasts, if we hold x̂."""
         state, held = self.state, self.held
-        if state is None:
-            means = Means.WHOLE if held.position is None else Means.BROADCASTS
-            return Plan(means, 0, held)
+        if state is None or not state.snapshot_bytes:  # the server has not said what the broker has
+            unknown = Means.WHOLE if held.position is None else Means.BROADCASTS
+            return Plan(Means.QUANTIZED if self.copy else unknown, 0, held)
         whole = state.snapshot_bytes + state.position - state.snapshot_position
         shortest = state.last_bytes if self._sends_whole and 0 < state.last_bytes < whole else whole
         follows = held.exact and held.position is not None
-        position = state.position if follows else state.snapshot_position  # a copy is of the snapshot's version
+        # A copy is of the snapshot's version. What we hold may be newer than the server's last state.
+        position = max(state.position if follows else state.snapshot_position, held.position or 0)
         newer = not follows or state.snapshot_position > (held.position or 0)
         quantized_bytes = state.quantized_bytes if newer and state.quantized_bytes else whole
         offer = Offer(position, Held(position), whole, shortest, lambda: quantized_bytes)
         plan = self.client.algorithm.catch_up.plan(held, offer)
-        if plan.means is Means.QUANTIZED and self._listening:  # it pays for live broadcasts: a copy would waste them
+        # A listener pays for live broadcasts, and a copy would waste them.
+        whole_instead = self._listening or self._copy_failures >= _COPY_ATTEMPTS
+        if plan.means is Means.QUANTIZED and plan.download_bytes and whole_instead:
             return plan._replace(means=Means.WHOLE)
         return plan
 
@@ -224,7 +230,7 @@ class Follower:
         return self._moved(len(frame), Held(position + len(frame)))
 
     def _moved(self, received_bytes: int, held: Held, copy: bytes = b"") -> bool:
-        self.held, self.copy = held, copy
+        self.held, self.copy, self._copy_failures = held, copy, 0
         self._moved_at = time.monotonic()
         self._advanced(self.version, received_bytes)
         return True
@@ -285,40 +291,50 @@ class Follower:
 
     async def _take_copy(self, broker: Broker, plan: Plan) -> bool:
         """Start from the quantized copy: the one that we hold if there is no newer one, else that of the broker."""
-        if plan.download_bytes:
-            quantizer, size = self.client.algorithm.catch_up.quantizer, self.client.hidden_state.vector.size
-            assert quantizer is not None
-            found = await self._object(broker, self.names.copy, quantizer.max_payload_bytes(size))
-            if found is None:
-                return False
-            frame, position = found
-            try:
-                self.client.restart(frame)
-            except (MessageError, HiddenStateError) as error:
-                self.ignored[error.reason] += 1
-                return False
-            self._moved(len(frame), plan.held._replace(position=position), frame)
+        if plan.download_bytes and not await self._fetch_copy(broker, plan):
+            self._copy_failures += 1
+            return False
         self.ready = True
         self._news.set()
         return True
+
+    async def _fetch_copy(self, broker: Broker, plan: Plan) -> bool:
+        quantizer, size = self.client.algorithm.catch_up.quantizer, self.client.hidden_state.vector.size
+        assert quantizer is not None
+        found = await self._object(broker, self.names.copy, quantizer.max_payload_bytes(size))
+        if found is None:
+            return False
+        frame, position = found
+        if self.state is not None and position < self.state.snapshot_position:
+            self.ignored["old"] += 1
+            return False
+        try:
+            self.client.restart(frame)
+        except (MessageError, HiddenStateError) as error:
+            self.ignored[error.reason] += 1
+            return False
+        return self._moved(len(frame), plan.held._replace(position=position), frame)
 
     async def _take_snapshot(self, broker: Broker) -> bool:
         """Take x̂ whole. A snapshot has x̂ and, where there is one, the server's memory."""
         found = await self._object(broker, self.names.snapshot, 8 * self.client.hidden_state.vector.size)
         if found is None:
             return False
-        frame, position = found
+        (frame, position), before = found, self.client.hidden_state
         try:
+            known = not self._restart and not self.client.receive(frame)
             if self._restart:
                 self.client.restart(frame)
-                self._head = max(self.version, self.state.version if self.state else 0)
-                self._waiting.clear()
-                self._restart, self.held_run_id = False, self.run_id
-            elif not self.client.receive(frame):
-                return False
         except (MessageError, HiddenStateError) as error:
             self.ignored[error.reason] += 1
             return False
+        if known or not self.client.hidden_state.exact:
+            self.client.hidden_state = before
+            return False
+        if self._restart:
+            self._head = max(self.version, self.state.version if self.state else 0)
+            self._waiting.clear()
+            self._restart, self.held_run_id = False, self.run_id
         log.info("took a snapshot of version %d", self.version)
         return self._moved(len(frame), Held(position))
 
@@ -358,8 +374,10 @@ class Follower:
         held = self.client.hidden_state
         ahead = state.version < held.version and time.monotonic() - self._moved_at > _AHEAD_S
         drifted = state.version == held.version and state.digest != held.digest and held.exact
+        # A copy has no digest to compare: one that a lost server may have made is of no use.
+        forked = bool(self.copy) and before is not None and before.epoch < state.epoch and state.since < held.version
         before_too, self._ahead = self._ahead, ahead
-        if drifted or (ahead and before_too):  # one heartbeat may have been on its way for long
+        if drifted or forked or (ahead and before_too):  # one heartbeat may have been on its way for long
             log.warning("the server is at version %d, we hold another %d: starting again", state.version, held.version)
             self._restart = True
         # Broadcasts may be ahead of a heartbeat that was on its way. If they are ahead of the next, nobody made them.
@@ -396,10 +414,10 @@ def epoch_of(stored: Stored) -> int:
     return int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else 0
 
 
-def read_description(description: str | None) -> tuple[int, int, str | None]:
+def read_description(description: str) -> tuple[int, int, str | None]:
     """What stands with an object: the epoch of the server that made it, the position of the x̂ in it, and its signature,
     if the server signs.
     """
-    epoch, _, rest = (description or "").partition(" ")
+    epoch, _, rest = description.partition(" ")
     position, _, signature = rest.partition(" ")
     return number_in(epoch) or 0, number_in(position) or 0, signature or None

@@ -111,24 +111,25 @@ class Publisher:
         return await self.value(broker, self.names.state, state.to_bytes(), after)
 
     async def snapshot(self, broker: Broker) -> None:
-        """x̂, and a quantized copy of it if clients may start from one; x̂ is read back, because a damaged store confirms
-        what it cannot give.
-        """
+        """Store x̂, and a quantized copy of it if clients may start from one."""
         held, position, _ = self.published
-        copy_bytes = 0
+        copy = b""
         if self._quantizer is not None:
             copy = await asyncio.to_thread(quantized_copy, held, self._quantizer, self._seed)
-            await self.put(broker, self.names.copy, copy, position)
-            copy_bytes = len(copy)
+            await self._put_and_read(broker, self.names.copy, copy, position)
         frame = await asyncio.to_thread(held.to_snapshot)
-        await self.put(broker, self.names.snapshot, frame, position)
+        await self._put_and_read(broker, self.names.snapshot, frame, position)
+        self.on_broker = Snapshot(position, len(frame), min(len(copy), len(frame)))
+
+    async def _put_and_read(self, broker: Broker, name: str, frame: bytes, position: int) -> None:
+        """Put an object and read it back: a damaged store confirms objects that it cannot give."""
+        await self.put(broker, name, frame, position)
         for pause_s in _READ_AGAIN_S:
-            found = await broker.object(self.names.snapshot, len(frame))
+            found = await broker.object(name, len(frame))
             if found is not None and found[0] == frame:
-                self.on_broker = Snapshot(position, len(frame), min(copy_bytes, len(frame)))
                 return
             await asyncio.sleep(pause_s)
-        raise BrokerLost("the broker cannot give back the snapshot that it confirmed", OBJECT_STREAM)
+        raise BrokerLost(f"the broker cannot give back object {name}, which it confirmed", OBJECT_STREAM)
 
 
 async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement: bytes) -> None:
