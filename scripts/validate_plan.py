@@ -19,11 +19,11 @@ from qafel.config import Config, load_recipe
 from qafel.paper.entry import Change, configuration, uploads_limit
 from qafel.paper.kept import take_back
 from qafel.paper.pareto import pair_change
-from qafel.planning import Candidates, PlanRequest, checked_candidates
-from qafel.planning.pilot import Pair, measured_errors, pilot_runs, read_pilot
-from qafel.planning.plan import Prediction, Predictor
 from qafel.runs.reading import Run
-from qafel.sweeps.making import Planned, perform
+from qafel.search.planning import Candidates, PlanRequest, checked_candidates
+from qafel.search.planning.pilot import Pair, measured_errors, pilot_runs, read_pilot
+from qafel.search.planning.plan import Prediction, Predictor
+from qafel.search.runner import RunSpec, perform
 
 TRELLIS = (
     ("trellis:4", "trellis:4,scale=least"),
@@ -58,16 +58,16 @@ CASES: dict[str, tuple[str, float, tuple[tuple[str, str], ...], tuple[int, ...],
 PILOT_UPLOADS, PILOT_SEED = 20_000, 100
 
 
-def run_of(recipe: str, target: float, pair: tuple[str, str], seed: int, most: int) -> Planned:
+def run_of(recipe: str, target: float, pair: tuple[str, str], seed: int, most: int) -> RunSpec:
     """A run of a pair to the target."""
     if (recipe, pair) in OWN_RECIPES:
-        return Planned("pair", configuration(OWN_RECIPES[recipe, pair], seed))
+        return RunSpec("pair", configuration(OWN_RECIPES[recipe, pair], seed))
     aim = Change("", ()) if load_recipe(recipe).evaluation.target == target else Change(
         f"to{target:g}",
         (f"evaluation.target={target}", "stop.at_target=true", 'evaluation.unit="uploads"', "evaluation.every=100"),
     )  # fmt: skip
     changes = [it for it in (pair_change(*pair), aim) if it.settings]
-    return Planned("pair", configuration(recipe, seed, *changes, uploads_limit(most)))
+    return RunSpec("pair", configuration(recipe, seed, *changes, uploads_limit(most)))
 
 
 def predictor_of(config: Config, pairs: tuple[tuple[str, str], ...], folder: Path) -> Predictor:

@@ -74,7 +74,7 @@ def test_what_is_loaded_from_elsewhere_would_be_found(page):
 def test_every_public_name_is_in_the_reference(site):
     pages = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
     shown = set(re.findall(r'id="(qafel[\w.]*)"', pages))
-    public = ["algorithm", "quantizers", "simulator", "sweeps", "tasks", "theory", "tuning", "deployment"]
+    public = ["algorithm", "quantizers", "search", "simulator", "tasks", "theory", "deployment"]
     names = [f"qafel.{room}.{name}" for room in public for name in importlib.import_module(f"qafel.{room}").__all__]
     # A function with its module's name, such as `run.run`, is shown as that.
     assert [name for name in names if not {name, f"{name}.{name.rsplit('.', 1)[1]}"} & shown] == []

@@ -28,13 +28,11 @@ def test_importing_the_package_loads_nothing_heavy():
 def test_no_room_computes_or_draws_before_it_is_asked_to():
     rooms = [
         "theory",
-        "planning",
         "report",
         "watch",
         "simulator",
         "deployment",
-        "sweeps",
-        "tuning",
+        "search",
         "paper",
         "bench",
         "cli",

@@ -26,9 +26,7 @@ report        any runs compared on one page
 watch         the same, live
 simulator     a run in virtual time
 deployment    a run over NATS JetStream
-sweeps        many runs
-planning      what to choose under a budget
-tuning        a search of a recipe's settings
+search        many runs: sweeps, tuning, planning
 paper         the paper's figures and tables
 bench         every benchmark
 cli           the command line
@@ -70,6 +68,7 @@ if TYPE_CHECKING:
     from qafel.quantizers import Quantizer
     from qafel.quantizers import parse as quantizer
     from qafel.rng import Stream
+    from qafel.search import Sweep, sweep
     from qafel.simulator import (
         AlwaysTraining,
         Constant,
@@ -83,7 +82,6 @@ if TYPE_CHECKING:
         Uniform,
         simulate,
     )
-    from qafel.sweeps import Sweep, sweep
     from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
     from qafel.tasks.datasets.partition import Partition, split
     from qafel.tasks.datasets.samples import ArraySamples
@@ -96,15 +94,15 @@ _HOMES = {
     "params": "Layout Vector",
     "quantizers": "Quantizer",
     "rng": "Stream",
+    "search": "Sweep sweep",
     "simulator": "AlwaysTraining Constant ConstantRate HalfNormal LogNormal Poisson Result Rounds Trace Uniform "
     "simulate",
-    "sweeps": "Sweep sweep",
     "tasks": "Mushrooms Quadratic SyntheticLogistic Task",
     "tasks.datasets.partition": "Partition split",
     "tasks.datasets.samples": "ArraySamples",
     "tasks.neural": "TorchTask",
 }
-_ROOMS = "errors rng params text parts quantizers algorithm tasks theory config runs report simulator sweeps"
+_ROOMS = "errors rng params text parts quantizers algorithm tasks theory config runs report search simulator"
 
 __getattr__, __dir__ = lazily(
     __name__,

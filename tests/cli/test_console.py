@@ -16,8 +16,8 @@ from qafel.config import Limits
 from qafel.errors import ConfigError
 from qafel.paper.entry import Change, configuration
 from qafel.runs import bars
+from qafel.search.runner import RunSpec
 from qafel.simulator import Row
-from qafel.sweeps.making import Planned
 
 
 class Ticking:
@@ -31,7 +31,7 @@ class Ticking:
 
 
 def planned_run(steps, seed=0):
-    return Planned("", configuration("mushrooms-fedbuff", seed, Change(f"T{steps}", (f"stop.server_steps={steps}",))))
+    return RunSpec("", configuration("mushrooms-fedbuff", seed, Change(f"T{steps}", (f"stop.server_steps={steps}",))))
 
 
 def row(version):

@@ -10,7 +10,7 @@ import numpy as np
 from qafel.config import load_recipe
 from qafel.paper.measured import EntryRuns
 from qafel.runs.reading import Run
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 
 STEPS = 100
 
@@ -29,7 +29,7 @@ def made_up(
     per_step: int = 10,
     columns: dict[str, Any] | None = None,
     **summary: Any,
-) -> tuple[Planned, Run]:
+) -> tuple[RunSpec, Run]:
     """A run with this metric at each of a hundred server steps of ten uploads."""
     values = np.asarray(metric, dtype=np.float64)
     steps = np.arange(len(values), dtype=np.float64)
@@ -57,7 +57,7 @@ def made_up(
         "clients": 100,
         "wall_s": 1.0,
     }
-    planned = Planned(method, load_recipe(recipe, (), seed), at or {})
+    planned = RunSpec(method, load_recipe(recipe, (), seed), at or {})
     return planned, Run(Path(planned.folder), method, {}, facts | summary, history)
 
 
@@ -72,12 +72,12 @@ def rising(to: float) -> np.ndarray[Any, Any]:
     return np.linspace(0.1, to, STEPS + 1)
 
 
-def by_seed(**metrics: Any) -> list[tuple[Planned, Run]]:
+def by_seed(**metrics: Any) -> list[tuple[RunSpec, Run]]:
     """Runs of each method, one per seed."""
     return [made_up(method, metric, seed) for method, curves in metrics.items() for seed, metric in enumerate(curves)]
 
 
-def measured(*pairs: tuple[Planned, Run], quick: bool = False) -> EntryRuns:
+def measured(*pairs: tuple[RunSpec, Run], quick: bool = False) -> EntryRuns:
     return EntryRuns(pairs, quick)
 
 

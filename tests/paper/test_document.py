@@ -9,7 +9,7 @@ import pytest
 from qafel.errors import DataError
 from qafel.paper import ENTRIES, Request, document
 from qafel.paper.document import EXPERIMENTS, write_document
-from qafel.sweeps.making import perform
+from qafel.search.runner import perform
 
 QUICK = Request(seeds=1, quick=True, only=("*-p[48]-*",))
 

@@ -11,7 +11,7 @@ from qafel.paper.convex import LOCAL_STEPS
 from qafel.paper.entry import Change, Extent, celeba_is_there, configuration
 from qafel.paper.methods import PILOT_SEED
 from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, QAFEL
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from tests.paper.made_up import falling, made_up, measured
 
 ISSUED = (
@@ -145,7 +145,7 @@ def test_leafs_celeba_takes_both_parts_and_images(tmp_path, monkeypatch):
 
 def test_work_is_uploads_and_what_one_costs():
     def work(recipe, *settings):
-        return Planned("", configuration(recipe, 0, Change("x", settings))).work
+        return RunSpec("", configuration(recipe, 0, Change("x", settings))).work
 
     assert work("mushrooms-fedbuff", "stop.server_steps=500") == 500 * 10
     assert work("mushrooms-fedbuff", "stop.server_steps=500", "stop.uploads=70") == 70

@@ -13,7 +13,7 @@ from qafel.paper.entry import Change, configuration
 from qafel.paper.kept import keep, require_writable, take_back, whole_run
 from qafel.runs.directory import state_of
 from qafel.runs.reading import Run
-from qafel.sweeps.making import Planned, perform
+from qafel.search.runner import RunSpec, perform
 
 TINY = Change("tiny", ("stop.uploads=200", 'evaluation.unit="uploads"', "evaluation.every=20"))
 
@@ -22,7 +22,7 @@ TINY = Change("tiny", ("stop.uploads=200", 'evaluation.unit="uploads"', "evaluat
 def finished(tmp_path_factory):
     """Two planned runs in one folder, of which the first is finished."""
     runs = tmp_path_factory.mktemp("runs")
-    planned = [Planned("QAFeL", configuration("mushrooms-qafel-4bit", seed, TINY)) for seed in (0, 1)]
+    planned = [RunSpec("QAFeL", configuration("mushrooms-qafel-4bit", seed, TINY)) for seed in (0, 1)]
     perform(planned[0].config, runs / planned[0].folder)
     return planned, runs
 

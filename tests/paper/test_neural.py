@@ -9,7 +9,7 @@ import numpy as np
 from qafel.paper import ENTRIES
 from qafel.paper.entry import Extent
 from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, QAFEL
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from tests.paper.made_up import made_up, measured, rising, verdicts
 
 CLIENTS = {"cifar10": 5000, "celeba": 9343, "shakespeare": 1129}
@@ -183,7 +183,7 @@ def test_seeds_that_were_cut_short_differ_only_if_one_diverged():
     """A seed that is behind may only be slow."""
 
     def found(*curves):
-        pairs = [(seed, Planned(f"seed {seed}", run.config)) for seed, run in enumerate(cut)]
+        pairs = [(seed, RunSpec(f"seed {seed}", run.config)) for seed, run in enumerate(cut)]
         made = [made_up(planned.method, curves[seed], seed, metric_goal="max")[1] for seed, planned in pairs]
         return measured(*((planned, run) for (_, planned), run in zip(pairs, made, strict=True)))
 

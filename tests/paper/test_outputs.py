@@ -13,11 +13,11 @@ from qafel.paper.entry import Change, Extent, configuration
 from qafel.paper.measured import EntryRuns
 from qafel.paper.outputs import beside_a_fuller_one, provenance, read_back, results_folder, write_outputs
 from qafel.runs.summary import environment
-from qafel.sweeps.making import Planned, make_runs
+from qafel.search.runner import RunSpec, make_runs
 from qafel.version import __version__
 from tests.browser import needs_browser, open_in_browser, plots_in
 from tests.paper.made_up import falling, made_up, measured
-from tests.sweeps.test_making import Recorder
+from tests.search.test_making import Recorder
 
 TINY = Change("tiny", ("stop.uploads=400", 'evaluation.unit="uploads"', "evaluation.every=100"))
 
@@ -32,7 +32,7 @@ def tiny(tmp_path_factory):
     planned = []
     for run in entry.plan(Extent((0, 1))):
         recipe = run.config.name.removesuffix("-every100")
-        planned.append(Planned(run.method, configuration(recipe, run.config.seed, TINY)))
+        planned.append(RunSpec(run.method, configuration(recipe, run.config.seed, TINY)))
     folder = tmp_path_factory.mktemp("paper")
     assert not make_runs(planned, folder / "runs", Recorder(), executor="inline")
     found = read_back(planned, folder / "runs", Request())

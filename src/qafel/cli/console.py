@@ -17,7 +17,7 @@ from rich.table import Table
 from qafel.runs import bars
 from qafel.runs.bars import LiveProgress, bar_column, share_at, short_name
 from qafel.runs.progress import Row
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.text import counted, human_seconds
 
 console = Console()
@@ -80,7 +80,7 @@ class LiveBars:
 class _Line:
     """A run that goes on: how far it is, and how far it was when this sweep took it up."""
 
-    run: Planned
+    run: RunSpec
     task: TaskID
     began: float | None = None
     share: float = 0.0
@@ -101,12 +101,12 @@ class SweepProgress(LiveBars):
 
     def __init__(
         self,
-        runs: Sequence[Planned],
-        todo: Sequence[Planned],
+        runs: Sequence[RunSpec],
+        todo: Sequence[RunSpec],
         quiet: bool = False,
         console: Console = errors,
         clock: Callable[[], float] = monotonic,
-        then: Callable[[Sequence[Planned]], None] | None = None,
+        then: Callable[[Sequence[RunSpec]], None] | None = None,
     ) -> None:
         """Progress of a sweep of `runs`, of which `todo` are not finished yet; `quiet` shows nothing.
 
@@ -124,12 +124,12 @@ class SweepProgress(LiveBars):
         self._all = self.bars.add_task("all runs", note="")
         self._advance()
 
-    def started(self, run: Planned) -> None:
+    def started(self, run: RunSpec) -> None:
         self._lines[run.folder] = _Line(
             run, self.bars.add_task(short_name(run.folder, self.bars.console), total=1.0, note="")
         )
 
-    def progressed(self, run: Planned, row: Row) -> None:
+    def progressed(self, run: RunSpec, row: Row) -> None:
         line = self._lines[run.folder]
         line.share = min(1.0, share_at(row, run.config.stop))
         if line.began is None:  # what a resumed run brings with it is not work of this sweep
@@ -140,10 +140,10 @@ class SweepProgress(LiveBars):
         )
         self._advance()
 
-    def noted(self, run: Planned, text: str) -> None:
+    def noted(self, run: RunSpec, text: str) -> None:
         self._print(f"{run.folder}: {text}")
 
-    def ended(self, run: Planned, status: str) -> None:
+    def ended(self, run: RunSpec, status: str) -> None:
         line = self._lines.pop(run.folder)
         self.bars.remove_task(line.task)
         self._finished += 1

@@ -19,8 +19,8 @@ from qafel.paper.document import all_runs, write_document
 from qafel.paper.entry import why_missing
 from qafel.paper.kept import keep, require_writable, take_back
 from qafel.paper.outputs import EntryResult, write_entries
+from qafel.search.runner import make_runs, unfinished, unique
 from qafel.simulator.executors import ExecutorName
-from qafel.sweeps.making import make_runs, unfinished, unique
 from qafel.workers import worker_count
 
 _FORM: dict[str, Any] = {"box": None, "header_style": "bold", "padding": (0, 2, 0, 0)}

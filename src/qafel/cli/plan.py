@@ -14,7 +14,7 @@ from qafel.cli.console import JsonOption, QuietOption, SetOption, SweepProgress,
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError, UserError
 from qafel.files import write_atomically
-from qafel.planning import (
+from qafel.search.planning import (
     Candidates,
     DurationLaw,
     Fleet,
@@ -29,10 +29,10 @@ from qafel.planning import (
     plan_json,
     reasons,
 )
-from qafel.planning.explain import prediction_json, theory
-from qafel.planning.pilot import require_plannable
-from qafel.planning.plan import Counted, default_specs, for_thin_downlinks, predict_from_figures
-from qafel.sweeps.making import Planned, make_runs, unfinished
+from qafel.search.planning.explain import prediction_json, theory
+from qafel.search.planning.pilot import require_plannable
+from qafel.search.planning.plan import Counted, default_specs, for_thin_downlinks, predict_from_figures
+from qafel.search.runner import RunSpec, make_runs, unfinished
 from qafel.text import human_bytes, human_count, read_bytes, read_seconds
 from qafel.workers import worker_count
 
@@ -169,7 +169,7 @@ def _refuse_given(options: dict[str, Any], why: str) -> None:
             raise ConfigError(f"{name} {why}")
 
 
-def _make(runs: Sequence[Planned], folder: Path, workers: int | None, quiet: bool) -> None:
+def _make(runs: Sequence[RunSpec], folder: Path, workers: int | None, quiet: bool) -> None:
     with SweepProgress(runs, unfinished(runs, folder), quiet) as progress:
         failed = make_runs(runs, folder, progress, workers=worker_count(workers))
     if failed:
@@ -179,7 +179,7 @@ def _make(runs: Sequence[Planned], folder: Path, workers: int | None, quiet: boo
 
 def _recipe_text(made: Plan) -> str:
     config: Config = made.recipe()
-    return f"# Planned by `qafel plan {made.request.config.name}`: {made.recommended.pair}.\n{config.to_toml()}"
+    return f"# RunSpec by `qafel plan {made.request.config.name}`: {made.recommended.pair}.\n{config.to_toml()}"
 
 
 def _show(made: Plan, said: list[str]) -> None:

@@ -19,7 +19,7 @@ from qafel.files import writing
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
 from qafel.runs.reading import Run, folder_name, is_moved_aside, run_directories
-from qafel.sweeps.making import Planned, make_runs, unfinished
+from qafel.search.runner import RunSpec, make_runs, unfinished
 from qafel.text import human_bytes
 from qafel.workers import worker_count
 
@@ -126,7 +126,7 @@ def demo(
     # Evaluated every tenth step: the demo is for looking, `qafel run` has every step.
     overrides = [f"stop.server_steps={steps}", "evaluation.every=10"]
     configs = [load_recipe(name, overrides, seed) for name in RECIPES]
-    planned = [Planned(config.description, config) for config in configs]
+    planned = [RunSpec(config.description, config) for config in configs]
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
     with SweepProgress(planned, unfinished(planned, out)) as progress:

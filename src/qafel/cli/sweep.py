@@ -25,9 +25,9 @@ from qafel.cli.console import (
 )
 from qafel.cli.run import warn
 from qafel.runs.trackers import track_of
-from qafel.sweeps.grid import grid, parse_seeds, parse_settings, require_sound
-from qafel.sweeps.making import unfinished
-from qafel.sweeps.table import Sweep, make_sweep
+from qafel.search.grid import grid, parse_seeds, parse_settings, require_sound
+from qafel.search.runner import unfinished
+from qafel.search.sweeps import Sweep, make_sweep
 from qafel.workers import worker_count
 
 

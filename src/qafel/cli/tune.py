@@ -25,14 +25,14 @@ from qafel.cli.console import (
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
 from qafel.runs.bars import bar_column, is_wide
+from qafel.search import ObjectiveName, Tuning, parse_search
+from qafel.search import tune as search_for
+from qafel.search.page import trial_json, write_results
+from qafel.search.result import SearchProgress, failures, figure, lead_sentence, ranked, short, unseen
+from qafel.search.space import uneven
 from qafel.simulator import Row
 from qafel.simulator.executors import ExecutorName
 from qafel.text import counted
-from qafel.tuning import ObjectiveName, Tuning, parse_search
-from qafel.tuning import tune as search_for
-from qafel.tuning.page import trial_json, write_results
-from qafel.tuning.result import SearchProgress, failures, figure, lead_sentence, ranked, short, unseen
-from qafel.tuning.search import uneven
 
 SHOWN = 8
 

@@ -28,7 +28,7 @@ from qafel.paper.entry import (
 from qafel.paper.measured import EntryRuns, Rows, best_accuracy, target_ratio, to_target, traffic
 from qafel.paper.neural import FEDBUFF, PUBLISHED_SEEDS, RECEIVED, SIMILAR, notes, require_published, target_met
 from qafel.paper.statistics import Interval, every, jointly, over_published, power
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.text import human_bytes, human_count
 
 Bits: TypeAlias = tuple[int, int]
@@ -75,7 +75,7 @@ def latest_end(family: str, extent: Extent) -> list[Change]:
     return [uploads_limit(MOST_UPLOADS[family])] if family in MOST_UPLOADS and not extent.uploads else []
 
 
-def _plan(extent: Extent) -> list[Planned]:
+def _plan(extent: Extent) -> list[RunSpec]:
     """On CelebA as published; on CIFAR-10, of which there is no such table, recipes whose bits alone differ.
 
     FedBuff and 4 bits both ways are the runs of the other entries there.

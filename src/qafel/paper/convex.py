@@ -26,7 +26,7 @@ from qafel.paper.measured import (
 from qafel.paper.statistics import Interval, all_seen, every, jointly, power, ratio, unseen
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.text import human_count, human_metric
 
 UNQUANTIZED = "FedBuff, unquantized"
@@ -103,7 +103,7 @@ def _entry(
     def table(measured: EntryRuns) -> Table:
         return Table.of("method", measured.by_method(), *END_COLUMNS, *columns)
 
-    def plan(extent: Extent) -> list[Planned]:
+    def plan(extent: Extent) -> list[RunSpec]:
         return mushrooms(extent.more_seeds(more_seeds), planned)
 
     panels = partial(curve_panels, keys=across)

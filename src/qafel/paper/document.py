@@ -16,7 +16,7 @@ from qafel.errors import DataError
 from qafel.files import write_atomically
 from qafel.paper.entry import Claim, Entry, Request
 from qafel.paper.outputs import EntryResult, environments, finished_runs, read_back, results_folder, write_outputs
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 
 EXPERIMENTS: tuple[tuple[str, Request], ...] = (
     ("related-work", Request()),
@@ -87,7 +87,7 @@ class Experiment:
     command: str
     name: str
     """Of its folder, its figure and its place in the document."""
-    planned: Sequence[Planned]
+    planned: Sequence[RunSpec]
     result: EntryResult | None
 
     @property
@@ -116,7 +116,7 @@ class Experiment:
         return anchor + self.result.section(self.title, f"images/paper/{self.name}.png", source)
 
 
-def all_runs(entries: dict[str, Entry]) -> list[Planned]:
+def all_runs(entries: dict[str, Entry]) -> list[RunSpec]:
     """Every run that the document rests on."""
     return [run for name, request in EXPERIMENTS for run in request.all_runs({name: entries[name]})]
 

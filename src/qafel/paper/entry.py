@@ -13,7 +13,7 @@ from qafel.drawing.chart import Panel
 from qafel.errors import ConfigError, DataError, NotComparable
 from qafel.paper.display import Table
 from qafel.paper.measured import EntryRuns
-from qafel.sweeps.making import Planned, unfinished
+from qafel.search.runner import RunSpec, unfinished
 from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.files import data_folder
 
@@ -83,14 +83,14 @@ def configuration(recipe: str, seed: int, *changes: Change) -> Config:
     return load_recipe(recipe, [*settings, f'name="{name}"'], seed)
 
 
-def repeated(extent: Extent, task: str, method: str, recipe: str, *changes: Change, **at: float | str) -> list[Planned]:
+def repeated(extent: Extent, task: str, method: str, recipe: str, *changes: Change, **at: float | str) -> list[RunSpec]:
     """A run of `recipe` with `changes` for each seed of `extent`, quick if it says so; `at` is the place in a sweep."""
     short = [QUICK[task]] if extent.quick else []
     short += [uploads_limit(extent.uploads)] if extent.uploads else []
-    return [Planned(method, configuration(recipe, seed, *changes, *short), at) for seed in extent.seeds]
+    return [RunSpec(method, configuration(recipe, seed, *changes, *short), at) for seed in extent.seeds]
 
 
-def mushrooms(extent: Extent, methods: Mapping[str, tuple[str, Sequence[Change]]]) -> list[Planned]:
+def mushrooms(extent: Extent, methods: Mapping[str, tuple[str, Sequence[Change]]]) -> list[RunSpec]:
     """Runs on mushrooms, once for every seed of `extent`; `methods` gives the recipe and changes of each method."""
     return [
         run
@@ -166,7 +166,7 @@ class Entry:
     """Where it is in the paper."""
     time: str
     """Roughly how long a full run takes, on two cores."""
-    plan: Callable[[Extent], Sequence[Planned]]
+    plan: Callable[[Extent], Sequence[RunSpec]]
     table: Callable[[EntryRuns], Table]
     panels: Callable[[EntryRuns], Sequence[Panel]]
     claims: tuple[Claim, ...]
@@ -190,7 +190,7 @@ class Request(NamedTuple):
     uploads: int | None = None
     """Where runs end at the latest."""
 
-    def plans(self, entries: Mapping[str, Entry], runs: Path) -> dict[str, list[Planned]]:
+    def plans(self, entries: Mapping[str, Entry], runs: Path) -> dict[str, list[RunSpec]]:
         """The runs of each entry, by its name; an entry without any is left out. Finished runs lie in `runs`."""
         plans = {name: self._plan(entry) for name, entry in entries.items()}
         listed = " ".join(entries) if len(entries) == 1 else "all"
@@ -203,11 +203,11 @@ class Request(NamedTuple):
                 raise ConfigError(f"no run of {listed} is finished in {runs}: leave out --finished")
         return {name: plan for name, plan in plans.items() if plan}
 
-    def all_runs(self, entries: Mapping[str, Entry]) -> list[Planned]:
+    def all_runs(self, entries: Mapping[str, Entry]) -> list[RunSpec]:
         """The runs of all entries, finished or not."""
         return [run for entry in entries.values() for run in self._plan(entry)]
 
-    def _plan(self, entry: Entry) -> list[Planned]:
+    def _plan(self, entry: Entry) -> list[RunSpec]:
         seeds = tuple(range(self.seeds or (1 if self.quick else 3)))
         extent = Extent(seeds, self.quick, self.all_methods, self.family, self.uploads, self.seeds is not None)
         runs = entry.plan(extent)
@@ -232,7 +232,7 @@ def celeba_is_there() -> bool:
         return False
 
 
-def why_missing(runs: Sequence[Planned]) -> str | None:
+def why_missing(runs: Sequence[RunSpec]) -> str | None:
     """Why some of `runs` cannot be made: no torch, or data that is not there and cannot be downloaded; None if all can.
 
     Data that its authors let programs download is downloaded now.

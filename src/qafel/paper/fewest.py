@@ -13,7 +13,7 @@ from qafel.paper.neural import FEDBUFF, QAFEL, RECEIVED, RECEIVED_NOTE
 from qafel.paper.pareto import pair_change
 from qafel.paper.statistics import jointly, power
 from qafel.runs.seeds import Spread
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.text import human_bytes, human_count
 
 MOST_UPLOADS = 120_000
@@ -29,7 +29,7 @@ OURS = {
 """Client and server quantizer by label, bits a coordinate up and down. `FIRST` has a recipe of its own."""
 
 
-def _plan(extent: Extent) -> list[Planned]:
+def _plan(extent: Extent) -> list[RunSpec]:
     """FedBuff, the published 4 bits and six pairs of ours."""
     run = partial(repeated, extent, "cifar10")
     runs = [*run(FEDBUFF, "cifar10-fedbuff-c100"), *run(QAFEL, "cifar10-qafel-c100")]

@@ -20,7 +20,7 @@ from qafel.errors import DataError, OutputError
 from qafel.files import read_regular, write_atomically, writing
 from qafel.runs.directory import RunDirectory, read_toml, state_of
 from qafel.runs.reading import Run, read_rows
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 
 ALWAYS = ("version", "uploads", "virtual_time", "upload_bytes_total", "broadcast_bytes_total", "metric")
 COLUMNS = (*ALWAYS, "gradient_norm_squared")
@@ -30,7 +30,7 @@ FILES = ("config.toml", "summary.json")
 _MOST_BYTES = 64 << 20
 
 
-def keep(planned: Iterable[Planned], runs: Path, results: Path) -> None:
+def keep(planned: Iterable[RunSpec], runs: Path, results: Path) -> None:
     """Write those of the `planned` runs to `results` that are finished in `runs`; those that are there stay."""
     for run in planned:
         file = _file(results, run)
@@ -46,7 +46,7 @@ def require_writable(results: Path) -> None:
             probe.write(bytes(4096))
 
 
-def take_back(planned: Iterable[Planned], runs: Path, results: Path) -> None:
+def take_back(planned: Iterable[RunSpec], runs: Path, results: Path) -> None:
     """Make run directories in `runs` of those of the `planned` runs that are kept in `results`, unless finished there.
 
     What is there of such a run is moved aside; one that another process is making is left to it. A kept run that is not
@@ -71,7 +71,7 @@ def whole_run(path: Path) -> Run:
     return run
 
 
-def _file(results: Path, run: Planned) -> Path:
+def _file(results: Path, run: RunSpec) -> Path:
     return results / f"{run.folder}.json.gz"
 
 
@@ -84,7 +84,7 @@ def _packed(run: Path) -> bytes:
     return gzip.compress(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(), 9, mtime=0)
 
 
-def _unpack(file: Path, run: Planned, path: Path) -> None:
+def _unpack(file: Path, run: RunSpec, path: Path) -> None:
     """Make the run directory `path` of a kept file, all of it or nothing."""
     texts = _read(file)
     made = path.with_name(f".{path.name}.{os.getpid()}")
@@ -102,7 +102,7 @@ def _unpack(file: Path, run: Planned, path: Path) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _require_planned(made: Path, file: Path, run: Planned) -> None:
+def _require_planned(made: Path, file: Path, run: RunSpec) -> None:
     """Raise DataError unless what was `made` of a kept file is the planned run, and whole."""
     read_toml(made)
     if state_of(made, run.config) != "finished":

@@ -18,7 +18,7 @@ from qafel.errors import NotComparable
 from qafel.paper.statistics import Interval, ratio
 from qafel.runs.reading import Column, Run
 from qafel.runs.seeds import Figure, Spread
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 
 T = TypeVar("T")
 Paired: TypeAlias = list[tuple[float, float]]
@@ -46,7 +46,7 @@ LEARNED = 0.5
 class EntryRuns:
     """Runs of an entry, each with its place in the entry's plan."""
 
-    pairs: tuple[tuple[Planned, Run], ...]
+    pairs: tuple[tuple[RunSpec, Run], ...]
     quick: bool = False
     cut: bool = False
     """Whether they were made to end sooner than the entry has it."""
@@ -108,7 +108,7 @@ class EntryRuns:
         return [(ours[seed], theirs[seed]) for seed in seeds]
 
 
-def _is_at(planned: Planned, method: str | None, at: dict[str, float | str]) -> bool:
+def _is_at(planned: RunSpec, method: str | None, at: dict[str, float | str]) -> bool:
     return method in (None, planned.method) and all(planned.at.get(key) == value for key, value in at.items())
 
 

@@ -21,7 +21,7 @@ from qafel.paper.measured import EntryRuns, best_accuracy, diverges, met_target,
 from qafel.paper.neural import DIRECT, FEDASYNC, FEDASYNC_DIRECT, FEDBUFF, PUBLISHED_TARGETS, QAFEL
 from qafel.paper.statistics import unseen
 from qafel.runs.reading import Run
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.text import human_count
 
 METHODS = (FEDBUFF, QAFEL, DIRECT, FEDASYNC, FEDASYNC_DIRECT)
@@ -33,7 +33,7 @@ AGAIN = ("cifar10",)
 """Where FedAsync does not learn with its published step sizes, and is run with FedBuff's as well."""
 
 
-def _plan(extent: Extent) -> list[Planned]:
+def _plan(extent: Extent) -> list[RunSpec]:
     """Every method; those that may never meet the target end sooner than the recipes of CIFAR-10 say."""
     family = extent.family or "cifar10"
     place = PLACES.get(family, 100)
@@ -152,7 +152,7 @@ PILOT_SEED = 100
 LESS = 0.01
 
 
-def _pilots(extent: Extent) -> list[Planned]:
+def _pilots(extent: Extent) -> list[RunSpec]:
     """FedBuff on each part, to no target; with one seed, which no run has that the target is for."""
     runs = []
     for family, uploads in PILOTS.items():

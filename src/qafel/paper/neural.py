@@ -31,7 +31,7 @@ from qafel.paper.measured import (
     to_target,
 )
 from qafel.paper.statistics import Interval, jointly, power, unseen
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.text import counted, human_bytes, human_count
 
 FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedBuff, direct 4 bits"
@@ -86,7 +86,7 @@ def plan(
     extent: Extent,
     concurrencies: Sequence[int] = CONCURRENCIES,
     limits: Mapping[str, Change] = MappingProxyType({}),
-) -> list[Planned]:
+) -> list[RunSpec]:
     """The figure's `methods`, or all, at every concurrency, as far as the family of recipes has them.
 
     Methods in `limits` end by that change, if they have not met their target before.
@@ -368,12 +368,12 @@ SHAKESPEARE = _entry(
 )
 
 
-def _seeds_plan(extent: Extent) -> list[Planned]:
+def _seeds_plan(extent: Extent) -> list[RunSpec]:
     """A run that is cut short is evaluated eight times all the same."""
     cut = extent.uploads
     limits = {DIRECT: uploads_limit(cut, f"evaluation.every={max(1, cut // 8)}")} if cut else {}
     runs = plan("shakespeare", [DIRECT], replace(extent, all_methods=False, uploads=None), (500,), limits)
-    return [Planned(f"seed {run.config.seed}", run.config, run.at) for run in runs]
+    return [RunSpec(f"seed {run.config.seed}", run.config, run.at) for run in runs]
 
 
 def _seeds_table(measured: EntryRuns) -> Table:

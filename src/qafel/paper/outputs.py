@@ -26,7 +26,7 @@ from qafel.report.groups import flatten
 from qafel.runs.directory import state_of
 from qafel.runs.reading import Run
 from qafel.runs.summary import environment
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.text import human_seconds
 from qafel.version import __version__
 
@@ -174,7 +174,7 @@ def _settings(measured: EntryRuns) -> tuple[SettingTexts, dict[str, SettingTexts
     return common, differing
 
 
-def environments(planned: Planned, run: Run) -> list[Environment]:
+def environments(planned: RunSpec, run: Run) -> list[Environment]:
     """Where a run was made: several places where it was interrupted and went on elsewhere."""
     before = run.summary.get("resumed_from")
     places = [run.summary, *(before if isinstance(before, list) else ())]
@@ -324,7 +324,7 @@ def write_outputs(entry: Entry, measured: EntryRuns, command: str, folder: Path)
 
 
 def write_entries(
-    entries: Mapping[str, Entry], plans: Mapping[str, Sequence[Planned]], out: Path, request: Request
+    entries: Mapping[str, Entry], plans: Mapping[str, Sequence[RunSpec]], out: Path, request: Request
 ) -> tuple[list[EntryResult], dict[str, str]]:
     """Write the files of every entry that has runs in `plans`, from the finished runs in `out`/runs.
 
@@ -341,12 +341,12 @@ def write_entries(
     return results, unwritten
 
 
-def finished_runs(planned: Sequence[Planned], runs: Path) -> list[Planned]:
+def finished_runs(planned: Sequence[RunSpec], runs: Path) -> list[RunSpec]:
     """Those of the `planned` runs that are finished in the folder `runs`."""
     return [run for run in planned if state_of(runs / run.folder, run.config) == "finished"]
 
 
-def read_back(planned: Sequence[Planned], runs: Path, request: Request) -> EntryRuns:
+def read_back(planned: Sequence[RunSpec], runs: Path, request: Request) -> EntryRuns:
     """Load those of the `planned` runs that are finished in the folder `runs`."""
     if not (finished := finished_runs(planned, runs)):
         raise DataError("none of its runs is finished")
@@ -354,7 +354,7 @@ def read_back(planned: Sequence[Planned], runs: Path, request: Request) -> Entry
     return EntryRuns(pairs, request.quick, request.uploads is not None)
 
 
-def results_folder(out: Path, name: str, runs: Sequence[Planned], request: Request) -> Path:
+def results_folder(out: Path, name: str, runs: Sequence[RunSpec], request: Request) -> Path:
     """Where the results of the entry `name` lie: those of quick or shorter runs, or of another family, apart."""
     family = request.family
     other = family if family and any(run.config.name.startswith(family) for run in runs) else None

@@ -16,7 +16,7 @@ from qafel.paper.statistics import every
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.text import human_bytes
 
 REFERENCE = "none"
@@ -59,7 +59,7 @@ WITHIN = 1.1
 """Up to a tenth more suboptimality counts as the same end."""
 
 
-def _plan(extent: Extent) -> list[Planned]:
+def _plan(extent: Extent) -> list[RunSpec]:
     # The recipe's own quantizers are qsgd:4.
     changes = {label: [] if label == "qsgd:4" else [pair_change(*pair)] for label, pair in PAIRS.items()}
     return mushrooms(extent, {label: ("mushrooms-qafel-4bit", change) for label, change in changes.items()})

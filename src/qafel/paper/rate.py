@@ -27,7 +27,7 @@ from qafel.paper.statistics import LEVEL, Interval, every, jointly, power, slope
 from qafel.quantizers import parse
 from qafel.runs.reading import Run
 from qafel.runs.seeds import Spread
-from qafel.sweeps.making import Planned
+from qafel.search.runner import RunSpec
 from qafel.tasks.convex.synthetic import Constants, Quadratic
 from qafel.theory import Bound, Setting, corollary, corollary_step_sizes, large_enough_horizon
 
@@ -100,7 +100,7 @@ TERMS = ("start", "noise", "drift", "staleness")
 """The terms of the corollary's bound, in its order."""
 
 
-def _plan(extent: Extent) -> list[Planned]:
+def _plan(extent: Extent) -> list[RunSpec]:
     """The grid of T for five variants, and at one T those of K, quantizers and staleness."""
     horizons = QUICK_HORIZONS if extent.quick else HORIZONS
     grid = [(variant, horizon) for horizon in horizons for variant in NAMES]
@@ -113,12 +113,12 @@ def variants() -> list[Variant]:
     return [one for pairs in PAIRS.values() for with_effect, without in pairs for one in (without, with_effect)]
 
 
-def _repeated(variant: Variant, horizon: int, extent: Extent) -> list[Planned]:
+def _repeated(variant: Variant, horizon: int, extent: Extent) -> list[RunSpec]:
     """Short runs are noisier and cheaper: up to four times as many of them."""
     count = len(extent.seeds) * (1 if extent.quick else max(1, min(4, 1024 // horizon)))
     at: dict[str, float | str] = {"T": float(horizon), "variant": variant.tag}
     name = NAMES.get(variant, variant.tag)
-    return [Planned(name, _configuration(variant, horizon, seed), at) for seed in range(count)]
+    return [RunSpec(name, _configuration(variant, horizon, seed), at) for seed in range(count)]
 
 
 def _configuration(variant: Variant, horizon: int, seed: int) -> Config:

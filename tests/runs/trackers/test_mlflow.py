@@ -15,8 +15,8 @@ pytest.importorskip("mlflow", reason="no mlflow: pip install 'qafel[mlflow]'")
 from qafel.config import load_recipe
 from qafel.runs.listeners import Calling
 from qafel.runs.trackers import Track
-from qafel.sweeps.grid import grid, parse_settings
-from qafel.sweeps.table import Silence, make_sweep
+from qafel.search.grid import grid, parse_settings
+from qafel.search.sweeps import Silence, make_sweep
 from tests.command import qafel_here
 from tests.running import run
 

@@ -13,8 +13,8 @@ pytest.importorskip("wandb", reason="no wandb: pip install 'qafel[wandb]'")
 from qafel.config import load_recipe
 from qafel.runs.listeners import Calling
 from qafel.runs.trackers import Track
-from qafel.sweeps.grid import grid, parse_settings
-from qafel.sweeps.table import Silence, make_sweep
+from qafel.search.grid import grid, parse_settings
+from qafel.search.sweeps import Silence, make_sweep
 from tests.running import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # what W&B and what it builds on warn of is not ours

@@ -1,0 +1,227 @@
+"""What a search leaves: trials.csv and best.toml for scripts, and a page with its best trials, charts and recipe."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from html import escape
+from typing import Any, final
+
+import numpy as np
+
+from qafel.drawing.chart import BLUE, GREY, RED, Axis, Bars, Panel, Series, Style, Symbol, Unit, Values
+from qafel.drawing.page import cards, note, page, table
+from qafel.files import write_atomically
+from qafel.search.result import Tuning, failures, figure, lead_sentence, ranked, short, unseen
+from qafel.search.space import Choices, Range
+from qafel.search.trial import Trial
+from qafel.text import human_metric, human_seconds
+
+SHOWN = 15
+_WIDE = 8.0  # costs that differ by more than this factor are read on a logarithmic axis
+_BEYOND = 0.08  # lost trials stand this share of the range beyond the worst
+_MARKS: tuple[tuple[tuple[str, ...], Symbol, str], ...] = (
+    (("reached", "finished"), "circle", RED),
+    (("cut off",), "circle-open", RED),
+    (("missed", "diverged", "failed"), "x-thin-open", GREY),
+)
+_STYLES = (
+    *(Style(" or ".join(states), colour) for states, _, colour in _MARKS),
+    Style("best so far", BLUE),
+    Style("best", RED),
+    Style("share", BLUE),
+)
+
+
+@final
+class Heights:
+    """Where each trial of a search stands on the axis of the objective; the lost stand at its bad end."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        objective, more = tuning.objective, tuning.objective.more_is_better
+        scores = np.array([math.nan if trial.lost else objective.shown(trial.score) for trial in tuning.trials])
+        measured: list[float] = scores[~np.isnan(scores)].tolist() or [1.0]
+        good, bad = (max(measured), min(measured)) if more else (min(measured), max(measured))
+        log = not more and good > 0 and bad > _WIDE * good
+        beyond = _BEYOND * (abs(bad - good) or abs(bad) or 1.0)
+        edge = 1.3 * bad if log else bad - beyond if more else bad + beyond
+        self.of: Values = np.where(np.isnan(scores), edge, scores)
+        unit: Unit = "" if objective.name == "metric" else "B" if "bytes" in objective.name else "count"
+        self.axis = Axis(objective.label, log, unit, fixed=more or good <= 0)
+        scale = np.log10 if log else np.asarray
+        self.shades: Values = ((scale(self.of) - scale(good)) / ((scale(bad) - scale(good)) or 1.0)).clip(0.0, 1.0)
+        ends = [objective.text(objective.shown(end)) for end in (good, bad)]
+        self.dark_is_good = f"Dark is good{': {} to {}'.format(*ends) if good != bad else ''}."
+        lost = sum(trial.lost for trial in tuning.trials)
+        where = f"At the edge: what missed the target, diverged or failed ({lost} of {len(scores)})."
+        self.note = where if lost else ""
+
+
+def search_panels(tuning: Tuning) -> tuple[Panel, ...]:
+    """The charts that have something to show: how the search went, where it looked, what mattered."""
+    heights = Heights(tuning)
+    panels = [_history(tuning, heights)]
+    spread = [path for path, dimension in tuning.search.items() if isinstance(dimension, Range)]
+    if len(spread) >= 2:
+        panels.append(_map(tuning, heights, spread[0], spread[1]))
+    panels += [_slice(tuning, heights, path) for path in tuning.search]
+    if tuning.importance:
+        panels.append(_importance(tuning))
+    return tuple(panels)
+
+
+def _history(tuning: Tuning, heights: Heights) -> Panel:
+    numbers = np.array([float(trial.number) for trial in tuning.trials])
+    good = np.array([tuning.objective.shown(trial.score) if trial.good else math.nan for trial in tuning.trials])
+    best = (np.fmax if tuning.objective.more_is_better else np.fmin).accumulate(good)
+    series = (Series("best so far", numbers, best, kind="steps"), *_marks(tuning, numbers, heights.of))
+    x = Axis("trial", unit="integer", fixed=True)
+    return Panel("history", "Trial by trial", x, heights.axis, series, heights.note, wide=True)
+
+
+def _slice(tuning: Tuning, heights: Heights, path: str) -> Panel:
+    key, series = f"by-{short(path).replace('_', '-')}", _marks(tuning, _places(tuning, path), heights.of)
+    return Panel(key, f"By {short(path)}", _axis(tuning, path), heights.axis, series)
+
+
+def _map(tuning: Tuning, heights: Heights, across: str, up: str) -> Panel:
+    """Two settings: a point for each trial, coloured by what it cost."""
+    x, y = _places(tuning, across), _places(tuning, up)
+    series = _marks(tuning, x, y, heights.shades)
+    if (best := tuning.best) is not None:
+        at = tuning.trials.index(best)
+        series += (Series("best", x[[at]], y[[at]], kind="rings"),)
+    words = f"{heights.dark_is_good} The ring is the best trial."
+    axes = _axis(tuning, across), _axis(tuning, up)
+    return Panel("map", f"{short(across)} and {short(up)}", *axes, series, words, wide=True)
+
+
+def _importance(tuning: Tuning) -> Panel:
+    bars = tuple(
+        Bars("share", np.array([float(row)]), np.array([share]), (f"{short(path)}: {share:.0%}",), f"{share:.0%}")
+        for row, (path, share) in enumerate(tuning.importance.items())
+    )
+    words = "PED-ANOVA: how much a setting tells the best tenth of the trials from the rest. Rough for few trials."
+    y = Axis("", names=tuple(short(path) for path in tuning.importance))
+    return Panel("importance", "What mattered", Axis("share", unit="%"), y, (), words, bars, "rows")
+
+
+def _marks(tuning: Tuning, x: Values, y: Values, shades: Values | None = None) -> tuple[Series, ...]:
+    """A mark for each trial; the symbol says what became of it."""
+    found: list[Series] = []
+    for states, symbol, _ in _MARKS:
+        chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
+        words = tuple(_hover(tuning, tuning.trials[index]) for index in chosen)
+        shade = None if shades is None or symbol == "x-thin-open" else shades[chosen]
+        if chosen:
+            found.append(Series(" or ".join(states), x[chosen], y[chosen], None, None, "marks", words, symbol, shade))
+    return tuple(found)
+
+
+def _axis(tuning: Tuning, path: str) -> Axis:
+    """The axis of a setting that was searched. It keeps its scale: no switch changes it."""
+    dimension = tuning.search[path]
+    if isinstance(dimension, Choices):
+        return Axis(short(path), names=tuple(str(value) for value in dimension.values), fixed=True)
+    return Axis(short(path), dimension.log, fixed=True)
+
+
+def _places(tuning: Tuning, path: str) -> Values:
+    """Where the trials stand on the axis of a setting."""
+    names, values = _axis(tuning, path).names, [trial.settings[path] for trial in tuning.trials]
+    return np.array([float(names.index(str(value)) if names else value) for value in values])
+
+
+def _hover(tuning: Tuning, trial: Trial) -> str:
+    settings = "\n".join(f"{short(path)} {value}" for path, value in trial.settings.items())
+    return f"trial {trial.number}: {trial.state}, {figure(tuning, trial)}\n{settings}"
+
+
+def write_results(tuning: Tuning) -> None:
+    """Write trials.csv, index.html and, if a trial succeeded, best.toml to the search's folder."""
+    files = {"trials.csv": trials_csv(tuning), "index.html": render_page(tuning)}
+    if tuning.tuned is not None:
+        files["best.toml"] = f"# Found by `qafel tune`. {lead_sentence(tuning)}\n{tuning.tuned.to_toml()}"
+    for name, text in files.items():
+        write_atomically(tuning.out / name, text.encode())
+
+
+def trials_csv(tuning: Tuning) -> str:
+    """A row for every trial.
+
+    `value` is measured, `unseen` with other seeds; `estimate` is what the search took a cut-off trial for; `error` says
+    why a trial failed.
+    """
+    rows = [trial_json(tuning, trial) for trial in tuning.trials]
+    text = io.StringIO(newline="")
+    names = ["trial", "state", *map(short, tuning.search)]
+    names += ["value", "estimate", "gap", "metric", "uploads", "unseen", "error", "wall_s"]
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, **{short(path): value for path, value in row["settings"].items()}} for row in rows)
+    return text.getvalue()
+
+
+def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
+    """A trial as JSON. `metric` and `uploads` are means over its runs."""
+    outcome, check = trial.outcome, tuning.checks.get(trial.number)
+    metrics = [run.metric for run in outcome.runs if run.metric is not None]
+    return {
+        "trial": trial.number,
+        "state": outcome.state,
+        "settings": dict(trial.settings),
+        "value": tuning.objective.shown(trial.score) if trial.good else None,
+        "estimate": trial.score if outcome.state == "cut off" else None,
+        "gap": outcome.gap if outcome.state in ("cut off", "missed") else None,
+        "metric": sum(metrics) / len(metrics) if metrics else None,
+        "uploads": sum(run.uploads for run in outcome.runs) / len(outcome.runs) if outcome.runs else None,
+        "unseen": tuning.objective.shown(check.score) if check is not None and check.good else None,
+        "error": outcome.error or None,
+        "seeds": [run.seed for run in outcome.runs],
+        "costs": [tuning.objective.shown(run.cost) for run in outcome.runs] if trial.good else None,
+        "wall_s": outcome.wall_s,
+    }
+
+
+def render_page(tuning: Tuning) -> str:
+    """The page's HTML. The same search gives the same bytes, but for the seconds it took."""
+    panels = search_panels(tuning) if tuning.trials else ()
+    sections = [
+        f'<p class="lead">{escape(lead_sentence(tuning))}</p>',
+        _best_trials(tuning),
+        note(
+            "Reached: measured, the mean over its seeds. Cut off: it could no longer be the best; after ≈ stands an "
+            "estimate, which steers the search, never a result. Missed: its budget ended first."
+        ),
+        *(note(sentence[0].upper() + sentence[1:]) for sentence in failures(tuning)),
+        "<h2>Charts</h2>",
+        note("● reached, ○ cut off (estimate), × missed, diverged or failed. Drag to zoom, double-click to see all."),
+        cards(panels),
+        "<h2>What was searched</h2>",
+        table((), ((path, str(dimension)) for path, dimension in tuning.search.items())),
+    ]
+    if tuning.tuned is not None:
+        recipe = escape(tuning.tuned.to_toml())
+        sections.append(f"<details><summary>best.toml</summary><pre>{recipe}</pre></details>")
+    return page(f"Search: {tuning.config.name}", sections, panels, _STYLES)
+
+
+def _best_trials(tuning: Tuning) -> str:
+    head = ["trial", "outcome", *map(short, tuning.search), tuning.objective.label, "on unseen seeds"]
+    head += [tuning.objective.metric_name, "took"]
+    return table(head, (_row(tuning, trial) for trial in ranked(tuning)[:SHOWN]), numbers=True)
+
+
+def _row(tuning: Tuning, trial: Trial) -> list[str]:
+    metric = trial_json(tuning, trial)["metric"]
+    own = " · the recipe's own" if trial.number == 0 and tuning.own is not None else ""
+    return [
+        f"{trial.number}{own}",
+        trial.state,
+        *(str(value) for value in trial.settings.values()),
+        figure(tuning, trial),
+        unseen(tuning, trial),
+        "–" if metric is None else human_metric(metric),
+        human_seconds(trial.outcome.wall_s),
+    ]

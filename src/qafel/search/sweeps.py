@@ -1,0 +1,238 @@
+"""sweep(…): runs made, compared in a report, and listed in a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from numpy.typing import NDArray
+
+from qafel import drawing
+from qafel.drawing.page import table
+from qafel.errors import ConfigError, DataError, OutputError
+from qafel.files import write_atomically, writing
+from qafel.runs.progress import Row
+from qafel.runs.reading import History, Run, number_of
+from qafel.runs.seeds import Spread
+from qafel.runs.trackers import NOT_TRACKED, Track, track_of
+from qafel.search.grid import Recipe, as_settings, grid, require_sound
+from qafel.search.runner import RunSpec, Watcher, make_runs, unfinished
+from qafel.simulator.executors import ExecutorName
+from qafel.text import counted, human_bytes, human_count, human_metric
+from qafel.workers import worker_count
+
+if TYPE_CHECKING:
+    from qafel.drawing.printed import Plot
+
+_SCALAR = str | int | float | bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What came of a sweep: a row for each run, with the values of what varied and the figures of its summary."""
+
+    rows: list[dict[str, Any]]
+    folder: Path
+    """Where the run directories are, and the report."""
+    report: Path | None
+    """The page that compares the runs; None if no run has an evaluation."""
+    failed: Mapping[str, str]
+    """Why runs failed, by their folders."""
+    varied: Sequence[str] = ()
+    """The paths of the settings that were varied."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, those of all runs."""
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        return self._table[column]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"Sweep({counted(len(self.rows), 'run')} × {len(self.columns)} columns in {self.folder}{failed})"
+
+    def _repr_html_(self) -> str:
+        head, rows = self.over_seeds()
+        drawn = "" if self.report is None else self.plot()._repr_html_()
+        return table(head, rows, numbers=True) + drawn
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row for each run; it needs the extra `pandas`."""
+        return self._table.to_pandas()
+
+    def plot(self) -> Plot:
+        """The metric by server steps and by bytes; runs that differ only by seed are one curve, with their range.
+
+        A notebook shows what is returned; `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
+        """
+        from qafel.report import comparison_figure  # noqa: PLC0415  (what draws loads when it is used)
+
+        found = (_load(self.folder / row["run"], {}) for row in self.rows)
+        return drawing.printed.Plot(comparison_figure([run for run in found if run is not None]))
+
+    def over_seeds(self) -> tuple[list[str], list[list[str]]]:
+        """A table's head and rows as text: a row for all seeds of a recipe and its settings.
+
+        Figures are the mean ± standard deviation of those seeds that came to an end; of the others it says what became.
+        """
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            # With spaces, so that a long one is broken between settings, not in the middle of a number.
+            values = (f"{path.rpartition('.')[2]}={row[path]}" for path in self.varied if path in row)
+            kinds.setdefault(" ".join((row["recipe"], *values)), []).append(row)
+        metrics = {row["metric_name"] for row in self.rows if row.get("metric_name")}
+        final = f"final {metrics.pop()}" if len(metrics) == 1 else "final metric"
+        rows = [[name, *_over_seeds(own)] for name, own in kinds.items()]
+        return ["run", "seeds", final, "uploads", "traffic", ""], rows
+
+    @property
+    def _table(self) -> History:
+        columns = self.columns
+        return History([{key: row.get(key) for key in columns} for row in self.rows])
+
+
+def sweep(
+    recipes: Recipe | Sequence[Recipe],
+    *,
+    seeds: int | Sequence[int] = 5,
+    settings: Mapping[str, object] | None = None,
+    out: str | Path = "sweep",
+    workers: int = 1,
+    track: str | Sequence[str] = (),
+) -> Sweep:
+    """Run every recipe with every seed and every combination of settings; compare them in a report.
+
+    What is finished in `out` is left alone, what was interrupted goes on; a run that fails does not stop the others.
+
+    recipes    names of recipes, TOML files, or what such a file says as a table; one, or a list
+    seeds      how many, from 0 on, or which
+    settings   values by the path of a setting, such as {"algorithm.client_lr": [0.5, 1, 2]}; a list is varied
+    out        the folder: a run directory each, report.html and table.csv
+    workers    processes; a script that asks for several must have its work under `if __name__ == "__main__":`
+    track      trackers that show the runs, seeds of a configuration together: "tensorboard", "mlflow", "wandb"
+    """
+    several = [recipes] if isinstance(recipes, str | Path | Mapping) else recipes
+    if not isinstance(several, Sequence) or not all(isinstance(recipe, str | Path | Mapping) for recipe in several):
+        raise ConfigError(f"recipes are names, TOML files or tables, one or a list; got {recipes!r}")
+    if not isinstance(settings, Mapping | None):
+        raise ConfigError(f'settings are values by path, as {{"algorithm.client_lr": [0.5, 1]}}; got {settings!r}')
+    if not isinstance(out, str | Path) or not str(out):
+        raise ConfigError(f"out is the path of a folder; got {out!r}")
+    worker_count(workers)
+    chosen, trackers = _chosen(seeds), track_of(track)
+    runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
+    for warning in require_sound(unfinished(runs, folder)):
+        warnings.warn(warning, stacklevel=2)
+    return make_sweep(runs, folder, Silence(), workers, trackers)
+
+
+def _chosen(seeds: object) -> list[int]:
+    if isinstance(seeds, int) and seeds > 0:
+        return list(range(seeds))
+    listed = list(seeds) if isinstance(seeds, Iterable) else []
+    if listed and all(isinstance(seed, Integral) for seed in listed):
+        return list(dict.fromkeys(map(int, listed)))
+    raise ConfigError(f"seeds are how many (5: seeds 0 to 4) or a list of which ([3, 7]); got {seeds!r}")
+
+
+def make_sweep(
+    runs: Sequence[RunSpec], folder: Path, watcher: Watcher, workers: int, track: Track = NOT_TRACKED
+) -> Sweep:
+    """Make the runs that are not finished, each in its folder under `folder`; then the report and the table there."""
+    if (folder / "config.toml").exists():
+        raise OutputError(f"{folder} is a run directory, and a sweep needs a folder of its own: choose another `out`")
+    with writing(f"results to {folder}", "; choose another folder, `out`"):
+        folder.mkdir(parents=True, exist_ok=True)
+    executor: ExecutorName = "inline" if workers == 1 else "processes"
+    failed = make_runs(runs, folder, watcher, executor=executor, workers=workers, track=track)
+    rows, loaded = [], []
+    for planned in runs:
+        if (run := _load(folder / planned.folder, failed)) is not None:
+            loaded.append(run)
+        rows.append(_row(planned, run, failed.get(planned.folder)))
+    varied = list(dict.fromkeys(path for planned in runs for path in planned.at))
+    found = Sweep(rows, folder, _write_report(loaded, folder, failed), failed, varied)
+    write_atomically(folder / "table.csv", _csv(found).encode())
+    return found
+
+
+def _load(path: Path, failed: dict[str, str]) -> Run | None:
+    """A run, be it half of one. None if it is damaged or has nothing to show: then it has `failed`, if not before."""
+    try:
+        return Run.load(path)
+    except DataError as error:
+        failed.setdefault(path.name, str(error))
+        return None
+
+
+def _row(planned: RunSpec, run: Run | None, failure: str | None) -> dict[str, Any]:
+    summary = {} if run is None else run.summary
+    figures = {key: value for key, value in summary.items() if value is None or isinstance(value, _SCALAR)}
+    own = {"run": planned.folder, "recipe": planned.method, "seed": planned.config.seed, **planned.at}
+    status = (
+        {"status": summary.get("status", "unfinished")} if failure is None else {"status": "failed", "error": failure}
+    )
+    return {**own, **status, **{key: value for key, value in figures.items() if key not in own and key != "status"}}
+
+
+def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    ended = [row for row in rows if row["status"] == "finished"]
+    others = [row["status"] for row in rows if row["status"] != "finished"]
+
+    def spread(*keys: str) -> Spread:
+        return Spread.of(sum(number_of(row[key]) for key in keys) for row in ended)
+
+    return [
+        str(len(ended)),
+        spread("metric_final").text(human_metric),
+        human_count(spread("uploads").mean),
+        human_bytes(spread("upload_bytes_total", "broadcast_bytes_total").mean),
+        ", ".join(f"{others.count(status)} {status}" for status in dict.fromkeys(others)),
+    ]
+
+
+def _csv(found: Sweep) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, found.columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found.rows)
+    return text.getvalue()
+
+
+def _write_report(runs: Sequence[Run], folder: Path, failed: Mapping[str, str]) -> Path | None:
+    from qafel.report import comparison_figure, write_report  # noqa: PLC0415  (what draws loads when it is used)
+
+    if not runs:
+        return None
+    shown = {run.path.name for run in runs}
+    left_out = [f"{name} (failed)" for name in failed if name not in shown]
+    page = write_report(
+        runs, folder / "report.html", title=f"{counted(len(runs), 'run')} of a sweep", left_out=left_out
+    )
+    drawing.printed.save_figure(comparison_figure(runs), page.with_suffix(".png"))
+    return page
+
+
+@final
+class Silence:
+    """Is told how a sweep goes, and says nothing."""
+
+    def started(self, run: RunSpec) -> None: ...
+
+    def progressed(self, run: RunSpec, row: Row) -> None: ...
+
+    def noted(self, run: RunSpec, text: str) -> None: ...
+
+    def ended(self, run: RunSpec, status: str) -> None: ...
