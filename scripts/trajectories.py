@@ -39,6 +39,7 @@ RENAMED = {
     "algorithm.preset": "algorithm.method",
     "algorithm.direct_draw=start": "algorithm.catch_up=per-start",
     "algorithm.upload": "algorithm.client_rule",
+    "algorithm.aggregation=mean": "algorithm.accumulator=memory-mean",
     "algorithm.aggregation": "algorithm.accumulator.name",
     "algorithm.buckets": "algorithm.accumulator.buckets",
     "algorithm.memory_rate": 'algorithm.downlink={{name="memory",rate={}}}',
