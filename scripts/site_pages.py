@@ -152,7 +152,7 @@ def _address(target: str) -> str:
 
 def commands() -> str:
     """The reference of the command line, from the program itself: what `--help` says, as Typer writes it down."""
-    typer = [sys.executable, "-m", "typer", "qafel.cli.commands", "utils", "docs"]
+    typer = [sys.executable, "-m", "typer", "qafel.cli", "utils", "docs"]
     made = subprocess.run(
         [*typer, "--name", "qafel", "--title", "Commands"], capture_output=True, text=True, check=False, cwd=ROOT
     )

@@ -31,13 +31,12 @@ def qafel_here(*arguments, expect=0):
     """Run a command in this process, which saves a second of imports; returns what it wrote to stdout and stderr."""
     out, errors, code = io.StringIO(), io.StringIO(), 0
     with (
-        mock.patch.object(sys, "argv", ["qafel", *map(str, arguments)]),
         mock.patch.object(gc, "freeze"),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
     ):
         try:
-            main()
+            main([*map(str, arguments)])
         except SystemExit as ended:
             code = ended.code or 0
     assert code == expect, errors.getvalue()

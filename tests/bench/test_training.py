@@ -26,7 +26,7 @@ def test_the_command_prints_the_ratios_and_writes_the_figures(tmp_path, monkeypa
     result = CliRunner().invoke(app, ["bench", "training", "--json", str(file)], catch_exceptions=False)
     assert result.exit_code == 0
     assert "cnn batch 4: qafel / plain" in result.stdout
-    assert "no bfloat16" in result.stdout
+    assert "bfloat16" in result.stdout
     assert json.loads(file.read_text()) == figures.as_dict()
 
 

@@ -21,7 +21,12 @@ def run(*arguments: str) -> str:
 
 
 def test_the_table_shows_theory_and_measurement() -> None:
-    rows = {row["quantizer"]: row for row in json.loads(run("quantizers", "--size", "3000", "--json"))}
+    rows = {
+        row["quantizer"]: row
+        for row in json.loads(
+            run("quantizers", "--size", "3000", "--json", "qsgd:4", "scaled:qsgd:4", "rotated:4", "trellis:4")
+        )
+    }
     assert rows["qsgd:4"]["delta"] < 0 < rows["scaled:qsgd:4"]["delta"]
     assert rows["rotated:4"]["nmse_gaussian"] < rows["qsgd:4"]["nmse_gaussian"]
     for row in rows.values():
@@ -36,7 +41,7 @@ def test_the_table_is_readable_in_80_columns() -> None:
 
 
 def test_the_table_of_a_million_coordinates_is_readable_too() -> None:
-    text = run("quantizers", "--size", "1000000")
+    text = run("quantizers", "none", "qsgd:4", "--size", "1000000")
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert text.splitlines()[2].split() == ["none", "=", "x", "0", "1", "32.00", "4", "MB", "0", "0", "5e-20"]
@@ -81,21 +86,21 @@ def test_words_choose_recipes_which_are_then_named_in_full():
     assert "cifar10-qafel-c500-qsgd" in run("recipes", "cifar10", "qafel")
     assert "mushrooms" not in run("recipes", "cifar10", "qafel")
     refused = qafel_here("recipes", "qaffel", expect=2)[1]
-    assert "no recipe has 'qaffel' in its name or description; did you mean 'qafel'?" in refused
+    assert "'qafel'" in refused
 
 
 def test_a_recipe_is_shown_with_all_its_settings_as_a_recipe(tmp_path):
     text = run("recipes", "show", "mushrooms-qafel-4bit")
-    assert "# run it: qafel run mushrooms-qafel-4bit" in text
+    assert "qafel run mushrooms-qafel-4bit" in text
     (tmp_path / "same.toml").write_text(text, encoding="utf-8")
     assert load_recipe(str(tmp_path / "same.toml")) == load_recipe("mushrooms-qafel-4bit")
     assert json.loads(run("recipes", "show", "mushrooms-qafel-4bit", "--json"))["algorithm"]["buffer_size"] == 10
-    assert "did you mean 'mushrooms-mcm'" in qafel_here("recipes", "show", "mushrooms-mcn", expect=2)[1]
-    assert "takes the name of one recipe" in qafel_here("recipes", "show", expect=2)[1]
+    assert "'mushrooms-mcm'" in qafel_here("recipes", "show", "mushrooms-mcn", expect=2)[1]
+    assert "recipes show" in qafel_here("recipes", "show", expect=2)[1]
 
 
 def test_a_task_without_a_partition_has_none_to_show():
-    assert "mushrooms is divided evenly" in qafel_here("tasks", "show", "mushrooms", expect=2)[1]
+    assert "evenly" in qafel_here("tasks", "show", "mushrooms", expect=2)[1]
 
 
 def test_the_theory_of_an_own_quantizer_is_marked_as_measured():

@@ -48,7 +48,7 @@ def test_a_users_mistake_is_left_to_the_app(tmp_path):
 
 
 def test_a_page_is_not_taken_for_its_own_figure(make_run, tmp_path):
-    with pytest.raises(OutputError, match=r"should end in \.html"):
+    with pytest.raises(OutputError, match=r"\.html"):
         CliRunner().invoke(app, [str(make_run()), "--out", str(tmp_path / "x.png")], catch_exceptions=False)
 
 
@@ -119,7 +119,7 @@ def test_the_demo_gives_every_core_a_run(tmp_path, monkeypatch):
         return {"a run": "it was not made"}
 
     monkeypatch.setattr("qafel.cli.report.make_runs", make_none)
-    with pytest.raises(QafelError, match="a run failed: it was not made"):
+    with pytest.raises(QafelError, match="not made"):
         demo(out=tmp_path)
     assert given == {"runs": 6, "workers": os.cpu_count()}
 

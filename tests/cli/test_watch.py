@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel.cli.watch import _BrokerRuns
+from qafel.cli.status import _BrokerRuns
 from qafel.config import Config
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.keys import Access
@@ -81,7 +81,7 @@ def test_a_broker_that_goes_is_told_of_and_one_that_comes_back_is_heard_again(tm
                 while not runs.note:
                     assert len(await runs.look()) == 1
                     await asyncio.sleep(0.05)
-            assert "What is shown of its runs is what was heard last." in runs.note
+            assert "last received" in runs.note
             await asyncio.to_thread(broker.start)
             await update(client)
             await seen(runs, 2)

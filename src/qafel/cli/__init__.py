@@ -1,13 +1,13 @@
-"""The command line: thin; parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
+"""The command line: parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
 
-console    the terminal: shared options, results, errors, live progress
-logs       the lines of what runs for long, each with its time
-run, sweep, report, watch            one run, many runs, runs compared, runs live; the demo
-lists      the recipes, tasks and quantizers that there are
-plan, tune, paper                    what to choose; the paper's entries
-deploy, client, status               a run over real machines
+console    terminal output: shared options, results, errors, live progress
+logs       log lines with their times
+run, sweep, report     one run; many runs; a comparison of runs, and the demo
+status     runs while they are running, in the terminal or the browser
+lists      recipes, tasks and quantizers
+plan, tune, paper      recommended settings; the paper's entries
+deploy, client         a run over real machines
 bench      benchmarks
-commands   all of them in one app
 """
 
 from __future__ import annotations
@@ -17,25 +17,87 @@ import io
 import os
 import re
 import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
-from qafel.cli.logs import tell_error
+from qafel.cli.logs import log_error
 from qafel.errors import PartFailed, QafelError, UserError
-from qafel.lazy import lazily
 from qafel.version import __version__
 
-__all__ = ["main"]
+__all__ = ["advanced", "app", "broker_option", "main", "output"]
 
-__getattr__, __dir__ = lazily(__name__, {"app": "qafel.cli.commands:app"})
+advanced = partial(typer.Option, rich_help_panel="Advanced")
+broker_option = partial(typer.Option, rich_help_panel="Broker")
+output = partial(typer.Option, rich_help_panel="Output")
+
+COMMANDS = {
+    "Simulate and compare": {
+        "demo": "report:demo",
+        "run": "run:run",
+        "sweep": "sweep:sweep",
+        "report": "report:report",
+        "watch": "status:watch",
+        "paper": "paper:paper",
+    },
+    "Choose": {
+        "recipes": "lists:recipes",
+        "tasks": "lists:tasks",
+        "quantizers": "lists:quantizers",
+        "plan": "plan:plan",
+        "tune": "tune:tune",
+        "bench": "bench:bench",
+    },
+    "Deploy": {
+        "broker": "deploy:broker",
+        "server": "deploy:server",
+        "client": "client:client",
+        "status": "status:status",
+    },
+}
+"""Panels of the overview, and the module and name of each command."""
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
-"""Typer's UsageError, of which it exports only this kind."""
+"""Typer's UsageError. Typer exports only subclasses of it."""
 
 _TRACEBACK = "QAFEL_TRACEBACK"
-"""The environment's name for: show whole tracebacks, of errors that are raised on purpose too."""
+"""If this environment variable is set, every error shows its traceback."""
+
+
+class _Commands(TyperGroup):
+    """Imports a command when it is called: `qafel client` starts on small devices."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: dict[str, Any] = {name: None for panel in COMMANDS.values() for name in panel}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self.commands.get(cmd_name, ...) is None:
+            panel, home = next((panel, homes[cmd_name]) for panel, homes in COMMANDS.items() if cmd_name in homes)
+            module, _, name = home.partition(":")
+            found = getattr(import_module(f"qafel.cli.{module}"), name)
+            if not isinstance(found, typer.Typer):
+                found, function = new_app(), found
+                found.command()(function)
+            command: Any = get_command(found)
+            command.name, command.rich_help_panel = cmd_name, panel
+            self.commands[cmd_name] = command
+            gc.freeze()  # loaded modules stay: the garbage collector need not visit them again
+        return self.commands.get(cmd_name)
+
+
+def new_app(help: str | None = None, **settings: Any) -> typer.Typer:
+    """An app, or a group of commands, with the settings that all of ours share."""
+    shared: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
+    return typer.Typer(help=help, add_completion=False, **shared, **settings)
+
+
+app = new_app(cls=_Commands, no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -44,6 +106,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -52,72 +115,42 @@ def _root(
     """Quantized asynchronous federated learning with a shared hidden state."""
 
 
-def new_app() -> typer.Typer:
-    """An app without commands yet."""
-    app = typer.Typer(
-        help="Quantized asynchronous federated learning with a shared hidden state.",
-        no_args_is_help=True,
-        rich_markup_mode="markdown",
-        pretty_exceptions_enable=False,
-        add_completion=False,
-    )
-    app.callback()(_root)
-    return app
-
-
-def _wanted() -> typer.Typer:
-    """The app of all commands; or of `qafel client` alone, which starts on small devices."""
-    if sys.argv[1:2] != ["client"]:
-        from qafel.cli.commands import app  # noqa: PLC0415
-
-        return app
-    from qafel.cli.client import client  # noqa: PLC0415
-
-    alone = new_app()
-    alone.command()(client)
-    return alone
-
-
-def main() -> None:
-    """Run the command line; errors that are raised on purpose become one sentence on stderr."""
-    app = new_app()
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line with `arguments`, by default those of the process, and exit."""
+    command: Any = get_command(app)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: any name of a file can be printed
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: any file name can be printed
     try:
-        app = _wanted()
-        gc.freeze()  # what is loaded stays: the collector need not look at it again and again
-        sys.exit(app(standalone_mode=False))
+        sys.exit(command(arguments, standalone_mode=False))
     except QafelError as error:
         if os.environ.get(_TRACEBACK):
             raise
         hint = f"; {_TRACEBACK}=1 shows the traceback" if isinstance(error, PartFailed) else ""
-        _refuse(f"{_with_options(str(error), app)}{hint}", 2 if isinstance(error, UserError) else 1)
+        _exit(f"{_with_options(str(error), command)}{hint}", 2 if isinstance(error, UserError) else 1)
     except _USAGE_ERROR as error:
-        _refuse(_usage(error), 2)
+        _exit(_usage(error), 2)
     except MemoryError as error:
-        _refuse(f"this needs more memory than there is: {error}", 2)
+        _exit(f"this needs more memory than there is: {error}", 2)
     except KeyboardInterrupt:
-        _refuse("interrupted", 130)
+        _exit("interrupted", 130)
 
 
-def _refuse(sentence: str, code: int) -> NoReturn:
+def _exit(sentence: str, code: int) -> NoReturn:
     if sentence:
-        tell_error(sentence)
+        log_error(sentence)
     sys.exit(code)
 
 
-def _with_options(sentence: str, app: typer.Typer) -> str:
-    """The sentence with each argument that it names in backticks, such as `take_over`, as the option: --take-over."""
-    known = _options(get_command(app))
-
-    def option(name: re.Match[str]) -> str:
-        return known.get(name[1], name[0])
-
-    return re.sub(r"`([a-z_]+)`", option, sentence)
+def _with_options(sentence: str, command: Any) -> str:
+    """Replace each argument in backticks, such as `take_over`, by the command's option: --take-over."""
+    known = _options(command)
+    return re.sub(r"`([a-z_]+)`", lambda name: known.get(name[1], name[0]), sentence)
 
 
 def _options(command: Any) -> dict[str, str]:
-    """All options of a command and of those under it, by their names in Python."""
+    """The options of all commands that are loaded, by their names in Python."""
+    if command is None:
+        return {}
     found = {text[2:].replace("-", "_"): text for one in command.params for text in one.opts if text.startswith("--")}
     for under in getattr(command, "commands", {}).values():
         found |= _options(under)
@@ -125,7 +158,7 @@ def _options(command: Any) -> dict[str, str]:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with the words of a command, in a sentence; nothing if its help was shown for want of any."""
+    """Describe a usage error in a sentence; empty if Typer printed the help instead."""
     message = " ".join(str(error.format_message()).replace("Value error, ", "").split())
-    asked = "" if error.ctx is None else f" See `{error.ctx.command_path} --help`."
-    return message and f"{message[0].lower()}{message[1:]}{'' if message[-1] in '.?' else '.'}{asked}"
+    hint = "" if error.ctx is None else f" See `{error.ctx.command_path} --help`."
+    return message and f"{message[0].lower()}{message[1:]}{'' if message[-1] in '.?' else '.'}{hint}"

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from qafel.bench.quantizers import ROTATED, SIZES, time_quantizer
 from qafel.bench.simulator import all_cases, measure_simulator
+from qafel.cli import new_app, output
 from qafel.cli.client import require_extra
 from qafel.cli.console import console, errors, figures_table
 from qafel.errors import ConfigError
@@ -23,22 +24,28 @@ from qafel.quantizers import make_quantizer
 from qafel.quantizers.measure import SHOWN
 from qafel.text import counted, human_bytes
 
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
+bench = new_app("Run a benchmark. Each reports ratios within one run.", no_args_is_help=True)
+JsonFile = Annotated[Path | None, output("--json", metavar="FILE", help="Write the figures to this JSON file.")]
 
 
+@bench.command("quantizers")
 def bench_quantizers(
-    specs: Annotated[list[str] | None, typer.Argument(help="Specs to time instead of the usual ones.")] = None,
+    specs: Annotated[list[str] | None, typer.Argument(help="Quantizers. Default: a list of common ones.")] = None,
+    sizes: Annotated[
+        list[int] | None, typer.Option("--size", metavar="N", help="Length of the vector. Repeatable.", min=1)
+    ] = None,
+    thread_counts: Annotated[
+        list[int] | None, typer.Option("--threads", metavar="N", help="Number of threads. Repeatable.", min=1)
+    ] = None,
     json_file: JsonFile = None,
-    sizes: Annotated[list[int] | None, typer.Option("--size", help="Coordinates; may be repeated.", min=1)] = None,
-    thread_counts: Annotated[list[int] | None, typer.Option("--threads", help="May be repeated.", min=1)] = None,
 ) -> None:
-    """Time encode, decode and add_decoded_ against memcpy of the same float32 vector; trellis against rotated:4 too.
+    """Compare encoding and decoding with memcpy of the same float32 vector, and trellis with rotated:4.
 
     Example: qafel bench quantizers --json quantizers.json
     """
     cases = [(s, d, t) for d in sizes or SIZES for s in specs or SHOWN for t in thread_counts or [1, 2]]
     for spec in specs or SHOWN:
-        make_quantizer(spec)  # a typing mistake shows before minutes of measuring
+        make_quantizer(spec)  # fail before minutes of measuring
     rows = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(cases))
@@ -54,7 +61,7 @@ def bench_quantizers(
 
 def _trellis_table(rows: list[dict[str, Any]]) -> Table:
     headings = ("quantizer", "size", "thr", f"{ROTATED}", "encode", "encode, mean", "decode")
-    table = figures_table(f"time over that in which {ROTATED} encodes the same vector", *headings)
+    table = figures_table(f"time relative to encoding with {ROTATED}", *headings)
     for row in rows:
         if base := row.get("rotated_4_encode_s"):
             ratios = (f"{row[key] / base:.2f}" for key in ("encode_s", "encode_mean_s", "decode_s"))
@@ -64,7 +71,7 @@ def _trellis_table(rows: list[dict[str, Any]]) -> Table:
 
 def _quantizer_table(rows: list[dict[str, Any]]) -> Table:
     headings = ("quantizer", "size", "thr", "memcpy", "encode", "decode", "add", "bytes", "NMSE")
-    table = figures_table("time over memcpy's, at so many threads", *headings)
+    table = figures_table("time relative to memcpy with as many threads", *headings)
     for row in rows:
         copy = row["memcpy_s"]
         ratios = (f"{row[key] / copy:.2f}" for key in ("encode_s", "decode_s", "add_decoded_s"))
@@ -73,10 +80,11 @@ def _quantizer_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+@bench.command("simulator")
 def bench_simulator(json_file: JsonFile = None) -> None:
-    """Measure the simulator against a bare loop that only does the same training, with 4 bits both ways.
+    """Compare the simulator with a bare loop that only trains, with 4 bits both ways.
 
-    With the extra torch, the paper's networks too; `qafel bench training` compares those with plain PyTorch.
+    With the extra `torch`, this includes the paper's networks.
 
     Example: qafel bench simulator --json simulator.json
     """
@@ -95,17 +103,18 @@ def bench_simulator(json_file: JsonFile = None) -> None:
     _write(json_file, rows)
 
 
+@bench.command("training")
 def bench_training(
+    rounds: Annotated[int, typer.Option(metavar="N", help="Turns of each trainer.", min=1)] = 15,
+    updates: Annotated[int, typer.Option(metavar="N", help="Updates per turn.", min=1)] = 5,
     json_file: JsonFile = None,
-    rounds: Annotated[int, typer.Option(help="Turns of each trainer.", min=1)] = 15,
-    updates: Annotated[int, typer.Option(help="Updates in a turn.", min=1)] = 5,
 ) -> None:
-    """Measure how fast clients train the paper's networks, against plain PyTorch, on one thread and random data.
+    """Compare training of the paper's networks with plain PyTorch, on one thread and random data.
 
     Example: qafel bench training --json training.json
     """
     require_installed("this benchmark", "torch", torch="PyTorch")
-    from qafel.bench.training import measure_training  # noqa: PLC0415 — torch is an extra
+    from qafel.bench.training import measure_training  # noqa: PLC0415  (torch is an extra)
 
     with errors.status("measuring"):
         figures = measure_training(rounds, updates)
@@ -114,33 +123,38 @@ def bench_training(
         console.print(f"{name} {speed.updates_per_s:8.1f} a second", highlight=False)
     for name, ratio in figures.ratios().items():
         console.print(f"{name:56} {ratio:6.2f}", highlight=False)
-    console.print(f"of the {figures.peak_gflops:.0f} GFLOP/s of a product of large matrices:", highlight=False)
+    console.print(f"share of the {figures.peak_gflops:.0f} GFLOP/s of a large matrix product:", highlight=False)
     for name, share in figures.shares_of_peak().items():
         console.print(f"  {name:54} {share:6.2f}", highlight=False)
     if not figures.bfloat16:
-        console.print("this CPU has no bfloat16 that PyTorch can use: the LSTM trains in float32")
+        console.print("PyTorch cannot use bfloat16 on this CPU: the LSTM trains in float32")
     _write(json_file, figures.as_dict())
 
 
 _CASES = ("made", "made-secured", "default", "always", "paced", "listeners", "secured", "mutants")
 
 
+@bench.command("deployment")
 def bench_deployment(
-    json_file: JsonFile = None,
-    updates: Annotated[int, typer.Option(help="Accepted updates; 100,000 for memory.", min=500)] = 20_000,
-    clients: Annotated[int, typer.Option(help="Client processes, which do not train.", min=1)] = 10,
-    dimension: Annotated[int, typer.Option(help="The model's parameters.", min=1)] = 29_282,
-    listeners: Annotated[int, typer.Option(help="Clients that only receive, in the case `listeners`.", min=1)] = 200,
-    only: Annotated[
-        list[str] | None, typer.Option("--case", help=f"One of {', '.join(_CASES)}; may be repeated; all by default.")
+    cases: Annotated[
+        list[str] | None,
+        typer.Option("--case", metavar="NAME", help=f"{', '.join(_CASES)}. Repeatable. Default: all."),
     ] = None,
+    updates: Annotated[
+        int, typer.Option(metavar="N", help="Accepted updates. Use 100,000 to measure memory.", min=500)
+    ] = 20_000,
+    clients: Annotated[int, typer.Option(metavar="N", help="Client processes. They do not train.", min=1)] = 10,
+    dimension: Annotated[int, typer.Option(metavar="N", help="Parameters of the model.", min=1)] = 29_282,
+    listeners: Annotated[
+        int, typer.Option(metavar="N", help="Receiving clients in the case `listeners`.", min=1)
+    ] = 200,
+    json_file: JsonFile = None,
 ) -> None:
-    """Measure a real broker, a server and client processes, d = 29,282, 4 bits both ways, file storage.
+    """Measure a broker, a server and client processes, with 4 bits both ways and file storage.
 
-    Every case states the processor time an update of server, broker and clients. In the cases `made` and `made-secured`
-    (TLS, keys, signatures) one process sends uploads made beforehand, as four times as many clients, so that server and
-    broker have the machine; the rate is held against the broker's own limit, measured in the same run: as many bytes
-    published, taken and acknowledged, and nothing done with them.
+    Each case reports the processor time per update of server, broker and clients. In the cases `made` and
+    `made-secured`, one process sends prepared uploads of four times as many clients. They compare the rate with that
+    of the broker alone, measured in the same run.
 
     Example: qafel bench deployment --json deployment.json
     """
@@ -148,7 +162,7 @@ def bench_deployment(
     from qafel.bench.deployment import DeploymentCase as Case  # noqa: PLC0415
     from qafel.bench.deployment import measure  # noqa: PLC0415
 
-    cases = {
+    known = {
         "made": Case(updates, 4 * clients, dimension, made=True),
         "made-secured": Case(updates, 4 * clients, dimension, made=True, secured=True),
         "default": Case(updates, clients, dimension),
@@ -158,12 +172,12 @@ def bench_deployment(
         "secured": Case(updates, clients, dimension, secured=True),
         "mutants": Case(updates, clients, dimension, mutants=updates // 2),
     }
-    if unknown := set(only or ()) - cases.keys():
-        raise ConfigError(f"unknown case {min(unknown)!r}; choose from {', '.join(cases)}")
+    if unknown := set(cases or ()) - known.keys():
+        raise ConfigError(f"unknown case {min(unknown)!r}; choose from {', '.join(known)}")
     found: dict[str, Any] = {}
-    for name in only or cases:
+    for name in cases or known:
         errors.print(f"measuring {name} …")
-        found[name] = measure(cases[name])
+        found[name] = measure(known[name])
     console.print(_deployment_table(found))
     _write(json_file, found)
 
@@ -172,40 +186,37 @@ def _deployment_table(found: dict[str, Any]) -> Table:
     table = figures_table("a real broker, a server and client processes", "", *found)
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "accepted updates/s": lambda f: f"{f['updates_per_s']:,.0f}",
-        "bytes an update": lambda f: f"{f['upload_bytes']:,.0f}",
-        "processor time an update: server": lambda f: f"{1e3 * f['server_cpu_s_per_update']:.3f} ms",
+        "bytes per update": lambda f: f"{f['upload_bytes']:,.0f}",
+        "processor time per update: server": lambda f: f"{1e3 * f['server_cpu_s_per_update']:.3f} ms",
         "  broker": lambda f: f"{1e3 * f['broker_cpu_s_per_update']:.3f} ms",
         "  clients": lambda f: f"{1e3 * f['client_cpu_s_per_update']:.3f} ms",
-        "the broker alone, messages/s": lambda f: _part(f, "broker_alone", "messages_per_s", "{:,.0f}"),
-        "updates/s over that limit": lambda f: f"{f['share_of_broker']:.2f}" if "share_of_broker" in f else "",
-        "upload to broadcast, median": lambda f: _time(f["latency_median_s"]),
-        "99th percentile": lambda f: _time(f["latency_p99_s"]),
+        "broker alone, messages/s": lambda f: f"{f['broker_alone']['messages_per_s']:,.0f}",
+        "updates/s relative to that": lambda f: f"{f['share_of_broker']:.2f}",
+        "upload to broadcast, median": lambda f: f"{1e3 * f['latency_median_s']:.1f} ms",
+        "99th percentile": lambda f: f"{1e3 * f['latency_p99_s']:.1f} ms",
         "wire over payload, uploads": lambda f: f"{f['upload_wire_over_payload']:.3f}",
         "wire over payload, all": lambda f: f"{f['all_wire_over_payload']:.3f}",
-        "server memory": lambda f: human_bytes(f["server_bytes"]),
-        "its growth": lambda f: human_bytes(f["server_growth_bytes"]),
-        "an uploading process's memory": lambda f: human_bytes(f["client_bytes"]),
-        "a small client's memory": lambda f: human_bytes(f["light_client"]["resident_bytes"]),
-        "its start until it is ready": lambda f: f"{f['light_client']['cold_start_s']:.2f} s",
-        "broker's memory": lambda f: human_bytes(f["broker_bytes"]),
-        "deliveries/s to listeners": lambda f: _part(f, "listening", "deliveries_per_s", "{:,.0f}"),
-        "first to last, 99th percentile": lambda f: _part(f, "listening", "spread_p99_s", "{:.3f} s"),
-        "mutants sent": lambda f: _part(f, "mutants", "sent", "{:,}"),
-        "of them accepted": lambda f: _part(f, "mutants", "accepted", "{:,}"),
-        "updates/s without them": lambda f: _part(f, "mutants", "updates_per_s_without", "{:,.0f}"),
+        "memory of the server": lambda f: human_bytes(f["server_bytes"]),
+        "  its growth": lambda f: human_bytes(f["server_growth_bytes"]),
+        "memory of an uploading process": lambda f: human_bytes(f["client_bytes"]),
+        "memory of a small client": lambda f: human_bytes(f["light_client"]["resident_bytes"]),
+        "  its start": lambda f: f"{f['light_client']['cold_start_s']:.2f} s",
+        "memory of the broker": lambda f: human_bytes(f["broker_bytes"]),
+        "deliveries/s to listeners": lambda f: f"{f['listening']['deliveries_per_s']:,.0f}",
+        "first to last, 99th percentile": lambda f: f"{f['listening']['spread_p99_s']:.3f} s",
+        "mutants sent": lambda f: f"{f['mutants']['sent']:,}",
+        "mutants accepted": lambda f: f"{f['mutants']['accepted']:,}",
+        "updates/s without mutants": lambda f: f"{f['mutants']['updates_per_s_without']:,.0f}",
     }
     for label, show in rows.items():
-        table.add_row(label, *(show(figures) for figures in found.values()))
+        cells = []
+        for figures in found.values():
+            try:
+                cells.append(show(figures))
+            except (KeyError, TypeError):  # this case does not measure it
+                cells.append("")
+        table.add_row(label, *cells)
     return table
-
-
-def _time(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.1f} ms"
-
-
-def _part(figures: dict[str, Any], part: str, key: str, form: str) -> str:
-    value = figures.get(part, {}).get(key)
-    return "" if value is None else form.format(value)
 
 
 def _write(json_file: Path | None, figures: object) -> None:

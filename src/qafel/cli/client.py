@@ -1,4 +1,4 @@
-"""`qafel client`: a client of a run. It loads what a client needs and nothing else, because devices are small."""
+"""`qafel client`: a client of a run. The module imports little, because devices are small."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from qafel.cli import logs
+from qafel.cli import advanced, broker_option, logs, output
 from qafel.errors import ConfigError
 from qafel.lazy import require_installed
 from qafel.parts import find, is_path
@@ -22,47 +22,53 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BrokerUrl = Annotated[str | None, typer.Option("--broker", help="The broker's URL; nats://127.0.0.1:4222 by default.")]
+BrokerUrl = Annotated[
+    str | None,
+    broker_option("--broker", help="URL of the broker. Default: nats://127.0.0.1:4222."),
+]
+LogJsonOption = Annotated[bool, advanced("--log-json", help="Write log lines as JSON objects.")]
 
 
 def require_extra() -> None:
-    """Raise, with what to install, if a library of the deployment is missing: they are an extra."""
+    """Raise `ConfigError` if the extra `nats` is not installed."""
     require_installed("a deployment", "nats", "nats", "nkeys", "cryptography", "prometheus_client")
 
 
 def client(
-    run: Annotated[str, typer.Option(help="The run's name on the broker.")],
-    client_id: Annotated[int | None, typer.Option(help="Its number; by default the credentials'.", min=0)] = None,
-    broker: BrokerUrl = None,
-    credentials: Annotated[Path | None, typer.Option(help="A client's folder that `qafel broker init` wrote.")] = None,
-    task: Annotated[
-        str | None, typer.Option(help="The task to train, which must be the run's; the run's by default.")
+    run: Annotated[str, typer.Option(help="Name of the run on the broker.")],
+    client_id: Annotated[
+        int | None, typer.Option(metavar="N", help="Client number. Default: from --credentials.", min=0)
     ] = None,
+    task: Annotated[str | None, typer.Option(help="Refuse a run whose task is not this one.")] = None,
     train: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own training function, by import path.")
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Custom training function, by import path.")
     ] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MODULE:NAME",
-            help="An own task or quantizer that the run may name: nothing else is imported. May be repeated.",
-        ),
+        typer.Option(metavar="MODULE:NAME", help="Allow the run to use this custom task or quantizer. Repeatable."),
     ] = None,
-    state: Annotated[Path | None, typer.Option(help="Where to keep x̂ and the count; clients/RUN/ID.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Make one update and end.")] = False,
-    max_updates: Annotated[int | None, typer.Option(help="End after so many updates.", min=1)] = None,
-    max_failures: Annotated[int, typer.Option(help="End after so many failures of training in a row.", min=1)] = 10,
-    min_interval: Annotated[float, typer.Option(help="Least seconds between two starts.", min=0)] = 0.0,
-    window: Annotated[int, typer.Option(help="Uploads on their way before training waits.", min=1, max=32)] = 8,
-    worker: Annotated[str, typer.Option(help="Where training runs: thread or process.")] = "thread",
-    patience: Annotated[float | None, typer.Option(help="Seconds to wait for broker and run at the start.")] = 60.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
-    log_json: logs.LogJsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    state: Annotated[Path | None, typer.Option(help="Folder of the client's state. Default: clients/RUN/ID.")] = None,
+    max_updates: Annotated[int | None, typer.Option(metavar="N", help="Stop after this many updates.", min=1)] = None,
+    broker: BrokerUrl = None,
+    credentials: Annotated[Path | None, broker_option(help="A client's folder that `qafel broker init` wrote.")] = None,
+    json_output: Annotated[bool, output("--json", help="Print events as JSON lines.")] = False,
+    quiet: Annotated[bool, output("--quiet", "-q", help="Print errors only.")] = False,
+    min_interval: Annotated[
+        float, advanced(metavar="SECONDS", help="Minimum seconds between two starts.", min=0)
+    ] = 0.0,
+    max_failures: Annotated[
+        int, advanced(metavar="N", help="Stop after this many failed trainings in a row.", min=1)
+    ] = 10,
+    window: Annotated[int, advanced(metavar="N", help="Maximum uploads without a receipt.", min=1, max=32)] = 8,
+    worker: Annotated[Literal["thread", "process"], advanced(help="Where training runs.")] = "thread",
+    patience: Annotated[
+        float | None, advanced(metavar="SECONDS", help="Seconds to wait for broker and run at the start.")
+    ] = 60.0,
+    log_json: LogJsonOption = False,
 ) -> None:
-    """Train on what this machine holds and upload, while following the broadcasts; until the run ends.
+    """Train on this machine's data and upload updates, until the run ends.
 
-    Example: qafel client --run mushrooms-qafel-4bit --client-id 3 --min-interval 0.1
+    Example: qafel client --run mushrooms-qafel-4bit --client-id 3 --max-updates 100
     """
     require_extra()
     from qafel.deployment import Access, ClientSettings, run_client  # noqa: PLC0415
@@ -72,11 +78,9 @@ def client(
     access = Access.of(broker, credentials)
     number = access.client if client_id is None else client_id
     if access.client is not None and number != access.client:
-        raise ConfigError(f"{credentials} are client {access.client}'s, not client {number}'s: leave out --client-id")
+        raise ConfigError(f"{credentials} belongs to client {access.client}, not {number}: leave out --client-id")
     if number is None:
-        raise ConfigError("say which client this is: --client-id N, or a client's --credentials")
-    if worker not in ("thread", "process"):
-        raise ConfigError(f"--worker is thread or process, got {worker!r}")
+        raise ConfigError("which client is this? Give --client-id N, or a client's --credentials")
     report = run_client(
         _imported(train) if train else None,
         run=run,
@@ -85,15 +89,15 @@ def client(
         access=access,
         make_train=partial(train_task, expected=task),
         settings=ClientSettings(
-            max_updates=1 if once else max_updates,
+            max_updates=max_updates,
             max_failures=max_failures,
             min_interval_s=min_interval,
             window=window,
-            worker=cast(Literal["thread", "process"], worker),
+            worker=worker,
             patience_s=patience,
             parts=_named(*(part or ()), *((task,) if task and is_path(task) else ())),
         ),
-        on_event=_print_event if json_output else _tell,
+        on_event=_print_event if json_output else _log_event,
     )
     if json_output:
         _print_event({"event": "report", **asdict(report)})
@@ -122,8 +126,8 @@ def _named(*paths: str) -> tuple[str, ...]:
     return paths
 
 
-def _tell(event: dict[str, Any]) -> None:
-    """A line for a person: now and then how it goes, at once that it waits."""
+def _log_event(event: dict[str, Any]) -> None:
+    """Log progress, and what the client waits for."""
     if event["event"] == "waiting":
         log.info(f"waiting: {printable(event['text'])}")
     elif event["event"] == "progress":
@@ -131,7 +135,7 @@ def _tell(event: dict[str, Any]) -> None:
         repeats = f", {counted(event['repeated'], 'repeat')}" if event["repeated"] else ""
         line = f"version {event['version']:,}{behind} · {event['accepted']:,} accepted, {event['rejected']:,} rejected"
         waits = f" · waiting for {printable(event['waits_for'])}" if event["waits_for"] else ""
-        log.info(f"{line}{repeats} · {event['without_receipt']} on their way{waits}")
+        log.info(f"{line}{repeats} · {event['without_receipt']} without receipt{waits}")
 
 
 def _print_event(event: dict[str, Any]) -> None:

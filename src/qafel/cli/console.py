@@ -1,4 +1,4 @@
-"""The terminal: options that commands share, where results and errors are printed, live progress of runs and sweeps."""
+"""Terminal output: options that commands share, results, errors, live progress of runs and sweeps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Annotated, Any, Self, final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from qafel.cli import output
 from qafel.runs import bars
 from qafel.runs.bars import LiveProgress, bar_column, share_at, short_name
 from qafel.runs.progress import Row
@@ -24,36 +26,44 @@ console = Console()
 errors = bars.errors
 
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")]
-RecipeNames = Annotated[
-    list[str], typer.Argument(metavar="RECIPE", help="A recipe's name (`qafel recipes`) or a TOML file.")
-]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: stop.uploads=500. Repeatable."),
 ]
 StartOption = Annotated[
-    Path | None, typer.Option("--start-from", metavar="MODEL", help="Begin from this model.safetensors.")
+    Path | None, typer.Option("--start-from", metavar="FILE", help="Start from this model.safetensors.")
 ]
-TRACKERS = "tensorboard|mlflow|wandb|none"
 TrackOption = Annotated[
-    list[str] | None, typer.Option("--track", metavar=TRACKERS, help="Where else to show it; may be repeated.")
+    list[str] | None,
+    output("--track", metavar="TRACKER", help="Send metrics to tensorboard, mlflow or wandb. Repeatable."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+JsonOption = Annotated[bool, output("--json", help="Print the result as JSON.")]
+QuietOption = Annotated[bool, output("--quiet", "-q", help="Hide progress.")]
 
 
 def with_start(settings: Sequence[str] | None, start_from: Path | None) -> list[str]:
-    """What `--set` and `--start-from` say, as settings."""
+    """The values of `--set` and `--start-from` as settings."""
     start = [] if start_from is None else [f"start.model={json.dumps(str(start_from), ensure_ascii=False)}"]
     return [*(settings or ()), *start]
 
 
 def print_json(value: object) -> None:
-    """What `--json` prints."""
+    """Print the result for `--json`."""
     print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
 
 
+def print_plain(text: str, to: Console = console) -> None:
+    """Print text unchanged: no markup, no colors, no line breaks."""
+    to.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning."""
+    errors.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)
+
+
 def figures_table(title: str, *headings: str, words: int = 1) -> Table:
-    """An empty table without lines: the first `words` columns hold text, the others numbers; no cell is wrapped."""
+    """An empty table without lines. The first `words` columns hold text, the others numbers. No cell wraps."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < words else "right", no_wrap=True)
@@ -61,10 +71,10 @@ def figures_table(title: str, *headings: str, words: int = 1) -> Table:
 
 
 class LiveBars:
-    """Progress bars on a terminal, shown while the context lasts; whoever has something to show adds its own."""
+    """A context that shows progress bars on a terminal. Callers add tasks to `bars`."""
 
     def __init__(self, *columns: ProgressColumn, quiet: bool, console: Console = errors) -> None:
-        """Bars that begin with a spinner and have these `columns`; `quiet` shows none."""
+        """Each bar starts with a spinner, followed by `columns`. `quiet` hides the bars."""
         self.bars = LiveProgress(SpinnerColumn(), *columns, console=console, disable=quiet)
 
     def __enter__(self) -> Self:
@@ -78,7 +88,7 @@ class LiveBars:
 @final
 @dataclass(slots=True)
 class _Line:
-    """A run that goes on: how far it is, and how far it was when this sweep took it up."""
+    """An active run: its progress now, and when this sweep started or resumed it."""
 
     run: RunSpec
     task: TaskID
@@ -87,16 +97,16 @@ class _Line:
 
     @property
     def done(self) -> float:
-        """The work that this sweep did in it."""
+        """The work that this sweep did for the run."""
         return (self.share - (self.began or 0.0)) * self.run.work
 
 
 @final
 class SweepProgress(LiveBars):
-    """All runs of a sweep in one bar, and a line for each run that goes on.
+    """One bar for all runs of a sweep, and a line for each active run.
 
-    The bar counts work, not runs, and only what this sweep has to do: so the time left is a fair guess even where
-    runs differ a hundredfold, and where some go on from a checkpoint. Without a terminal each run's end is a line.
+    The bar counts work that this sweep has to do. The estimate of the time left therefore holds if runs differ in
+    length, or resume from a checkpoint. Without a terminal, each run prints a line at its end.
     """
 
     def __init__(
@@ -108,9 +118,9 @@ class SweepProgress(LiveBars):
         clock: Callable[[], float] = monotonic,
         then: Callable[[Sequence[RunSpec]], None] | None = None,
     ) -> None:
-        """Progress of a sweep of `runs`, of which `todo` are not finished yet; `quiet` shows nothing.
+        """Show a sweep of `runs`; `todo` are those not finished yet. `quiet` hides everything.
 
-        `then` is called with each run that has come to its end.
+        `then` is called with each run that ends.
         """
         self._then = then
         columns = (TextColumn("{task.description}"), bar_column(console), TextColumn("{task.fields[note]}"))
@@ -132,7 +142,7 @@ class SweepProgress(LiveBars):
     def progressed(self, run: RunSpec, row: Row) -> None:
         line = self._lines[run.folder]
         line.share = min(1.0, share_at(row, run.config.stop))
-        if line.began is None:  # what a resumed run brings with it is not work of this sweep
+        if line.began is None:  # earlier work is not work of this sweep
             line.began = line.share
             self._work -= line.began * run.work
         self.bars.update(
@@ -141,24 +151,24 @@ class SweepProgress(LiveBars):
         self._advance()
 
     def noted(self, run: RunSpec, text: str) -> None:
-        self._print(f"{run.folder}: {text}")
+        print_plain(f"{run.folder}: {text}", self.bars.console)
 
     def ended(self, run: RunSpec, status: str) -> None:
         line = self._lines.pop(run.folder)
         self.bars.remove_task(line.task)
         self._finished += 1
         if status == "finished" and line.began is not None and not run.config.stop.at_target:
-            line.share = 1.0  # its last row may not have been seen
+            line.share = 1.0  # the last row may not have arrived
         self._done += line.done
-        self._work -= (1.0 - line.share) * run.work  # not done, and not to be done
+        self._work -= (1.0 - line.share) * run.work  # this work is skipped
         if status != "finished" or self._every_end:
-            self._print(f"{run.folder}: {status} ({self._finished} of {self._total})")
+            print_plain(f"{run.folder}: {status} ({self._finished} of {self._total})", self.bars.console)
         self._advance()
         if self._then is not None:
             self._then([run])
 
     def seconds_left(self) -> float | None:
-        """As long as the rest takes at the pace so far; None before there is one."""
+        """Estimated seconds for the remaining work at the pace so far; None before any progress."""
         done = self._done_by_now()
         return (self._clock() - self._start) * (self._work - done) / done if done > 0 else None
 
@@ -167,12 +177,9 @@ class SweepProgress(LiveBars):
 
     def _advance(self) -> None:
         note = f"{self._finished} of {self._total} done"
-        if self._finished == self._total:  # also where no work was done, or its sum is a hair off
+        if self._finished == self._total:  # also if there was no work, or rounding errors remain
             self.bars.update(self._all, total=1.0, completed=1.0, note=note)
             return
         if (left := self.seconds_left()) is not None:
             note += f", {self._word} {human_seconds(left)} left"
         self.bars.update(self._all, total=max(self._work, 1e-9), completed=self._done_by_now(), note=note)
-
-    def _print(self, text: str) -> None:
-        self.bars.console.print(text, highlight=False, markup=False, soft_wrap=True)

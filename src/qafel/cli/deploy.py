@@ -1,4 +1,4 @@
-"""A run over real machines: `qafel broker` and `qafel server`; `qafel client` is a module of its own."""
+"""A run over real machines: `qafel broker` and `qafel server`. `qafel client` is in `client`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 
 import typer
 
-from qafel.cli import logs
-from qafel.cli.client import BrokerUrl, client, require_extra
+from qafel.cli import advanced, broker_option, logs, new_app, output
+from qafel.cli.client import BrokerUrl, LogJsonOption, require_extra
 from qafel.cli.console import (
     JsonOption,
     QuietOption,
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
     from qafel.deployment.broker.folder import BrokerFolder
     from qafel.runs.live import LiveState
 
-__all__ = ["broker", "client", "server"]
-
 log = logging.getLogger(__name__)
 
-broker = typer.Typer(help="Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
+broker = new_app("Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
 _COLUMNS = 80
-Folder = Annotated[Path, typer.Argument(help="The broker's folder.")]
+Folder = Annotated[Path, typer.Argument(help="Folder of the broker.")]
 
 
 @broker.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
-    clients: Annotated[int, typer.Option(help="How many clients get keys; numbered from 0.", min=0)],
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    clients: Annotated[int, typer.Option(metavar="N", help="Number of clients that get keys, numbered from 0.", min=0)],
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address under which the broker is reached; may be repeated.")
+        list[str] | None, typer.Option(metavar="HOST", help="Host name or address that clients connect to. Repeatable.")
     ] = None,
-    address: Annotated[str, typer.Option(help="Where it listens; 0.0.0.0 for everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 4222,
-    run: Annotated[list[str] | None, typer.Option(help="Clients take part in this run only.")] = None,
-    mutual_tls: Annotated[bool, typer.Option("--mutual-tls", help="Clients show a certificate as well.")] = False,
+    address: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port to listen at.", min=1, max=65535)] = 4222,
+    run: Annotated[
+        list[str] | None, typer.Option(metavar="RUN", help="Allow clients this run only. Repeatable.")
+    ] = None,
+    mutual_tls: Annotated[bool, typer.Option("--mutual-tls", help="Require client certificates.")] = False,
 ) -> None:
-    """Write a ready nats-server configuration with keys and certificates for a server and N clients.
+    """Write a nats-server configuration with keys and certificates for a server and N clients.
 
     Example: qafel broker init broker --clients 5 --host fl.example.org --address 0.0.0.0
     """
@@ -77,7 +77,10 @@ def init(
 
 @broker.command()
 def start(folder: Folder) -> None:
-    """Run nats-server on the folder, in the foreground."""
+    """Run nats-server in the foreground.
+
+    Example: qafel broker start broker
+    """
     path = _open(folder).path
     from qafel.deployment.broker.local import find_nats_server  # noqa: PLC0415
 
@@ -87,48 +90,56 @@ def start(folder: Folder) -> None:
 
 
 @broker.command()
-def add(folder: Folder, client: Annotated[list[int], typer.Option(help="May be repeated.", min=0)]) -> None:
-    """Make keys for further clients, or new ones for known clients."""
+def add(
+    folder: Folder,
+    client: Annotated[list[int], typer.Option(metavar="N", help="Number of a client. Repeatable.", min=0)],
+) -> None:
+    """Create keys for more clients, or replace the keys of known clients.
+
+    Example: qafel broker add broker --client 5 --client 6
+    """
     changed = _open(folder)
     changed.add(client)
-    _say(changed.reload(), f"{counted(len(client), 'client')} added", "no new key is let in")
+    _report_reload(changed, f"{counted(len(client), 'client')} added")
 
 
 @broker.command()
-def revoke(folder: Folder, client: Annotated[int, typer.Option(min=0)]) -> None:
-    """Remove a client: its key is worth nothing from now on."""
+def revoke(
+    folder: Folder, client: Annotated[int, typer.Option(metavar="N", help="Number of the client.", min=0)]
+) -> None:
+    """Remove a client: the broker no longer accepts its key.
+
+    Example: qafel broker revoke broker --client 5
+    """
     changed = _open(folder)
     changed.revoke(client)
-    _say(changed.reload(), f"client {client} revoked", "it is still let in")
+    _report_reload(changed, f"client {client} revoked")
 
 
 @broker.command("remove-run")
 def remove_run(
-    run: Annotated[str, typer.Argument(help="The run's name on the broker.")],
-    credentials: Annotated[
-        Path | None, typer.Option(help="The server's folder that `qafel broker init` wrote.")
-    ] = None,
+    run: Annotated[str, typer.Argument(help="Name of the run on the broker.")],
+    force: Annotated[bool, typer.Option("--force", help="Remove a run that may still be running.")] = False,
     broker: BrokerUrl = None,
-    force: Annotated[bool, typer.Option("--force", help="Even if it does not say that it was stopped.")] = False,
+    credentials: Annotated[
+        Path | None, broker_option(help="The server's folder that `qafel broker init` wrote.")
+    ] = None,
 ) -> None:
-    """Take a run that was stopped or has ended off the broker, with all that is reserved for it.
+    """Remove a stopped or finished run from the broker. The server's run directory stays.
 
-    The server's folder stays as it is. Example: qafel broker remove-run mushrooms --credentials broker/server
+    Example: qafel broker remove-run mushrooms --credentials broker/server
     """
     require_extra()
     from qafel.deployment import Access  # noqa: PLC0415
     from qafel.deployment.broker import removal  # noqa: PLC0415
 
     word = asyncio.run(removal.remove_run(Access.of(broker, credentials), run, force=force))
-    typer.echo(f"run {run!r}, {word}, is off the broker; its server's folder is as it was")
+    typer.echo(f"removed run {run!r} ({word}) from the broker; the server's run directory is unchanged")
 
 
-def _say(reloaded: bool, what: str, until_then: str) -> None:
-    not_reloaded = (
-        "the broker could not be reloaded, because none runs in this folder: if one runs in a container or on another "
-        f"machine, {until_then} until it reads this: `nats-server --signal reload` or restart it"
-    )
-    typer.echo(f"{what}; {'the broker has reloaded' if reloaded else not_reloaded}")
+def _report_reload(folder: BrokerFolder, done: str) -> None:
+    hint = "no broker runs in this folder; one elsewhere needs `nats-server --signal reload` or a restart to apply this"
+    typer.echo(f"{done}; {'the broker has reloaded' if folder.reload() else hint}")
 
 
 def _open(folder: Path) -> BrokerFolder:
@@ -141,48 +152,56 @@ def _open(folder: Path) -> BrokerFolder:
 def server(
     recipe: RecipeName,
     settings: SetOption = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed; the recipe's own by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed. Default: the recipe's.")] = None,
     start_from: StartOption = None,
-    run: Annotated[str | None, typer.Option(help="The run's name on the broker; the recipe's by default.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the run's state and results are; runs/NAME-server.")] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run on the broker. Default: the recipe's.")] = None,
     broker: BrokerUrl = None,
-    credentials: Annotated[Path | None, typer.Option(help="A folder that `qafel broker init` wrote.")] = None,
-    local_broker: Annotated[bool, typer.Option("--local-broker", help="Start a nats-server, for development.")] = False,
-    port: Annotated[int, typer.Option(help="The local broker's port.", min=1, max=65535)] = 4222,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics here.", min=1, max=65535)] = None,
-    metrics_address: Annotated[str, typer.Option(help="And at this address.")] = "127.0.0.1",
-    snapshot_every: Annotated[int, typer.Option(help="Server steps between snapshots.", min=1)] = 100,
-    checkpoint_every: Annotated[int, typer.Option(help="Uploads between checkpoints.", min=1)] = 5000,
-    keep_journal: Annotated[bool, typer.Option("--keep-journal", help="Keep every accepted upload.")] = False,
-    max_norm_ratio: Annotated[
-        float, typer.Option(help="The largest norm of an update, as a multiple of the clients' median; 0: any.")
-    ] = 5.0,
-    norm_excess: Annotated[
-        Literal["clip", "reject"], typer.Option(help="Whether an update beyond it is scaled down to it, or rejected.")
-    ] = "clip",
-    max_norm: Annotated[
-        float | None, typer.Option(help="The largest norm before three clients sent any, and of their median; 0: any.")
-    ] = None,
-    max_weight: Annotated[
-        float | None, typer.Option(help="The largest weight that a client may claim; 10 by default; 0: any.")
-    ] = None,
-    max_rate: Annotated[float, typer.Option(help="Uploads a second that one client may send; 0: any.")] = 0.0,
-    max_share: Annotated[
-        float,
-        typer.Option(help="One client's largest share of recent updates, as a multiple of an equal one; 0: any."),
-    ] = 2.0,
-    take_over: Annotated[
-        bool,
-        typer.Option("--take-over", help="Take the run from another server, with all that only it has."),
+    credentials: Annotated[Path | None, broker_option(help="Folder that `qafel broker init` wrote.")] = None,
+    local_broker: Annotated[
+        bool, broker_option("--local-broker", help="Start a nats-server without keys, for development.")
     ] = False,
-    replicas: Annotated[int, typer.Option(help="Copies that a clustered broker keeps.", min=1, max=5)] = 1,
-    patience: Annotated[float | None, typer.Option(help="Seconds to wait for the broker at the start.")] = 10.0,
+    out: Annotated[Path | None, output(help="Run directory. Default: runs/NAME-server.")] = None,
+    metrics_port: Annotated[
+        int | None, output(metavar="PORT", help="Serve Prometheus metrics here.", min=1, max=65535)
+    ] = None,
     track: TrackOption = None,
     json_output: JsonOption = False,
-    log_json: logs.LogJsonOption = False,
     quiet: QuietOption = False,
+    log_json: LogJsonOption = False,
+    metrics_address: Annotated[str, advanced(help="Address of the Prometheus metrics.")] = "127.0.0.1",
+    port: Annotated[int, advanced(metavar="PORT", help="Port of the local broker.", min=1, max=65535)] = 4222,
+    patience: Annotated[
+        float | None, advanced(metavar="SECONDS", help="Seconds to wait for the broker at the start.")
+    ] = 10.0,
+    replicas: Annotated[int, advanced(metavar="N", help="Copies in a clustered broker.", min=1, max=5)] = 1,
+    take_over: Annotated[
+        bool, advanced("--take-over", help="Replace another server of this run. Updates that only it has are lost.")
+    ] = False,
+    snapshot_every: Annotated[int, advanced(metavar="N", help="Server steps between snapshots.", min=1)] = 100,
+    checkpoint_every: Annotated[int, advanced(metavar="N", help="Uploads between checkpoints.", min=1)] = 5000,
+    keep_journal: Annotated[bool, advanced("--keep-journal", help="Keep every accepted upload on disk.")] = False,
+    max_norm_ratio: Annotated[
+        float, advanced(metavar="N", help="Maximum norm of an update, relative to the clients' median; 0: no limit.")
+    ] = 5.0,
+    norm_excess: Annotated[
+        Literal["clip", "reject"], advanced(help="Scale updates above a norm limit down, or reject them.")
+    ] = "clip",
+    max_norm: Annotated[
+        float | None,
+        advanced(metavar="N", help="Maximum norm until three clients are known; 0: no limit. Default: by recipe."),
+    ] = None,
+    max_weight: Annotated[
+        float | None, advanced(metavar="N", help="Maximum weight of a client's update; 0: no limit. Default: 10.")
+    ] = None,
+    max_rate: Annotated[float, advanced(metavar="N", help="Maximum uploads per second and client; 0: no limit.")] = 0.0,
+    max_share: Annotated[
+        float,
+        advanced(
+            metavar="N", help="Maximum share of a client in recent updates, relative to an equal share; 0: no limit."
+        ),
+    ] = 2.0,
 ) -> None:
-    """Serve a run: take updates from clients, step, broadcast. Goes on where it was if it was killed.
+    """Serve a run: receive updates, step, broadcast. After a crash, the same command continues the run.
 
     Example: qafel server mushrooms-qafel-4bit --local-broker --set stop.server_steps=1000
     """
@@ -199,11 +218,11 @@ def server(
     name = run or config.name
     out = out or Path("runs") / f"{name}-server"
     if local_broker and (broker or credentials):
-        raise ConfigError("--local-broker is a broker without keys: leave out --broker and --credentials")
+        raise ConfigError("--local-broker starts its own broker without keys: leave out --broker and --credentials")
     screen = _ServerScreen()
     with ExitStack() as stack:
         if local_broker:
-            stack.enter_context(_not_left_behind(out / "broker", screen))
+            stack.enter_context(_removed_on_failure(out / "broker", screen))
             broker = stack.enter_context(LocalBroker((out / "broker").absolute(), port=port)).url
             where = "" if broker == DEFAULT_URL else f" --broker {broker}"
             where += "".join(f" --part {path}" for path in config.custom_parts_of_clients())
@@ -243,11 +262,11 @@ def server(
 @final
 @dataclass(slots=True)
 class _ServerScreen:
-    """Logs the run's state every time that it is renewed; before the first, when nothing was refused, the banner."""
+    """Logs each state of the run, and before the first one the banner."""
 
     banner: str = ""
     serves: bool = False
-    """Whether the run's state was ever told, so that nothing was refused."""
+    """Whether the server has started."""
 
     def __call__(self, state: LiveState) -> None:
         if self.banner and not self.serves:
@@ -257,7 +276,7 @@ class _ServerScreen:
 
 
 def _server_line(state: LiveState) -> str:
-    """How the run stands, in 80 columns beside the time: what there is no room for, `qafel status` tells."""
+    """The run's state in 80 columns after the time. `qafel status` shows more."""
     rejected = sum(state.rejected.values())
     parts = {
         "state": "" if state.status == "running" else state.status,
@@ -280,14 +299,14 @@ def _server_line(state: LiveState) -> str:
 
 
 @contextmanager
-def _not_left_behind(folder: Path, screen: _ServerScreen) -> Iterator[None]:
-    """A context after which a new `folder` is gone again, if what was asked for was refused before it began."""
+def _removed_on_failure(folder: Path, screen: _ServerScreen) -> Iterator[None]:
+    """Remove a new `folder` again if the server does not start."""
     new = not folder.exists()
     try:
         yield
     except UserError:
         if new and not screen.serves:
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # it holds something else
+            with suppress(OSError):  # not empty
                 folder.parent.rmdir()
         raise

@@ -1,4 +1,4 @@
-"""`qafel recipes`, `qafel tasks` and `qafel quantizers`: what there is to run, to learn and to send."""
+"""`qafel recipes`, `qafel tasks` and `qafel quantizers`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from qafel import config, drawing
 from qafel.algorithm import METHODS
+from qafel.cli import new_app
 from qafel.cli.console import JsonOption, console, figures_table, print_json
 from qafel.config import Config
 from qafel.config.tasks import TASKS
@@ -25,29 +26,26 @@ from qafel.tasks.datasets.partition import partition_figure
 from qafel.text import counted, did_you_mean, human_bytes
 
 _CONCURRENCY = re.compile(r"-c(\d+)(?=-|$)")
-_TOLD = re.compile(r", concurrency \d+")
-tasks = typer.Typer(help="List the tasks, or show how one's data is divided among clients.")
+_IN_WORDS = re.compile(r", concurrency \d+")
+tasks = new_app("List the tasks, or show how the data of one is divided among clients.")
 
 
 def recipes(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[WORD]...", help="List what has all these words in name or description; or `show NAME`."
-        ),
+        typer.Argument(metavar="WORD", help="List only recipes that contain all these words; or `show NAME`."),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """List the recipes that ship with the package, by task; or show one.
+    """List the recipes that ship with the package, or show all settings of one.
 
-    Without words, recipes that differ only by their concurrency share a line. `show NAME` prints all settings of a
-    recipe, also of a TOML file.
+    Without words, recipes that differ only in concurrency share a line. `show` also takes a TOML file.
 
     Example: qafel recipes cifar10 qafel
     """
     if words and words[0] == "show":
         if len(words) != 2:
-            raise UserError("`qafel recipes show` takes the name of one recipe, such as mushrooms-qafel-4bit")
+            raise UserError("`qafel recipes show` takes one recipe, such as mushrooms-qafel-4bit")
         _show_recipe(config.load_recipe(words[1]), json_output)
         return
     loaded = [config.load_recipe(name) for name in config.recipes()]
@@ -56,14 +54,14 @@ def recipes(
         known = [*TASKS, *METHODS, *config.recipes()]
         missed = next((word for word in words or () if not any(_has_words(recipe, [word]) for recipe in loaded)), "")
         raise UserError(
-            f"no recipe has {' and '.join(map(repr, words or ()))} in its name or description"
+            f"no recipe contains {' and '.join(map(repr, words or ()))}"
             f"{did_you_mean(missed, known) if missed else ''}; `qafel recipes` lists all"
         )
     if json_output:
         print_json([recipe.model_dump() for recipe in chosen])
         return
     missing = {recipe.task.name: recipe.task.missing() is not None for recipe in chosen}
-    for task in sorted(missing, key=missing.__getitem__):  # what can be run at once comes first
+    for task in sorted(missing, key=missing.__getitem__):  # tasks that are ready come first
         _print_group([recipe for recipe in chosen if recipe.task.name == task], short=not words)
     console.print("all settings of one: qafel recipes show NAME; run it: qafel run NAME", style="dim", highlight=False)
 
@@ -74,14 +72,14 @@ def _has_words(recipe: Config, words: Sequence[str]) -> bool:
 
 
 def _print_group(group: Sequence[Config], short: bool) -> None:
-    """The recipes of one task under its name, which says if they cannot be run here, and why."""
+    """Print the recipes of one task, and what is missing to run them."""
     task = group[0].task
     console.print(Text.assemble((task.name, "bold"), f"  {TASKS[task.name].__doc__}"))
     if (reason := task.missing()) is not None:
         console.print(f"not ready here: {reason}", style="yellow", highlight=False, markup=False)
     rows, numbers = _rows(group, short)
     table = Table(box=None, show_header=False, padding=(0, 1), style="dim" if reason else "")
-    table.add_column(no_wrap=True, overflow="fold")  # to be copied, so never cut
+    table.add_column(no_wrap=True, overflow="fold")  # users copy names
     table.add_column()
     for name, about in rows.items():
         table.add_row(name, about)
@@ -92,17 +90,17 @@ def _print_group(group: Sequence[Config], short: bool) -> None:
 
 
 def _rows(group: Sequence[Config], short: bool) -> tuple[dict[str, str], list[int]]:
-    """Each name and what it is; in `short`, those that differ by their concurrency as one, and those concurrencies."""
+    """Names with descriptions, and concurrencies. `short` merges recipes that differ only in concurrency."""
     families = Counter(_CONCURRENCY.sub("-cN", recipe.name) for recipe in group)
     rows, numbers = {}, set()
     for recipe in group:
         family, about = _CONCURRENCY.sub("-cN", recipe.name), recipe.description
         first, _, rest = about.partition(", ")
         if first.replace("-", "").casefold() == recipe.task.name:
-            about = rest  # the heading says it
+            about = rest  # the heading has it
         if short and families[family] > 1 and (found := _CONCURRENCY.search(recipe.name)) is not None:
             numbers.add(int(found[1]))
-            rows[family] = _TOLD.sub("", about)
+            rows[family] = _IN_WORDS.sub("", about)
         else:
             rows[recipe.name] = about
     return rows, sorted(numbers)
@@ -119,7 +117,7 @@ def _show_recipe(recipe: Config, json_output: bool) -> None:
 
 @tasks.callback(invoke_without_command=True)
 def list_tasks(context: typer.Context, json_output: JsonOption = False) -> None:
-    """List the tasks: problems to learn.
+    """List the tasks.
 
     Example: qafel tasks
     """
@@ -128,7 +126,7 @@ def list_tasks(context: typer.Context, json_output: JsonOption = False) -> None:
     if json_output:
         print_json({name: section.__doc__ for name, section in TASKS.items()})
         return
-    table = Table("task", "what it is", box=None, header_style="bold")
+    table = Table("task", "description", box=None, header_style="bold")
     for name, section in TASKS.items():
         table.add_row(name, section.__doc__)
     console.print(table)
@@ -136,18 +134,20 @@ def list_tasks(context: typer.Context, json_output: JsonOption = False) -> None:
 
 @tasks.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A task whose data is divided: cifar10, celeba or shakespeare.")],
-    partition: Annotated[str | None, typer.Option(help="iid, dirichlet:0.1, power:0.1, shards:2, user, …")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="The number of clients.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides the division.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The picture; NAME-partition.png by default.")] = None,
+    name: Annotated[str, typer.Argument(help="A task with a partition: cifar10, celeba or shakespeare.")],
+    partition: Annotated[
+        str | None, typer.Option(help="Partition: iid, dirichlet:0.1, power:0.1, shards:2, user, …")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of clients.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the partition.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Picture to write. Default: NAME-partition.png.")] = None,
 ) -> None:
     """Draw how a task's data is divided among clients.
 
     Example: qafel tasks show cifar10 --partition dirichlet:0.1
     """
     if name in TASKS and "partition" not in TASKS[name].model_fields:
-        raise ConfigError(f"{name} is divided evenly: there is no partition to show")
+        raise ConfigError(f"{name} is divided evenly: it does not have a partition to show")
     given = {"name": name, "data_seed": seed, "partition": partition, "clients": clients}
     settings = {key: value for key, value in given.items() if value is not None}
     task: Any = Config.from_dict({"task": settings}, "qafel tasks show").task.make()
@@ -164,33 +164,31 @@ def show(
 
 
 def quantizers(
-    specs: Annotated[list[str] | None, typer.Argument(help="Specs to show instead of the usual ones.")] = None,
-    size: Annotated[int, typer.Option("--size", "-d", help="Coordinates of the vector.", min=1)] = 29282,
+    specs: Annotated[list[str] | None, typer.Argument(help="Quantizers. Default: a list of common ones.")] = None,
+    size: Annotated[int, typer.Option("--size", "-d", metavar="N", help="Length of the vector.", min=1)] = 29282,
     json_output: JsonOption = False,
 ) -> None:
-    """List the quantizers with δ, ω, bytes, and the error on Gaussian and heavy-tailed (Student t, 3) data.
+    """List quantizers with their bytes, their constants δ and ω, and their error on random data.
 
     Example: qafel quantizers --size 29282
     """
     if size > 10_000_000:
-        raise UserError(
-            f"--size {size} is too much for a table: at most 10000000; `qafel bench quantizers` goes further"
-        )
+        raise UserError(f"--size is at most 10,000,000, got {size:,}; `qafel bench quantizers` takes larger vectors")
     rows = [quantizer_row(spec, size) for spec in specs or SHOWN]
     if json_output:
         print_json(rows)
         return
     console.print(_quantizer_table(rows, size))
     console.print(
-        "mean = x: unbiased, fit for clients. ω, δ: worst case over all vectors; no δ > 0: unfit for the server. "
-        f"{'≈: measured, not for all vectors. ' if any(row['measured'] for row in rows) else ''}"
-        "NMSE, t(3): error measured on Gaussian and on Student-t(3) data. bound: 2^(−2R), the least at R bits.",
+        "mean = x: unbiased, suits clients. ω, δ: worst case over all vectors; without δ > 0, unfit for the server. "
+        f"{'≈: measured, not a worst case. ' if any(row['measured'] for row in rows) else ''}"
+        "NMSE, t(3): error on Gaussian and Student-t(3) data. bound: 2^(−2R), the minimum at R bits.",
         style="dim",
     )
 
 
 def quantizer_row(spec: str, size: int) -> dict[str, Any]:
-    """One row of the table: theory, bytes, and the error on `size` coordinates of two kinds of data."""
+    """One row of the table: theory, bytes, and the error on two kinds of data."""
     quantizer = make_quantizer(spec)
     stream = Stream.named(0, "quantizer table")
     normal = measured(quantizer, [gaussian(size)], 3, stream)
@@ -213,7 +211,7 @@ def quantizer_row(spec: str, size: int) -> dict[str, Any]:
 def _quantizer_table(rows: list[dict[str, Any]], size: int) -> Table:
     headings = ("quantizer", "mean", "ω", "δ", "bits", "bytes", "NMSE", "t(3)", "bound")
     table = figures_table(f"{size:,} coordinates", *headings, words=2)
-    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # a long one goes on in the next line
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # long specs wrap
     for row in rows:
         near = "≈" if row["measured"] else ""
         table.add_row(
@@ -231,7 +229,7 @@ def _quantizer_table(rows: list[dict[str, Any]], size: int) -> Table:
 
 
 def _two_digits(value: float) -> str:
-    """At most six letters: 0.037, 8.9e-4, 110, 2.2e6."""
+    """At most six characters: 0.037, 8.9e-4, 110, 2.2e6."""
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{float(f'{value:.2g}'):g}"
     mantissa, exponent = f"{value:.1e}".split("e")

@@ -1,4 +1,4 @@
-"""What a server or a client says while it runs: lines on stderr, each with its time; for machines as JSON."""
+"""Log lines of a server or client on stderr, as text with the time or as JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import json
 import logging
 import sys
 from datetime import datetime
-from typing import Annotated
-
-import typer
-
-LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log to stderr as JSON, one object a line.")]
 
 
 class _Text(logging.Formatter):
-    """2026-11-18 09:30:01 and the message, in local time; what is more than news says so first."""
+    """2026-11-18 09:30:01 and the message, in local time; warnings and errors start with their level."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
@@ -26,7 +21,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """One object a line: time, level, logger, message, and the traceback of an exception."""
+    """One object per line: time, level, logger, message, and the traceback of an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -41,7 +36,7 @@ class _Json(logging.Formatter):
 
 
 def start(as_json: bool = False, quiet: bool = False, level: int = logging.WARNING) -> None:
-    """Log from now on: what commands say, unless they are `quiet`, and what libraries say from `level` on."""
+    """Start to log: messages of commands, unless `quiet`, and messages of libraries from `level` on."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if as_json else _Text())
     logging.basicConfig(level=level, handlers=[handler])
@@ -51,8 +46,8 @@ def start(as_json: bool = False, quiet: bool = False, level: int = logging.WARNI
         sys.excepthook = lambda *error: logging.getLogger(__name__).critical("an unexpected error", exc_info=error)
 
 
-def tell_error(sentence: str) -> None:
-    """Say why a command ends; to machines in their own language."""
+def log_error(sentence: str) -> None:
+    """Print why a command ends, as JSON if the log is JSON."""
     if any(isinstance(handler.formatter, _Json) for handler in logging.getLogger().handlers):
         logging.getLogger(__name__).error(sentence)
     else:

@@ -1,18 +1,19 @@
-"""Runs compared in a page and a figure: any by `qafel report`, those of the paper's first problem by `qafel demo`."""
+"""`qafel report` and `qafel demo`: runs compared on a page and in a figure."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from qafel import drawing
-from qafel.cli.console import JsonOption, SweepProgress, console, figures_table, print_json
+from qafel.cli import output
+from qafel.cli.console import JsonOption, SweepProgress, console, figures_table, print_json, print_plain
 from qafel.config import load_recipe
 from qafel.errors import DataError, NothingToShow, OutputError, QafelError
 from qafel.files import writing
@@ -37,19 +38,18 @@ RECIPES = (
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of them, in the order to show.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of them, in display order.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="The page to write. Default: report.html here, or in RUN if that is only one."),
+        Path | None, output(help="Page to write. Default: report.html, in RUN if there is only one.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the page. Default: the names of the runs.")] = "",
+    title: Annotated[str, output(help="Title of the page. Default: the names of the runs.")] = "",
     json_output: JsonOption = False,
 ) -> None:
-    """Compare runs: write a self-contained HTML page, and a figure of the same name beside it.
+    """Compare runs on a self-contained HTML page, and in a figure of the same name.
 
-    Runs that differ only by seed are one curve and one row. Of several runs, those that are damaged or have no
-    evaluation yet are left out and named, and so is what is not a run directory.
+    Runs that differ only in their seeds share a curve and a row. The report leaves out damaged runs, runs without an
+    evaluation and other folders, and names them.
 
     Example: qafel report runs/qafel runs/fedbuff --out comparison/report.html
     """
@@ -58,7 +58,7 @@ def report(
     loaded, left_out = _load(runs)
     for path, error in left_out:
         typer.echo(f"left out: {error if _why(error) == _DAMAGED else f'{path} ({_why(error)})'}", err=True)
-    # A page may be passed on: it names folders, not the way to them.
+    # A page may be shared: it shows names of folders, not their paths.
     named = [f"{folder_name(path)} ({_why(error)})" for path, error in left_out]
     write_report(loaded, page, title=title, left_out=named)
     figure = drawing.printed.save_figure(comparison_figure(loaded), page.with_suffix(".png"))
@@ -66,15 +66,18 @@ def report(
         written = {"report": str(page), "figure": str(figure), "runs": run_labels(loaded)}
         print_json(written | {"left_out": [str(path) for path, _ in left_out]})
         return
-    for label, path in (("report", page), ("figure", figure)):
-        # A Text, so that brackets in a path are not read as markup.
-        console.print(Text.assemble((f"{label}  ", "bold"), str(path)), soft_wrap=True)
-    _say("diverged", loaded, [run.diverged for run in loaded])
-    _say("not finished, shown up to the last evaluation", loaded, [not run.finished for run in loaded])
+    print_plain(f"report  {page}\nfigure  {figure}")
+    labels = run_labels(loaded)
+    for what, chosen in (
+        ("diverged", [run.diverged for run in loaded]),
+        ("not finished, shown up to the last evaluation", [not run.finished for run in loaded]),
+    ):
+        if any(chosen):
+            print_plain(f"{what}: {', '.join(compress(labels, chosen))}")
 
 
 def _load(paths: list[Path]) -> tuple[list[Run], list[tuple[Path, DataError]]]:
-    """The runs; of several, those that are damaged or have nothing to show yet are left out, each with the reason."""
+    """Load the runs. Among several, those that are damaged or without an evaluation come back with the reason."""
     loaded: list[Run] = []
     left_out: list[tuple[Path, DataError]] = []
     found = [(inside, inside != path) for path in paths for inside in run_directories(path)]
@@ -97,33 +100,27 @@ def _why(error: DataError) -> str:
     return error.why if isinstance(error, NothingToShow) else _DAMAGED
 
 
-def _say(what: str, runs: list[Run], which: list[bool]) -> None:
-    if labels := [label for label, chosen in zip(run_labels(runs), which, strict=True) if chosen]:
-        console.print(Text(f"{what}: {', '.join(labels)}"), soft_wrap=True)
-
-
 def _page_path(runs: list[Path], out: Path | None) -> Path:
     if out is None:
         return (runs[0] if len(runs) == 1 else Path()) / "report.html"
     if out.suffix.lower() == ".png":
-        raise OutputError(f"{out} should end in .html: it names the page, and the figure beside it ends in .png")
+        raise OutputError(f"--out names the page and ends in .html, got {out}; the figure gets the same name with .png")
     return out / "report.html" if out.is_dir() or not out.suffix else out
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to write the runs, the picture and the report.")] = Path("demo"),
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Server steps of each run.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Server steps of each run.")] = 10_000,
+    out: Annotated[Path, output(help="Folder of the runs, the picture and the report.")] = Path("demo"),
     json_output: JsonOption = False,
 ) -> None:
-    """Compare QAFeL with FedBuff and direct quantization on mushrooms; no network, no torch, half a minute.
+    """Compare QAFeL with FedBuff and direct quantization on real data, in half a minute.
 
-    Its runs go side by side, one per core. One that is finished is not made again; an interrupted one continues.
+    The demo needs neither a network nor PyTorch. It keeps finished runs and resumes interrupted ones.
 
     Example: qafel demo --steps 2000
     """
     drawing.require_drawing()
-    # Evaluated every tenth step: the demo is for looking, `qafel run` has every step.
     overrides = [f"stop.server_steps={steps}", "evaluation.every=10"]
     configs = [load_recipe(name, overrides, seed) for name in RECIPES]
     planned = [RunSpec(config.description, config) for config in configs]
@@ -141,7 +138,7 @@ def demo(
         print_json(summaries)
     else:
         console.print(_demo_table([config.description for config in configs], summaries))
-        console.print(f"picture: {out / 'comparison.png'}\nreport:  {out / 'report.html'}", highlight=False)
+        print_plain(f"picture  {out / 'comparison.png'}\nreport   {out / 'report.html'}")
 
 
 def _demo_table(descriptions: list[str], summaries: Sequence[Mapping[str, Any]]) -> Table:

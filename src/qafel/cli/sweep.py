@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +19,9 @@ from qafel.cli.console import (
     errors,
     figures_table,
     print_json,
+    warn,
     with_start,
 )
-from qafel.cli.run import warn
 from qafel.runs.trackers import track_of
 from qafel.search.grid import grid, parse_seeds, parse_settings, require_sound
 from qafel.search.runner import unfinished
@@ -70,8 +68,8 @@ def sweep(
             found = make_sweep(runs, out, progress, worker_count(workers), trackers)
     except KeyboardInterrupt:
         left = len(unfinished(runs, out))
-        errors.print(f"{len(runs) - left} of {len(runs)} runs are finished in {out}; this goes on:", highlight=False)
-        errors.print(shlex.join(("qafel", *sys.argv[1:])), highlight=False, markup=False, soft_wrap=True)
+        done = f"{len(runs) - left} of {len(runs)} runs are finished in {out}"
+        errors.print(f"{done}; to continue, run the same command again", highlight=False, soft_wrap=True)
         raise
     if json_output:
         listed = {"runs": found.rows, "report": str(found.report), "table": str(out / "table.csv")}
