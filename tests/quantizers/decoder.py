@@ -1,33 +1,49 @@
-"""A decoder of every codec in plain NumPy: what a device without Numba would run, and the oracle of the compiled one.
+"""A decoder of every codec in slow NumPy, written from docs/wire-format.md: the oracle of the shipped decoders.
 
-Written from docs/wire-format.md, bit for bit: every product and sum is rounded once, in the order given there.
+The module imports nothing from `qafel`. It reads one file of the format, the tables of `trellis`. NumPy rounds every
+product and every sum once, in the order that the format prescribes.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import struct
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import zstandard
 
-from qafel.params import Layout
-from qafel.quantizers.rotated import LEVELS
-from qafel.quantizers.trellis.plain import apply_streams, decode_streams, mix64, round_keys, signs, stages, turn
-from qafel.quantizers.trellis.tables import cut as windows_of
-from qafel.quantizers.trellis.tables import tables_for
-from tests.quantizers.oracle import uniform16, unpack
+from tests.quantizers.oracle import MASK64, Keys, hash_pair, mix64, round_keys, uniform16, unpack
+
+Shapes = Sequence[tuple[int, ...]]
 
 NONE, QSGD, TOP_K, RAND_K, AFFINE, SIGN, DITHERED, SCALED, ROTATED, TRELLIS = 1, 2, 3, 4, 5, 6, 7, 9, 10, 12
-MASK64 = 2**64 - 1
 LARGEST = np.finfo(np.float32).max
+TABLES = Path(__file__).parents[2] / "src" / "qafel" / "quantizers" / "trellis" / "tables.json"
+LEVELS = {
+    1: "0.797884583",
+    2: "0.452780038 1.51041758",
+    3: "0.24509418 0.756005287 1.34390926 2.15194559",
+    4: "0.128395036 0.388048291 0.656759143 0.942340434 1.25623119 1.6180464 2.06901717 2.73258948",
+    5: "0.0658896565 0.198051825 0.331378311 0.466699511 0.604933619 0.747135699 0.894565105 1.0487833 "
+    "1.21180439 1.38634038 1.57622802 1.78723323 2.02872849 2.31773949 2.69111967 3.26073241",
+    6: "0.0334095061 0.100278288 0.167296901 0.234566987 0.302192837 0.37028265 0.438949674 0.508313775 "
+    "0.578503013 0.649655581 0.721921921 0.795467675 0.870476604 0.947154939 1.02573633 1.10648823 "
+    "1.18972015 1.27579451 1.36514103 1.45827639 1.55583119 1.65858889 1.76754189 1.88397729 "
+    "2.00961113 2.14681029 2.29898119 2.47130489 2.67227387 2.9174068 3.24043703 3.74410129",
+}
+"""The positive levels of `rotated`, part of the format."""
 
 
-def decode(codec: bytes, payload: bytes, size: int, layout: Layout | None = None) -> np.ndarray:
+def decode(codec: bytes, payload: bytes, size: int, shapes: Shapes | None = None) -> np.ndarray:
     """The vector of `size` coordinates that a payload of this codec stands for."""
     name, flags, fields, inner = codec[0], codec[1], codec[2:8], codec[8:16].ljust(16, b"\0")
     if flags:
-        payload = decompressed(codec[:1] + b"\0" + codec[2:], payload, size, layout)
+        payload = decompressed(codec[:1] + b"\0" + codec[2:], payload, size, shapes)
     if name == SCALED:
         result = decode(inner, payload, size)
     elif name in {TOP_K, RAND_K}:
@@ -47,27 +63,27 @@ def decode(codec: bytes, payload: bytes, size: int, layout: Layout | None = None
     elif name == TRELLIS:
         result = trellis(payload, size, *struct.unpack("<fBB", fields))
     else:
-        result = affine(payload, size, fields[0], layout)
+        result = affine(payload, size, fields[0], shapes)
     return result
 
 
-def added(target: np.ndarray, codec: bytes, payload: bytes, weight: float, layout: Layout | None = None) -> np.ndarray:
+def added(target: np.ndarray, codec: bytes, payload: bytes, weight: float, shapes: Shapes | None = None) -> np.ndarray:
     """target + weight · decoded; what is not sent is not touched."""
     if codec[1]:
         codec = codec[:1] + b"\0" + codec[2:]
-        payload = decompressed(codec, payload, target.size, layout)
+        payload = decompressed(codec, payload, target.size, shapes)
     if codec[0] == SCALED:
         codec = codec[8:16].ljust(16, b"\0")
     factor = np.float32(weight)
     if codec[0] not in {TOP_K, RAND_K}:
-        return target + factor * decode(codec, payload, target.size, layout)
+        return target + factor * decode(codec, payload, target.size, shapes)
     indices, values = kept(codec, payload, target.size)
     result = target.copy()
     result[indices] += factor * values
     return result
 
 
-def lengths(codec: bytes, size: int, layout: Layout | None = None) -> tuple[int, int]:
+def lengths(codec: bytes, size: int, shapes: Shapes | None = None) -> tuple[int, int]:
     """Bytes of a plain payload: all of it, and what stands before the codes."""
     name, fields, inner = codec[0], codec[2:8], codec[8:16].ljust(16, b"\0")
     if name == SCALED:
@@ -79,7 +95,7 @@ def lengths(codec: bytes, size: int, layout: Layout | None = None) -> tuple[int,
     if name == NONE:
         return 4 * size, 0
     if name == AFFINE:
-        shapes = [(size, 1)] if layout is None else [shape for _, shape in layout.tensors]
+        shapes = [(size, 1)] if shapes is None else shapes
         sizes = [(math.prod(shape), len(shape) > 1) for shape in shapes]
         return sum(12 + packed(n, fields[0]) if many else 4 * n for n, many in sizes), 0
     if name == ROTATED:
@@ -92,8 +108,8 @@ def lengths(codec: bytes, size: int, layout: Layout | None = None) -> tuple[int,
     return head + packed(size, 1 if name == SIGN else fields[0]), head
 
 
-def decompressed(codec: bytes, payload: bytes, size: int, layout: Layout | None) -> bytes:
-    total, head = lengths(codec, size, layout)
+def decompressed(codec: bytes, payload: bytes, size: int, shapes: Shapes | None) -> bytes:
+    total, head = lengths(codec, size, shapes)
     if len(payload) == total:
         return payload
     return payload[:head] + zstandard.ZstdDecompressor().decompress(payload[head:], max_output_size=total - head)
@@ -128,8 +144,8 @@ def dithered(payload: bytes, size: int, bucket: int, bits: int) -> np.ndarray:
         return clipped(steps * (twice.astype(np.float32) * np.float32(2.0 ** -(fraction + 1))))
 
 
-def affine(payload: bytes, size: int, bits: int, layout: Layout | None) -> np.ndarray:
-    shapes = [(size, 1)] if layout is None else [shape for _, shape in layout.tensors]
+def affine(payload: bytes, size: int, bits: int, shapes: Shapes | None) -> np.ndarray:
+    shapes = [(size, 1)] if shapes is None else shapes
     parts, at = [np.empty(0, np.float32)], 0
     for shape in shapes:
         count = math.prod(shape)
@@ -158,21 +174,57 @@ def cut(size: int) -> list[tuple[int, int, int, int]]:
     return pieces
 
 
+def signs(counter: int, size: int, keys: Keys, shape: tuple[int, int]) -> list[np.ndarray]:
+    """D₁ and D₂ as arrays of ±1."""
+    result = []
+    for words in hash_pair(counter + np.arange(size // 32), keys):
+        bits = np.concatenate([(words >> np.uint32(31 - part)) & np.uint32(1) for part in range(32)])
+        result.append((1.0 - 2.0 * bits).astype(np.float32).reshape(shape))
+    return result
+
+
+def butterflies(x: np.ndarray, strides: Sequence[int]) -> np.ndarray:
+    """Replace rows a and b that lie a stride apart with a + b and a − b, for one stride after another."""
+    for stride in strides:
+        x = x.copy()
+        for start in range(0, len(x), 2 * stride):
+            a, b = x[start : start + stride].copy(), x[start + stride : start + 2 * stride].copy()
+            x[start : start + stride], x[start + stride : start + 2 * stride] = a + b, a - b
+    return x
+
+
+def turn(x: np.ndarray) -> np.ndarray:
+    """G: rows j and j + rows/2, turned by the angle of j mod 16, times √2."""
+    half = len(x) // 2
+    fraction = (2 * (np.arange(half) % 16) + 1) * 0x9E3779B1 % 2**32 / 2.0**32
+    tangent = 0.25 + 0.375 * fraction
+    root = math.sqrt(2.0) / (1.0 + tangent * tangent)
+    cosine = (root * (1.0 - tangent * tangent)).astype(np.float32)[:, None]
+    sine = (root * (tangent + tangent)).astype(np.float32)[:, None]
+    return np.concatenate([cosine * x[:half] + sine * x[half:], sine * x[:half] - cosine * x[half:]])
+
+
+def strides_of(rows: int) -> tuple[list[int], list[int]]:
+    """The strides of H, and those of H′ in the order in which it is undone."""
+    strides = [1 << k for k in range(rows.bit_length() - 1)]
+    return strides, [strides[-2], *strides[:-2]]
+
+
 def rotated(payload: bytes, size: int, bits: int) -> np.ndarray:
     keys = round_keys((int.from_bytes(payload[:8], "little"), 0))
     pieces = cut(size)
     scales = np.frombuffer(payload, "<f4", sum(piece[3] for piece in pieces), 8)
-    levels = np.concatenate([LEVELS[bits], -LEVELS[bits]])
+    positive = np.array(LEVELS[bits].split(), np.float32)
+    levels = np.concatenate([positive, -positive])
     result, at, code, scale = np.empty(size, np.float32), 8 + 4 * scales.size, 0, 0
     for start, count, padded, cols in pieces:
         rows, doubled = padded // cols, padded // cols < 128
         x = levels[unpack(payload[at:], padded, bits)].reshape(rows, cols)
         x = x * np.float32(1 / (rows * rows) if doubled else 1 / rows)
-        strides = [1 << k for k in range(rows.bit_length() - 1)]
+        strides, others = strides_of(rows)
         for again in (1, 0) if doubled else (0,):
             d1, d2 = signs(code + again * (padded // 32), padded, keys, x.shape)
-            x = turn(stages(x, strides) * d2)
-            x = stages(x, [strides[-2], *strides[:-2]]) * d1
+            x = butterflies(turn(butterflies(x, strides) * d2), others) * d1
         with np.errstate(over="ignore"):
             x = clipped(x * scales[scale : scale + cols])
         result[start : start + count] = x.ravel()[:count]
@@ -180,21 +232,109 @@ def rotated(payload: bytes, size: int, bits: int) -> np.ndarray:
     return result
 
 
+@cache
+def tables_for(states: int) -> list[dict]:
+    """Table 0, which sends nothing, then those of the file."""
+    nothing = {"counts": [0, 0, 0, 4096, 4096, 0, 0], "levels": [0] * 7}
+    return [nothing, *json.loads(TABLES.read_text())[str(states)]]
+
+
+@cache
+def codes_of_table(states: int, number: int) -> list[list[tuple[int, int, int]]]:
+    """For even and for odd numbers, each of 4096 codes as (number, its count, place within the count)."""
+    counts = tables_for(states)[number]["counts"]
+    reach = len(counts) // 2
+    result: list[list[tuple[int, int, int]]] = [[], []]
+    for v, count in zip(range(-reach, reach + 1), counts, strict=True):
+        result[v % 2] += [(v, count, place) for place in range(count)]
+    return result
+
+
+def windows_of(size: int) -> list[tuple[int, int, int]]:
+    """Start, coordinates, and coordinates of the group of each window of `trellis`."""
+    padded = -(-size // 16) * 16
+    width = max(1 << k for k in range(13) if 1 << k <= padded)
+    windows = [(start, width, width) for start in range(0, padded - width + 1, width)]
+    if rest := padded % width:
+        last = min(1 << k for k in range(8, 13) if 1 << k >= rest)
+        windows[-1] = (windows[-1][0], width, width - (last - rest))
+        windows.append((padded - last, last, last))
+    return windows
+
+
 def trellis(payload: bytes, size: int, rate: float, states: int, _least: int) -> np.ndarray:
     """Tables, notes that are not hidden, lengths, words."""
     if size < 1024:
         return rotated(payload, size, max(1, round(rate)))
-    windows, streams, plain, *_ = windows_of(size)
-    groups, tables = len(windows), tables_for(states)
-    classes, notes = np.frombuffer(payload, np.uint8, groups), np.zeros(8 + 2 * groups, np.uint8)
-    notes[plain] = np.frombuffer(payload, np.uint8, plain.size, groups)
-    lengths = np.frombuffer(payload, "<u4", len(streams) - 1, groups + plain.size)
-    words = np.frombuffer(payload[groups + plain.size + 4 * lengths.size :], "<u2")
-    v, ends = np.zeros(-(-size // 16) * 16, np.int16), [0, *np.cumsum(lengths).tolist(), words.size]
-    result, count = np.zeros(size, np.float32), len(streams)
-    assert decode_streams(words, ends, windows, streams, classes, states, tables.reading, v, notes, 0, count)
-    seed, scales = int.from_bytes(notes[:8].tobytes(), "little"), notes[8:].view("<u2")
-    apply_streams(result, v, windows, streams, classes, scales, tables.levels, seed, 0, 1.0, 0, count)
+    windows = windows_of(size)
+    groups, full = len(windows), sum(1 for window in windows if window[1] == windows[0][1])
+    edges = [*range(0, max(1, full // 16) * 16, 16), groups]
+    notes = bytearray(8 + 2 * groups)
+    edges_of_notes = [0, *(8 + 2 * edge for edge in edges[1:])]
+    places = [range(a, b) for a, b in pairwise(edges_of_notes)]
+    at = groups
+    for place in places:
+        for note in place[30:]:
+            notes[note] = payload[at]
+            at += 1
+    lengths = [int.from_bytes(payload[at + 4 * s : at + 4 * s + 4], "little") for s in range(len(places) - 1)]
+    words = np.frombuffer(payload[at + 4 * len(lengths) :], "<u2").tolist()
+    ends, v = [0, *np.cumsum(lengths, dtype=int).tolist(), len(words)], np.zeros(-(-size // 16) * 16, np.int64)
+    for s, place in enumerate(places):
+        hidden = numbers(words[ends[s] : ends[s + 1]], windows, payload, range(edges[s], edges[s + 1]), states, v)
+        assert not any(hidden[len(place) :])
+        notes[place[0] : place[0] + min(30, len(place))] = hidden[: len(place)]
+    return rotated_back(v, windows, payload[:groups], bytes(notes), tables_for(states), size)
+
+
+def numbers(
+    words: list[int], windows: Sequence[tuple[int, int, int]], tables: bytes, groups: range, states: int, v: np.ndarray
+) -> bytes:
+    """Read the numbers of a stream into v; return what its coders hide."""
+    near, far, book = (0, 2, 1) if states == 8 else (1, 4, 2)  # bits of the state
+    coders = [words[2 * lane] + (words[2 * lane + 1] << 16) for lane in range(16)]
+    paths, at = [0] * 16, 32
+    for group in groups:
+        codes, (start, _, count) = codes_of_table(states, tables[group]), windows[group]
+        for i in range(start, start + count):
+            lane = (i - start) % 16
+            path, x = paths[lane], coders[lane]
+            v[i], share, inside = codes[path >> book & 1][x % 4096]
+            x = share * (x // 4096) + inside
+            if x < 2**15:
+                x, at = (x << 16) + words[at], at + 1
+            coders[lane] = x
+            u = (int(v[i]) >> 1 ^ path >> near ^ path >> far) & 1
+            paths[lane] = (path << 1 | u) % states
+    assert at == len(words)
+    return sum((x - 2**15) << 15 * lane for lane, x in enumerate(coders)).to_bytes(30, "little")
+
+
+def rotated_back(
+    v: np.ndarray, windows: Sequence[tuple[int, int, int]], numbers: bytes, notes: bytes, tables: list[dict], size: int
+) -> np.ndarray:
+    """The vector of these numbers: values, then rotations, the last window first."""
+    keys = round_keys((int.from_bytes(notes[:8], "little"), 0))
+    scales = (np.frombuffer(notes[8:], "<u2").astype(np.uint32) << np.uint32(15)).view(np.float32)
+    power = int(np.clip(np.frexp(scales.max())[1] - 1, -126, 127))
+    result, shared = np.empty(size, np.float32), np.empty(0, np.float32)
+    for number in range(len(windows) - 1, -1, -1):
+        start, width, count = windows[number]
+        values, table = v[start : start + count], tables[numbers[number]]
+        if "levels" in table:
+            values = np.array(table["levels"], np.float32)[values + 3] / np.float32(1024)
+        unit = scales[number] * (np.float32(2.0**-power) * np.float32(1 / width))
+        whole = np.concatenate([values.astype(np.float32) * unit, shared * np.float32(1 / width)])
+        x = whole.reshape(-1, 16)
+        strides, others = strides_of(len(x))
+        d1, d2 = signs(4096 * number, width, keys, x.shape)
+        x = turn(butterflies(butterflies(x, strides).T, (1, 2, 4, 8)).T * d2)
+        x = butterflies(butterflies(x, others).T, (1, 2, 4, 8)).T * d1
+        overlap = windows[number - 1][0] + windows[number - 1][1] - start if number else 0
+        shared = x.ravel()[:overlap]
+        with np.errstate(over="ignore"):
+            rest = clipped(x.ravel()[overlap : size - start] * np.float32(2.0**power))
+        result[start + overlap : start + overlap + rest.size] = rest
     return result
 
 

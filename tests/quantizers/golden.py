@@ -22,8 +22,8 @@ import xxhash
 from qafel.algorithm import HiddenState, Kind, Message, method
 from qafel.params import Layout, Vector
 from qafel.quantizers import Quantizer, from_codec, parse
-from qafel.quantizers.trellis.plain import hash_pair
 from qafel.rng import Stream
+from tests.quantizers.oracle import hash_pair
 from tests.quantizers.specs import SPECS
 
 FILE = Path(__file__).with_name("golden.jsonl")
@@ -47,6 +47,10 @@ class Golden(NamedTuple):
     def layout(self) -> Layout | None:
         """Frames over the layout's parameters are made with it."""
         return LAYOUT if self.size == LAYOUT.size else None
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]] | None:
+        return None if self.layout is None else [shape for _, shape in self.layout.tensors]
 
 
 def vector(values: str, size: int, key: int = 1) -> Vector:

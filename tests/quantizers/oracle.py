@@ -1,6 +1,6 @@
-"""Plain, slow NumPy: what encoding kernels should compute, and what decoding shares with them.
+"""Random numbers, rounding and packing in slow NumPy, written from docs/wire-format.md.
 
-Written from the description and not from the kernels. `tests.quantizers.decoder` reads every codec with it.
+The module imports nothing from `qafel`, so that it can check the kernels. `decoder` reads every codec with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,35 @@ import math
 
 import numpy as np
 
-from qafel.quantizers.trellis.plain import hash_pair, round_keys
+Keys = tuple[int, int, int, int]
+MASK64 = 2**64 - 1
+
+
+def mix64(word: int) -> int:
+    """The finaliser of SplitMix64."""
+    z = (word + 0x9E3779B97F4A7C15) & MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
+    return z ^ (z >> 31)
+
+
+def round_keys(words: tuple[int, int]) -> Keys:
+    """The four 32-bit keys of the counter hash."""
+    first = mix64(words[0] ^ mix64(words[1]))
+    second = mix64(words[1] ^ first)
+    return first % 2**32, first >> 32, second % 2**32, second >> 32
+
+
+def hash_pair(counters: np.ndarray, keys: Keys) -> tuple[np.ndarray, np.ndarray]:
+    """Two 32-bit words for each counter, in 64-bit arithmetic modulo 2³²."""
+    low = np.uint64(0xFFFFFFFF)
+    k0, k1, k2, k3 = (np.uint64(key) for key in keys)
+    h = (counters.astype(np.uint64) * np.uint64(0x9E3779B1) + k0) & low
+    h = ((h ^ (h >> np.uint64(16))) * np.uint64(0x7FEB352D) + k1) & low
+    h ^= h >> np.uint64(15)
+    words = [(h * np.uint64(factor) + key) & low for factor, key in ((0x846CA68B, k2), (0x31848BAB, k3))]
+    first, second = ((word ^ (word >> np.uint64(16))).astype(np.uint32) for word in words)
+    return first, second
 
 
 def uniform16(size: int, words: tuple[int, int]) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""One list for the whole family: what every quantizer must pass, all of these pass."""
+"""The quantizers that every general test checks: one of each family by default, all of them in `make test-slow`."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from qafel.params import Layout, Vector
 from qafel.rng import Stream
@@ -59,6 +60,16 @@ SPECS = (
     "scaled:dithered:2",
     "scaled:rotated:2",
     "scaled:none",
+)
+
+QUICK = {
+    "none", "qsgd:4", "qsgd:4+zstd", "sign", "dithered:4", "rotated:4", "trellis:2.5,states=32", "affine:4",
+    "top_k:0.1,values=qsgd:4", "rand_k:0.1", "scaled:qsgd:4",
+}  # fmt: skip
+"""One of each family."""
+
+every_spec = pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=() if spec in QUICK else pytest.mark.slow) for spec in SPECS]
 )
 
 CELEBA = Layout.of(

@@ -1,7 +1,8 @@
-"""What every quantizer must do. A new one is added to SPECS and has to pass."""
+"""The promises of every quantizer. A new one is added to SPECS."""
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -12,18 +13,16 @@ from hypothesis import strategies as st
 from qafel.errors import MalformedPayload, NonFiniteVector
 from qafel.quantizers import CODEC_BYTES, Quantizer, from_codec, parse, threads
 from qafel.rng import Stream
-from tests.quantizers.specs import SPECS, same_bits, stream, vectors
+from tests.quantizers.specs import SPECS, every_spec, same_bits, stream, vectors
 
 SIZES = (0, 1, 2, 3, 31, 113, 511, 512, 513, 1023, 4097)
-
-every = pytest.mark.parametrize("spec", SPECS)
 
 
 def round_trip(quantizer: Quantizer, vector: np.ndarray, number: int = 0) -> np.ndarray:
     return quantizer.decode(quantizer.encode(vector, stream(number)), vector.size)
 
 
-@every
+@every_spec
 def test_spec_and_codec_name_the_quantizer(spec: str) -> None:
     quantizer = parse(spec)
     assert quantizer.spec == spec
@@ -36,48 +35,46 @@ def test_codecs_differ_where_quantizers_do() -> None:
     assert len({parse(spec).codec for spec in SPECS}) == len(SPECS)
 
 
-@every
-@pytest.mark.parametrize("size", SIZES)
-def test_round_trip_at_every_size(spec: str, size: int) -> None:
+@every_spec
+def test_round_trip_at_every_size(spec: str) -> None:
     quantizer = parse(spec)
-    for name, vector in vectors(size).items():
+    for size, (name, vector) in ((n, item) for n in SIZES for item in vectors(n).items()):
         kept = vector.copy()
         payload = quantizer.encode(vector, stream())
         assert isinstance(payload, bytes)  # a small one
-        assert len(payload) <= quantizer.max_payload_bytes(size), name
+        assert len(payload) <= quantizer.max_payload_bytes(size), (size, name)
         decoded = quantizer.decode(payload, size)
-        assert decoded.dtype == np.float32, name
-        assert decoded.shape == (size,), name
-        assert np.isfinite(decoded).all(), name
+        assert decoded.dtype == np.float32, (size, name)
+        assert decoded.shape == (size,), (size, name)
+        assert np.isfinite(decoded).all(), (size, name)
         assert same_bits(vector, kept), "encode changed its input"
         if not vector.any():
             assert not decoded.any(), "zero must stay zero"
 
 
-@every
-@pytest.mark.parametrize("scale", [1e38, 3.4e38, 1e-38, 1e-40, 1e-44])
-def test_huge_and_subnormal_values_stay_finite_and_near(spec: str, scale: float) -> None:
+@every_spec
+def test_huge_and_subnormal_values_stay_finite_and_near(spec: str) -> None:
     quantizer = parse(spec)
-    vector = (np.random.default_rng(1).choice([-1.0, 0.5, 1.0], 700) * scale).astype(np.float32)
-    decoded = round_trip(quantizer, vector)
-    assert np.isfinite(decoded).all()
-    if 1e-40 <= scale <= 1e38:
-        error = np.linalg.norm(decoded / scale - vector / scale) ** 2
-        tolerance = 1.0 + quantizer.omega(vector.size)  # one draw, so twice the mean is plenty
-        assert error <= 2 * tolerance * np.linalg.norm(vector / scale) ** 2
+    for scale in (1e38, 3.4e38, 1e-38, 1e-40, 1e-44):
+        vector = (np.random.default_rng(1).choice([-1.0, 0.5, 1.0], 700) * scale).astype(np.float32)
+        decoded = round_trip(quantizer, vector)
+        assert np.isfinite(decoded).all(), scale
+        if 1e-40 <= scale <= 1e38:
+            error = np.linalg.norm(decoded / scale - vector / scale) ** 2
+            tolerance = 1.0 + quantizer.omega(vector.size)  # one draw, so twice the mean is plenty
+            assert error <= 2 * tolerance * np.linalg.norm(vector / scale) ** 2, scale
 
 
-@every
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", [1, 29, 600])
-def test_nan_and_infinity_are_refused(spec: str, bad: float, size: int) -> None:
-    vector = np.ones(size, np.float32)
-    vector[-1] = bad
-    with pytest.raises(NonFiniteVector, match=f"at {size - 1}"):
-        parse(spec).encode(vector, stream())
+@every_spec
+def test_nan_and_infinity_are_refused(spec: str) -> None:
+    for bad, size in itertools.product((np.nan, np.inf, -np.inf), (1, 29, 600)):
+        vector = np.ones(size, np.float32)
+        vector[-1] = bad
+        with pytest.raises(NonFiniteVector, match=f"at {size - 1}"):
+            parse(spec).encode(vector, stream())
 
 
-@every
+@every_spec
 def test_other_arrays_are_refused_or_converted(spec: str) -> None:
     quantizer = parse(spec)
     with pytest.raises(TypeError, match="float32"):
@@ -91,7 +88,7 @@ def test_other_arrays_are_refused_or_converted(spec: str) -> None:
         quantizer.add_decoded_(np.ones(16, np.float32)[::2], payload)
 
 
-@every
+@every_spec
 def test_the_stream_alone_decides(spec: str) -> None:
     quantizer = parse(spec)
     vector = vectors(1100)["gaussian"]
@@ -100,22 +97,20 @@ def test_the_stream_alone_decides(spec: str) -> None:
         assert quantizer.encode(vector, stream(1)) != quantizer.encode(vector, stream(2))
 
 
-@every
-@pytest.mark.parametrize("weight", [1.0, 0.3, -2.5, 0.0])
-@pytest.mark.parametrize("size", [1, 113, 513, 4500])
-def test_add_decoded_equals_weight_times_decode_bit_for_bit(spec: str, weight: float, size: int) -> None:
+@every_spec
+def test_add_decoded_equals_weight_times_decode_bit_for_bit(spec: str) -> None:
     quantizer = parse(spec)
-    vector = vectors(size)["heavy-tailed"]
-    payload = quantizer.encode(vector, stream())
-    target = vectors(size)["gaussian"]
-    expected = target + np.float32(weight) * quantizer.decode(payload, size)
-    for form in (payload, memoryview(payload), memoryview(b"odd" + payload)[3:], memoryview(bytearray(payload))):
-        result = target.copy()
-        quantizer.add_decoded_(result, form, weight)
-        assert same_bits(result, expected)
+    for size in (1, 113, 513, 4500):
+        payload, target = quantizer.encode(vectors(size)["heavy-tailed"], stream()), vectors(size)["gaussian"]
+        decoded = quantizer.decode(payload, size)
+        forms = (payload, memoryview(payload), memoryview(b"odd" + payload)[3:], memoryview(bytearray(payload)))
+        for weight, form in itertools.product((1.0, 0.3, -2.5, 0.0), forms):
+            result = target.copy()
+            quantizer.add_decoded_(result, form, weight)
+            assert same_bits(result, target + np.float32(weight) * decoded), (size, weight)
 
 
-@every
+@every_spec
 def test_threads_change_no_bit(spec: str) -> None:
     quantizer = parse(spec)
     size = (1 << 19) + 777
@@ -130,7 +125,7 @@ def test_threads_change_no_bit(spec: str) -> None:
     assert results[0] == results[1] == results[2]
 
 
-@every
+@every_spec
 def test_unbiased_where_claimed(spec: str) -> None:
     """Mean error over 600 draws along 24 directions within 5.5 standard errors: wrong alarm below 1e-6 a spec."""
     quantizer = parse(spec)
@@ -145,23 +140,22 @@ def test_unbiased_where_claimed(spec: str) -> None:
         assert (np.abs(errors.mean(0)) <= 5.5 * spread + 1e-5 * np.abs(vector).sum()).all(), name
 
 
-@every
-@pytest.mark.parametrize("size", [1, 40, 700])
-def test_error_within_omega_and_delta(spec: str, size: int) -> None:
+@every_spec
+def test_error_within_omega_and_delta(spec: str) -> None:
     """Mean squared error over 150 draws at most ω‖x‖² and (1 − δ)‖x‖², within 5.5 standard errors."""
     quantizer = parse(spec)
-    omega, delta = quantizer.omega(size), quantizer.delta(size)
-    assert delta <= 1
-    for name, vector in vectors(size).items():
+    for size, (name, vector) in ((n, item) for n in (1, 40, 700) for item in vectors(n).items()):
+        omega, delta = quantizer.omega(size), quantizer.delta(size)
+        assert delta <= 1
         energy = float(np.vdot(vector.astype(np.float64), vector.astype(np.float64)))
         draws = [round_trip(quantizer, vector, n).astype(np.float64) - vector for n in range(150)]
         errors = np.array([np.vdot(error, error) for error in draws])
         slack = 5.5 * errors.std(ddof=1) / np.sqrt(errors.size) + 1e-5 * energy
-        assert errors.mean() <= omega * energy + slack, name
-        assert errors.mean() <= (1 - delta) * energy + slack, name
+        assert errors.mean() <= omega * energy + slack, (size, name)
+        assert errors.mean() <= (1 - delta) * energy + slack, (size, name)
 
 
-@every
+@every_spec
 def test_wrong_lengths_raise_and_change_nothing(spec: str) -> None:
     quantizer = parse(spec)
     vector = vectors(700)["gaussian"]
@@ -175,7 +169,7 @@ def test_wrong_lengths_raise_and_change_nothing(spec: str) -> None:
         assert same_bits(target, vector)
 
 
-@every
+@every_spec
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_garbage_raises_or_decodes_to_finite_values(spec: str, data: st.DataObject) -> None:
@@ -197,7 +191,7 @@ def test_garbage_raises_or_decodes_to_finite_values(spec: str, data: st.DataObje
         assert np.isfinite(decoded).all()
 
 
-@every
+@every_spec
 def test_flipped_bits_never_crash(spec: str) -> None:
     quantizer = parse(spec)
     payload = bytearray(quantizer.encode(vectors(300)["gaussian"], stream()))
@@ -212,7 +206,7 @@ def test_flipped_bits_never_crash(spec: str) -> None:
             continue
 
 
-@every
+@every_spec
 def test_decoding_garbage_allocates_little(spec: str) -> None:
     quantizer = parse(spec)
     size = 5000

@@ -1,4 +1,4 @@
-"""What the family is for: little error, few bytes. Figures on fixed data."""
+"""Little error in few bytes: figures on fixed data."""
 
 from __future__ import annotations
 
@@ -70,20 +70,18 @@ def test_celeba_upload_with_qsgd_fits_the_papers_size_with_all_parameters_quanti
     assert len(parse("qsgd:4+zstd").encode(gaussian(CELEBA.size), stream())) + FRAME_BYTES <= 12_500
 
 
-@pytest.mark.parametrize(("bits", "expected"), [(8, 29_924), (4, 15_380), (2, 8_108)])
-def test_affine_has_the_sizes_of_table_iii(bits: int, expected: int) -> None:
+def test_affine_has_the_sizes_of_table_iii() -> None:
     assert CELEBA.size == SIZE
-    assert len(parse(f"affine:{bits}", CELEBA).encode(gaussian(SIZE), stream())) == expected
+    for bits, expected in ((8, 29_924), (4, 15_380), (2, 8_108)):
+        assert len(parse(f"affine:{bits}", CELEBA).encode(gaussian(SIZE), stream())) == expected
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.1])
-@pytest.mark.parametrize("size", [SIZE, 1_000_000])
-def test_indices_come_within_3_percent_of_their_information(fraction: float, size: int) -> None:
-    quantizer = parse(f"top_k:{fraction}")
-    count = round(fraction * size)
-    index_bits = 8 * (len(quantizer.encode(gaussian(size), stream())) - 4 * count)
-    information = (math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)) / math.log(2)
-    assert index_bits / count <= 1.03 * information / count
+def test_indices_come_within_3_percent_of_their_information() -> None:
+    for fraction, size in ((0.01, SIZE), (0.1, SIZE), (0.01, 1_000_000), (0.1, 1_000_000)):
+        quantizer, count = parse(f"top_k:{fraction}"), round(fraction * size)
+        index_bits = 8 * (len(quantizer.encode(gaussian(size), stream())) - 4 * count)
+        information = (math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)) / math.log(2)
+        assert index_bits / count <= 1.03 * information / count, (fraction, size)
 
 
 def test_rand_k_sends_no_indices() -> None:

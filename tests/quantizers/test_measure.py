@@ -1,4 +1,4 @@
-"""What is measured agrees with what is known, and fitness for a role with theory."""
+"""Measured errors agree with known ones, and fitness for a role agrees with theory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from qafel.quantizers.measure import gaussian
 from tests.quantizers.specs import SPECS, stream
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_fitness_speaks_exactly_where_theory_does(spec: str) -> None:
-    quantizer = parse(spec)
-    assert bool(fitness(quantizer, 29_282, "client")) == (not quantizer.unbiased(29_282))
-    assert bool(fitness(quantizer, 29_282, "server")) == (quantizer.delta(29_282) <= 0)
+def test_fitness_speaks_exactly_where_theory_does() -> None:
+    for quantizer in map(parse, SPECS):
+        assert bool(fitness(quantizer, 29_282, "client")) == (not quantizer.unbiased(29_282)), quantizer
+        assert bool(fitness(quantizer, 29_282, "server")) == (quantizer.delta(29_282) <= 0), quantizer
 
 
 def test_a_snapshot_may_be_biased_but_keeps_half() -> None:
     assert not fitness(parse("trellis:2,scale=least"), 29_282, "snapshot")
     assert not fitness(parse("top_k:0.5"), 29_282, "snapshot")
     (sentence,) = fitness(parse("top_k:0.1"), 29_282, "snapshot")
-    assert "can lose 90% of the hidden state's energy at 29282 coordinates" in sentence
+    assert "90%" in sentence
 
 
 def test_a_memory_needs_an_unbiased_quantizer_and_a_rate_below_its_limit() -> None:
     (sentence,) = fitness(parse("top_k:0.1"), 100, "server", 0.3)
-    assert "is biased: a memory" in sentence
+    assert "biased" in sentence
     tenth = parse("rand_k:0.1")  # ω = 9: the limit is 0.2
     assert fitness(tenth, 100, "server"), "without a memory it must contract"
     assert not fitness(tenth, 100, "server", 0.19)

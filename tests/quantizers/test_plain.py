@@ -16,7 +16,7 @@ from qafel.params import Vector
 from qafel.quantizers import Quantizer, kernels, parse, payloads
 from qafel.quantizers.plain import blocks, levels, shared, sparse
 from qafel.quantizers.trellis import plain as windows
-from tests.quantizers.specs import CELEBA, SPECS, same_bits, stream, vectors
+from tests.quantizers.specs import CELEBA, every_spec, same_bits, stream, vectors
 
 ROOT = Path(__file__).parents[2]
 PLAIN = {"blocks": blocks, "levels": levels, "shared": shared, "sparse": sparse, "windows": windows}
@@ -34,7 +34,7 @@ def added(quantizer: Quantizer, payload: bytes, size: int, weight: float) -> Vec
     return target
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@every_spec
 @pytest.mark.filterwarnings("error")
 def test_numpy_encodes_and_decodes_to_the_bits_of_the_compiled_kernels(
     spec: str, monkeypatch: pytest.MonkeyPatch
@@ -103,19 +103,19 @@ def test_numpy_refuses_exactly_what_the_compiled_kernels_refuse(spec: str, monke
             quantizer.encode(np.full(size, bad, np.float32), stream())
 
 
-@pytest.mark.parametrize("mixed", [0.0, 3.0])
 @pytest.mark.parametrize("kept", [(0, 0, 0), (500, 0, 0), (500, 500, 0), (0, 0, 500), (500, 500, 500)])
-def test_the_servers_step_has_the_same_bits_in_numpy(mixed: float, kept: tuple[int, int, int]) -> None:
+def test_the_servers_step_has_the_same_bits_in_numpy(kept: tuple[int, int, int]) -> None:
     generator = np.random.default_rng(1)
     vectors = [generator.standard_normal(n, dtype=np.float32) for n in (500, 500, *kept)]
     model, total, memory, velocity, rounded = vectors
-    found = []
-    for one in (step_kernel(), step_in_numpy):
-        following, moved, lost = np.empty(500, np.float32), velocity.copy(), rounded * np.float32(1e-8)
-        numbers = np.float32(mixed), np.float32(7.0)
-        one(following, model, total, *numbers, memory, moved, np.float32(0.9), np.float32(0.1), lost)
-        found.append((following, moved, lost))
-    assert all(map(same_bits, *found))
+    for mixed in (0.0, 3.0):
+        found = []
+        for one in (step_kernel(), step_in_numpy):
+            following, moved, lost = np.empty(500, np.float32), velocity.copy(), rounded * np.float32(1e-8)
+            numbers = np.float32(mixed), np.float32(7.0)
+            one(following, model, total, *numbers, memory, moved, np.float32(0.9), np.float32(0.1), lost)
+            found.append((following, moved, lost))
+        assert all(map(same_bits, *found)), mixed
 
 
 WITHOUT = """
@@ -141,16 +141,14 @@ def test_without_numba_every_quantizer_and_a_server_work_and_golden_frames_hold(
     assert done.stdout.split() == ["0", "False"], done.stderr
 
 
-def test_the_environment_chooses_the_kernels_or_is_told_what_it_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_chooses_the_kernels_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernels.CHOICE, "numpy")
     assert not kernels.are_compiled()
     monkeypatch.setenv(kernels.CHOICE, "numba")
     assert kernels.are_compiled()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"QAFEL_KERNELS=numba needs Numba: pip install 'qafel\[fast\]', or take numpy"
-    ):
+    with pytest.raises(ConfigError, match="Numba"):
         kernels.are_compiled()
     monkeypatch.setenv(kernels.CHOICE, "fortran")
-    with pytest.raises(ConfigError, match="QAFEL_KERNELS is numba or numpy, found 'fortran'"):
+    with pytest.raises(ConfigError, match="fortran"):
         kernels.are_compiled()

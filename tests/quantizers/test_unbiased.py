@@ -66,11 +66,11 @@ def squared_bias(spec: str, x: Vector, draws: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 33, 113, 257, 610])
-@pytest.mark.parametrize("kind", KINDS)
-def test_bias_is_below_1e_4_at_one_bit(size: int, kind: str) -> None:
-    found, error = squared_bias("rotated:1", vector_of(kind, size), draws_for(1, size))
-    assert error < 2 * STANDARD_ERROR, "too few draws to see a bias of 1e-4"
-    assert found < MOST
+def test_bias_is_below_1e_4_at_one_bit(size: int) -> None:
+    for kind in KINDS:
+        found, error = squared_bias("rotated:1", vector_of(kind, size), draws_for(1, size))
+        assert error < 2 * STANDARD_ERROR, "too few draws to see a bias of 1e-4"
+        assert found < MOST, kind
 
 
 @pytest.mark.parametrize("bits", WIDTHS[1:])
