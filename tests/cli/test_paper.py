@@ -104,7 +104,7 @@ def test_a_failed_run_means_exit_code_1(tmp_path):
     taken.mkdir(parents=True)
     (taken / "notes.txt").write_text("mine")
     failed = qafel("paper", "local-steps", *QUICK, "--only", "*-p[24]-*", "--out", tmp_path, expect=1)
-    assert "holds something else than a run" in failed.stderr
+    assert "not a run directory" in failed.stderr
     assert (tmp_path / "runs/mushrooms-fedbuff-p2-every100-quick-seed0/summary.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""How a run stands between two rows: written for others to read, gone or "stopped" at the end, never in the way."""
+"""The live state of a run: written for readers, removed or marked "stopped" at the end, never in the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from qafel.errors import DataError
-from qafel.runs.live import LIVE_FILE, MOST_STALENESS, LiveFile, LiveState, Rate, read_live, shortened
+from qafel.runs.directory import RunDirectory
+from qafel.runs.live import LIVE_FILE, MOST_STALENESS, LiveState, Rate, read_live, shorten, write_live
 
 STATE = LiveState(
     status="running",
@@ -27,12 +28,12 @@ STATE = LiveState(
 
 
 def test_a_state_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    LiveFile(tmp_path).write(STATE)
+    write_live(tmp_path, STATE)
     assert read_live(tmp_path) == STATE
 
 
 def test_what_is_not_finite_is_left_out_of_the_json(tmp_path: Path) -> None:
-    LiveFile(tmp_path).write(replace(STATE, metric=math.nan, hidden_state_lag=math.inf))
+    write_live(tmp_path, replace(STATE, metric=math.nan, hidden_state_lag=math.inf))
     found = read_live(tmp_path)
     assert found is not None
     assert (found.metric, found.hidden_state_lag) == (None, None)
@@ -55,26 +56,26 @@ def test_a_field_of_a_newer_version_does_no_harm() -> None:
 
 
 def test_a_finished_run_leaves_no_file_and_a_broken_off_one_says_stopped(tmp_path: Path) -> None:
-    file = LiveFile(tmp_path)
-    file.write(STATE)
-    file.end(finished=False)
+    directory = RunDirectory(tmp_path)
+    directory.on_live(STATE)
+    directory.on_end(None)
     found = read_live(tmp_path)
     assert found is not None
     assert (found.status, found.uploads) == ("stopped", 31)
-    file.end(finished=True)
-    assert list(tmp_path.iterdir()) == []
+    directory.on_end({"status": "finished"})
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
-    LiveFile(tmp_path / "gone").write(STATE)
-    LiveFile(tmp_path / "gone").end(finished=True)
+    write_live(tmp_path / "gone", STATE)
+    RunDirectory(tmp_path / "gone").on_end(None)
 
 
 def test_a_long_histogram_keeps_its_sum() -> None:
     histogram = list(range(3 * MOST_STALENESS))
-    assert len(shortened(histogram)) == MOST_STALENESS + 1
-    assert sum(shortened(histogram)) == sum(histogram)
-    assert shortened([1, 2]) == [1, 2]
+    assert len(shorten(histogram)) == MOST_STALENESS + 1
+    assert sum(shorten(histogram)) == sum(histogram)
+    assert shorten([1, 2]) == [1, 2]
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:

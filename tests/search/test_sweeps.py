@@ -56,7 +56,7 @@ def test_a_run_that_fails_is_a_row_that_says_so(tmp_path):
     (tmp_path / "mushrooms-fedbuff-seed1" / "thesis.tex").write_text("years of work")
     found = qafel.sweep("mushrooms-fedbuff", seeds=2, settings=QUICK, out=tmp_path)
     assert [row["status"] for row in found.rows] == ["finished", "failed"]
-    assert "something else than a run" in found.rows[1]["error"]
+    assert "not a run directory" in found.rows[1]["error"]
     assert list(found.failed) == ["mushrooms-fedbuff-seed1"]
     assert "mushrooms-fedbuff-seed1 (failed)" in (tmp_path / "report.html").read_text()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qafel.config import Config
-from qafel.runs.listeners import Calling
 from qafel.runs.live import LiveState, read_live
 from qafel.runs.progress import Row
+from qafel.runs.summary import FunctionListener
 from qafel.simulator import live as heartbeats
 from tests.running import run
 
@@ -39,7 +39,7 @@ def states_of(tmp_path: Path, **changes: object) -> list[tuple[Row, LiveState]]:
         assert state is not None
         found.append((row, state))
 
-    run(Config.from_dict(CONFIG | changes), tmp_path / "run", [Calling(look)], track=())
+    run(Config.from_dict(CONFIG | changes), tmp_path / "run", [FunctionListener(look)], track=())
     return found
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_breaks_off_says_so(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(Config.from_dict(CONFIG), tmp_path / "run", [Calling(interrupt)], track=())
+        run(Config.from_dict(CONFIG), tmp_path / "run", [FunctionListener(interrupt)], track=())
     found = read_live(tmp_path / "run")
     assert found is not None
     assert found.status == "stopped"
@@ -99,5 +99,5 @@ def test_rows_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
         assert all(json.loads(line) for line in lines)
         seen.append(len(lines))
 
-    run(Config.from_dict(CONFIG), tmp_path / "run", [Calling(count)], track=())
+    run(Config.from_dict(CONFIG), tmp_path / "run", [FunctionListener(count)], track=())
     assert seen == list(range(1, 10))

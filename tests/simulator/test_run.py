@@ -9,7 +9,7 @@ import safetensors.numpy
 from qafel.config import Config, load_recipe
 from qafel.errors import DataError
 from qafel.runs.directory import CHECKPOINT, read_checkpoint, write_checkpoint
-from qafel.runs.listeners import Calling
+from qafel.runs.summary import FunctionListener
 from tests.running import run
 
 
@@ -21,7 +21,7 @@ def short(recipe, **changes):
 def test_a_run_directory_holds_what_a_reader_needs(tmp_path):
     config = short("mushrooms-qafel-4bit", evaluation={"every": 10, "target": 0.3})
     seen = []
-    summary = run(config, tmp_path / "run", [Calling(seen.append)], checkpoint_every_s=0)
+    summary = run(config, tmp_path / "run", [FunctionListener(seen.append)], checkpoint_every_s=0)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"} <= names
     assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
@@ -113,7 +113,7 @@ def kill(config, out, version, **options):
             raise Killed
 
     with pytest.raises(Killed):
-        run(config, out, [Calling(break_off)], **{"checkpoint_every_s": 0, **options})
+        run(config, out, [FunctionListener(break_off)], **{"checkpoint_every_s": 0, **options})
 
 
 def test_a_run_begun_anew_is_not_resumed_from_the_checkpoint_before(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qafel.errors import DataError
-from qafel.runs.live import LiveFile
+from qafel.runs.live import write_live
 from qafel.runs.reading import RowReader
 from qafel.watch.sources import Folders, FollowedRun, Told, find_runs
 from tests.watch.states import live_state
@@ -68,7 +68,7 @@ def test_a_run_that_begins_anew_forgets_its_rows(folder: Path, make_run) -> None
 
 def test_the_end_is_seen_and_so_is_a_run_that_goes_on_after_it(folder: Path) -> None:
     followed = FollowedRun(folder)
-    LiveFile(folder).write(live_state())
+    write_live(folder, live_state())
     assert followed.look().word == "running"
     summary = {"status": "finished", "metric_name": "loss", "target": 0.1, "metric_final": 0.2, "server_steps": 3}
     summary |= {"uploads": 30, "upload_bytes_total": 300, "broadcast_bytes_total": 30}
@@ -80,7 +80,7 @@ def test_the_end_is_seen_and_so_is_a_run_that_goes_on_after_it(folder: Path) -> 
 
 
 def test_what_the_driver_says_completes_what_rows_say(folder: Path) -> None:
-    LiveFile(folder).write(live_state(at=time.time() - 100, problem="the disk is full"))
+    write_live(folder, live_state(at=time.time() - 100, problem="the disk is full"))
     found = FollowedRun(folder).look()
     assert (found.word, found.problem) == ("silent for 1 min 40 s", "the disk is full")
     assert (found.run.goal, found.run.number("target"), found.run.number("uploads")) == ("max", 0.85, 400)

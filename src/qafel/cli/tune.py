@@ -24,7 +24,7 @@ from qafel.cli.console import (
 )
 from qafel.cli.run import warn_of_unfit_quantizers
 from qafel.config import load_recipe
-from qafel.runs.bars import bar_column, is_wide
+from qafel.runs.bars import bar_column, has_room
 from qafel.search import ObjectiveName, Tuning, parse_search
 from qafel.search import tune as search_for
 from qafel.search.page import trial_json, write_results
@@ -116,7 +116,7 @@ class _TuneProgress(LiveBars):
         self._shown_s = 0.0
 
     def update(self, now: SearchProgress) -> None:
-        wide = is_wide(self.bars.console)
+        wide = has_room(self.bars.console)
         settings = ", ".join(f"{short(path)} {value}" for path, value in now.trial.settings.items()) if wide else ""
         best = "" if now.best is None else f"best {now.objective.text(now.best.score)} (trial {now.best.number}) ·"
         what = f"trial {now.trial.number}"

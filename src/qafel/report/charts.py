@@ -14,7 +14,7 @@ from qafel.drawing.chart import Axis, Bars, Panel, Series, short_labels
 from qafel.errors import DataError
 from qafel.report.groups import Group, MetricView, all_styles, groups_of, is_wide, log_start, metric_view
 from qafel.runs.reading import Column, Run
-from qafel.runs.seeds import Across, Curve
+from qafel.runs.seeds import Across, MeanCurve
 from qafel.text import human_bytes
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _rows(group: Group, key: str, title: str, label: str, parts: Mapping[str, st
     return Panel(key, title, x, y, note=note, bars=tuple(bars), arrangement="rows")
 
 
-def _curves(group: Group, found: Sequence[Curve]) -> tuple[Series, ...]:
+def _curves(group: Group, found: Sequence[MeanCurve]) -> tuple[Series, ...]:
     """A curve for each label that has something to draw, with the range over its seeds."""
     return tuple(
         Series(style.label, *curve)

@@ -1,13 +1,11 @@
-"""What a run is, for both drivers: a configuration, a seed and a driver make rows and, at the end, a summary.
+"""Runs, for both drivers: a configuration, a seed and a driver produce rows and a summary.
 
-progress    what crossed, when the model is measured, what a row holds, when the run ends
-records     what the files of a run may hold, and the one way to read them
-summary     a run in a page of JSON
-live        how a run stands between two rows
-listeners   who hears of rows and of the end
-trackers    TensorBoard, MLflow, Weights & Biases: listeners that show runs elsewhere
-bars        a listener that shows a run while it goes on, on a terminal or in a notebook
-directory   where a run writes; how far a directory is; checkpoint files
+progress    traffic, evaluations, rows; the types that files of a run may hold
+summary     the summary of a run; listeners that receive rows and summary
+live        the state of a run between two rows
+bars        progress bars on a terminal or in a notebook
+trackers    TensorBoard, MLflow, Weights & Biases
+directory   the run directory: writing it, its state, checkpoint files
 reading     run directories read back
-seeds       runs that differ only by seed: spread and mean curve
+seeds       runs that differ only by seed: mean, spread, mean curve
 """

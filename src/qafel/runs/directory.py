@@ -1,7 +1,7 @@
-"""A run's directory: config.toml, metrics.jsonl, summary.json, model.safetensors; on the way checkpoint and live.json.
+"""A run's directory: config.toml, metrics.jsonl, summary.json, model.safetensors; checkpoint and live.json meanwhile.
 
-Files that are only useful whole are written beside their place and moved there, so that a killed run leaves the old
-file or the new one, never half of one. A directory with a summary is a finished run.
+Files are written atomically: a killed run leaves the old file or the new one. A directory with a summary is a finished
+run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Container, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeAlias, final
 
@@ -26,43 +28,43 @@ from qafel.config.sections import read_table
 from qafel.errors import ConfigError, DataError, OutputError
 from qafel.files import Lock, read_checked, read_regular, write_atomically, write_checked, writing
 from qafel.params import Layout, Vector
-from qafel.runs.live import LIVE_FILE, LiveFile, LiveState
+from qafel.runs.live import LIVE_FILE, LiveState, write_live
 from qafel.runs.progress import Row
 from qafel.runs.summary import Summary, read_summary
 
 FORMAT = 2
-"""Version of the directory's format; 1 did not state it. It is the first line of config.toml."""
+"""Version of the directory's format, in the first line of config.toml."""
 CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
 _CHECKPOINT_FORMAT = 2
 _CHECKPOINT_VALUES = TypeAdapter(dict[str, Any])
 _HEADER = re.compile(r"# qafel run directory, format (\d{1,9})\n")
 
 State: TypeAlias = Literal["absent", "other", "damaged", "interrupted", "other limits", "finished"]
-"""How far a directory is with a run; "other": it is of another one, "other limits": of this one but for its end."""
+"""The state of a directory for a run. "other": it holds another run; "other limits": this run with another end."""
 
 _LABELS = ("name", "description")
 _CONFIG_BYTES = 1 << 20
-_FLUSH_S = 0.5  # as long a row may wait before others can read it
+_FLUSH_S = 0.5  # the longest time until other processes can read a row
 
 
 @final
 class RunDirectory:
-    """A context in which one process, and no other, writes a run's results. It is a listener of the run."""
+    """A context with exclusive write access to a run directory, and a listener of the run."""
 
     def __init__(self, path: Path) -> None:
-        """The directory at `path`, which need not exist yet; nothing is written before `begin`, but for a lock."""
+        """Prepare the directory `path`, which need not exist. Nothing but a lock is written before `begin`."""
         self.path = path
         whole = Path(os.path.realpath(path))
-        # The lock lies beside the folder, which may itself be moved aside; or in it, if its parent cannot be written,
-        # as with a mounted volume.
+        # The lock is beside the folder, which may be moved aside; inside, if the parent is not writable, as with a
+        # mounted volume.
         inside = os.path.exists(whole.parent) and not os.access(whole.parent, os.W_OK)
         self._lock = Lock(
             whole / ".lock" if inside else whole.parent / f".{whole.name}.lock",
-            OutputError(f"another process is at work in {path}: wait for its end, or choose another `out`"),
+            OutputError(f"another process writes to {path}: wait until it ends, or choose another `out`"),
             beside=path,
         )
         self._metrics: IO[bytes] | None = None
-        self._live = LiveFile(path)
+        self._last: LiveState | None = None
         self._flushed_s = 0.0
 
     def __enter__(self) -> Self:
@@ -79,11 +81,10 @@ class RunDirectory:
             self._lock.__exit__()
 
     def begin(self, toml: str, *, keep_metrics_bytes: int | None = 0) -> None:
-        """Open the directory for a run with that configuration.
+        """Open the directory for a run with the configuration `toml`.
 
-        A resumed run keeps the first `keep_metrics_bytes` of its metrics; None keeps every whole row. A new one removes
-        checkpoint and model of a run before: killed early, it must not be resumed from the one or stand beside the
-        other.
+        `keep_metrics_bytes`: the bytes of metrics that a resumed run keeps; None keeps every complete row. A new run
+        removes the old checkpoint and model, so that a resume never mixes two runs.
         """
         path = self.path
         with writing(f"results to {path}", "; choose another folder, `out`"):
@@ -98,7 +99,7 @@ class RunDirectory:
                 self._metrics.seek(0)
                 keep_metrics_bytes = self._metrics.read().rfind(b"\n") + 1
             self._metrics.truncate(keep_metrics_bytes)
-            self._metrics.seek(0, os.SEEK_END)  # else `metrics_bytes` says the old length until a row is written
+            self._metrics.seek(0, os.SEEK_END)  # without it, `metrics_bytes` returns the old length before the next row
         write_atomically(path / "config.toml", f"# qafel run directory, format {FORMAT}\n{toml}".encode())
 
     def on_row(self, row: Row) -> None:
@@ -111,26 +112,30 @@ class RunDirectory:
                 self._metrics.flush()
 
     def on_live(self, state: LiveState) -> None:
-        """Say how the run stands now, to whoever watches the directory. A full disk is for the next row to notice."""
+        """Publish the live state. A full disk raises at the next row, not here."""
+        self._last = state
         with suppress(OutputError):
             self.flush()
-        self._live.write(state)
+        write_live(self.path, state)
 
     def on_end(self, summary: Summary | None) -> None:
-        """Write the summary, last of all."""
+        """Write the summary and remove the live state. Without a summary, mark the live state as stopped."""
         self.flush()
         if summary is not None:
             write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-        self._live.end(finished=summary is not None)
+            with suppress(OSError):
+                (self.path / LIVE_FILE).unlink(missing_ok=True)
+        elif self._last is not None:
+            write_live(self.path, replace(self._last, status="stopped", at=time.time(), updates_per_s=0.0))
 
     def flush(self) -> None:
-        """Hand all rows to the system."""
+        """Pass all rows to the operating system."""
         if self._metrics is not None:
             with writing(str(self.path / "metrics.jsonl")):
                 self._metrics.flush()
 
     def metrics_bytes(self) -> int:
-        """How long the metrics are, all of them written out."""
+        """Return the length of the metrics after writing all rows."""
         assert self._metrics is not None
         self.flush()
         return self._metrics.tell()
@@ -140,15 +145,15 @@ class RunDirectory:
         write_atomically(self.path / "model.safetensors", model_file(model, layout))
 
     def move_aside(self, rows_too: bool = True) -> Path | None:
-        """Move a run with results, or half of them, out of the way; return where to. Refuse what is not a run.
+        """Move a run with results to another name and return it. Raises `OutputError` for anything but a run.
 
-        Rows of a run that was killed before its first checkpoint are results, unless `rows_too` is false.
+        `rows_too`: rows without a checkpoint are results too, and are not deleted.
         """
         path = self.path
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return None
         if not (path / "config.toml").exists():
-            raise OutputError(f"{path} holds something else than a run: move it away, or choose another `out`")
+            raise OutputError(f"{path} is not a run directory: move it, or choose another `out`")
         if not _has_results(path) and not (rows_too and _has_rows(path)):
             shutil.rmtree(path)  # it ended before its first checkpoint
             return None
@@ -162,12 +167,12 @@ class RunDirectory:
 
 
 def model_file(model: Vector, layout: Layout) -> bytes:
-    """A model as a safetensors file, a tensor under each name of its layout."""
+    """Return a model as the content of a safetensors file with the layout's tensors."""
     return bytes(safetensors.numpy.save({name: tensor.copy() for name, tensor in layout.split(model).items()}))
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """A configuration as the table that its run directory states, with the digest of the model that it starts from."""
+    """Return the configuration as the table in its run directory, with the digest of the start model."""
     table = config.model_dump(exclude_none=True)
     if config.start is not None:
         table["start"] = config.start.pinned().model_dump()
@@ -175,7 +180,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def by_path(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """What nested tables hold, each value under its path, such as algorithm.client_lr."""
+    """Flatten nested tables: each value under its path, such as algorithm.client_lr."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found |= by_path(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
@@ -183,18 +188,18 @@ def by_path(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def read_settings(toml: str, source: str) -> dict[str, Any]:
-    """The table of settings in a run directory's `toml`, with defaults filled in unless a Python program made the run.
+    """Return the settings in a run directory's `toml`. `source` names the text in errors.
 
-    `source` names the text in errors.
+    Defaults are filled in, unless a Python program made the run.
     """
     table = read_table(toml, source)
     return table if table.get("made_in") == "python" else settings_of(Config.from_dict(table, source))
 
 
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any], ignoring: Container[str] = ()) -> bool:
-    """Whether two tables of settings give the same results: names and descriptions do not matter, nor `ignoring`.
+    """Return whether two tables of settings give the same results.
 
-    Nor does it matter where the model to start from lies, if it is the same one.
+    Names, descriptions, the path of the start model and the keys in `ignoring` do not matter.
     """
     first, second = (
         {
@@ -208,7 +213,7 @@ def same_run(one: Mapping[str, Any], other: Mapping[str, Any], ignoring: Contain
 
 
 def state_of(path: Path, settings: Config | Mapping[str, Any]) -> State:
-    """How far the directory `path` is with the run of these settings: a configuration, or its table."""
+    """Return the state of the directory `path` for the run of these settings: a configuration or its table."""
     wanted = settings_of(settings) if isinstance(settings, Config) else settings
     if not _has_results(path) and not _has_rows(path):
         return "absent"
@@ -222,14 +227,14 @@ def state_of(path: Path, settings: Config | Mapping[str, Any]) -> State:
         return "other limits"
     if has_summary(path):
         return "finished"
-    goes_on = (path / CHECKPOINT).is_file() or (path / "state").is_dir()
-    return "interrupted" if goes_on else "damaged" if os.path.exists(path / "summary.json") else "absent"
+    resumable = (path / CHECKPOINT).is_file() or (path / "state").is_dir()
+    return "interrupted" if resumable else "damaged" if os.path.exists(path / "summary.json") else "absent"
 
 
 def read_toml(path: Path) -> str:
-    """The text of a run directory's config.toml; `FileNotFoundError` if there is none.
+    """Return the text of a run directory's config.toml.
 
-    `DataError` if it is damaged, or of a newer version, whose files may mean something else.
+    Raises `FileNotFoundError`, or `DataError` if the file is damaged or of a newer format.
     """
     file = path / "config.toml"
     try:
@@ -253,7 +258,7 @@ def _has_results(path: Path) -> bool:
 
 
 def _has_rows(path: Path) -> bool:
-    """Whether anything was measured: a run that was killed before its first checkpoint has rows, too."""
+    """Return whether anything was evaluated, which happens before the first checkpoint."""
     try:
         return (path / "metrics.jsonl").stat().st_size > 0
     except OSError:
@@ -261,7 +266,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def has_summary(path: Path) -> bool:
-    """Whether the run in the directory `path` has come to its end."""
+    """Return whether the run in the directory `path` has ended."""
     try:
         read_summary(path)
     except (FileNotFoundError, DataError):
@@ -270,16 +275,16 @@ def has_summary(path: Path) -> bool:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the checkpoint file `path`; a process killed meanwhile leaves the one before.
+    """Replace the checkpoint file `path`. A killed process leaves the previous one.
 
-    Arrays are in safetensors, values as JSON in its header, and a checksum is over all of it.
+    The file is safetensors with the values as JSON in its header, behind a checksum.
     """
     data = safetensors.numpy.save(checkpoint.arrays, metadata={"values": json.dumps(checkpoint.values)})
     write_checked(path, "checkpoint", _CHECKPOINT_FORMAT, data)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint file; `DataError` says that it is missing, damaged or of another version."""
+    """Read a checkpoint file. Raises `DataError` if it is missing, damaged or of another format."""
     data = read_checked(path, "checkpoint", _CHECKPOINT_FORMAT)
     try:
         arrays = safetensors.numpy.load(data)

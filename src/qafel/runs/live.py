@@ -1,7 +1,7 @@
-"""How a run stands at this moment, between two evaluations: what its driver says about once a second.
+"""The state of a run between two evaluations, which its driver reports about once a second.
 
-It is the file live.json of a run directory as long as the run goes on. A deployed server also tells it to its broker,
-with what its clients and other servers must know.
+During a run, the file live.json of its directory holds the state. A deployed server also publishes it through
+its broker, with fields that its clients and other servers need.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, final
 
@@ -20,68 +20,77 @@ from qafel.algorithm import Server
 from qafel.config import Limits
 from qafel.errors import DataError, OutputError
 from qafel.files import write_atomically
-from qafel.runs.progress import Progress, Status, Traffic, finite_or_none
-from qafel.runs.records import Amount, Count, Number, Text, fault_of, read_record
-from qafel.runs.summary import rejections_and_repeats
+from qafel.runs.progress import (
+    Amount,
+    Count,
+    Number,
+    Progress,
+    Status,
+    Text,
+    Traffic,
+    fault_of,
+    finite_or_none,
+    read_record,
+)
+from qafel.runs.summary import figures_so_far
 from qafel.tasks.protocol import Goal, Task
 
 LIVE_FILE = "live.json"
 _MOST_BYTES = 1 << 20
 NAMED_CLIENTS = 100
-"""Of so many clients the numbers are told; of all others the count."""
+"""A state lists at most this many clients by number, and counts the others."""
 NAMED_FAILURES = 20
-"""The same, of clients whose training fails, with the reasons."""
+"""A state gives the reason for at most this many clients whose training fails."""
 MOST_STALENESS = 200
-"""The last entry of a told histogram is of this staleness and of all above."""
+"""The last entry of a published histogram counts this staleness and all above."""
 
 
 _Entry = TypeVar("_Entry")
 ByName: TypeAlias = Annotated[dict[Text, _Entry], Field(max_length=1000)]
-"""By client or by reason: as many as a person may look at."""
+"""Entries by client or by reason."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveState:
-    """A run at a moment. Names are those of a row or a summary where they mean the same."""
+    """A run at one moment. Fields have the names of a row or a summary where they mean the same."""
 
     status: Text
     """A run's `Status`, or another word of its server."""
     at: Amount
-    """When this was said, in seconds since 1970."""
+    """Time of this state, in seconds since 1970."""
     version: Count
-    """Of a deployed run, that of the last broadcast that went out."""
+    """In a deployment, the version of the last published broadcast."""
     uploads: Count = 0
     upload_bytes_total: Count = 0
     broadcast_bytes_total: Count = 0
     received_bytes_total: Count = 0
     wall_s: Amount = 0.0
-    """How long the run has gone on."""
     virtual_time: Amount | None = None
     virtual_time_unit: Text = ""
-    """"s" for a deployed run, whose time is in seconds."""
+    """"s" in a deployment, where time is in seconds."""
     updates_per_s: Amount = 0.0
-    """Of the last seconds."""
+    """The rate of the last seconds."""
     share_done: Amount | None = None
-    """How far the run is towards the nearest of its limits, from 0 to 1."""
+    """Progress towards the nearest limit, from 0 to 1."""
     buffer_fill: Count = 0
     buffer_size: Count = 0
     staleness_histogram: list[Count] = field(default_factory=list)
-    """Updates per staleness 0, 1, 2, … in the whole run; see `MOST_STALENESS`."""
+    """Updates of the whole run by staleness 0, 1, 2, …; see `MOST_STALENESS`."""
     rejected: ByName[Count] = field(default_factory=dict)
     repeated: Count = 0
-    """Uploads that were counted before: their clients only missed the receipt."""
+    """Uploads that had already counted: their clients missed the receipt."""
     clients: Count = 0
-    """How many there are."""
+    """The number of clients."""
     training: ByName[Count] = field(default_factory=dict)
-    """Some of the clients that take part, by number: how many versions behind each is."""
+    """Participating clients by number, with the versions that each is behind. It lists at most `NAMED_CLIENTS`."""
     training_count: Count = 0
     silent: ByName[Amount | None] = field(default_factory=dict)
-    """Some of the clients that do not report: since how many seconds; None where that is not known."""
+    """Clients that do not report, with the seconds since they did; None: unknown. It lists at most `NAMED_CLIENTS`."""
     silent_count: Count | None = 0
     """None: not counted, as in a simulation of very many clients."""
     failing: ByName[Text] = field(default_factory=dict)
-    """Some of the clients whose last training failed, and why."""
+    """Clients whose last training failed, with the reason. It lists at most `NAMED_FAILURES`."""
     failing_count: Count = 0
     metric: Number | None = None
     metric_name: Text = ""
@@ -90,37 +99,37 @@ class LiveState:
     hidden_state_lag: Number | None = None
     """‖x − x̂‖ / ‖x‖ at the last evaluation."""
     problem: Text = ""
-    """What an operator should see to, such as a full disk; empty if all is well."""
+    """A problem that an operator should fix, such as a full disk. Empty: none."""
     failed_checkpoints: Count = 0
     server_steps: Count = 0
-    """How many the run is to make; 0: any number."""
+    """The limit of server steps; 0: no limit."""
     run_id: Text = ""
-    """Tells a deployed run from all others, wherever it is seen. All below is of deployed runs, too."""
+    """The unique name of a deployed run. This field and those below exist in deployments only."""
     digest: Count = 0
-    """Of x̂ at `version`."""
+    """The digest of x̂ at `version`."""
     epoch: Count = 0
-    """Which server of the run this is, counted; a lower one's words are void."""
+    """The number of the server within the run. States of a lower epoch are void."""
     since: Count = 0
-    """The version that its epoch began with."""
+    """The first version of this epoch."""
     holder: Text = ""
-    """The folder that it serves from, and no copy of it."""
+    """The identity of the server's folder. A copy of the folder has another one."""
     instance: Text = ""
-    """The process."""
+    """The identity of the process."""
     safe_records: Count = 0
-    """Of its journal, synced."""
+    """Synced records of the journal."""
     position: Count = 0
-    """The bytes of all broadcasts up to `version`."""
+    """Bytes of all broadcasts up to `version`."""
     snapshot_position: Count = 0
-    """The same up to the version of the snapshot."""
+    """Bytes of all broadcasts up to the version of the snapshot."""
     snapshot_bytes: Count = 0
     quantized_bytes: Count = 0
-    """Of the quantized copy beside it; 0: there is none."""
+    """Bytes of the quantized snapshot; 0: there is none."""
     last_bytes: Count = 0
-    """Of the last broadcast."""
+    """Bytes of the last broadcast."""
     beat: Count = 0
-    """Counts the states of an epoch: one that was said before is no news."""
+    """The number of the state within its epoch. Receivers ignore repeated numbers."""
     session: Text = ""
-    """Changes when the server had to connect again: what was on its way then may be lost."""
+    """Changes when the server reconnects: messages in flight at that moment may be lost."""
 
     @property
     def ended(self) -> bool:
@@ -131,7 +140,7 @@ class LiveState:
 
     @staticmethod
     def from_bytes(data: bytes) -> LiveState:
-        """What `to_bytes` wrote; anything else raises `DataError`."""
+        """Read the result of `to_bytes`. Raises `DataError` for anything else."""
         try:
             return _LIVE_STATE.validate_json(data)
         except ValidationError as error:
@@ -151,82 +160,54 @@ def live_state(
     now: float,
     **more: Any,
 ) -> LiveState:
-    """The state of a run of either driver at the time `now` of its clock, with what only this driver knows, or knows
-    better, as `more`.
+    """Return the state of a run of either driver.
+
+    now    the time of the driver's clock
+    more   fields that only this driver knows, or that replace those computed here
     """
-    rejected, repeated = rejections_and_repeats(server)
-    values = {
+    figures = figures_so_far(task, server, traffic, progress) | {
         "status": status,
         "at": time.time(),
         "version": server.version,
-        "uploads": traffic.uploads,
-        "upload_bytes_total": traffic.upload_bytes,
-        "broadcast_bytes_total": traffic.broadcast_bytes,
-        "received_bytes_total": traffic.received_bytes,
-        "wall_s": progress.wall_s,
         "virtual_time": now,
         "share_done": limits.share_done(server.version, traffic.uploads, traffic.total_bytes, now),
         "buffer_fill": server.accumulator.count,
         "buffer_size": server.algorithm.buffer_size,
-        "staleness_histogram": shortened(traffic.staleness_counts),
-        "rejected": rejected,
-        "repeated": repeated,
-        "clients": task.clients,
+        "staleness_histogram": shorten(traffic.staleness_counts),
         "metric": progress.final,
-        "metric_name": task.metric_name,
-        "metric_goal": task.metric_goal,
-        "target": progress.evaluation.target,
     }
-    return LiveState(**values | more)
+    return LiveState(**figures | more)
 
 
 def read_live(folder: Path) -> LiveState | None:
-    """The live state in a run directory; None if there is none, `DataError` if it is damaged."""
+    """Return the live state of a run directory, or None without one. Raises `DataError` if it is damaged."""
     with suppress(FileNotFoundError):
         return read_record(folder / LIVE_FILE, _LIVE_STATE, _MOST_BYTES, "delete it; a running run writes it again")
     return None
 
 
-@final
-class LiveFile:
-    """Keeps live.json of a run directory. A file that cannot be written does not end a run."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / LIVE_FILE
-        self._last: LiveState | None = None
-
-    def write(self, state: LiveState) -> None:
-        self._last = state
-        with suppress(OutputError):
-            write_atomically(self._file, state.to_bytes(), lasting=False)
-
-    def end(self, finished: bool) -> None:
-        """Remove the file of a run that has `finished`, as its summary says more; else let it say "stopped"."""
-        if finished:
-            with suppress(OSError):
-                self._file.unlink(missing_ok=True)
-        elif self._last is not None:
-            self.write(replace(self._last, status="stopped", at=time.time(), updates_per_s=0.0))
+def write_live(folder: Path, state: LiveState) -> None:
+    """Write the live state of a run directory. A failure does not end the run."""
+    with suppress(OutputError):
+        write_atomically(folder / LIVE_FILE, state.to_bytes(), lasting=False)
 
 
-def shortened(histogram: Sequence[int]) -> list[int]:
-    """A histogram with at most `MOST_STALENESS` + 1 entries, the last of which counts all above, too."""
-    return [
-        *histogram[:MOST_STALENESS],
-        *([sum(histogram[MOST_STALENESS:])] if len(histogram) > MOST_STALENESS else []),
-    ]
+def shorten(histogram: Sequence[int]) -> list[int]:
+    """Return at most `MOST_STALENESS` + 1 entries; the last one counts all above, too."""
+    head, rest = histogram[:MOST_STALENESS], histogram[MOST_STALENESS:]
+    return [*head, sum(rest)] if rest else list(head)
 
 
 @final
 class Rate:
-    """Counts per second over the last seconds, from marks of a count that grows."""
+    """Counts per second over the last seconds."""
 
     def __init__(self, over_s: float = 10.0) -> None:
         self._over_s = over_s
         self._marks: list[tuple[float, int]] = []
 
     def mark(self, now: float, count: int) -> float:
-        """Note the count at a time in seconds; return how many a second there were."""
+        """Record the count at a time in seconds. Return the counts per second."""
         marks = self._marks
         marks.append((now, count))
         while len(marks) > 2 and now - marks[0][0] > self._over_s:

@@ -1,6 +1,7 @@
-"""How a run goes on: what crossed, when the model is measured, what a row holds, when the run ends.
+"""The figures of a run in progress: traffic, evaluations, rows. Both drivers use them.
 
-Both drivers use it. Time is the clock's in the simulator, and seconds in a deployment.
+Time is virtual in the simulator and in seconds in a deployment. The annotated types declare what a file may hold:
+`read_record` refuses a file that is damaged, too large or not a regular file.
 """
 
 from __future__ import annotations
@@ -9,26 +10,72 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeAlias, final
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, final
 
 import numpy as np
+from pydantic import AfterValidator, Field, Strict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Server
 from qafel.config import Evaluation
+from qafel.errors import DataError
+from qafel.files import read_regular
 from qafel.params import Vector
-from qafel.runs.records import Amount, Count, CountOrNone, Finite, Number
 from qafel.tasks.protocol import Goal
+from qafel.text import cut, printable
 
+LARGEST = 1e150
+"""A larger metric counts as infinite: sums and products of larger numbers would overflow."""
+_MAX_TEXT = 1000
+_Record = TypeVar("_Record")
+
+
+def bounded(value: float) -> float:
+    """Return the number, or infinity if it is beyond `LARGEST`."""
+    return value if not abs(value) > LARGEST else math.copysign(math.inf, value)
+
+
+Count: TypeAlias = Annotated[int, Strict(), Field(ge=0, lt=1 << 64)]
+CountOrNone: TypeAlias = Annotated[int, Strict(), Field(ge=-1, lt=1 << 64)]
+"""−1: not yet counted."""
+Finite: TypeAlias = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Amount: TypeAlias = Annotated[float, Strict(), Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+"""Seconds, rates and shares."""
+Number: TypeAlias = Annotated[float, Strict(), AfterValidator(bounded)]
+"""A figure that a task measured. It may be infinite or NaN."""
+Text: TypeAlias = Annotated[str, Strict(), AfterValidator(lambda text: cut(printable(text[:_MAX_TEXT]), _MAX_TEXT))]
+"""Text that is safe to show on a page or a terminal."""
 Status: TypeAlias = Literal["running", "finished", "diverged", "stalled", "stopped"]
+
+
+def read_record(file: Path, record: TypeAdapter[_Record], most_bytes: int, hint: str) -> _Record:
+    """Read a JSON file as the type that `record` declares.
+
+    Raises `FileNotFoundError`, or a `DataError` that ends with `hint`: what to do about a damaged file.
+    """
+    data = read_regular(file, most_bytes)
+    try:
+        return record.validate_json(data)
+    except ValidationError as error:
+        raise DataError(f"{file} is damaged ({fault_of(error)}): {hint}") from None
+
+
+def fault_of(error: ValidationError) -> str:
+    """Describe the first fault: its place, what was expected, what was found."""
+    first: Any = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    found = "" if first["type"] == "json_invalid" else f", found {first['input']!r}"
+    message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+    return cut(printable(f"{where + ': ' if where else ''}{message}{found}"), 200)
 
 
 @final
 @dataclass(slots=True)
 class Traffic:
-    """What crossed: bytes and staleness, counted as messages go by, never computed from a formula.
+    """Bytes and staleness, counted per message, never computed from a formula.
 
-    Rejected uploads crossed, too: their bytes count, their number is apart.
+    The bytes of rejected uploads count too; `rejected_uploads` counts their number separately.
     """
 
     uploads: Count = 0
@@ -37,11 +84,11 @@ class Traffic:
     broadcasts: Count = 0
     broadcast_bytes: Count = 0
     received_bytes: Count = 0
-    """What the clients that take part fetched; in a deployment, as they say with their uploads, and bounded."""
+    """Bytes that participating clients downloaded. Deployed clients report them with their uploads; a limit applies."""
     received_by_all_bytes: Count | None = None
-    """What all clients would receive together if each took every broadcast; None: not counted, as in a deployment."""
+    """Bytes received if every client took every broadcast. None: not counted, as in a deployment."""
     staleness_counts: list[Count] = field(default_factory=list)
-    """How many updates had staleness 0, 1, 2, …"""
+    """The number of updates with staleness 0, 1, 2, …"""
 
     def count_upload(self, message: bytes, staleness: int) -> None:
         self.uploads += 1
@@ -55,33 +102,32 @@ class Traffic:
         self.upload_bytes += len(message)
 
     def count_broadcast(self, message: bytes, recipients: int = 0) -> None:
-        """Count a broadcast: it is sent once, and each of all `recipients` could receive it."""
+        """Count a broadcast once, and once per recipient in `received_by_all_bytes`."""
         self.broadcasts += 1
         self.broadcast_bytes += len(message)
         if self.received_by_all_bytes is not None:
             self.received_by_all_bytes += len(message) * recipients
 
     def count_download(self, size: int) -> None:
-        """Count what a client fetched, in bytes."""
+        """Count the bytes of a client's download."""
         self.received_bytes += size
 
     def copy(self) -> Traffic:
-        """The counts of this moment."""
         return replace(self, staleness_counts=self.staleness_counts.copy())
 
     @property
     def total_bytes(self) -> int:
-        """Bytes uploaded, plus bytes broadcast, each broadcast once."""
+        """Bytes uploaded plus bytes broadcast, each broadcast counted once."""
         return self.upload_bytes + self.broadcast_bytes
 
 
 def histogram_mean(counts: list[int]) -> float:
-    """The mean staleness that a histogram shows."""
+    """Return the mean staleness of a histogram."""
     return sum(tau * count for tau, count in enumerate(counts)) / max(1, sum(counts))
 
 
 def finite_or_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with None for NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity by None: JSON has neither."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
@@ -90,7 +136,7 @@ def finite_or_none(values: Mapping[str, Any]) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One evaluation. Staleness is that of the updates since the row before."""
+    """One evaluation. Its staleness covers the updates since the previous row."""
 
     version: Count
     uploads: Count
@@ -103,28 +149,28 @@ class Row:
     staleness_max: Count
     staleness_histogram: list[Count]
     hidden_state_lag: Number
-    """‖x − x̂‖ / ‖x‖: how far the clients' model is from the server's."""
+    """‖x − x̂‖ / ‖x‖: the relative distance between the clients' model and the server's."""
     buffer_fill: Count
     metric: Number
     wall_s: Amount
     figures: dict[str, float]
-    """What else the task measured, such as the loss."""
+    """Other figures that the task measured, such as the loss."""
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, and without NaN or infinity."""
+        """Return a flat table without NaN and infinity."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "figures"}
         return finite_or_none({**values, **self.figures})
 
 
 def meets(metric: float, target: float | None, goal: Goal) -> bool:
-    """Whether a metric is at the target or better; never without a target, and a NaN never is."""
+    """Return whether a metric reaches the target. NaN never does, and without a target nothing does."""
     if target is None:
         return False
     return metric <= target if goal == "min" else metric >= target
 
 
-class Standing(NamedTuple):
-    """A run at the moment for which its model is measured: the model, and what had crossed by then."""
+class EvaluationPoint(NamedTuple):
+    """The model to evaluate, with the traffic up to that moment."""
 
     version: int
     virtual_time: float
@@ -137,7 +183,7 @@ class Standing(NamedTuple):
 @final
 @dataclass(slots=True)
 class Progress:
-    """Says when to measure, makes the rows, and remembers what a resumed run must know of the time before."""
+    """Decides when to evaluate, makes the rows, and holds the state that a resumed run needs."""
 
     evaluation: Evaluation
     goal: Goal
@@ -147,10 +193,10 @@ class Progress:
     virtual_time_to_target: Amount | None = None
     evaluation_s: Amount = 0.0
     wall_before_s: Amount = 0.0
+    """Time that earlier processes spent on this run; `training_before_s` is their training time."""
     training_before_s: Amount = 0.0
-    """These two are of the processes that ran this before."""
     evaluated: CountOrNone = -1
-    """How many server steps or uploads there were at the last evaluation; −1 before the first."""
+    """Server steps or uploads at the last evaluation; −1 before the first."""
     evaluated_uploads: CountOrNone = -1
     evaluated_version: CountOrNone = -1
     seen_staleness: list[Count] = field(default_factory=list)
@@ -158,12 +204,12 @@ class Progress:
 
     @property
     def wall_s(self) -> float:
-        """How long the run has gone on, in all processes that ran it."""
+        """The duration of the run over all processes that ran it."""
         return self.wall_before_s + perf_counter() - self.began
 
     @property
     def diverged(self) -> bool:
-        """Whether the last evaluation found a model, a metric or a loss that is no longer finite."""
+        """Whether the model, the metric or the loss of the last evaluation was not finite."""
         return self.final is None and self.evaluated_version >= 0
 
     @property
@@ -171,27 +217,27 @@ class Progress:
         return self.uploads_to_target is not None
 
     def due(self, version: int, uploads: int) -> bool:
-        """Whether another `every` steps or uploads have passed, at so many steps (`version`) and `uploads`."""
+        """Return whether `evaluation.every` more steps or uploads have passed."""
         count = version if self.evaluation.unit == "server_steps" else uploads
         return count // self.evaluation.every > self.evaluated // self.evaluation.every
 
     def stale(self, version: int, uploads: int) -> bool:
-        """Whether any update came since the last evaluation, or a step without one, as when a round times out."""
+        """Return whether an update or a step came since. A round that times out steps without an update."""
         return uploads > self.evaluated_uploads or version > self.evaluated_version
 
-    def take(self, server: Server, traffic: Traffic, virtual_time: float) -> Standing:
-        """The run as it stands, to be measured now or soon; `due` counts from here on."""
+    def take(self, server: Server, traffic: Traffic, virtual_time: float) -> EvaluationPoint:
+        """Return the point to evaluate now or soon. `due` counts from here on."""
         by_steps = self.evaluation.unit == "server_steps"
         self.evaluated = server.version if by_steps else traffic.uploads
         self.evaluated_uploads, self.evaluated_version = traffic.uploads, server.version
         hidden_state = server.hidden_state.vector
-        return Standing(
+        return EvaluationPoint(
             server.version, virtual_time, traffic.copy(), server.model, hidden_state, server.accumulator.count
         )
 
-    def row(self, standing: Standing, figures: Mapping[str, float]) -> Row:
-        """The row of an evaluation: what stood then, and the figures that the task measured."""
-        others, traffic = dict(figures), standing.traffic
+    def row(self, point: EvaluationPoint, figures: Mapping[str, float]) -> Row:
+        """Return the row of an evaluation from its point and the figures that the task measured."""
+        others, traffic = dict(figures), point.traffic
         metric = others.pop("metric")
         recent = [
             now - before for now, before in zip_longest(traffic.staleness_counts, self.seen_staleness, fillvalue=0)
@@ -199,12 +245,12 @@ class Progress:
         while recent and not recent[-1]:
             recent.pop()
         self.seen_staleness = traffic.staleness_counts
-        is_sound = math.isfinite(others.get("loss", 0.0)) and bool(np.isfinite(standing.model).all())
-        self.see(metric if is_sound else math.nan, traffic.uploads, standing.virtual_time)
+        is_sound = math.isfinite(others.get("loss", 0.0)) and bool(np.isfinite(point.model).all())
+        self.see(metric if is_sound else math.nan, traffic.uploads, point.virtual_time)
         return Row(
-            version=standing.version,
+            version=point.version,
             uploads=traffic.uploads,
-            virtual_time=standing.virtual_time,
+            virtual_time=point.virtual_time,
             upload_bytes_total=traffic.upload_bytes,
             broadcast_bytes_total=traffic.broadcast_bytes,
             received_bytes_total=traffic.received_bytes,
@@ -212,15 +258,15 @@ class Progress:
             staleness_mean=histogram_mean(recent),
             staleness_max=max(0, len(recent) - 1),
             staleness_histogram=recent,
-            hidden_state_lag=_relative_distance(standing.model, standing.hidden_state),
-            buffer_fill=standing.buffer_fill,
+            hidden_state_lag=_relative_distance(point.model, point.hidden_state),
+            buffer_fill=point.buffer_fill,
             metric=metric,
             wall_s=self.wall_s,
             figures=others,
         )
 
     def see(self, metric: float, uploads: int, virtual_time: float) -> None:
-        """Remember an evaluation's metric: the last, the best, and the first that reaches the target."""
+        """Record a metric: the last, the best, and the first that reaches the target."""
         self.final = metric if math.isfinite(metric) else None
         if self.final is None:
             return
@@ -232,6 +278,6 @@ class Progress:
 
 def _relative_distance(model: Vector, hidden_state: Vector) -> float:
     """‖x − x̂‖ / ‖x‖, or ‖x − x̂‖ if x is zero."""
-    with np.errstate(over="ignore", invalid="ignore"):  # of a model that diverged
+    with np.errstate(over="ignore", invalid="ignore"):  # the model may have diverged
         distance, norm = float(np.linalg.norm(model - hidden_state)), float(np.linalg.norm(model))
     return distance / norm if norm else distance

@@ -1,7 +1,7 @@
-"""Run directories, read back: configuration, summary and history of one run.
+"""Reads run directories: configuration, summary and history of a run.
 
-A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finished, `summary.json`. A killed run leaves
-no summary and perhaps half a last row; it loads all the same, with its last row in place of the summary.
+A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finished, `summary.json`. A killed run has no
+summary and may end with a partial row. It loads too, with its last complete row in place of the summary.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from qafel.errors import DataError, NothingToShow
 from qafel.files import open_regular
 from qafel.lazy import require_installed
 from qafel.runs.directory import damaged_config, read_toml
-from qafel.runs.progress import Row, meets
-from qafel.runs.records import bounded, fault_of
+from qafel.runs.progress import Row, bounded, fault_of, meets
 from qafel.runs.summary import read_summary
 from qafel.tasks.protocol import Goal
 from qafel.text import cut, printable
@@ -33,27 +32,27 @@ _MOST_LINE = 1 << 20
 _MOST_LINES = 4_000_000
 _MOST_COLUMNS = 256
 _MOST_FAULTS = 100
-"""So many lines that are not rows: the file is something else."""
+"""With this many lines that are not rows, the file is something else."""
 _DECLARED: dict[str, Any] = {
     name: (kind | None, None) for name, kind in get_type_hints(Row, include_extras=True).items() if name != "figures"
 }
 _ROW = TypeAdapter(create_model("RowRecord", __config__=ConfigDict(extra="allow"), **_DECLARED))
-"""A line of metrics.jsonl: what a `Row` declares, which may be left out, and any figures of its task."""
+"""A line of metrics.jsonl: the fields of a `Row`, each optional, and any figures of its task."""
 
 _METRICS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("mushrooms", "quadratic", "logistic"), ("f(x) − f*", "min")),
     **dict.fromkeys(("cifar10", "celeba", "shakespeare"), ("accuracy", "max")),
 }
-"""Each task's metric and its goal. A summary states both; without one, asking the task would mean to load torch."""
+"""Metric and goal of each task, for runs without a summary. Asking the task itself would load torch."""
 
 
 def run_directories(path: Path) -> list[Path]:
-    """The run directories that `path` holds, seed 2 before seed 10; or `path` itself, if it is one or holds none."""
+    """Return the run directories in `path`, in natural order; `path` itself, if it is one or has none."""
     return [path] if is_run_directory(path) else _inside(path) or [path]
 
 
 def is_run_directory(path: Path) -> bool:
-    """Whether a folder has a config.toml, of whatever kind: its reader says what is wrong with it."""
+    """Return whether a folder has a config.toml. Its reader reports a damaged one."""
     return os.path.lexists(path / "config.toml")
 
 
@@ -65,27 +64,27 @@ def _inside(path: Path) -> list[Path]:
 
 
 def natural_order(path: Path) -> list[tuple[int, str]]:
-    """What to sort folders by, so that seed 2 comes before seed 10."""
+    """Return a sort key that puts seed 2 before seed 10."""
     return [(int(digits or -1), word) for word, digits in re.findall(r"(\D+)|(\d+)", path.name)]
 
 
 def is_moved_aside(path: Path) -> bool:
-    """Whether a folder's name says that another run took its place."""
+    """Return whether another run took the folder's place, by its name."""
     return re.fullmatch(r".*\.old-\d+", path.name) is not None
 
 
 def folder_name(path: Path) -> str:
-    """The name of a run's folder, as a page or a terminal may show it."""
+    """Return the name of a run's folder, safe to show on a page or a terminal."""
     return printable(Path(os.path.realpath(path)).name)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration of the run directory `path`, as a table."""
+    """Return the configuration of the run directory `path` as a table."""
     try:
         return parse_toml(read_toml(path))
     except FileNotFoundError:
         inside = [child.name for child in _inside(path)]
-        hint = f"it holds the runs {', '.join(inside)}; name those" if inside else "name the one that `qafel run` wrote"
+        hint = f"choose one of its runs: {', '.join(inside)}" if inside else "choose one that `qafel run` wrote"
         message = f"{path} is not a run directory, it has no config.toml: {hint}"
         raise NothingToShow(message, "no run directory") from None
     except ValueError as error:
@@ -94,25 +93,25 @@ def read_config(path: Path) -> dict[str, Any]:
 
 @final
 class RowReader:
-    """Reads the rows of a run's metrics.jsonl, each of them once: a later call finds those that were added."""
+    """Reads the rows of a metrics.jsonl, each once. A later call returns the rows that were added."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.fault = ""
-        """What is wrong with the first line that is not a row."""
+        """The fault of the first line that is not a row."""
         self._read_bytes = self._lines = self._faults = 0
         self._columns: set[str] = set()
 
     def more(self) -> Iterator[dict[str, Any]]:
-        """The rows that are new and whole. What is not a row is left out; `fault` tells of the first.
+        """Yield the new, complete rows. Other lines are left out; `fault` describes the first.
 
-        `FileNotFoundError` or `DataError` if the file cannot be read.
+        Raises `FileNotFoundError`, or `DataError` if the file cannot be read.
         """
         with open_regular(self.file) as file:
             file.seek(self._read_bytes)
             while self._faults < _MOST_FAULTS and (line := file.readline(_MOST_LINE)):
                 if not line.endswith(b"\n") and len(line) < _MOST_LINE:
-                    return  # half of one, until the rest is written
+                    return  # a partial row
                 self._read_bytes += len(line)
                 self._lines += 1
                 if self._lines > _MOST_LINES:
@@ -121,14 +120,14 @@ class RowReader:
                     yield row
 
     def is_shorter(self) -> bool:
-        """Whether the file is shorter than what was read of it: the run began anew."""
+        """Return whether the file is shorter than before: the run started again."""
         try:
             return self.file.stat().st_size < self._read_bytes
         except OSError:
             return self._read_bytes > 0
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
-        """The row of a line; None if it is none."""
+        """Return the row of a line, or None if it is not one."""
         try:
             row: dict[str, Any] = _ROW.validate_json(line).model_dump(exclude_unset=True)
         except ValidationError as error:
@@ -148,7 +147,7 @@ class RowReader:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """All rows of a metrics.jsonl; a last line that a killed run left half-written is dropped."""
+    """Return all rows of a metrics.jsonl, without a partial last row."""
     reader = RowReader(file)
     try:
         rows = list(reader.more())
@@ -159,12 +158,12 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     if not rows:
         raise _nothing_yet(f"{file} holds no complete row")
     if not any("metric" in row for row in rows):
-        raise DataError(f"{file} has no column 'metric', which every row should have: was it written by `qafel run`?")
+        raise DataError(f"{file} has no column 'metric': repeat the run")
     return rows
 
 
 def summary_so_far(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the last row of an unfinished run says under the names of a summary, and what follows from its task."""
+    """Return the last row of an unfinished run under the names of a summary, with its task's metric and goal."""
     renamed = {"metric": "metric_final", "version": "server_steps"}
     summary = {renamed.get(key, key): value for key, value in row.items()}
     task = config.get("task")
@@ -177,21 +176,21 @@ def summary_so_far(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
-    """The numeric columns of `rows`; a value that is missing, or not a number, is NaN."""
+    """Return the numeric columns of `rows`. A value that is missing or not a number is NaN."""
     keys = dict.fromkeys(key for row in rows for key in row)
     table = {key: np.array([number_of(row.get(key)) for row in rows], dtype=np.float64) for key in keys}
     return {key: column for key, column in table.items() if key == "metric" or not np.isnan(column).all()}
 
 
 def number_of(value: object) -> float:
-    """A number from JSON or TOML, infinite beyond `LARGEST`; NaN for anything else."""
+    """Return a number from JSON or TOML, infinite beyond `LARGEST`; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(bounded(value))
 
 
 def _nothing_yet(what: str) -> NothingToShow:
-    message = f"{what}: nothing was evaluated yet; let the run go on, or repeat it"
+    message = f"{what}: nothing was evaluated yet; let the run continue, or repeat it"
     return NothingToShow(message, "nothing evaluated yet")
 
 
@@ -201,7 +200,7 @@ Column: TypeAlias = NDArray[np.float64]
 @final
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run as it lies on disk; `history` holds the numeric columns of `metrics.jsonl`, all of one length."""
+    """One run on disk. `history` holds the numeric columns of `metrics.jsonl`, all of one length."""
 
     path: Path
     name: str
@@ -212,11 +211,11 @@ class Run:
 
     @staticmethod
     def load(path: Path) -> Run:
-        """Read the run directory `path`; a file that is missing or damaged raises a `DataError` that names it."""
+        """Read the run directory `path`. Raises a `DataError` that names a missing or damaged file."""
         path = Path(path)
         if not os.path.isdir(path):
-            message = f"{path} is not a run directory: name the one that `qafel run` wrote"
-            # A path that leads nowhere is a mistake, not something to leave out.
+            message = f"{path} is not a run directory: choose one that `qafel run` wrote"
+            # A path that does not exist is a mistake, not something to leave out.
             raise NothingToShow(message, "no run directory") if os.path.lexists(path) else DataError(message)
         config = read_config(path)
         rows = read_rows(path / "metrics.jsonl")
@@ -233,54 +232,57 @@ class Run:
         history: Mapping[str, Column],
         finished: bool = True,
     ) -> Run:
-        """A run of the directory `path`. Its name is what its summary or its configuration says, or the folder's."""
-        if not finished and os.path.isdir(path / "state"):  # of a deployed server, whose time is in seconds
+        """Return a run of the directory `path`, named by its summary, its configuration or its folder."""
+        if not finished and os.path.isdir(path / "state"):  # a deployed run: its time is in seconds
             summary = {"virtual_time_unit": "s", **summary}
         names = (one.get("name") for one in (summary, config))
         name = next((cut(printable(found), 200) for found in names if found and isinstance(found, str)), "")
         return Run(path, name or folder_name(path), config, summary, history, finished)
 
     def number(self, key: str) -> float:
-        """The summary's figure `key`; NaN if it is missing."""
+        """Return the summary's figure `key`, or NaN."""
         return number_of(self.summary.get(key))
 
     def column(self, key: str) -> Column:
-        """The history's column `key`; all NaN if the run did not record it."""
+        """Return the history's column `key`, all NaN if the run did not record it."""
         return self.history.get(key, np.full(len(self.history["metric"]), np.nan))
 
     @property
     def diverged(self) -> bool:
-        """Whether the run's model, or its last metric, was no longer finite."""
+        """Whether the model or the last metric was not finite."""
         return self.summary.get("status") == "diverged" or not math.isfinite(float(self.column("metric")[-1]))
 
     @property
     def task(self) -> str:
-        """The task's name; empty if the run does not state it."""
+        """The task's name, or an empty text."""
         task = self.config.get("task") or self.summary.get("task") or ""
         return str(task.get("name", "") if isinstance(task, Mapping) else task)
 
     @property
     def traffic(self) -> Column:
-        """Bytes that crossed so far, per evaluation: uploads, and each broadcast once."""
+        """Bytes so far, per evaluation: uploads, and each broadcast once."""
         return self.column("upload_bytes_total") + self.column("broadcast_bytes_total")
 
     @property
     def traffic_total(self) -> float:
-        """Bytes that crossed in the whole run: uploads, and each broadcast once."""
+        """Bytes of the whole run: uploads, and each broadcast once."""
         return self.number("upload_bytes_total") + self.number("broadcast_bytes_total")
 
     @property
     def goal(self) -> Goal:
-        """Whether the metric should be small or large."""
+        """The better direction of the metric: "min" or "max"."""
         return "max" if self.summary.get("metric_goal") == "max" else "min"
 
     def first_at(self, target: float, goal: Goal | None = None) -> int | None:
-        """The number of the first row whose metric meets a target; None if no row does. `goal` is the run's own."""
+        """Return the index of the first row whose metric meets a target, or None. `goal` defaults to the run's."""
         rows = enumerate(self.column("metric").tolist())
         return next((number for number, metric in rows if meets(metric, target, goal or self.goal)), None)
 
     def at_target(self, column: Column, goal: Goal | None = None) -> float:
-        """A column's value at the first row that meets the run's own target; infinite if none does, NaN without one."""
+        """Return a column's value at the first row that meets the run's target.
+
+        It is infinite if no row does, and NaN without a target.
+        """
         target = self.number("target")
         if math.isnan(target):
             return math.nan
@@ -289,7 +291,7 @@ class Run:
 
     @property
     def staleness_histogram(self) -> Column:
-        """Uploads per staleness τ = 0, 1, 2, …; empty if the run did not record it."""
+        """Uploads per staleness τ = 0, 1, 2, …; empty if not recorded."""
         counts = self.summary.get("staleness_histogram")
         if not isinstance(counts, list):
             return np.zeros(0)
@@ -298,7 +300,7 @@ class Run:
 
 @final
 class History(Mapping[str, NDArray[Any]]):
-    """A run's evaluations as columns by name: `history["metric"]`; also `columns`, `rows` and `to_pandas()`."""
+    """A run's evaluations as columns: `history["metric"]`, `columns`, `rows` and `to_pandas()`."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = list(rows)
@@ -306,12 +308,12 @@ class History(Mapping[str, NDArray[Any]]):
 
     @staticmethod
     def load(path: Path) -> History:
-        """The history of the run directory `path`."""
+        """Read the history of the run directory `path`."""
         return History(read_rows(path / "metrics.jsonl"))
 
     def __getitem__(self, column: str) -> NDArray[Any]:
         if column not in self.columns:
-            raise KeyError(f"no column {column!r}; there are {', '.join(self.columns)}")
+            raise KeyError(f"no column {column!r}; known columns: {', '.join(self.columns)}")
         values = [row.get(column) for row in self.rows]
         if all(value is None or isinstance(value, int | float) for value in values):
             return np.array([np.nan if value is None else value for value in values])
@@ -329,7 +331,7 @@ class History(Mapping[str, NDArray[Any]]):
         return f"History({len(self.rows)} rows × {len(self.columns)} columns: {', '.join(self.columns)})"
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with these columns, which needs the extra `pandas`."""
+        """Return a pandas DataFrame. It needs the extra `pandas`."""
         require_installed("to_pandas", "pandas", "pandas")
         import pandas as pd  # noqa: PLC0415  (an extra)
 

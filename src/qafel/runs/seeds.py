@@ -1,4 +1,4 @@
-"""Runs that differ only by seed: which they are, their figures with the spread, their mean curve with its range."""
+"""Runs that differ only by seed: how they are found, their spread, their mean curve."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from qafel.text import UNKNOWN
 Figure: TypeAlias = Callable[[Run], float]
 """One number of a run."""
 Across: TypeAlias = str | Callable[[Run], Column]
-"""What curves are drawn against: a column, or a function of a run."""
+"""The x values of a curve: a column, or a function of a run."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over seeds."""
+    """A figure over seeds: mean, standard deviation, lowest and highest value."""
 
     mean: float
     std: float
@@ -36,7 +36,10 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float]) -> Spread:
-        """Mean, standard deviation (n − 1; of one value unknown) and range; infinite or unknown if any value is."""
+        """Return the spread of `values`. The standard deviation divides by n − 1 and is NaN for one value.
+
+        If a value is not finite, the mean is not either.
+        """
         found = np.array(list(values), dtype=np.float64)
         if not found.size:
             return Spread(math.nan, math.nan, math.nan, math.nan, 0)
@@ -46,22 +49,18 @@ class Spread:
         std = float(found.std(ddof=1)) if found.size > 1 else math.nan
         return Spread(float(found.mean()), std, low, high, found.size)
 
-    def overlaps(self, other: Spread) -> bool:
-        """Whether the ranges over seeds overlap; the range of one seed says nothing."""
-        return self.count > 1 and not self.apart_from(other)
-
     def apart_from(self, other: Spread) -> bool:
-        """Whether every value of the one is below every value of the other; a single seed is a point."""
+        """Return whether the two ranges are disjoint. The range of one seed is a point."""
         return self.high < other.low or other.high < self.low
 
     def text(self, show: Callable[[float], str]) -> str:
-        """The mean ± the standard deviation, if there is one, as `show` writes numbers."""
+        """Return "mean ± standard deviation", with numbers as `show` formats them."""
         mean = UNKNOWN if math.isnan(self.mean) else show(self.mean) if math.isfinite(self.mean) else "∞"
         return f"{mean} ± {show(self.std)}" if math.isfinite(self.std) else mean
 
 
-class Curve(NamedTuple):
-    """A mean over seeds against another, and the range over seeds, of which a single run has none."""
+class MeanCurve(NamedTuple):
+    """Mean y against mean x over seeds, with the range of y; None for a single run."""
 
     x: Column
     y: Column
@@ -69,26 +68,26 @@ class Curve(NamedTuple):
     high: Column | None = None
 
 
-def mean_curve(across: Sequence[Column], values: Sequence[Column]) -> Curve:
-    """The mean of some runs' `values`, row by row, against the mean of `across`.
+def mean_curve(across: Sequence[Column], values: Sequence[Column]) -> MeanCurve:
+    """Return the mean of `values` over runs, row by row, against the mean of `across`.
 
-    A run that ends sooner leaves the mean to the others, so that the curve reaches as far as the longest. From there on
-    x grows as that of the others does, so that it never goes back.
+    After a run's end, the mean is over the others: the curve is as long as the longest. From there, x advances by the
+    mean increment of the others, so that it never decreases.
     """
     if len(values) == 1:
-        return Curve(across[0], values[0])
+        return MeanCurve(across[0], values[0])
     longest = max(map(len, values))
     there = np.arange(longest) < np.array([[len(column)] for column in values])
     x, y = (
         np.stack([np.pad(column, (0, longest - len(column))) for column in columns]) for columns in (across, values)
     )
-    with np.errstate(over="ignore", invalid="ignore"):  # of runs that diverged
+    with np.errstate(over="ignore", invalid="ignore"):  # runs may have diverged
         grown = np.diff(x, axis=1, prepend=0.0).mean(axis=0, where=there).cumsum()
         everywhere = there.all(axis=0)
         means = x.mean(axis=0, where=there)
         mean = y.mean(axis=0, where=there)
-    # Where all runs are, the plain mean: it is exact.
-    return Curve(
+    # While all runs last, the plain mean is exact.
+    return MeanCurve(
         np.where(everywhere, means, grown),
         mean,
         y.min(axis=0, where=there, initial=np.inf),
@@ -99,19 +98,19 @@ def mean_curve(across: Sequence[Column], values: Sequence[Column]) -> Curve:
 @final
 @dataclass(frozen=True, eq=False)
 class Repeats:
-    """Runs that differ only by seed, in the order in which they were found; often a single one."""
+    """Runs that differ only by seed, in the order of discovery; often a single one."""
 
     runs: tuple[Run, ...]
 
     @property
     def name(self) -> str:
-        """The runs' name; without the seed, if each has its own."""
+        """The common name of the runs, without the seed."""
         names = {run.name for run in self.runs}
         return names.pop() if len(names) == 1 else _name_without_seed(self.runs[0])
 
     @property
     def ended(self) -> tuple[Run, ...]:
-        """The runs whose figures count: those that came to their end, else all."""
+        """The runs whose figures count: the finished ones, or all if none has finished."""
         return tuple(run for run in self.runs if run.finished) or self.runs
 
     @property
@@ -123,19 +122,19 @@ class Repeats:
         return sum(not run.finished for run in self.runs)
 
     def spread(self, figure: Figure | str) -> Spread:
-        """A figure, or a number of the summary, over the seeds."""
+        """Return the spread of a figure over the seeds: a function of a run, or a key of its summary."""
         return Spread.of(run.number(figure) if isinstance(figure, str) else figure(run) for run in self.ended)
 
-    def curve(self, across: Across, values: str) -> Curve:
-        """The mean of the column `values` against another, with its range."""
+    def curve(self, across: Across, values: str) -> MeanCurve:
+        """Return the mean of the column `values` against `across`, with its range."""
         x = [run.column(across) if isinstance(across, str) else across(run) for run in self.runs]
         return mean_curve(x, [run.column(values) for run in self.runs])
 
 
 def repeats_of(runs: Iterable[Run]) -> list[Repeats]:
-    """Put runs together that differ only by seed; two runs of one seed stay apart.
+    """Group runs that differ only by seed. Two runs of one seed stay separate.
 
-    They have one name, or each its own that ends in the seed; so a name that several have is no such one.
+    The runs of a group share a name, or have names that differ only in a seed at the end.
     """
     pairs = [(run, _all_but_seed(run)) for run in runs]
     shared = Counter((settings, run.name) for run, settings in pairs)
@@ -151,13 +150,13 @@ def repeats_of(runs: Iterable[Run]) -> list[Repeats]:
 
 def _all_but_seed(run: Run) -> str:
     settings = {key: value for key, value in run.config.items() if key not in ("name", "description")}
-    # A deployed run of the same settings is something else than a simulated one.
+    # A deployed run is not a repeat of a simulated one with the same settings.
     facts = [run.summary.get("virtual_time_unit"), _without(settings, _seed(run))]
     return json.dumps(facts, sort_keys=True, default=str)
 
 
 def _without(value: Any, seed: object) -> Any:
-    """A table without the run's seed, here and further in: a run that Python made has one in its timing, too."""
+    """Return a table without the run's seed at any depth: the timing of a run made in Python has it, too."""
     if isinstance(value, Mapping):
         return {key: _without(own, seed) for key, own in value.items() if (key, own) != ("seed", seed)}
     return [_without(own, seed) for own in value] if isinstance(value, list) else value
@@ -168,7 +167,7 @@ def _seed(run: Run) -> object:
 
 
 def _name_without_seed(run: Run) -> str:
-    """The run's name: mine of mine-seed3 and mine-3; of seed3 alone, that of the folder above."""
+    """Return the name without its seed: mine for mine-seed3 and mine-3, the parent folder's name for seed3."""
     seed = re.escape(str(_seed(run)))
     name = re.sub(rf"[-_ ]*seed[-_ =]*{seed}$|[-_ ]+{seed}$", "", run.name)
     return name or folder_name(Path(os.path.realpath(run.path)).parent)

@@ -1,4 +1,4 @@
-"""A run in a page of JSON: what it was, what it did, what it cost, where it ran, and hashes of what came of it."""
+"""The summary of a run, and the listeners that receive its rows and its summary."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, final
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -17,8 +18,19 @@ from qafel.algorithm import Server
 from qafel.errors import DuplicateUpload
 from qafel.params import Vector
 from qafel.quantizers.kernels import are_compiled
-from qafel.runs.progress import Progress, Status, Traffic, finite_or_none, histogram_mean
-from qafel.runs.records import Amount, Count, Number, Text, read_record
+from qafel.runs.progress import (
+    Amount,
+    Count,
+    Number,
+    Progress,
+    Row,
+    Status,
+    Text,
+    Traffic,
+    finite_or_none,
+    histogram_mean,
+    read_record,
+)
 from qafel.tasks.protocol import Goal, Task
 from qafel.text import counted, human_bytes
 from qafel.version import __version__
@@ -27,8 +39,37 @@ Summary: TypeAlias = dict[str, Any]
 _MOST_BYTES = 16 << 20
 
 
+class Listener(Protocol):
+    """Receives the rows of one run, then its summary."""
+
+    def on_row(self, row: Row) -> None:
+        """Receive an evaluation. An error that is raised here ends the run."""
+        ...
+
+    def on_end(self, summary: Summary | None) -> None:
+        """Receive the summary, or None if an error ended the run.
+
+        Every listener is called, even if another one raises an error here.
+        """
+        ...
+
+
+@final
+class FunctionListener:
+    """A listener that calls a function with every row."""
+
+    def __init__(self, function: Callable[[Row], None]) -> None:
+        self._function = function
+
+    def on_row(self, row: Row) -> None:
+        self._function(row)
+
+    def on_end(self, summary: Summary | None) -> None:
+        """Do nothing."""
+
+
 class SummaryRecord(BaseModel):
-    """What the readers of a summary.json rely on; it may say more."""
+    """The keys of a summary.json that its readers use. The file may have more."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -63,9 +104,28 @@ _SUMMARY = TypeAdapter(SummaryRecord)
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary in a run directory; `FileNotFoundError` if there is none, `DataError` if it is damaged."""
+    """Read the summary of a run directory. Raises `FileNotFoundError`, or `DataError` if it is damaged."""
     hint = "delete it to see the run as unfinished, or repeat the run"
     return read_record(folder / "summary.json", _SUMMARY, _MOST_BYTES, hint).model_dump(exclude_unset=True)
+
+
+def figures_so_far(task: Task, server: Server, traffic: Traffic, progress: Progress) -> dict[str, Any]:
+    """Return the figures that a summary and a live state share."""
+    rejected = dict(server.rejected)
+    return {
+        "clients": task.clients,
+        "uploads": traffic.uploads,
+        "upload_bytes_total": traffic.upload_bytes,
+        "broadcast_bytes_total": traffic.broadcast_bytes,
+        "received_bytes_total": traffic.received_bytes,
+        # A repeated upload is harmless: its client only missed the receipt.
+        "repeated": rejected.pop(DuplicateUpload.reason, 0),
+        "rejected": rejected,
+        "metric_name": task.metric_name,
+        "metric_goal": task.metric_goal,
+        "target": progress.evaluation.target,
+        "wall_s": progress.wall_s,
+    }
 
 
 def summarise(
@@ -77,17 +137,12 @@ def summarise(
     virtual_time: float,
     **more: object,
 ) -> Summary:
-    """The summary of a run, the same for both drivers.
+    """Return the summary of a run.
 
-    status         how it ended
-    task, server   what was learnt, and the server as it is now
-    traffic        what crossed
-    progress       what its evaluations found
-    virtual_time   the clock's time, in seconds for a deployment
-    more           what only this driver knows, such as the time spent in training
+    virtual_time   the clock's time; seconds in a deployment
+    more           figures that only this driver has, such as the training time
     """
-    algorithm, wall_s = server.algorithm, progress.wall_s
-    rejected, repeated = rejections_and_repeats(server)
+    algorithm, figures = server.algorithm, figures_so_far(task, server, traffic, progress)
     values = {
         "status": "diverged" if status == "finished" and progress.diverged else status,
         **environment(),
@@ -98,30 +153,20 @@ def summarise(
         "snapshot_quantizer": "none" if (copies := algorithm.catch_up.quantizer) is None else copies.spec,
         "seed": server.seed,
         "dimension": int(server.model.size),
-        "clients": task.clients,
         "server_steps": server.version,
-        "uploads": traffic.uploads,
+        **figures,
         "upload_bytes_mean": traffic.upload_bytes / max(1, traffic.uploads + traffic.rejected_uploads),
-        "upload_bytes_total": traffic.upload_bytes,
         "broadcast_bytes_mean": traffic.broadcast_bytes / max(1, traffic.broadcasts),
-        "broadcast_bytes_total": traffic.broadcast_bytes,
-        "received_bytes_total": traffic.received_bytes,
         "received_by_all_bytes_total": traffic.received_by_all_bytes,
-        "rejected": rejected,
-        "repeated": repeated,
         "staleness_mean": histogram_mean(traffic.staleness_counts),
         "staleness_max": max(0, len(traffic.staleness_counts) - 1),
         "staleness_histogram": traffic.staleness_counts,
-        "metric_name": task.metric_name,
-        "metric_goal": task.metric_goal,
         "metric_final": progress.final,
         "metric_best": progress.best,
-        "target": progress.evaluation.target,
         "uploads_to_target": progress.uploads_to_target,
         "virtual_time": virtual_time,
         "virtual_time_to_target": progress.virtual_time_to_target,
-        "wall_s": wall_s,
-        "updates_per_s": traffic.uploads / max(1e-9, wall_s),
+        "updates_per_s": traffic.uploads / max(1e-9, figures["wall_s"]),
         "evaluation_s": progress.evaluation_s,
         **more,
         "model_sha256": sha256(server.model),
@@ -130,15 +175,8 @@ def summarise(
     return finite_or_none(values)
 
 
-def rejections_and_repeats(server: Server) -> tuple[dict[str, int], int]:
-    """How many uploads were rejected, by reason; and how many came again after they had counted, which harms nobody."""
-    rejected = dict(server.rejected)
-    repeated = rejected.pop(DuplicateUpload.reason, 0)
-    return rejected, repeated
-
-
 def environment() -> dict[str, Any]:
-    """The versions and the machine of this process; PyTorch's if it is loaded."""
+    """Return the versions and the machine of this process, PyTorch's version only if it is loaded."""
     versions = {"Python": platform.python_version(), "numpy": _version("numpy")}
     if are_compiled():
         versions["numba"] = _version("numba")
@@ -155,7 +193,7 @@ def _version(package: str) -> str:
 
 @cache
 def _processor() -> str:
-    """The processor's name if the system tells it, else its architecture."""
+    """Return the processor's name if the system states it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -165,12 +203,12 @@ def _processor() -> str:
 
 
 def sha256(vector: Vector) -> str:
-    """The SHA-256 of a vector's bytes, in hexadecimal."""
+    """Return the SHA-256 of a vector's bytes, in hexadecimal."""
     return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
 def figures_of(summary: Summary) -> list[tuple[str, str]]:
-    """What a person asks of a simulated run, in words: the name of each figure and the figure, what counts first."""
+    """Return the main figures of a simulated run for people: pairs of name and text."""
     final = summary["metric_final"]
     reached = summary["uploads_to_target"]
     target = "not reached" if reached is None else f"reached after {counted(reached, 'upload')}"

@@ -20,7 +20,7 @@ from qafel.errors import DataError, QafelError
 from qafel.runs.directory import RunDirectory, settings_of, state_of
 from qafel.runs.progress import Row
 from qafel.runs.reading import Run
-from qafel.runs.trackers import NOT_TRACKED, Track, grouped
+from qafel.runs.trackers import NOT_TRACKED, Track, group_tracks
 from qafel.simulator.api import simulate
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import is_shorter_run, sound_checkpoint
@@ -104,7 +104,7 @@ def make_runs(
     the trackers that show the runs.
     """
     todo = unfinished(runs, folder)
-    tracks = grouped(track, folder, {run.config.name: settings_of(run.config) for run in todo})
+    tracks = group_tracks(track, folder, {run.config.name: settings_of(run.config) for run in todo})
     at_once = [run for run in todo if run.cheap and executor != "inline" and workers > 1]
     failed = _at_once(at_once, folder, watcher, min(workers, len(at_once)), tracks) if at_once else {}
     for run in todo:

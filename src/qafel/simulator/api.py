@@ -25,10 +25,9 @@ from qafel.params import Vector
 from qafel.parts import Section
 from qafel.quantizers import fitness
 from qafel.runs.directory import RunDirectory, settings_of, state_of
-from qafel.runs.listeners import Calling, Listener
 from qafel.runs.progress import Row
 from qafel.runs.reading import History, Run, columns_of
-from qafel.runs.summary import Summary, figures_of
+from qafel.runs.summary import FunctionListener, Listener, Summary, figures_of
 from qafel.runs.trackers import Track, track_of
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import RunPlan, run_plan
@@ -159,7 +158,7 @@ def simulate(
                        of its clients; it trains inline and cannot be resumed
     progress           show a bar on the terminal, or below the notebook's cell
     on_row             called with each `Row` as it is measured; an error raised there ends the run
-    listeners          objects that hear of every row and of the end, as `qafel.runs.listeners.Listener` says
+    listeners          objects that hear of every row and of the end, as `qafel.runs.summary.Listener` says
     track              trackers that show the run in `out`: "tensorboard", "mlflow", "wandb", several, or "none"; by
                        default TensorBoard, if it is installed (docs/trackers.md)
     say                told of a tracker that fails, or a check that is skipped; the run goes on
@@ -220,13 +219,13 @@ def simulate(
     if isinstance(out, str | PathLike) and not resume and not overwrite:
         _refuse_to_lose_a_run(settings, Path(out))
     rows: list[dict[str, Any]] = []
-    keeping = [Calling(lambda row: rows.append(row.to_json()))] if path is None else []
-    heard: list[Listener] = [*keeping, *listeners, *([] if on_row is None else [Calling(on_row)])]
+    keeping = [FunctionListener(lambda row: rows.append(row.to_json()))] if path is None else []
+    heard: list[Listener] = [*keeping, *listeners, *([] if on_row is None else [FunctionListener(on_row)])]
     with ExitStack() as stack:
         if progress:
-            from qafel.runs.bars import shown  # noqa: PLC0415  (bars load when they are shown)
+            from qafel.runs.bars import progress_bar  # noqa: PLC0415  (bars load when they are shown)
 
-            heard.append(stack.enter_context(shown(settings["name"], limits, task.metric_name)))
+            heard.append(stack.enter_context(progress_bar(settings["name"], limits, task.metric_name)))
         summary, simulation = run_plan(
             plan,
             out if isinstance(out, RunDirectory) else path,

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
 from qafel.algorithm.state import Arrays, Expected, as_arrays, like, require_arrays, restore_, states
 from qafel.errors import DataError
-from qafel.runs.progress import Progress, Traffic
-from qafel.runs.records import Amount, Count, fault_of
+from qafel.runs.progress import Amount, Count, Progress, Traffic, fault_of
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Arrive, Deliver, Dropout, Event, Simulation, Timeout
 

@@ -30,10 +30,9 @@ from qafel.runs.directory import (
     state_of,
     write_checkpoint,
 )
-from qafel.runs.listeners import Listener
 from qafel.runs.progress import Progress, Row, Status
 from qafel.runs.reading import Run
-from qafel.runs.summary import Summary, environment, summarise
+from qafel.runs.summary import Listener, Summary, environment, summarise
 from qafel.runs.trackers import NOT_TRACKED, Track, TrackedRun, follow
 from qafel.simulator.checkpoint import SavedRun, restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor

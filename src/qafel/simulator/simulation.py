@@ -15,8 +15,7 @@ from qafel.config import Timing
 from qafel.errors import ConfigError, MessageError, RejectedUpload, Stalled
 from qafel.params import Vector
 from qafel.parts import blaming
-from qafel.runs.progress import Traffic
-from qafel.runs.records import Amount, Count
+from qafel.runs.progress import Amount, Count, Traffic
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.fleet import Fleet
 from qafel.simulator.timing import make_timing

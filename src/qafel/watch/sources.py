@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, final
 import numpy as np
 
 from qafel.errors import DataError
-from qafel.runs.live import LIVE_FILE, LiveState, read_live, shortened
+from qafel.runs.live import LIVE_FILE, LiveState, read_live, shorten
 from qafel.runs.reading import (
     RowReader,
     Run,
@@ -65,7 +65,7 @@ class Columns:
     def add(self, row: Mapping[str, Any]) -> None:
         for name, values in self._values.items():
             values.append(number_of(row.get(name)))
-        counts = shortened(row.get("staleness_histogram") or ())
+        counts = shorten(row.get("staleness_histogram") or ())
         self.staleness = [a + b for a, b in zip_longest(self.staleness, counts, fillvalue=0)]
         self.last = row
 

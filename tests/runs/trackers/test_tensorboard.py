@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qafel.config import load_recipe
-from qafel.runs.listeners import Calling
+from qafel.runs.summary import FunctionListener
 from tests.running import run
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no TensorBoard")
@@ -39,7 +39,7 @@ def test_a_resumed_run_shows_every_row_once(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(short(), tmp_path, [Calling(interrupt)], checkpoint_every_s=0.0)
+        run(short(), tmp_path, [FunctionListener(interrupt)], checkpoint_every_s=0.0)
     run(short(), tmp_path, resume=True)
     events, rows = events_and_rows(tmp_path)
     assert [event.step for event in events.Scalars("f_x_-_f")] == [row["uploads"] for row in rows]

@@ -21,10 +21,9 @@ from qafel.config import Config
 from qafel.deployment.server.ledger import Ledger
 from qafel.http import Answer, Request, listen, refusal, serving
 from qafel.runs.directory import RunDirectory
-from qafel.runs.listeners import Listener
-from qafel.runs.progress import Progress, Row, Standing, Status, finite_or_none
+from qafel.runs.progress import EvaluationPoint, Progress, Row, Status, finite_or_none
 from qafel.runs.reading import RowReader
-from qafel.runs.summary import Summary, summarise
+from qafel.runs.summary import Listener, Summary, summarise
 from qafel.tasks import Task
 from qafel.tasks.protocol import evaluated
 
@@ -103,7 +102,7 @@ class Evaluator:
     """‖x − x̂‖ / ‖x‖ in the last row."""
     _measured: tuple[int, int] = (-1, -1)
     """Version and uploads of the last row; `progress` has those of the last model that was taken to be measured."""
-    _waiting: Standing | None = None
+    _waiting: EvaluationPoint | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -189,10 +188,10 @@ class Evaluator:
         )
         return {"name": self._config.name, "run_id": self._ledger.run_id, **found}
 
-    def _take(self) -> Standing:
+    def _take(self) -> EvaluationPoint:
         return self.progress.take(self._ledger.server, self._ledger.traffic, self.progress.wall_s)
 
-    async def _measure(self, standing: Standing) -> None:
+    async def _measure(self, standing: EvaluationPoint) -> None:
         row = await asyncio.to_thread(self._row, standing)
         self._directory.on_row(row)
         self._directory.flush()
@@ -203,7 +202,7 @@ class Evaluator:
         self.hidden_state_lag = row.hidden_state_lag if math.isfinite(row.hidden_state_lag) else None
         self._measured = row.version, row.uploads
 
-    def _row(self, standing: Standing) -> Row:
+    def _row(self, standing: EvaluationPoint) -> Row:
         began = perf_counter()
         figures = evaluated(self.task, standing.model)
         self.progress.evaluation_s += perf_counter() - began

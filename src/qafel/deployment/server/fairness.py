@@ -24,7 +24,7 @@ from itertools import takewhile
 from typing import Final, NamedTuple, final
 
 from qafel.errors import OverShare
-from qafel.runs.records import Amount, Count
+from qafel.runs.progress import Amount, Count
 
 _BUCKET: Final = 8.0  # the updates that a client may have under way, which may arrive together
 _PAUSES: Final = 3.0

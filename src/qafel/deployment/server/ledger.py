@@ -45,8 +45,7 @@ from qafel.errors import (
 from qafel.files import Lock, make_private, read_word, sync_folder, write_atomically, write_word, writing
 from qafel.params import Vector
 from qafel.runs.directory import read_checkpoint, write_checkpoint
-from qafel.runs.progress import Traffic
-from qafel.runs.records import Amount, Count, fault_of
+from qafel.runs.progress import Amount, Count, Traffic, fault_of
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
 _QUARANTINED: Final = 100

@@ -37,10 +37,9 @@ from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.errors import BrokerError, ConfigError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
-from qafel.runs.listeners import Listener
 from qafel.runs.live import NAMED_CLIENTS, NAMED_FAILURES, LiveState, Rate, live_state
 from qafel.runs.progress import Status
-from qafel.runs.summary import Summary
+from qafel.runs.summary import Listener, Summary
 from qafel.runs.trackers import TrackedRun, follow
 from qafel.tasks import Task
 

@@ -1,12 +1,11 @@
-"""A run in MLflow: in the store that MLFLOW_TRACKING_URI names, else in mlflow.db beside the run directory."""
+"""MLflow: a run in the store of MLFLOW_TRACKING_URI, else in mlflow.db beside the run directory."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
 from pathlib import Path
 from time import time
 from typing import Any, final
@@ -15,11 +14,11 @@ from qafel.errors import OutputError
 from qafel.files import Lock
 from qafel.runs.directory import by_path
 from qafel.runs.summary import Summary
-from qafel.runs.trackers.choice import FILES, NOTHING, Memory, Position, TrackedRun, safe, scalars, summed_up
+from qafel.runs.trackers import FILES, NOTHING, Memory, Position, TrackedRun, safe, scalars, summary_figures
 from qafel.version import __version__
 
-# Read by MLflow when it is imported, or at each request; a user's own values stand. It reports its use to its makers
-# otherwise, and waits four minutes for a server that is gone.
+# MLflow reads these at import or at each request; a user's values take precedence. Without them it sends telemetry and
+# waits four minutes for a server that is down.
 for _name, _value in (
     ("MLFLOW_DISABLE_TELEMETRY", "true"),
     ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3"),
@@ -32,7 +31,7 @@ from mlflow.entities import Metric, Param, Run, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.tracking import get_tracking_uri, is_tracking_uri_set  # noqa: E402
 
-logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs every table that it creates
 
 _METRICS_A_BATCH, _PARAMS_A_BATCH, _LONGEST = 1000, 100, 6000
 _STATUS = {"finished": "FINISHED", "diverged": "FINISHED", "stalled": "FAILED", "stopped": "KILLED"}
@@ -40,32 +39,32 @@ _STATUS = {"finished": "FINISHED", "diverged": "FINISHED", "stalled": "FAILED", 
 
 @final
 class _Store:
-    """Where runs are kept: a store that the user has named, or our own in a folder."""
+    """The store of runs: the user's, or a database in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._own = not is_tracking_uri_set()
+        self._is_local = not is_tracking_uri_set()
         self._folder = folder.absolute()
-        self.uri = f"sqlite:///{(self._folder / 'mlflow.db').as_posix()}" if self._own else get_tracking_uri()
+        self.uri = f"sqlite:///{(self._folder / 'mlflow.db').as_posix()}" if self._is_local else get_tracking_uri()
 
     def alone(self) -> AbstractContextManager[object]:
-        """A context in which no other process of ours writes: two at once would make the tables twice, or wait."""
+        """Return a context with exclusive access: two processes would both create the tables."""
         busy = OutputError(f"another process writes {self._folder / 'mlflow.db'}")
-        return Lock(self._folder / ".mlflow.lock", busy, patience_s=120.0) if self._own else nullcontext()
+        return Lock(self._folder / ".mlflow.lock", busy, patience_s=120.0) if self._is_local else nullcontext()
 
     def experiment(self, client: MlflowClient) -> str:
-        """The experiment's number: the one that the user has named, else `qafel`, made if there is none."""
+        """Return the id of the user's experiment, else of `qafel`, which is created if missing."""
         if number := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return number
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "qafel"
         if (found := client.get_experiment_by_name(name)) is not None:
             return str(found.experiment_id)
-        place = (self._folder / "mlartifacts").as_uri() if self._own else None
+        place = (self._folder / "mlartifacts").as_uri() if self._is_local else None
         return str(client.create_experiment(name, artifact_location=place))
 
 
 @final
 class MlflowRun:
-    """One run. Metrics have uploads as their step and the run's own time; settings are its parameters."""
+    """One run. Metrics have uploads as their step; settings are parameters."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run, self._store = run, _Store(run.path.parent)
@@ -94,7 +93,7 @@ class MlflowRun:
         return made
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        # A row is never cut in two, so that the position of the last one is that of all its metrics.
+        # A row is never split over two batches: its position then holds for all its metrics.
         batch: list[Metric] = []
         for row in rows:
             metrics = self._metrics(row)
@@ -113,9 +112,9 @@ class MlflowRun:
             self._client.log_batch(self._id, metrics=metrics, synchronous=True)
 
     def end(self, summary: Summary | None) -> None:
-        at_ms, figures = int(time() * 1000), summed_up(summary or {})
+        at_ms, figures = int(time() * 1000), summary_figures(summary or {})
         metrics = [Metric(f"summary/{name}", value, at_ms, 0) for name, value in figures.items()]
-        status = "broken off" if summary is None else str(summary["status"])
+        status = "failed" if summary is None else str(summary["status"])
         with self._store.alone():
             self._client.log_batch(self._id, metrics, tags=[RunTag("qafel.status", status)], synchronous=True)
             for name in FILES:
@@ -125,9 +124,9 @@ class MlflowRun:
 
 
 def group_runs(folder: Path, groups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The run that stands for each group of a sweep in `folder`, by the group's name; made where there is none.
+    """Return the id of the parent run of each group of a sweep in `folder`. Missing parents are created.
 
-    `groups` has the settings of one run of each group. MLflow shows the runs of the group below it.
+    `groups` maps each name to the settings of one of its runs. MLflow shows the runs of a group below their parent.
     """
     store, memory = _Store(folder), Memory(folder / "trackers" / "mlflow.json")
     with store.alone():
@@ -151,7 +150,7 @@ def _known(client: MlflowClient, memory: Memory, uri: str) -> Run | None:
 
 
 def _run(client: MlflowClient, run_id: str) -> Run | None:
-    """A run that the store still has; errors of any other kind are raised."""
+    """Return a run, or None if the store does not have it."""
     try:
         found = client.get_run(run_id)
     except MlflowException as error:
@@ -162,17 +161,12 @@ def _run(client: MlflowClient, run_id: str) -> Run | None:
 
 
 def _log_settings(client: MlflowClient, run: Run, settings: Mapping[str, Any]) -> None:
-    """Settings become parameters. MLflow never changes one, so a limit that was raised since becomes a tag."""
+    """Log settings as parameters. MLflow never changes one, so a changed limit becomes a tag."""
     values = {safe(path): str(value)[:_LONGEST] for path, value in by_path(settings).items()}
     has = run.data.params
-    new = (Param(name, value) for name, value in values.items() if name not in has)
+    new = [Param(name, value) for name, value in values.items() if name not in has]
     tags = [RunTag(name, value) for name, value in values.items() if has.get(name, value) != value]
-    for batch in _batches(new):
-        client.log_batch(run.info.run_id, params=batch, synchronous=True)
+    for at in range(0, len(new), _PARAMS_A_BATCH):
+        client.log_batch(run.info.run_id, params=new[at : at + _PARAMS_A_BATCH], synchronous=True)
     if tags:
         client.log_batch(run.info.run_id, tags=tags, synchronous=True)
-
-
-def _batches(params: Iterator[Param]) -> Iterator[list[Param]]:
-    while batch := list(islice(params, _PARAMS_A_BATCH)):
-        yield batch

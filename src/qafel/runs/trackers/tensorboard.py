@@ -1,4 +1,4 @@
-"""A run as TensorBoard events in its directory: scalars by uploads."""
+"""TensorBoard: a run as events in its directory, with uploads as the step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tensorboard.compat.proto.summary_pb2 import Summary as Scalars
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from qafel.runs.summary import Summary
-from qafel.runs.trackers.choice import NOTHING, Position, TrackedRun, scalars
+from qafel.runs.trackers import NOTHING, Position, TrackedRun, scalars
 
 
 @final
 class TensorBoardRun:
-    """Events of one run. Those that the directory had before are removed: a resumed run writes all its rows again."""
+    """The events of one run. A resumed run replaces the old events by all its rows."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = run
@@ -25,7 +25,7 @@ class TensorBoardRun:
         for file in self._run.path.glob("events.out.tfevents.*"):
             file.unlink()
         self._writer = EventFileWriter(str(self._run.path))
-        # A TensorBoard that has read the removed files drops what it has from them.
+        # Tells a running TensorBoard to forget the removed events.
         self._writer.add_event(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
         return NOTHING
 

@@ -1,4 +1,4 @@
-"""A run in Weights & Biases: online if the user has logged in, else in files that `wandb sync` sends later."""
+"""Weights & Biases: a run online if the user has logged in, else in files for `wandb sync`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from qafel.runs.summary import Summary
-from qafel.runs.trackers.choice import FILES, NOTHING, Position, TrackedRun, safe, scalars, summed_up
+from qafel.runs.trackers import FILES, NOTHING, Position, TrackedRun, safe, scalars, summary_figures
 
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else importing it looks for its makers' server
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # without it, the import contacts its makers' server
 
 import wandb
 
@@ -22,7 +22,7 @@ _INIT_S = 30
 
 @final
 class WandbRun:
-    """One run. Every metric has uploads as its horizontal axis; runs that differ only by seed are a group."""
+    """One run. Every metric has uploads as its x axis; runs that differ only by seed form a group."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._tracked, self._memory = run, run.memory("wandb")
@@ -35,7 +35,7 @@ class WandbRun:
         known = self._memory.read() if tracked.resumed or self._id else {}
         self._id = str(known.get("id") or uuid4().hex[:12])
         self._memory.write(id=self._id)
-        reached = self._open_position(anew="id" not in known)
+        reached = self._open_position(new="id" not in known)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "qafel",
             id=self._id,
@@ -45,7 +45,7 @@ class WandbRun:
             config=dict(tracked.settings),
             dir=str(tracked.path),
             mode=None if _is_set_up() else "offline",
-            reinit="create_new",  # a run of the user's own in this process stays as it is
+            reinit="create_new",  # leaves another run of the user in this process unchanged
             settings=wandb.Settings(console="off", silent=True, init_timeout=_INIT_S),
         )
         self._run.define_metric("uploads")
@@ -54,13 +54,13 @@ class WandbRun:
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
-            # Remembered first: offline nobody can be asked what has arrived, and no row may come twice.
+            # Recorded first, so that no row is sent twice: offline, W&B does not report its rows.
             os.pwrite(self._position, f"{row['uploads']:20} {row['version']:20}\n".encode(), 0)
             self._run.log(scalars(row, self._tracked.metric_name), step=row["uploads"])
 
     def end(self, summary: Summary | None) -> None:
         if summary is not None:
-            self._run.summary.update({**summed_up(summary), "status": summary["status"]})
+            self._run.summary.update({**summary_figures(summary), "status": summary["status"]})
             files = [file for name in FILES if (file := self._tracked.path / name).is_file()]
             artifact = wandb.Artifact(f"{safe(self._tracked.path.name) or 'run'}-{self._id}", type="run")
             for file in files:
@@ -69,16 +69,16 @@ class WandbRun:
         self._run.finish(exit_code=0 if summary is not None else 1)
         os.close(self._position)
 
-    def _open_position(self, anew: bool) -> Position:
-        """The last row that was handed over, from a file of a fixed length: it is written for every row."""
+    def _open_position(self, new: bool) -> Position:
+        """Return the position of the last row, from a file of fixed length that every row overwrites."""
         file, how = self._memory.file.with_suffix(".position"), os.O_RDWR | os.O_CREAT
-        self._position = os.open(file, how | os.O_TRUNC if anew else how, 0o644)
+        self._position = os.open(file, how | os.O_TRUNC if new else how, 0o644)
         numbers = os.pread(self._position, 64, 0).split()
         return Position(int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else NOTHING
 
 
 def _is_set_up() -> bool:
-    """Whether the user has chosen a mode, or has logged in: W&B would ask for a key on the terminal otherwise."""
+    """Return whether the user has chosen a mode or logged in. Otherwise W&B would ask for a key on the terminal."""
     if any(os.environ.get(name) for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
