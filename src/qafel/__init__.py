@@ -1,8 +1,7 @@
 """Quantized asynchronous federated learning with a shared hidden state.
 
-What is exported is the public surface: the pure core, the simulator, sweeps and tasks. Each name loads at its first
-use, and what it needs with it: a client of a deployment loads no simulator, and PyTorch loads with `TorchTask`.
-The rooms, each of which imports only from those above it (docs/architecture.md):
+The names below are the public interface. Each loads at its first use: PyTorch, for example, loads with `TorchTask`.
+The package consists of these rooms. A room imports only from rooms above it (docs/architecture.md).
 
 version       the package's version
 errors        every error a user can meet

@@ -1,59 +1,57 @@
-"""Every error this package raises on purpose, and whose fault it is.
+"""Every error that this package raises on purpose.
 
     QafelError
-    ├── UserError             what you asked for cannot be done; the command line exits with 2
+    ├── UserError             a request that cannot be fulfilled; the command line exits with 2
     │   ├── ConfigError         a setting is unknown, of the wrong type, or impossible
-    │   │   └── SpecError         a quantizer's text spec does not parse
-    │   ├── PartFailed          a part of your own raised an exception, or returned what it must not
+    │   │   └── SpecError         a quantizer's text does not parse
+    │   ├── PartFailed          a custom part raised an exception, or returned a wrong value
     │   ├── DataError           a dataset or run file is missing or damaged
-    │   │   ├── DamagedJournal    a deployed run's journal lacks updates that counted; nothing was changed
-    │   │   ├── NothingToShow     there is no run, or none of its evaluations yet
+    │   │   ├── DamagedJournal    a deployed run's journal lacks accepted updates; nothing was changed
+    │   │   ├── NothingToShow     there is no run, or a run without evaluations
     │   │   └── NotComparable     runs that a published claim needs are missing, or differ from the published ones
     │   ├── OutputError         a result cannot be written
-    │   ├── FloatingPointMode   this thread's arithmetic is not the default one, so that x̂ would differ
-    │   ├── AnotherServer       another server serves the run, or the broker's history is not this folder's
-    │   └── BrokerUnreachable   no broker there, or it does not let us in
-    ├── NonFiniteVector       your own vector holds a NaN or an infinity
+    │   ├── FloatingPointMode   this thread rounds in another way than the other peers, so x̂ would differ
+    │   ├── AnotherServer       another server serves the run, or the broker has the history of another run
+    │   └── BrokerUnreachable   the broker is not there, or refuses the connection
+    ├── NonFiniteVector       a vector to send holds a NaN or an infinity
     ├── MessageError          a peer sent bytes that are not a valid message for this receiver
-    │   ├── TruncatedMessage    fewer bytes than the header promises
-    │   ├── OversizedMessage    more bytes than the header promises, or than this receiver takes
-    │   ├── UnknownFormat       not our magic, format version or kind
-    │   ├── ChecksumMismatch    bytes changed on the way
-    │   ├── WrongKind           an upload where a broadcast belongs, or the reverse
+    │   ├── TruncatedMessage    fewer bytes than the header states
+    │   ├── OversizedMessage    more bytes than the header states, or than this receiver accepts
+    │   ├── UnknownFormat       unknown magic, format version or kind
+    │   ├── ChecksumMismatch    bytes changed in transit
+    │   ├── WrongKind           an upload in place of a broadcast, or the reverse
     │   ├── WrongDimension      made for a model of another size
     │   ├── WrongCodec          made by another quantizer than agreed
     │   ├── MalformedPayload    the quantizer cannot read it, or it decodes to NaN or infinity
-    │   ├── MalformedHeader     the message's header block is not what the protocol says
-    │   └── BadSignature        not signed by who should have sent it
-    ├── RejectedUpload        a valid upload that the server does not take
+    │   ├── MalformedHeader     the header block violates the protocol
+    │   └── BadSignature        not signed by the stated sender
+    ├── RejectedUpload        a valid upload that the server does not accept
     │   ├── DuplicateUpload     this (client, sequence) was counted before
     │   ├── StaleUpload         staleness above the maximum
-    │   ├── FutureUpload        based on a version the server has not made
+    │   ├── FutureUpload        based on a version that the server has not made
     │   ├── UnknownClient       from a client that is not registered
     │   ├── WrongSender         sent under another client's number
-    │   ├── NormTooLarge        far beyond the clients' median
-    │   ├── RateLimited         more often than a client may
-    │   ├── OverShare           its client has more than its share of the recent updates
-    │   ├── MemoryMismatch      its client's memory does not follow the client's last counted upload
-    │   └── QuarantinedUpload   the server failed at it several times: it is put aside
-    ├── HiddenStateError      a hidden state cannot be advanced by this message
+    │   ├── NormTooLarge        far above the clients' median norm
+    │   ├── RateLimited         the client sends too often
+    │   ├── OverShare           the client has too large a share of the recent updates
+    │   ├── MemoryMismatch      the client's memory does not follow its last counted upload
+    │   └── QuarantinedUpload   the server failed on it several times and put it aside
+    ├── HiddenStateError      a message cannot advance this hidden state
     │   ├── MissedBroadcast     broadcasts in between are missing: catch up
-    │   ├── ClientAhead         the client claims a version the server has not made
+    │   ├── ClientAhead         the client claims a version that the server has not made
     │   └── Drifted             the digest differs: start again from a snapshot
-    ├── RunFailed             a run came to its end without a result that counts; `result` has what there is
-    │   ├── Diverged            the model, the metric or the loss is no longer finite
-    │   └── Stalled             the server can make no step, or made none
-
-
+    ├── RunFailed             a run ended without a valid result; `result` holds what there is
+    │   ├── Diverged            the model, the metric or the loss is not finite
+    │   └── Stalled             the server cannot make a step, or did not make one
     ├── TrainingFailed        a deployed client's training failed many times in a row
-    ├── WorkerLost            worker processes die before they begin, or again and again at the same work
-    └── BrokerError           the broker did not do its part: begin a new session
-        ├── BrokerLost          the connection broke, or there was no answer
-        └── BrokerRefused       it answered, and said no
+    ├── WorkerLost            worker processes die at their start, or repeatedly at the same work
+    └── BrokerError           the broker failed: open a new session
+        ├── BrokerLost          the connection broke, or the broker did not answer
+        └── BrokerRefused       the broker answered with a refusal
 
-`reason` is the slug under which rejections are counted.
+Rejections and ignored messages are counted by their `reason`.
 
-A message that advises an argument names it in backticks, `out`: the command line shows its option instead, --out.
+Messages name arguments in backticks, such as `out`. The command line prints the option instead: --out.
 """
 
 from __future__ import annotations
@@ -71,38 +69,34 @@ class QafelError(Exception):
 
 
 class UserError(QafelError):
-    """What was asked for cannot be done; the message says what to do instead."""
+    """A request that cannot be fulfilled. The message says what to do instead."""
 
 
 class ConfigError(UserError):
-    reason = "config"
+    """A setting is unknown, of the wrong type, or impossible."""
 
 
 class SpecError(ConfigError):
-    reason = "spec"
+    """A quantizer's text does not parse."""
 
 
 class PartFailed(UserError):
-    """A user's own part raised an exception, which is the cause; or it returned what such a part must not."""
-
-    reason = "part-failed"
+    """A custom part raised an exception, which is the cause, or returned a wrong value."""
 
 
 class DataError(UserError):
-    reason = "data"
+    """A dataset or run file is missing or damaged."""
 
 
 class DamagedJournal(DataError):
-    reason = "damaged-journal"
+    """A deployed run's journal lacks accepted updates; nothing was changed."""
 
 
 class NothingToShow(DataError):
-    """There is no run here, or one without any evaluation yet; among others it may be left out.
+    """There is no run, or a run without evaluations.
 
-    `message` is the sentence for a user, `why` a short phrase for a list of what was left out.
+    `message` is a sentence for the user, `why` a short phrase for a list of skipped runs.
     """
-
-    reason = "nothing-to-show"
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -110,27 +104,27 @@ class NothingToShow(DataError):
 
 
 class NotComparable(DataError):
-    reason = "not-comparable"
+    """Runs that a published claim needs are missing, or differ from the published ones."""
 
 
 class OutputError(UserError):
-    reason = "output"
+    """A result cannot be written."""
 
 
 class FloatingPointMode(UserError):
-    reason = "floating-point-mode"
+    """The thread rounds in another way than the other peers, so x̂ would differ."""
 
 
 class AnotherServer(UserError):
-    reason = "another-server"
+    """Another server serves the run, or the broker has the history of another run."""
 
 
 class BrokerUnreachable(UserError):
-    reason = "broker-unreachable"
+    """The broker is not there, or refuses the connection."""
 
 
 class NonFiniteVector(QafelError):
-    reason = "non-finite-vector"
+    """A vector to send holds a NaN or an infinity."""
 
 
 class MessageError(QafelError):
@@ -180,7 +174,7 @@ class BadSignature(MessageError):
 
 
 class RejectedUpload(QafelError):
-    """A valid upload that the server does not take."""
+    """A valid upload that the server does not accept."""
 
     reason = "rejected"
 
@@ -226,7 +220,7 @@ class QuarantinedUpload(RejectedUpload):
 
 
 class HiddenStateError(QafelError):
-    """A hidden state cannot be advanced by this message."""
+    """A message cannot advance this hidden state."""
 
     reason = "hidden-state"
 
@@ -244,7 +238,7 @@ class Drifted(HiddenStateError):
 
 
 class RunFailed(QafelError):
-    """A run came to its end without a result that counts: `result` is what `simulate` would have returned."""
+    """A run ended without a valid result. `result` is the `Result` that `simulate` would have returned."""
 
     reason = "run-failed"
     result: Any = None
@@ -259,19 +253,15 @@ class Stalled(RunFailed):
 
 
 class TrainingFailed(QafelError):
-    reason = "training"
+    """A deployed client's training failed many times in a row."""
 
 
 class WorkerLost(QafelError):
-    """Worker processes die before they begin, or again and again at the same work."""
-
-    reason = "worker-lost"
+    """Worker processes die at their start, or repeatedly at the same work."""
 
 
 class BrokerError(QafelError):
-    """The broker did not do its part: begin a new session. `stream` names the one that failed, if it was one."""
-
-    reason = "broker"
+    """The broker failed: open a new session. `stream` names the stream that failed, if any."""
 
     def __init__(self, message: str, stream: str | None = None) -> None:
         super().__init__(message)
@@ -279,24 +269,21 @@ class BrokerError(QafelError):
 
 
 class BrokerLost(BrokerError):
-    reason = "broker-lost"
+    """The connection broke, or the broker did not answer."""
 
 
 class BrokerRefused(BrokerError):
-    reason = "broker-refused"
+    """The broker answered with a refusal."""
 
 
 def require(holds: object, rule: str, found: object) -> None:
-    """Raise a `ConfigError` that states the `rule` and what was `found`, unless it `holds`."""
+    """Raise a `ConfigError` with the `rule` and the value `found`, unless the rule `holds`."""
     if not holds:
         raise ConfigError(f"{rule}; got {found}")
 
 
 def require_numbers(table: Any) -> None:
-    """Raise `ConfigError` if a field of a dataclass that is annotated as a number holds anything else.
-
-    A whole number that is written as a float, such as 1e3, becomes an int.
-    """
+    """Raise `ConfigError` if a number field of a dataclass holds another type. Whole floats such as 1e3 become ints."""
     for entry in fields(table):
         kind, _, optional = str(entry.type).partition(" | ")
         value = getattr(table, entry.name)
@@ -309,7 +296,7 @@ def require_numbers(table: Any) -> None:
 
 
 def plain_number(value: Any) -> Any:
-    """A number as Python's int or float, an int if it is whole, such as 1e3; any other value as it is."""
+    """Convert a number to int if it is whole, such as 1e3, else to float. Return other values unchanged."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     if isinstance(value, Integral):

@@ -1,7 +1,4 @@
-"""Names that a package offers before it has loaded them (PEP 562).
-
-What takes long to load is loaded by those who use it: Numba by kernels, PyTorch by neural tasks.
-"""
+"""Names that a package loads at their first use (PEP 562), and checks for optional packages."""
 
 from __future__ import annotations
 
@@ -15,19 +12,17 @@ from qafel.errors import ConfigError
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is there, without loading it."""
+    """Whether a package is installed, without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):  # it is hidden
+    except (ImportError, ValueError):  # sys.modules has None for it
         return False
 
 
 def require_installed(what: str, extra: str, *packages: str, **called: str) -> None:
-    """Raise `ConfigError` if one of the packages is missing; `what` needs them, and `extra` brings them.
+    """Raise `ConfigError` if a package that `what` needs is missing; `extra` installs it.
 
-    A package that people call by another name is given with it:
-
-    require_installed("a figure", "draw", matplotlib="Matplotlib")
+    Keywords give a package's usual name: require_installed("a figure", "draw", matplotlib="Matplotlib").
     """
     names = {**dict(zip(packages, packages, strict=True)), **called}
     if missing := [name for package, name in names.items() if not is_installed(package)]:
@@ -35,10 +30,9 @@ def require_installed(what: str, extra: str, *packages: str, **called: str) -> N
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package whose names in `homes` are loaded at their first use.
+    """`__getattr__` and `__dir__` of a package that loads the names in `homes` at their first use.
 
-    `homes` says where each is: "package.module:Name", or "package.module" for a module. What was loaded becomes a plain
-    attribute of the package, so that a second use costs what any attribute costs.
+    `homes` maps a name to "package.module:Name", or to "package.module" for a module.
     """
 
     def load(name: str) -> Any:

@@ -1,10 +1,9 @@
-"""Supervised worker processes: start, hand out work, notice a death, hand the work out again.
+"""Supervised worker processes. If a worker dies, another one gets its work.
 
-A worker first makes what it works with (`begin`), then performs one piece of work after another, in the order in which
-it was given them. So an answer needs no label: it belongs to the oldest piece that the worker has not answered, and a
-death is the fault of that piece alone.
+A worker calls `begin` once, then performs its work in the order received. An answer therefore belongs to the oldest
+work without one, and that work caused a death.
 
-Workers ignore Ctrl-C, which is their parent's business, and end with their parent, however it ends. See
+Workers ignore Ctrl-C, which the parent handles, and exit with their parent. See
 docs/decisions/one-supervisor-of-workers.md.
 """
 
@@ -35,52 +34,52 @@ Value = TypeVar("Value")
 
 Tell: TypeAlias = Callable[[Any], None]
 Perform: TypeAlias = Callable[[Work, Tell], Value]
-"""Performs a piece of work and returns the answer; calls `tell` with any news on the way."""
+"""Performs work and returns the answer. May report progress with `tell`."""
 
 MAX_FAILED_STARTS = 2
-"""So many workers may end before they are ready; one more, and they all would."""
+"""More failed starts than this raise `WorkerLost`."""
 
 MOST_PER_CORE = 16
-"""So many workers a core may be asked for: more only take memory, and thousands take the machine."""
+"""The most workers per core: more only take memory."""
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def worker_count(asked: int | None = None, elsewhere: bool = False) -> int:
-    """How many workers to start: as many as were `asked` for, or one per core.
+    """The number of workers to start: `asked`, or one per core.
 
-    Raises `ConfigError` for more than this machine can use, unless they run `elsewhere`.
+    Raises `ConfigError` if this machine cannot use so many, unless they run `elsewhere`.
     """
     cores = os.cpu_count() or 1
     if asked is None:
         return cores
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-        raise ConfigError(f"workers is a number of processes, 1 or more; got {asked!r}")
+        raise ConfigError(f"workers is a whole number of at least 1; got {asked!r}")
     if asked > MOST_PER_CORE * cores and not elsewhere:
-        have = f"{counted(cores, 'core')}, of use to at most {MOST_PER_CORE * cores:,}"
-        raise ConfigError(f"{asked:,} workers are too many: this machine has {have}")
+        have = f"this machine has {counted(cores, 'core')}"
+        raise ConfigError(f"{asked:,} workers are too many: {have}, for at most {MOST_PER_CORE * cores:,}")
     return asked
 
 
 def thread_limits(threads: int) -> dict[str, str]:
-    """The environment in which numerical libraries use at most `threads` threads."""
+    """Environment variables that limit numerical libraries to `threads` threads."""
     return dict.fromkeys(_THREADS, str(threads))
 
 
 def pack(value: object, dumps: Callable[[object], bytes] = pickle.dumps) -> bytes:
-    """The value for another process, with the user's own modules that it may need; `unpack` reads it there."""
+    """Pickle a value for another process, with the names of custom modules. `unpack` reads it."""
     try:
         packed = dumps(value)
-    except Exception as error:  # of pickle's or of an object's own, and of any type
+    except Exception as error:  # objects may raise anything here
         raise _not_portable(error) from error
     return pickle.dumps((own_modules(), packed))
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` packed. The user's own modules are found as they were there: in the current folder first."""
+    """Read a value that `pack` wrote. Custom modules are imported from the current folder first."""
     modules, packed = loads(data)
     for module in modules:
-        with suppress(ConfigError):  # of another value, it may be gone by now; whether this one needs it shows below
+        with suppress(ConfigError):  # this value may not need it
             import_module(module)
     try:
         return loads(packed)
@@ -91,27 +90,27 @@ def unpack(data: bytes) -> Any:
 def _not_portable(error: Exception) -> ConfigError:
     text = " ".join(str(error).split())
     return ConfigError(
-        f"an object cannot be sent to another process ({type(error).__name__}: {text}): define it, its class or "
-        "function at module level in a file, without locks or open files; or train inline"
+        f"an object cannot be sent to another process ({type(error).__name__}: {text}). Define it at module level in "
+        "a file, without locks or open files, or train inline"
     )
 
 
 def portable(error: QafelError) -> QafelError:
-    """The error for another process: its cause, which does not travel, is told in a note."""
+    """Add the cause of an error as a note, because pickle drops causes."""
     if error.__cause__ is not None:
         error.add_note(f"In a worker process:\n{''.join(traceback.format_exception(error.__cause__))}")
     return error
 
 
 class Died(NamedTuple):
-    """Stands for an answer when too many workers died at a piece of work: how many, and how the last one ended."""
+    """The answer if too many workers died at the same work: how many, and the last exit code."""
 
     times: int
     exit_code: int | None
 
 
 class Report(NamedTuple, Generic[Work, Value]):
-    """What became of a piece of work: news on the way, or at last its answer."""
+    """Progress of some work, or its answer."""
 
     work: Work
     value: Value | Died
@@ -120,19 +119,19 @@ class Report(NamedTuple, Generic[Work, Value]):
 @final
 @dataclass(eq=False)
 class _Worker(Generic[Work]):
-    """One process, our end of its connection, and the work that it has not answered, the oldest first."""
+    """A process, our end of its connection, and the work without an answer, oldest first."""
 
     process: BaseProcess
     connection: Connection
     pending: deque[Work] = field(default_factory=deque)
     deaths: int = 0
-    """How many workers died at the oldest piece of work."""
+    """Workers that died at the oldest work."""
     ready: bool = False
 
 
 @final
 class Workers(Generic[Work, Value]):
-    """A context with worker processes; they start when it is entered and have ended when it is left."""
+    """A context with worker processes. They start on entry and end on exit."""
 
     def __init__(
         self,
@@ -145,9 +144,9 @@ class Workers(Generic[Work, Value]):
     ) -> None:
         """Prepare `count` workers, at least one.
 
-        Each calls `begin(*arguments)` once and performs its work with what that returns. Work at which `tries` workers
-        died is answered with `Died`. The `environment` is added to the workers' own. Functions, arguments, work and
-        answers are pickled.
+        Each calls `begin(*arguments)` once and performs its work with the result. Work at which `tries` workers died
+        is answered with `Died`. Workers inherit this process's environment, with the changes in `environment`.
+        Functions, arguments, work and answers are pickled.
         """
         self._count = count
         self._opening = pack((begin, tuple(arguments)))
@@ -179,11 +178,11 @@ class Workers(Generic[Work, Value]):
 
     @property
     def busy(self) -> int:
-        """How many workers have something to do."""
+        """The number of workers that have work."""
         return sum(bool(worker.pending) for worker in self._workers)
 
     def give(self, work: Work, at_most: int = 1) -> bool:
-        """Hand the work to the least busy worker; False, and nothing done, if each has `at_most` pieces already."""
+        """Give work to the least busy worker. False, without effect, if each has `at_most` pieces already."""
         worker = min(self._workers, key=lambda worker: len(worker.pending))
         if len(worker.pending) >= at_most:
             return False
@@ -191,14 +190,14 @@ class Workers(Generic[Work, Value]):
         return True
 
     def give_each(self, works: Sequence[Work]) -> None:
-        """Hand one piece of work to each worker, behind what it has; there are at most as many as workers."""
+        """Append one piece of work to each worker's queue. There are at most as many pieces as workers."""
         for index, work in enumerate(works):
             self._hand(self._workers[index], work)
 
     def next(self) -> Report[Work, Value]:
-        """Wait for news or an answer. Something must have been handed out.
+        """Wait for progress or an answer. At least one worker must have work.
 
-        Raises `WorkerLost` if workers end before they are ready.
+        Raises `WorkerLost` if workers die at their start.
         """
         while not self._reports:
             by_connection: dict[object, _Worker[Work]] = {worker.connection: worker for worker in self._workers}
@@ -226,7 +225,7 @@ class Workers(Generic[Work, Value]):
         message = dumps(work)
         try:
             worker.connection.send_bytes(message)
-        except OSError:  # it has died; if it was busy, that shows when its answers have been read
+        except OSError:  # the worker died; `next` notices it if the worker was busy
             if not worker.pending:
                 worker = self._replace(worker)
                 with suppress(OSError):
@@ -240,13 +239,13 @@ class Workers(Generic[Work, Value]):
         with _conditions(self._environment):
             worker.process.start()
         theirs.close()
-        # Not as arguments of the process: `start` would wait for ever for a child that died before it read them all.
+        # Not as arguments of the process: `start` would wait forever for a child that died while reading them.
         with suppress(OSError):
             ours.send_bytes(self._opening)
         return worker
 
     def _replace(self, dead: _Worker[Work]) -> _Worker[Work]:
-        """Start another worker in place of a dead one, with its work; but for that which killed too many."""
+        """Start another worker with the work of a dead one, except for work that killed too many."""
         dead.connection.close()
         dead.process.join()
         code = dead.process.exitcode
@@ -254,8 +253,8 @@ class Workers(Generic[Work, Value]):
             self._failed_starts += 1
         if self._failed_starts > MAX_FAILED_STARTS:
             raise WorkerLost(
-                f"worker processes end before they begin (exit code {code}): what they print above says why; a script "
-                'that uses them must have its work under `if __name__ == "__main__":`'
+                f"worker processes die at their start (exit code {code}); see their output above. A script that uses "
+                'them must have its work under `if __name__ == "__main__":`'
             )
         pending = dead.pending
         deaths = dead.deaths + 1 if dead.ready and pending else dead.deaths
@@ -271,12 +270,12 @@ class Workers(Generic[Work, Value]):
 
 
 def _serve(connection: Connection) -> None:
-    """The life of a worker."""
+    """Worker main loop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
     def answer(value: object, last: bool = True) -> None:
-        with suppress(OSError):  # nobody listens any more, which shows when the next work is awaited
+        with suppress(OSError):  # the parent is gone; the next receive notices it
             connection.send_bytes(dumps((last, value)))
 
     try:
@@ -294,12 +293,12 @@ def _serve(connection: Connection) -> None:
         try:
             message = connection.recv_bytes()
         except (EOFError, OSError):
-            os._exit(0)  # what a worker holds ends with it: nothing is to be tidied up
+            os._exit(0)  # nothing to clean up
         answer(perform(loads(message), partial(answer, last=False)))
 
 
-def _leave_with_the_parent() -> None:
-    """Work must not go on beside that of a parent that was killed and started again."""
+def _exit_with_parent() -> None:
+    """Exit when the parent dies, so that a restarted parent does not meet old workers."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -308,10 +307,10 @@ def _leave_with_the_parent() -> None:
 
 @contextmanager
 def _conditions(environment: Mapping[str, str]) -> Iterator[None]:
-    """What starts meanwhile has this environment too, and ignores interrupts from its first moment on."""
+    """Processes started meanwhile inherit this environment, and ignore interrupts from the beginning."""
     before = {name: os.environ[name] for name in environment if name in os.environ}
     os.environ.update(environment)
-    # Only the main thread may say what a signal does.
+    # Only the main thread may set signal handlers.
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:
