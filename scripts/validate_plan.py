@@ -1,6 +1,6 @@
 """What `qafel plan` foretells against what happens: uploads to a target, for pairs and seeds that were fixed before.
 
-    python scripts/validate_plan.py mushrooms quadratic logistic cifar10 --folder plan-validation
+    python -m scripts.validate_plan mushrooms quadratic logistic cifar10 --folder plan-validation
 
 The pilot has seed 100 and 20,000 uploads a run; it sees none of the pairs, but for its anchors (the roughest client
 quantizer beside an exact server, and the other way round). Each pair is then run with seeds of its own. No check
@@ -16,14 +16,13 @@ import statistics
 from pathlib import Path
 
 from qafel.config import Config, load_recipe
-from qafel.paper.entry import Change, configuration, uploads_limit
-from qafel.paper.kept import take_back
-from qafel.paper.pareto import pair_change
-from qafel.runs.reading import Run
 from qafel.search.planning import Candidates, PlanRequest, checked_candidates
 from qafel.search.planning.pilot import Pair, measured_errors, pilot_runs, read_pilot
 from qafel.search.planning.plan import Prediction, Predictor
 from qafel.search.runner import RunSpec, perform
+from reproduction.entry import Change, configuration, uploads_limit
+from reproduction.pareto import pair_change
+from reproduction.store import Store
 
 TRELLIS = (
     ("trellis:4", "trellis:4,scale=least"),
@@ -95,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=CASES)
     parser.add_argument("--folder", type=Path, default=Path("plan-validation"))
-    parser.add_argument("--results", type=Path, help="a folder of kept runs, as that of `qafel paper --results`")
+    parser.add_argument("--results", type=Path, help="a folder of kept runs, as of `python -m reproduction`")
     parser.add_argument("--finished", action="store_true", help="make no run; show what is there")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
@@ -109,13 +108,10 @@ def main() -> None:
             took = []
             for seed in seeds:
                 run = run_of(recipe, target, pair, seed, most)
-                if arguments.results:
-                    take_back([run], folder, arguments.results)
-                if not arguments.finished:
+                store = Store(folder, arguments.results)
+                if not arguments.finished and store.unfinished([run]):
                     perform(run.config, folder / run.folder)
-                if (folder / run.folder / "summary.json").exists():
-                    found = Run.load(folder / run.folder)
-                    took.append(found.at_target(found.column("uploads")))
+                took += [found.at_target(found.column("uploads")) for _, found in store.load([run])]
             rows.append(row(pair, predicted, took))
             print(rows[-1], flush=True)
         summarise(task, rows)

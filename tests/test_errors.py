@@ -73,7 +73,7 @@ def texts(path: Path) -> list[str]:
 
 def test_only_the_command_line_names_its_options():
     """A caller in Python has none. A message may name a whole command, such as `qafel broker add --client 3`."""
-    commands = {"cli", "paper", "bench"}
+    commands = {"cli", "bench"}
     named = [
         f"{path.relative_to(SOURCES)}: {text}"
         for path in SOURCES.rglob("*.py")

@@ -33,7 +33,6 @@ def test_no_room_computes_or_draws_before_it_is_asked_to():
         "simulator",
         "deployment",
         "search",
-        "paper",
         "bench",
         "cli",
     ]

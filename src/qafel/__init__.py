@@ -26,7 +26,6 @@ watch         the same, live
 simulator     a run in virtual time
 deployment    a run over NATS JetStream
 search        many runs: sweeps, tuning, planning
-paper         the paper's figures and tables
 bench         every benchmark
 cli           the command line
 """

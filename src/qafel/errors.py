@@ -7,8 +7,7 @@
     │   ├── PartFailed          a custom part raised an exception, or returned a wrong value
     │   ├── DataError           a dataset or run file is missing or damaged
     │   │   ├── DamagedJournal    a deployed run's journal lacks accepted updates; nothing was changed
-    │   │   ├── NothingToShow     there is no run, or a run without evaluations
-    │   │   └── NotComparable     runs that a published claim needs are missing, or differ from the published ones
+    │   │   └── NothingToShow     there is no run, or a run without evaluations
     │   ├── OutputError         a result cannot be written
     │   ├── FloatingPointMode   this thread rounds in another way than the other peers, so x̂ would differ
     │   ├── AnotherServer       another server serves the run, or the broker has the history of another run
@@ -101,10 +100,6 @@ class NothingToShow(DataError):
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
         self.why = why
-
-
-class NotComparable(DataError):
-    """Runs that a published claim needs are missing, or differ from the published ones."""
 
 
 class OutputError(UserError):

@@ -21,7 +21,6 @@ def test_every_command_has_help_with_an_example():
         "quantizers",
         "plan",
         "tune",
-        "paper",
         "server",
         "client",
         "status",
@@ -69,4 +68,4 @@ def test_every_command_shows_few_options_and_explains_each():
     assert [(path, one.name) for path, one in found if not one.help] == []
     visible = Counter(path for path, one in found if one.rich_help_panel != "Advanced")
     too_many = {path for path, count in visible.items() if count > 12}
-    assert too_many <= {"qafel plan", "qafel tune", "qafel paper"}
+    assert too_many <= {"qafel plan", "qafel tune"}

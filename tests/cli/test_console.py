@@ -14,10 +14,10 @@ from rich.console import Console
 from qafel.cli.console import SweepProgress
 from qafel.config import Limits
 from qafel.errors import ConfigError
-from qafel.paper.entry import Change, configuration
 from qafel.runs import bars
 from qafel.search.runner import RunSpec
 from qafel.simulator import Row
+from tests.running import Change, configuration
 
 
 class Ticking:

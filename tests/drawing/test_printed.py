@@ -39,7 +39,7 @@ def test_the_suffix_chooses_the_format_and_equal_figures_are_equal_bytes(tmp_pat
 
 
 def test_a_file_says_where_it_comes_from():
-    assert b"qafel paper x" in rendered(draw([CURVE]), ".png", "qafel paper x")
+    assert b"qafel report x" in rendered(draw([CURVE]), ".png", "qafel report x")
 
 
 def test_an_unknown_format_and_a_place_that_cannot_be_written_are_clear_errors(tmp_path):

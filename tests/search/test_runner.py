@@ -10,13 +10,12 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import OutputError
-from qafel.paper.entry import Change, configuration
 from qafel.runs.directory import CHECKPOINT, same_run, settings_of, state_of
 from qafel.runs.summary import FunctionListener, environment
 from qafel.runs.trackers import NOT_TRACKED
 from qafel.search.runner import RunSpec, _at_once, make_runs, perform, unfinished, unique
 from qafel.simulator import simulate
-from tests.running import run
+from tests.running import Change, configuration, run
 
 STEPS = 30
 

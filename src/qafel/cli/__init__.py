@@ -5,7 +5,7 @@ logs       log lines with their times
 run, sweep, report     one run; many runs; a comparison of runs, and the demo
 status     runs while they are running, in the terminal or the browser
 lists      recipes, tasks and quantizers
-plan, tune, paper      recommended settings; the paper's entries
+plan, tune             recommended settings
 deploy, client         a run over real machines
 bench      benchmarks
 """
@@ -43,7 +43,6 @@ COMMANDS = {
         "sweep": "sweep:sweep",
         "report": "report:report",
         "watch": "status:watch",
-        "paper": "paper:paper",
     },
     "Choose": {
         "recipes": "lists:recipes",

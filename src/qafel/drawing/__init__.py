@@ -1,4 +1,4 @@
-"""Charts, in data-flow order. Nothing here knows what a run is: `report`, `paper` and `tuning` turn runs into panels.
+"""Charts, in data-flow order. Nothing here knows what a run is: `report` and `tuning` turn runs into panels.
 
 chart      a chart as values: panels, curves, bars, bands; their colours and dashes
 printed    draws it with matplotlib, for print and for a notebook; loads when `drawing.printed` is first used

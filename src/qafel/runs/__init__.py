@@ -9,3 +9,23 @@ directory   the run directory: writing it, its state, checkpoint files
 reading     run directories read back
 seeds       runs that differ only by seed: mean, spread, mean curve
 """
+
+from typing import TYPE_CHECKING
+
+from qafel.lazy import lazily
+
+if TYPE_CHECKING:
+    from qafel.runs.reading import History, Run
+    from qafel.runs.seeds import Spread, mean_curve
+
+__all__ = ["History", "Run", "Spread", "mean_curve"]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "History": "qafel.runs.reading:History",
+        "Run": "qafel.runs.reading:Run",
+        "Spread": "qafel.runs.seeds:Spread",
+        "mean_curve": "qafel.runs.seeds:mean_curve",
+    },
+)

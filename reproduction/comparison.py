@@ -1,0 +1,297 @@
+"""The runs of an entry, by method and place in the sweep, and figures of them that entries compare.
+
+Methods are compared on the seeds that all of them have. An unfinished sweep has more seeds of some methods, and runs
+with different seeds had different luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar, final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from qafel.errors import DataError
+from qafel.runs import Run, Spread
+from qafel.search import RunSpec
+from reproduction.statistics import Interval, ratio
+
+
+class NotComparable(DataError):
+    """Runs that a claim needs are missing, or differ from the published ones."""
+
+
+Column: TypeAlias = NDArray[np.float64]
+"""One value per evaluation of a run."""
+Figure: TypeAlias = Callable[[Run], float]
+"""One number of a run."""
+T = TypeVar("T")
+Paired: TypeAlias = list[tuple[float, float]]
+"""A figure of two groups of runs, seed by seed."""
+Quantity: TypeAlias = str | Callable[[Run], Column]
+"""A column of a run by its name, or one that is made of others."""
+
+SETTLED = 0.1
+"""The last tenth of a run is what it settled at."""
+ROWS = 3
+"""The fewest evaluations of such a tenth: one alone may be luck."""
+
+STILL = 0.1
+"""A run has settled if it got better by less than a tenth over its second half."""
+
+FAR = 2.0
+"""Twice as much suboptimality, or half the accuracy, is far from another."""
+
+LEARNED = 0.5
+"""A run that ends below half of a good run's accuracy has not learned what the other has."""
+
+
+@final
+@dataclass(frozen=True)
+class EntryRuns:
+    """Runs of an entry, each with its place in the entry's plan."""
+
+    pairs: tuple[tuple[RunSpec, Run], ...]
+    quick: bool = False
+    cut: bool = False
+    """Whether they were made to end sooner than the entry has it."""
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(planned.method for planned, _ in self.pairs))
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({planned.config.seed for planned, _ in self.pairs})
+
+    @property
+    def task(self) -> str:
+        return self.pairs[0][0].config.task.name
+
+    def places(self, key: str) -> list[float]:
+        """The values of `key` in the sweep, in order."""
+        return sorted({float(planned.at[key]) for planned, _ in self.pairs if key in planned.at})
+
+    def has(self, method: str | None = None, **at: float | str) -> bool:
+        """Whether there is a run of `method` (any, if None) at the place `at` in the sweep."""
+        return any(_is_at(planned, method, at) for planned, _ in self.pairs)
+
+    def of(self, method: str | None = None, **at: float | str) -> EntryRuns:
+        """Only the runs of `method` (any, if None) at the place `at` in the sweep; NotComparable if there is none."""
+        if not (found := tuple(pair for pair in self.pairs if _is_at(pair[0], method, at))):
+            where = ", ".join(f"{key} {value}" for key, value in at.items())
+            raise NotComparable(f"the runs of {' at '.join(part for part in (method, where) if part)} are missing")
+        return replace(self, pairs=found)
+
+    def by_method(self) -> list[EntryRuns]:
+        return [self.of(method) for method in self.methods]
+
+    def runs(self, method: str | None = None, **at: float | str) -> list[Run]:
+        """The runs that `of` gives, without their places."""
+        return [run for _, run in self.of(method, **at).pairs]
+
+    def spread(self, figure: Figure | str, method: str | None = None, **at: float | str) -> Spread:
+        """A figure, or a number of the summary, of the runs that `of` gives, over their seeds."""
+        return Spread.of(
+            run.number(figure) if isinstance(figure, str) else figure(run) for run in self.runs(method, **at)
+        )
+
+    @staticmethod
+    def on_common_seeds(*groups: EntryRuns) -> EntryRuns:
+        """These groups of runs, each with the seeds that all of them have; NotComparable if there is no such seed."""
+        common = set.intersection(*(set(group.seeds) for group in groups))
+        if not common:
+            names = " and ".join(dict.fromkeys(group.methods[0] for group in groups))
+            raise NotComparable(f"the runs of {names} have no seed in common")
+        kept = tuple(pair for group in groups for pair in group.pairs if pair[0].config.seed in common)
+        return replace(groups[0], pairs=kept)
+
+    def paired(self, figure: Figure, others: EntryRuns) -> Paired:
+        """A figure of these runs and of `others` for every seed that both have; NotComparable if there is none."""
+        seeds = EntryRuns.on_common_seeds(self, others).seeds
+        ours, theirs = ({planned.config.seed: figure(run) for planned, run in it.pairs} for it in (self, others))
+        return [(ours[seed], theirs[seed]) for seed in seeds]
+
+
+def _is_at(planned: RunSpec, method: str | None, at: dict[str, float | str]) -> bool:
+    return method in (None, planned.method) and all(planned.at.get(key) == value for key, value in at.items())
+
+
+def end_ratio(measured: EntryRuns, method: str, reference: str) -> Interval:
+    """What a method settled at over what the reference did; infinite if the method diverged with any seed.
+
+    Anything is small next to a reference that diverged, so with one there is nothing to compare.
+    """
+    found = measured.of(method).paired(settled, measured.of(reference))
+    if not all(math.isfinite(theirs) for _, theirs in found):
+        raise NotComparable(f"{reference}, which {method} is measured against, diverged")
+    return ratio([(math.inf if math.isnan(ours) else ours, theirs) for ours, theirs in found])
+
+
+def target_ratio(column: Quantity, ours: EntryRuns, theirs: EntryRuns) -> Interval:
+    """A figure at the target, ours over theirs; NotComparable unless theirs met it with every seed.
+
+    A run of ours that ended before it met the target counts with what it had used by then, and leaves the interval
+    without a high end; one that diverged would never meet it.
+    """
+    if not all(map(met_target, theirs.runs())):
+        raise NotComparable(f"{theirs.methods[0]}, the reference, did not meet the target with every seed")
+    if not all(met_target(run) for planned, run in ours.pairs if planned.config.seed not in theirs.seeds):
+        raise NotComparable(f"a seed that {theirs.methods[0]} was not run with did not meet the target")
+    beyond = [not met for met, _ in ours.paired(met_target, theirs)]
+    return ratio(ours.paired(_used(column), theirs), beyond, _rounding(ours.paired(_step_to_target, theirs)))
+
+
+def _step_to_target(run: Run) -> float:
+    """From the evaluation before the one that met the target, as a share of all uploads until then."""
+    met = run.first_at(run.number("target"), "max")
+    return 0.0 if met is None else _step(run, met)
+
+
+def _step(run: Run, row: int) -> float:
+    """From the evaluation before this `row`, as a share of all uploads until then."""
+    uploads = run.column("uploads")
+    return 1 - float(uploads[row - 1]) / float(uploads[row]) if row else 0.0
+
+
+def _rounding(steps: Paired) -> float:
+    """The standard deviation of log(ours/theirs) for figures that are rounded up to the next evaluation."""
+    return math.sqrt(float(np.square(steps).sum(axis=1).mean()) / 12)
+
+
+def level_ratio(level: float, ours: EntryRuns, theirs: EntryRuns, column: Quantity = "version") -> Interval:
+    """Server steps until f(x) − f* is at or below a `level`, or another `column` there, ours over theirs.
+
+    A run that never came down so far counts with its whole length, which bounds what it needs from below; one that
+    diverged before is infinitely far. Where theirs never did, the ratio may be as small as it likes.
+    """
+
+    def reached(run: Run) -> bool:
+        return run.first_at(level, "min") is not None
+
+    def needed(run: Run) -> float:
+        rows = _rows(run, column)
+        return at_level(run, level, rows) if reached(run) or run.diverged else float(rows[-1])
+
+    def step(run: Run) -> float:
+        first = run.first_at(level, "min")
+        return 0.0 if first is None else _step(run, first)
+
+    both = ours.paired(reached, theirs)
+    found = ratio(ours.paired(needed, theirs), [not mine for mine, _ in both], _rounding(ours.paired(step, theirs)))
+    return found if all(other for _, other in both) else replace(found, low=0.0)
+
+
+def _used(column: Quantity) -> Figure:
+    """What a run needed to the target, or used without meeting it."""
+
+    def used(run: Run) -> float:
+        needed = to_target(column)(run)
+        return needed if math.isfinite(needed) or diverges(run) else float(_rows(run, column)[-1])
+
+    return used
+
+
+def _rows(run: Run, column: Quantity) -> Column:
+    return run.column(column) if isinstance(column, str) else column(run)
+
+
+def traffic(run: Run) -> Column:
+    """All bytes so far, a broadcast counted once."""
+    return run.traffic
+
+
+def if_comparable(value: Callable[[], T], otherwise: T) -> T:
+    """What `value` gives; `otherwise` if it raises NotComparable."""
+    try:
+        return value()
+    except NotComparable:
+        return otherwise
+
+
+def settled(run: Run) -> float:
+    """The mean metric over the last tenth of the evaluations; infinite (or zero accuracy) for a run that diverged."""
+    if run.diverged:
+        return 0.0 if run.goal == "max" else math.inf
+    metric = run.column("metric")
+    return float(metric[-_tenth(metric) :].mean())
+
+
+def _tenth(metric: Column) -> int:
+    return min(len(metric), max(ROWS, round(SETTLED * len(metric))))
+
+
+def best_level(run: Run) -> float:
+    """The best mean over any tenth of the run: like against like with where it settled, however noisy it is."""
+    metric = run.column("metric")
+    rows = _tenth(metric)
+    metric = metric[np.isfinite(metric)]
+    means = sliding_window_view(metric, min(rows, len(metric))).mean(axis=1)
+    return float(means.max() if run.goal == "max" else means.min())
+
+
+def diverges(run: Run) -> bool:
+    """Not finite in the end, or moved away: it ends at twice the best level it had, an accuracy at half of it."""
+    if run.diverged:
+        return True
+    end, best = settled(run), best_level(run)
+    return end <= best / FAR if run.goal == "max" else end >= FAR * best
+
+
+def _middle(run: Run) -> float:
+    """The mean metric over the tenth in the middle of the run."""
+    metric = run.column("metric")
+    return float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
+
+
+def late_progress(run: Run) -> float:
+    """By what share the metric got better from the middle of the run to its end."""
+    if run.diverged:
+        return 0.0
+    end, middle = settled(run), _middle(run)
+    return end / middle - 1 if run.goal == "max" else 1 - end / middle
+
+
+def has_settled(run: Run) -> bool:
+    """Whether it no longer gets better: by less than a tenth over its second half."""
+    return late_progress(run) < STILL
+
+
+def stalls(run: Run) -> bool:
+    """Whether it has settled below its target: it would stay there if it rose once more as over its second half."""
+    end = settled(run)
+    return has_settled(run) and not met_target(run) and end + max(0.0, end - _middle(run)) < run.number("target")
+
+
+def at_level(run: Run, level: float, values: Column) -> float:
+    """That of the `values`, one per evaluation, where f(x) − f* is first at or below a `level`; infinite if nowhere."""
+    first = run.first_at(level, "min")
+    return math.inf if first is None else float(values[first])
+
+
+def to_target(column: Quantity) -> Figure:
+    """The value of `column` where a run's accuracy first meets its target; infinite if it never does."""
+    return lambda run: run.at_target(_rows(run, column), "max")
+
+
+def received(name: str) -> Figure:
+    """A number of the summary, bytes received, of a run that ends where it meets its target; infinite if it did not."""
+    return lambda run: run.number(name) if met_target(run) else math.inf
+
+
+def met_target(run: Run) -> bool:
+    return math.isfinite(to_target("uploads")(run))
+
+
+def learned(run: Run, good: float) -> bool:
+    """Whether a run came near the accuracy `good`. A slow run did; one that diverged or got stuck did not."""
+    return not run.diverged and settled(run) >= LEARNED * good
+
+
+def best_accuracy(run: Run) -> float:
+    metric = run.column("metric")
+    return float(np.nanmax(metric)) if np.isfinite(metric).any() else 0.0
