@@ -16,13 +16,12 @@ def trial(number, cost, state="reached"):
     return Trial(
         number,
         {"algorithm.server_lr": float(number)},
-        float("inf"),
         outcome(cost, state, gap=0.0 if state == "reached" else 0.5),
     )
 
 
 def checked(trials, unseen_costs):
-    def run(trial, most):
+    def run(trial):
         cost = unseen_costs[trial.number]
         return outcome(cost) if cost is not None else outcome(999, "missed", 0.5)
 
@@ -37,7 +36,7 @@ def best_checked(trials, checks):
 
 
 def test_checks_end_when_no_score_is_below_the_best_on_unseen_seeds():
-    trials = [trial(0, 500.0), trial(1, 100.0), trial(2, 120.0), trial(3, 190.0), trial(4, 130.0, "cut off")]
+    trials = [trial(0, 500.0), trial(1, 100.0), trial(2, 120.0), trial(3, 190.0), trial(4, 130.0, "pruned")]
     checks = checked(trials, {1: 180.0, 2: 150.0})
     assert list(checks) == [1, 2]
     assert best_checked(trials, checks).number == 2
@@ -65,4 +64,4 @@ def test_each_setting_is_checked_once():
 
 def test_without_a_check_or_a_good_trial():
     assert best_checked([trial(0, 100.0), trial(1, 50.0)], {}).number == 1
-    assert best_checked([trial(0, 100.0, "cut off")], {}) is None
+    assert best_checked([trial(0, 100.0, "pruned")], {}) is None

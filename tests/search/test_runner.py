@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ from qafel.config import load_recipe
 from qafel.errors import OutputError
 from qafel.runs.directory import CHECKPOINT, same_run, settings_of, state_of
 from qafel.runs.summary import FunctionListener, environment
-from qafel.runs.trackers import NOT_TRACKED
-from qafel.search.runner import RunSpec, _at_once, make_runs, perform, unfinished, unique
+from qafel.search.runner import Runner, RunSpec, make_runs, perform, unfinished, unique
 from qafel.simulator import simulate
 from tests.running import Change, configuration, run
 
@@ -95,7 +95,7 @@ def test_another_configurations_run_is_moved_aside_and_the_watcher_told(tmp_path
     for number, planned in enumerate((other, third, wanted)):
         assert state_of(tmp_path / wanted.folder, planned.config) == ("other limits" if number else "absent")
         recorder, failures = make([planned], tmp_path, **options)
-        moved = f"{wanted.folder}: a run with other settings was there, and is now {wanted.folder}.old-{number}"
+        moved = f"{wanted.folder}: Moved a run with other settings to {wanted.folder}.old-{number}."
         assert (failures, recorder.notes) == ({}, [moved] if number else [])
     kept = [(tmp_path / f"{wanted.folder}{suffix}/summary.json") for suffix in (".old-1", ".old-2", "")]
     assert [json.loads(file.read_text())["server_steps"] for file in kept] == [20, 15, 10]
@@ -161,7 +161,7 @@ def test_a_run_with_a_damaged_summary_is_made_again_and_kept(tmp_path, damage):
     assert unfinished([planned], tmp_path) == [planned]
     recorder, failures = make([planned], tmp_path)
     assert not failures
-    assert recorder.notes == [f"{planned.folder}: a damaged run was there, and is now {planned.folder}.old-1"]
+    assert recorder.notes == [f"{planned.folder}: Moved a damaged run to {planned.folder}.old-1."]
     assert summary(tmp_path, planned)["server_steps"] == STEPS
     assert (tmp_path / f"{planned.folder}.old-1/summary.json").read_bytes() == damage
 
@@ -303,22 +303,63 @@ def test_runs_at_once_give_the_same_models(tmp_path):
         assert hashes[0] == hashes[1]
 
 
-def test_a_process_that_dies_takes_only_its_own_run_with_it(tmp_path):
-    runs = [short(seed=seed, steps=100) for seed in range(3)]
+def test_a_run_whose_process_dies_resumes_in_another_process(tmp_path):
+    runs = [short(seed=seed, steps=400) for seed in range(2)]
+    killed = []
 
     class Killing(Recorder):
-        def started(self, run):
-            super().started(run)
-            if run is runs[0]:
-                (process,) = (child for child in multiprocessing.active_children() if child.pid not in before)
-                process.kill()
+        def progressed(self, run, row):
+            super().progressed(run, row)
+            if not killed:
+                killed.append(run)
+                for child in multiprocessing.active_children():
+                    child.kill()
 
-    before = {child.pid for child in multiprocessing.active_children()}
     recorder = Killing()
-    failures = _at_once(runs, tmp_path, recorder, 1, {run.config.name: NOT_TRACKED for run in runs})
-    assert failures == {runs[0].folder: "its process ended with exit code -9"}
-    assert recorder.ended_runs == {run.folder: "failed" if run is runs[0] else "finished" for run in runs}
-    assert make(runs, tmp_path)[0].ended_runs == {runs[0].folder: "finished"}
+    assert make_runs(runs, tmp_path, recorder, workers=2) == {}
+    assert recorder.ended_runs == {run.folder: "finished" for run in runs}
+
+
+class Bomb:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
+def answer(tell, task):
+    tell("news")
+    return task
+
+
+def fail(tell, task):
+    raise MemoryError("12 GB")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_runner_returns_values_errors_and_news(count):
+    heard = []
+    with Runner(count, lambda key, news: heard.append((key, news)), "the task") as runner:
+        ends = {}
+        for key, job in (("good", answer), ("bad", fail)):
+            runner.start(key, job)
+            name, ended = runner.next_ended()
+            ends[name] = ended
+    assert ends["good"].value == "the task"
+    assert "MemoryError: 12 GB" in str(ends["bad"].error)
+    assert heard == [("good", "news")]
+
+
+def test_a_job_that_kills_two_workers_fails_and_the_next_one_runs():
+    with Runner(2, lambda key, news: None) as runner:
+        runner.start("fatal", Bomb())
+        assert (runner.room, runner.busy) == (1, 1)
+        key, ended = runner.next_ended()
+        assert key == "fatal"
+        assert "exit code 9" in str(ended.error)
+        assert (runner.room, runner.busy) == (2, 0)
+        runner.start("good", answer)
+        assert runner.next_ended()[1].error is None
 
 
 def test_a_run_that_another_sweep_finished_meanwhile_is_left_alone(tmp_path):

@@ -9,8 +9,8 @@ from qafel.errors import DataError, OutputError
 from qafel.search import Choices, Range
 from qafel.search import tune as tune_and_check
 from qafel.search.result import Tuning, lead_sentence
-from qafel.search.study import Study, open_study
-from qafel.search.trial import Objective, failure
+from qafel.search.study import JOURNAL, Study, StudyPruner, open_study
+from qafel.search.trial import Objective, RunOutcome, combine, failure
 from tests.search.test_tune import BAD_START, RATE, facts
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=30"])
@@ -32,7 +32,7 @@ def test_three_choices_are_three_trials(tmp_path):
     tuning = tune_all(SIZES, trials=15, out=tmp_path)
     assert sorted(size for _, size in tried(tuning)) == [5, 10, 20]
     assert tuning.exhausted
-    assert "found in 3 trials (there is nothing else to try)" in lead_sentence(tuning)
+    assert "found in 3 trials (all settings were tried)" in lead_sentence(tuning)
     assert len(list((tmp_path / "trials").iterdir())) == 3
     assert not tune_all(SIZES, trials=3, out=tmp_path).exhausted
 
@@ -68,6 +68,21 @@ def test_an_interrupted_trial_is_taken_up_as_it_was(tmp_path):
         assert study.next().number == 1
 
 
+def test_a_trial_behind_the_median_of_successes_is_pruned(tmp_path):
+    with open_study(begun_in(tmp_path)) as study:
+        for cost in (100.0, 120.0):
+            trial = study.next()
+            pruner = StudyPruner(tmp_path / JOURNAL, trial.number)
+            assert not any(pruner.hopeless(share * cost, 1 - share) for share in (0.25, 0.5, 0.75))
+            pruner.succeeded()
+            study.finish(trial.number, combine([RunOutcome(0, "reached", cost, 0.0, 0.1, int(cost), 0.0)], 1))
+        fast, slow = (StudyPruner(tmp_path / JOURNAL, study.next().number) for _ in range(2))
+        assert not fast.hopeless(60.0, 0.2)
+        assert not slow.hopeless(10.0, 0.95), "no success reported so early"
+        assert slow.hopeless(60.0, 0.9)
+        assert slow.hopeless(1000.0, 0.01), "the others were done by then"
+
+
 def test_half_a_line_and_a_stale_lock_in_the_journal_are_no_obstacle(tmp_path):
     tune(BAD_START, RATE, target=0.1, trials=3, out=tmp_path / "cut")
     with (tmp_path / "cut/study.journal").open("ab") as journal:
@@ -85,7 +100,7 @@ def test_a_damaged_journal_is_told_in_a_sentence(line, tmp_path):
     for damage in (lines[line][:-9], b"{}", b"\xff\x00"):
         if line == 1 or damage != b"{}":
             journal.write_bytes(b"\n".join([*lines[:line], damage, *lines[line:][1:], b""]))
-            with pytest.raises(DataError, match="study.journal is damaged .*choose another `out`"):
+            with pytest.raises(DataError, match="study.journal is damaged"):
                 tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path)
 
 
@@ -105,7 +120,7 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path):
 
 def test_one_process_at_a_time_searches_in_a_folder(tmp_path):
     begun = begun_in(tmp_path)
-    with open_study(begun), pytest.raises(OutputError, match="a search goes on"), open_study(begun):
+    with open_study(begun), pytest.raises(OutputError, match="Another search"), open_study(begun):
         pass
     with open_study(begun):
         pass

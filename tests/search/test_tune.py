@@ -13,6 +13,7 @@ from qafel.errors import ConfigError
 from qafel.search import Choices, Range
 from qafel.search import tune as tune_and_check
 from qafel.search.page import trials_csv, write_results
+from qafel.search.result import ranked
 from tests.running import run as simulate
 
 BAD_START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=200", "algorithm.server_lr=0.005"])
@@ -25,7 +26,7 @@ def facts(tuning):
     found = []
     for trial in tuning.trials:
         runs = [(run.seed, run.state, run.cost, run.gap, run.metric) for run in trial.outcome.runs]
-        found.append((trial.number, dict(trial.settings), trial.allowance, trial.state, trial.score, runs))
+        found.append((trial.number, dict(trial.settings), trial.state, trial.score, runs))
     return found
 
 
@@ -80,39 +81,34 @@ def test_two_workers_complete_exactly_as_many_trials_as_asked(tmp_path):
 
 
 def test_a_mistake_in_a_worker_is_told_here(tmp_path):
-    with pytest.raises(ConfigError, match="before the first upload"):
+    with pytest.raises(ConfigError, match="target"):
         tune(BAD_START, target=100.0, trials=2, out=tmp_path, workers=2)
 
 
-def test_trials_that_diverge_are_survived_and_come_last(tmp_path):
+def test_trials_that_diverge_come_last(tmp_path):
     rates = {"algorithm.server_lr": Choices((0.1, 1e25, 1e38))}
     tuning = tune(BAD_START, rates, target=0.1, trials=10, out=tmp_path)
     states = {trial.settings["algorithm.server_lr"]: trial.state for trial in tuning.trials}
     assert states[0.1] == "reached"
     assert states[1e38] == "diverged"
     assert "diverged" in trials_csv(tuning)
-    lost = [trial.score for trial in tuning.trials if trial.state == "diverged"]
-    assert min(lost) > max(trial.score for trial in tuning.trials if trial.state != "diverged")
+    assert ranked(tuning)[-1].state == "diverged"
 
 
-def test_no_trial_goes_on_when_it_can_no_longer_be_the_best(whole):
-    best = math.inf
-    for trial in whole.trials:
-        assert trial.allowance == best
-        assert trial.outcome.runs[-1].uploads <= best
-        best = min(best, trial.score) if trial.good else best
-    assert any(trial.state == "cut off" for trial in whole.trials)
+def test_trials_behind_the_median_are_pruned_and_stay_without_a_score(whole):
+    pruned = [trial for trial in whole.trials if trial.state == "pruned"]
+    assert pruned
+    assert all(trial.score == math.inf and trial.outcome.gap > 0 for trial in pruned)
+    assert whole.best.state == "reached"
+    assert max(trial.outcome.runs[0].uploads for trial in pruned) < 2000, "none used its whole budget"
 
 
-def test_seeds_share_one_allowance_so_that_no_unlucky_one_decides(tmp_path):
+def test_the_score_is_the_mean_over_all_seeds(tmp_path):
     rates = {"algorithm.server_lr": Choices((0.1, 0.12, 0.2, 0.3))}
     tuning = tune(BAD_START, rates, target=0.1, trials=4, out=tmp_path, seeds=3)
     for trial in tuning.trials:
-        spent = sum(run.cost for run in trial.outcome.runs)
         if trial.good:
-            assert trial.score == spent / 3
-        else:
-            assert spent >= trial.allowance
+            assert trial.score == sum(run.cost for run in trial.outcome.runs) / 3
         assert all(run.state == "reached" for run in trial.outcome.runs[:-1])
     assert {run.seed for run in tuning.best.outcome.runs} == {0, 1, 2}
 
@@ -126,11 +122,11 @@ def test_any_cost_can_be_the_objective(objective, tmp_path):
     assert tuning.best.score == costs[objective]
 
 
-def test_the_metric_needs_no_target_and_every_run_its_whole_budget(tmp_path):
+def test_the_metric_needs_no_target_and_good_runs_use_their_whole_budget(tmp_path):
     tuning = tune(BAD_START, RATE, trials=5, out=tmp_path, objective="metric")
-    assert {trial.state for trial in tuning.trials} <= {"finished", "diverged"}
+    assert {trial.state for trial in tuning.trials} <= {"finished", "pruned", "diverged"}
     assert tuning.best.outcome.runs[0].uploads == 2000
-    assert tuning.best.score == min(trial.outcome.runs[0].metric for trial in tuning.trials)
+    assert tuning.best.score == min(trial.outcome.runs[0].metric for trial in tuning.trials if trial.good)
 
 
 def test_bits_and_buffer_can_be_searched_for_bytes(tmp_path):
@@ -155,7 +151,7 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path):
     out = tmp_path / "none"
     with pytest.raises(ConfigError, match="`target`"):
         tune(BAD_START, RATE, trials=1, out=out)
-    with pytest.raises(ConfigError, match="no target"):
+    with pytest.raises(ConfigError, match="takes no target"):
         tune(BAD_START, RATE, trials=1, out=out, objective="metric", target=0.1)
     with pytest.raises(ConfigError, match="unknown objective"):
         tune(BAD_START, RATE, trials=1, out=out, target=0.1, objective="bits")

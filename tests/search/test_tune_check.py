@@ -5,7 +5,6 @@ from dataclasses import replace
 from qafel.config import load_recipe
 from qafel.search import Choices, tune
 from qafel.search.result import lead_sentence, unseen
-from qafel.search.tuning import attempt
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=60"])
 
@@ -27,40 +26,12 @@ def test_the_seeds_that_follow_are_run_and_reported(tmp_path):
     }
 
 
-class ThreeAtATime:
-    """Room for three trials, which end in the order in which they began."""
-
-    def __init__(self):
-        self.works, self.seen = [], []
-
-    cores = 1
-    room = property(lambda self: 3 - len(self.works))
-    busy = property(lambda self: len(self.works))
-
-    def start(self, work):
-        self.works.append(work)
-        self.seen.append((work.trial.number, work.seeds, self.busy))
-
-    def next_finished(self):
-        work = self.works.pop(0)
-        return attempt(work)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-def test_the_unseen_seeds_of_a_trial_are_shared_among_the_workers_and_told(tmp_path, monkeypatch):
+def test_the_unseen_seeds_of_a_trial_run_in_parallel_and_are_reported(tmp_path):
     search = {"algorithm.server_lr": Choices((0.1, 0.3))}
     alone = tune(CONFIG, search, target=0.1, trials=2, out=tmp_path / "alone", check=4)
-    runner, told = ThreeAtATime(), []
-    monkeypatch.setitem(tune.__globals__, "TrialRunner", lambda count, progress: runner)
-    shared = tune(CONFIG, search, target=0.1, trials=2, out=tmp_path / "shared", check=4, watch=told.append)
+    told = []
+    shared = tune(CONFIG, search, target=0.1, trials=2, out=tmp_path / "shared", check=4, workers=2, watch=told.append)
     best = shared.best.number
-    jobs = [(seeds, busy) for number, seeds, busy in runner.seen if number == best and seeds != (0,)]
-    assert [seeds for seeds, busy in jobs] == [(1,), (2,), (3,), (4,)]
-    assert max(busy for seeds, busy in jobs) == 3
     assert [now.checked for now in told if now.checked is not None and now.trial.number == best] == [*range(5)]
-    assert shared.checks[best].score == alone.checks[best].score
+    assert [run.seed for run in shared.checks[best].runs] == [1, 2, 3, 4]
+    assert shared.checks[best].score == alone.checks[alone.best.number].score

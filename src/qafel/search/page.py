@@ -1,4 +1,4 @@
-"""What a search leaves: trials.csv and best.toml for scripts, and a page with its best trials, charts and recipe."""
+"""The files of a search: trials.csv and best.toml for scripts, and a page with trials, charts and the recipe."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from qafel.search.trial import Trial
 from qafel.text import human_metric, human_seconds
 
 SHOWN = 15
-_WIDE = 8.0  # costs that differ by more than this factor are read on a logarithmic axis
-_BEYOND = 0.08  # lost trials stand this share of the range beyond the worst
+_WIDE = 8.0  # costs that differ by more than this factor get a logarithmic axis
+_BEYOND = 0.08  # trials without a score are drawn this share of the range beyond the worst
 _MARKS: tuple[tuple[tuple[str, ...], Symbol, str], ...] = (
     (("reached", "finished"), "circle", RED),
-    (("cut off",), "circle-open", RED),
+    (("pruned",), "circle-open", GREY),
     (("missed", "diverged", "failed"), "x-thin-open", GREY),
 )
 _STYLES = (
@@ -36,11 +36,11 @@ _STYLES = (
 
 @final
 class Heights:
-    """Where each trial of a search stands on the axis of the objective; the lost stand at its bad end."""
+    """The place of each trial on the axis of the objective. Trials without a score are at its bad end."""
 
     def __init__(self, tuning: Tuning) -> None:
         objective, more = tuning.objective, tuning.objective.more_is_better
-        scores = np.array([math.nan if trial.lost else objective.shown(trial.score) for trial in tuning.trials])
+        scores = np.array([objective.shown(trial.score) if trial.good else math.nan for trial in tuning.trials])
         measured: list[float] = scores[~np.isnan(scores)].tolist() or [1.0]
         good, bad = (max(measured), min(measured)) if more else (min(measured), max(measured))
         log = not more and good > 0 and bad > _WIDE * good
@@ -53,13 +53,12 @@ class Heights:
         self.shades: Values = ((scale(self.of) - scale(good)) / ((scale(bad) - scale(good)) or 1.0)).clip(0.0, 1.0)
         ends = [objective.text(objective.shown(end)) for end in (good, bad)]
         self.dark_is_good = f"Dark is good{': {} to {}'.format(*ends) if good != bad else ''}."
-        lost = sum(trial.lost for trial in tuning.trials)
-        where = f"At the edge: what missed the target, diverged or failed ({lost} of {len(scores)})."
-        self.note = where if lost else ""
+        lost = sum(not trial.good for trial in tuning.trials)
+        self.note = f"At the edge: trials without a score ({lost} of {len(scores)})." if lost else ""
 
 
 def search_panels(tuning: Tuning) -> tuple[Panel, ...]:
-    """The charts that have something to show: how the search went, where it looked, what mattered."""
+    """The charts: the trials in order, the settings, and their importance."""
     heights = Heights(tuning)
     panels = [_history(tuning, heights)]
     spread = [path for path, dimension in tuning.search.items() if isinstance(dimension, Range)]
@@ -86,7 +85,7 @@ def _slice(tuning: Tuning, heights: Heights, path: str) -> Panel:
 
 
 def _map(tuning: Tuning, heights: Heights, across: str, up: str) -> Panel:
-    """Two settings: a point for each trial, coloured by what it cost."""
+    """Two settings, with a point for each trial, coloured by its cost."""
     x, y = _places(tuning, across), _places(tuning, up)
     series = _marks(tuning, x, y, heights.shades)
     if (best := tuning.best) is not None:
@@ -102,25 +101,25 @@ def _importance(tuning: Tuning) -> Panel:
         Bars("share", np.array([float(row)]), np.array([share]), (f"{short(path)}: {share:.0%}",), f"{share:.0%}")
         for row, (path, share) in enumerate(tuning.importance.items())
     )
-    words = "PED-ANOVA: how much a setting tells the best tenth of the trials from the rest. Rough for few trials."
+    words = "PED-ANOVA: how well a setting separates the best tenth of the trials from the rest. Rough for few trials."
     y = Axis("", names=tuple(short(path) for path in tuning.importance))
-    return Panel("importance", "What mattered", Axis("share", unit="%"), y, (), words, bars, "rows")
+    return Panel("importance", "Importance", Axis("share", unit="%"), y, (), words, bars, "rows")
 
 
 def _marks(tuning: Tuning, x: Values, y: Values, shades: Values | None = None) -> tuple[Series, ...]:
-    """A mark for each trial; the symbol says what became of it."""
+    """A mark for each trial; the symbol shows its outcome."""
     found: list[Series] = []
     for states, symbol, _ in _MARKS:
         chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
         words = tuple(_hover(tuning, tuning.trials[index]) for index in chosen)
-        shade = None if shades is None or symbol == "x-thin-open" else shades[chosen]
+        shade = shades[chosen] if shades is not None and symbol == "circle" else None
         if chosen:
             found.append(Series(" or ".join(states), x[chosen], y[chosen], None, None, "marks", words, symbol, shade))
     return tuple(found)
 
 
 def _axis(tuning: Tuning, path: str) -> Axis:
-    """The axis of a setting that was searched. It keeps its scale: no switch changes it."""
+    """The axis of a setting. No switch changes its scale."""
     dimension = tuning.search[path]
     if isinstance(dimension, Choices):
         return Axis(short(path), names=tuple(str(value) for value in dimension.values), fixed=True)
@@ -128,7 +127,7 @@ def _axis(tuning: Tuning, path: str) -> Axis:
 
 
 def _places(tuning: Tuning, path: str) -> Values:
-    """Where the trials stand on the axis of a setting."""
+    """The places of the trials on the axis of a setting."""
     names, values = _axis(tuning, path).names, [trial.settings[path] for trial in tuning.trials]
     return np.array([float(names.index(str(value)) if names else value) for value in values])
 
@@ -150,13 +149,12 @@ def write_results(tuning: Tuning) -> None:
 def trials_csv(tuning: Tuning) -> str:
     """A row for every trial.
 
-    `value` is measured, `unseen` with other seeds; `estimate` is what the search took a cut-off trial for; `error` says
-    why a trial failed.
+    `value` is the score in the search and `unseen` that on unseen seeds. `gap` is the share of the way that was left.
     """
     rows = [trial_json(tuning, trial) for trial in tuning.trials]
     text = io.StringIO(newline="")
     names = ["trial", "state", *map(short, tuning.search)]
-    names += ["value", "estimate", "gap", "metric", "uploads", "unseen", "error", "wall_s"]
+    names += ["value", "gap", "metric", "uploads", "unseen", "error", "wall_s"]
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows({**row, **{short(path): value for path, value in row["settings"].items()}} for row in rows)
@@ -172,8 +170,7 @@ def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
         "state": outcome.state,
         "settings": dict(trial.settings),
         "value": tuning.objective.shown(trial.score) if trial.good else None,
-        "estimate": trial.score if outcome.state == "cut off" else None,
-        "gap": outcome.gap if outcome.state in ("cut off", "missed") else None,
+        "gap": outcome.gap if outcome.state in ("pruned", "missed") else None,
         "metric": sum(metrics) / len(metrics) if metrics else None,
         "uploads": sum(run.uploads for run in outcome.runs) / len(outcome.runs) if outcome.runs else None,
         "unseen": tuning.objective.shown(check.score) if check is not None and check.good else None,
@@ -185,20 +182,20 @@ def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
 
 
 def render_page(tuning: Tuning) -> str:
-    """The page's HTML. The same search gives the same bytes, but for the seconds it took."""
+    """The page's HTML. The same search gives the same bytes, except for times."""
     panels = search_panels(tuning) if tuning.trials else ()
     sections = [
         f'<p class="lead">{escape(lead_sentence(tuning))}</p>',
         _best_trials(tuning),
         note(
-            "Reached: measured, the mean over its seeds. Cut off: it could no longer be the best; after ≈ stands an "
-            "estimate, which steers the search, never a result. Missed: its budget ended first."
+            "Reached: the mean cost over its seeds. Pruned: ended early, because it was behind the median of the "
+            "successful trials. Missed: its budget ended before the target."
         ),
         *(note(sentence[0].upper() + sentence[1:]) for sentence in failures(tuning)),
         "<h2>Charts</h2>",
-        note("● reached, ○ cut off (estimate), × missed, diverged or failed. Drag to zoom, double-click to see all."),
+        note("● reached, ○ pruned, × missed, diverged or failed. Drag to zoom, double-click to see all."),
         cards(panels),
-        "<h2>What was searched</h2>",
+        "<h2>Search space</h2>",
         table((), ((path, str(dimension)) for path, dimension in tuning.search.items())),
     ]
     if tuning.tuned is not None:
@@ -215,7 +212,7 @@ def _best_trials(tuning: Tuning) -> str:
 
 def _row(tuning: Tuning, trial: Trial) -> list[str]:
     metric = trial_json(tuning, trial)["metric"]
-    own = " · the recipe's own" if trial.number == 0 and tuning.own is not None else ""
+    own = " · the recipe's settings" if trial.number == 0 and tuning.own is not None else ""
     return [
         f"{trial.number}{own}",
         trial.state,

@@ -1,4 +1,4 @@
-"""A search and what came of it: the best trials checked, in order, and in sentences for people."""
+"""The results of a search: the check of its best trials, their order, and sentences about them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from typing import TypeAlias, final
 from qafel.config import Config
 from qafel.params import Layout
 from qafel.search.space import SECTION, Search, Settings, own_settings, with_settings
-from qafel.search.trial import Objective, Trial, TrialOutcome, best_of
+from qafel.search.trial import FARTHEST, Objective, Trial, TrialOutcome, best_of
 from qafel.text import counted
 
 CANDIDATES = 8
-"""So many trials are checked at most."""
+"""The largest number of trials that are checked."""
 
 
 def check_best(
-    trials: Iterable[Trial], run: Callable[[Trial, float], TrialOutcome], checks: MutableMapping[int, TrialOutcome]
+    trials: Iterable[Trial], run: Callable[[Trial], TrialOutcome], checks: MutableMapping[int, TrialOutcome]
 ) -> None:
-    """Run the best of the `trials` again with seeds that the search has not seen; add their outcomes to `checks`.
+    """Run the best `trials` again with unseen seeds and add their outcomes to `checks`.
 
-    The least of many noisy figures is lucky, and step sizes at the edge of stability reach a target by chance. So the
-    best trials are run again in order, each setting once, until none is left whose score in the search is below the
-    best mean on unseen seeds. `run` takes a trial and what a seed may cost on average.
+    The least of many noisy costs is a lucky one. So the best trials run again in order, each setting once, until no
+    remaining trial has a score below the best mean on unseen seeds.
     """
     candidates: dict[tuple[object, ...], Trial] = {}  # the first trial of each setting
     for trial in sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score):
@@ -34,20 +33,20 @@ def check_best(
         best = min((check.score for check in checks.values() if check.good), default=math.inf)
         if trial.score >= best:
             break
-        checks[trial.number] = run(trial, best)
+        checks[trial.number] = run(trial)
 
 
 @final
 @dataclass(frozen=True)
 class SearchProgress:
-    """A trial begins or has ended: which, and how far the search is."""
+    """The trial that starts or ended, and the progress of the search."""
 
     trial: Trial
     best: Trial | None
     done: int
     objective: Objective
     checked: int | None = None
-    """While a trial is checked: how many unseen seeds are done."""
+    """While a trial is checked: the number of unseen seeds that are done."""
 
 
 Watch: TypeAlias = Callable[[SearchProgress], None]
@@ -56,7 +55,7 @@ Watch: TypeAlias = Callable[[SearchProgress], None]
 @final
 @dataclass(frozen=True)
 class Tuning:
-    """A search and what came of it, so far or in the end."""
+    """A search and its results so far."""
 
     out: Path
     config: Config
@@ -65,27 +64,27 @@ class Tuning:
     seeds: int
     trials: tuple[Trial, ...] = ()
     checks: Mapping[int, TrialOutcome] = field(default_factory=dict)
-    """What the best trials did on seeds that the search has not seen."""
+    """The outcomes of the best trials on unseen seeds."""
     importance: Mapping[str, float] = field(default_factory=dict)
     layout: Layout | None = None
     exhausted: bool = False
-    """Whether it ended because there was nothing new to try."""
+    """Whether the search ended because it had tried everything."""
 
     @property
     def best(self) -> Trial | None:
-        """The best on unseen seeds, or if none was checked in the search, of the good trials; None if none is good."""
+        """The best trial on unseen seeds, or in the search if none was checked. None if no trial is good."""
         checked = [trial for trial in self.trials if trial.good and trial.number in self.checks]
         unseen_first = min(checked, key=lambda trial: (self.checks[trial.number].score, trial.score), default=None)
         return unseen_first or best_of(self.trials)
 
     @property
     def own(self) -> Settings | None:
-        """The recipe's own settings, which trial 0 tries; None if the search does not hold them."""
+        """The recipe's settings, which trial 0 tries. None if the search space does not contain them."""
         return own_settings(self.config, self.search)
 
     @property
     def tuned(self) -> Config | None:
-        """The recipe with the best settings; where it stops is the recipe's own business. None if no trial is good."""
+        """The recipe with the best settings and the recipe's limits. None if no trial is good."""
         if (best := self.best) is None:
             return None
         return with_settings(self.config, best.settings).model_copy(update={"name": f"{self.config.name}-tuned"})
@@ -100,20 +99,20 @@ def short(path: str) -> str:
 
 
 def ranked(tuning: Tuning) -> list[Trial]:
-    """The best, then measured trials, then estimates, then the lost; each kind by its score."""
+    """The trials: the best one, then the good ones by score, then the others by the way that was left."""
     best = tuning.best
-    return sorted(tuning.trials, key=lambda trial: (trial is not best, not trial.good, trial.score, trial.number))
+    return sorted(tuning.trials, key=lambda trial: (trial is not best, trial.score, trial.outcome.gap, trial.number))
 
 
 def figure(tuning: Tuning, trial: Trial) -> str:
-    """A trial's score for people, with ≈ before an estimate."""
-    if trial.lost:
-        return "–"
-    return f"{'' if trial.good else '≈ '}{tuning.objective.text(trial.score)}"
+    """A trial's score for people, or the share of the way to the target that was left."""
+    if trial.good:
+        return tuning.objective.text(trial.score)
+    return f"{trial.outcome.gap:.0%} left" if 0 < trial.outcome.gap < FARTHEST else "–"
 
 
 def unseen(tuning: Tuning, trial: Trial) -> str:
-    """What the trial did on unseen seeds; empty if it was not run with any."""
+    """The trial's score on unseen seeds; empty if it was not checked."""
     check = tuning.checks.get(trial.number)
     if check is None:
         return ""
@@ -121,20 +120,20 @@ def unseen(tuning: Tuning, trial: Trial) -> str:
 
 
 def lead_sentence(tuning: Tuning) -> str:
-    """What was found, in a sentence."""
+    """The result in a sentence."""
     objective, best = tuning.objective, tuning.best
     label = objective.label[0].upper() + objective.label[1:]
     count = f"{counted(len(tuning.trials), 'trial')}{_remarks(tuning)}"
     seeds = "" if tuning.seeds == 1 else f" of {tuning.seeds} seeds each"
     if best is None:
-        return f"{label}: none of {count}{seeds} came that far."
+        return f"{label}: none of {count}{seeds} reached it."
     settings = ", ".join(f"{short(path)} = {value}" for path, value in best.settings.items())
     found = f"{label}: {objective.text(best.score)} with {settings}; found in {count}{seeds}"
     return f"{found}{_comparison(tuning, best)}{_on_unseen_seeds(tuning, best)}."
 
 
 def failures(tuning: Tuning) -> list[str]:
-    """Why trials failed: each reason once, with the trials it ended."""
+    """The errors of failed trials, each once, with the numbers of the trials."""
     numbers: dict[str, list[str]] = {}
     for trial in tuning.trials:
         if trial.state == "failed":
@@ -145,10 +144,10 @@ def failures(tuning: Tuning) -> list[str]:
 
 
 def _remarks(tuning: Tuning) -> str:
-    """What else there is to say of how many trials there were."""
+    """How many trials failed, and whether all settings were tried."""
     failed = sum(trial.state == "failed" for trial in tuning.trials)
     remarks = [f"{failed} failed"] if failed else []
-    remarks += ["there is nothing else to try"] if tuning.exhausted else []
+    remarks += ["all settings were tried"] if tuning.exhausted else []
     return f" ({'; '.join(remarks)})" if remarks else ""
 
 
@@ -158,17 +157,17 @@ def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
         return ""
     if check.good:
         return f"; on {counted(len(check.runs), 'unseen seed')} {tuning.objective.text(check.score)}"
-    return f"; but on unseen seeds it {check.state}, like all that were tried: search with more seeds"
+    return f"; but on unseen seeds it {check.state}, like all checked trials: search with more seeds"
 
 
 def _comparison(tuning: Tuning, best: Trial) -> str:
-    """How much less the best needs than the recipe's own settings; empty if that cannot be said."""
+    """The best trial compared with the recipe's settings; empty if the search does not contain them."""
     own = next((trial for trial in tuning.trials if trial.number == 0), None)
     if own is None or tuning.own is None or best.number == 0:
         return ""
     text = tuning.objective.text
     if not own.good:
-        return f" (with the recipe's own settings it {own.state})"
+        return f" (with the recipe's settings it {own.state})"
     if tuning.objective.name == "metric":
-        return f" (the recipe's own settings give {text(own.score)})"
-    return f", {best.score / own.score:.3g} times what the recipe's own settings take ({text(own.score)})"
+        return f" (the recipe's settings give {text(own.score)})"
+    return f", {best.score / own.score:.3g} times what the recipe's settings take ({text(own.score)})"

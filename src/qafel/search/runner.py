@@ -1,6 +1,8 @@
-"""Many runs made: what is finished is left alone, what was interrupted goes on, the rest is made.
+"""Make many runs, in this process or in worker processes.
 
-Cheap runs go several at once, a process each; the others one after another, their clients trained by all workers.
+`Runner` runs jobs of any kind. `make_runs` gives it simulations: it skips finished runs, resumes interrupted ones and
+reports failures. Runs of small tasks get a process each. Runs of neural tasks follow one another, and all workers train
+their clients.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar, final
 
 from qafel.config import Config
 from qafel.errors import DataError, QafelError
@@ -24,37 +26,161 @@ from qafel.runs.trackers import NOT_TRACKED, Track, group_tracks
 from qafel.simulator.api import simulate
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import is_shorter_run, sound_checkpoint
-from qafel.workers import Died, Perform, Tell, Workers, thread_limits
+from qafel.tasks.protocol import Task
+from qafel.workers import Died, Perform, Tell, Workers, portable, thread_limits, worker_count
 
 COST = {"cifar10": 80.0, "celeba": 100.0, "shakespeare": 6000.0}
-"""Roughly how much longer an upload takes than one of a cheap task, of which several runs go at once."""
+"""Roughly how much longer an upload of a neural task takes than one of a small task."""
 
 BETWEEN_ROWS_S = 0.2
 """The least time between two rows that a worker process reports."""
+
+MAX_DEATHS = 2
+"""A job fails if this many worker processes die while they run it."""
+
+Key = TypeVar("Key")
+Job: TypeAlias = Callable[[Tell, Task | None], Any]
+"""A unit of work that can be pickled. It calls `tell` with news and receives the runner's shared task."""
+
+
+class Ended(NamedTuple):
+    """The end of a job: its value, or the error that ended it."""
+
+    value: Any = None
+    error: QafelError | None = None
+
+
+@final
+class Runner(Generic[Key]):
+    """A context that runs jobs: one at a time in this process, or several in worker processes.
+
+    The runner replaces a worker that dies and gives its job to the new one, which resumes from the last checkpoint.
+    """
+
+    def __init__(self, count: int, hear: Callable[[Key, Any], None], task: Task | None = None) -> None:
+        """Run up to `count` jobs at a time.
+
+        hear   called in this process with a job's key and each of its news
+        task   a task that all jobs share; without it, each job builds its task
+        """
+        self._count, self._hear, self._task = count, hear, task
+        self._here: tuple[Key, Job] | None = None
+        self._pool: Workers[tuple[Key, Job], Any] | None = None
+        self.cores = max(1, worker_count() // count)
+        """How many cores each job may use."""
+        if count > 1:
+            limits = {name: value for name, value in thread_limits(self.cores).items() if name not in os.environ}
+            self._pool = Workers(count, _begin, (task,), tries=MAX_DEATHS, environment=limits)
+
+    def __enter__(self) -> Self:
+        if self._pool is not None:
+            self._pool.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.__exit__()
+
+    @property
+    def busy(self) -> int:
+        """The number of jobs under way."""
+        return int(self._here is not None) if self._pool is None else self._pool.busy
+
+    @property
+    def room(self) -> int:
+        """How many more jobs can start now."""
+        return self._count - self.busy
+
+    def start(self, key: Key, job: Job) -> None:
+        """Start a job. There must be room."""
+        if self._pool is None:
+            self._here = key, job
+        else:
+            self._pool.give((key, job))
+
+    def next_ended(self) -> tuple[Key, Ended]:
+        """Wait until a job ends. At least one must be under way."""
+        if self._pool is None:
+            assert self._here is not None
+            (key, job), self._here = self._here, None
+            return key, _attempt(job, partial(self._hear, key), self._task)
+        while True:
+            (key, _), value = self._pool.next()
+            if isinstance(value, Died):
+                deaths = f"{value.times} worker processes died at it (last exit code {value.exit_code})"
+                return key, Ended(error=QafelError(f"{deaths}. If memory is short, try fewer `workers`."))
+            if isinstance(value, Ended):
+                return key, value
+            self._hear(key, value)
+
+
+def _attempt(job: Job, tell: Tell, task: Task | None) -> Ended:
+    try:
+        return Ended(job(tell, task))
+    except QafelError as error:
+        return Ended(error=portable(error))
+    except Exception as error:
+        return Ended(error=QafelError(f"{type(error).__name__}: {error}"))
+
+
+def _begin(task: Task | None) -> Perform[tuple[Any, Job], Ended]:
+    return partial(_in_worker, task)
+
+
+def _in_worker(task: Task | None, work: tuple[Any, Job], tell: Tell) -> Ended:
+    """Run a job. On SIGTERM, a job that has reported a row saves its run first, as it does on Ctrl-C."""
+    told_s = 0.0
+
+    def report(news: object) -> None:
+        nonlocal told_s
+        if not isinstance(news, Row):
+            tell(news)
+        elif monotonic() - told_s > BETWEEN_ROWS_S:
+            told_s = monotonic()
+            tell(news)
+
+    def end(*_: object) -> None:
+        if not told_s:
+            os._exit(1)
+        if callable(interrupt := signal.getsignal(signal.SIGINT)):  # None: the run has received it already
+            interrupt(signal.SIGINT, None)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        return _attempt(work[1], report, task)
+    except KeyboardInterrupt:
+        os._exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run: what it is called in tables and figures, where it stands in the sweep, and its configuration."""
+    """A run to make.
+
+    method   its label in tables and figures
+    config   its configuration, with name and seed
+    at       the values of the settings that the sweep varies
+    """
 
     method: str
     config: Config
     at: Mapping[str, float | str] = field(default_factory=dict)
-    """The values of what the entry varies, such as the concurrency."""
 
     @property
     def folder(self) -> str:
+        """The name of its run directory."""
         return f"{self.config.name}-seed{self.config.seed}"
 
     @property
     def cheap(self) -> bool:
-        """Whether several such runs go at once; a task of the user's own is taken to be small."""
+        """Whether several such runs go in parallel. Custom tasks count as cheap."""
         return self.config.task.name not in COST
 
     @property
     def work(self) -> float:
-        """How much work it is, to compare with other runs: its uploads, as far as its limits tell, times their cost."""
+        """An estimate of its work, to compare runs: its uploads, as far as its limits tell, times their cost."""
         stop, timing = self.config.stop, self.config.timing
         limits = (
             stop.uploads,
@@ -66,7 +192,7 @@ class RunSpec:
 
 
 class Watcher(Protocol):
-    """Who is told how the sweep goes."""
+    """Receives the progress of runs."""
 
     def started(self, run: RunSpec) -> None: ...
 
@@ -78,12 +204,12 @@ class Watcher(Protocol):
 
 
 def unique(runs: Sequence[RunSpec]) -> list[RunSpec]:
-    """Every folder once: entries share runs."""
+    """The runs, with each folder once."""
     return list({run.folder: run for run in runs}.values())
 
 
 def unfinished(runs: Sequence[RunSpec], folder: Path) -> list[RunSpec]:
-    """The runs that are still to be made, or to go on; each has its folder under `folder`."""
+    """The runs that have no finished run directory under `folder`."""
     return [run for run in unique(runs) if state_of(folder / run.folder, run.config) != "finished"]
 
 
@@ -96,107 +222,48 @@ def make_runs(
     workers: int = 1,
     quick: bool = False,
     track: Track = NOT_TRACKED,
+    task: Task | None = None,
 ) -> dict[str, str]:
-    """Make all runs that are not finished, each in its folder under `folder`; return why runs failed, by their folders.
+    """Make all unfinished runs and return the reasons of failures by folder name. Divergence is not a failure.
 
-    A run that diverges is a result like any other. The `watcher` is told how it goes. Clients train on the `executor`
-    with so many `workers`; `quick` says that the runs are over before another process has loaded torch. `track` names
-    the trackers that show the runs.
+    runs       the runs; each gets a run directory under `folder`
+    watcher    receives progress
+    executor   where clients of neural tasks train
+    workers    the number of worker processes
+    quick      whether runs end before another process could load PyTorch, so that clients train inline
+    track      the trackers that show the runs
+    task       the built task, if all runs have the same one
     """
     todo = unfinished(runs, folder)
     tracks = group_tracks(track, folder, {run.config.name: settings_of(run.config) for run in todo})
-    at_once = [run for run in todo if run.cheap and executor != "inline" and workers > 1]
-    failed = _at_once(at_once, folder, watcher, min(workers, len(at_once)), tracks) if at_once else {}
-    for run in todo:
-        if run in at_once:
-            continue
-        watcher.started(run)
-        inside: ExecutorName = "inline" if run.cheap or workers == 1 or quick else executor
-        told = partial(watcher.progressed, run), partial(watcher.noted, run)
-        tracked = tracks[run.config.name]
-        status, reason = _attempt(
-            run.config, folder / run.folder, *told, executor=inside, workers=workers, track=tracked
-        )
-        if status == "failed":
-            failed[run.folder] = reason
-        watcher.ended(run, status)
+    parallel = [run for run in todo if run.cheap and executor != "inline" and workers > 1]
+    failed: dict[str, str] = {}
+
+    def hear(run: RunSpec, news: Row | str) -> None:
+        if isinstance(news, Row):
+            watcher.progressed(run, news)
+        else:
+            watcher.noted(run, news)
+
+    for group, count in ((parallel, min(workers, len(parallel))), ([run for run in todo if run not in parallel], 1)):
+        waiting = deque(group)
+        with Runner(max(1, count), hear, task) as runner:
+            while waiting or runner.busy:
+                while waiting and runner.room:
+                    run = waiting.popleft()
+                    inside: ExecutorName = "inline" if run.cheap or workers == 1 or quick else executor
+                    options = {"executor": inside, "workers": workers, "track": tracks[run.config.name]}
+                    watcher.started(run)
+                    runner.start(run, partial(_simulate, run.config, folder / run.folder, options))
+                run, ended = runner.next_ended()
+                if ended.error is not None:
+                    failed[run.folder] = str(ended.error)
+                watcher.ended(run, ended.value or "failed")
     return failed
 
 
-_Work: TypeAlias = tuple[int, Config, Path, Track]  # the number of a run in the sweep, what, where, who hears of it
-_End: TypeAlias = tuple[str, str]  # the status of a run, and if it failed, why
-
-
-def _at_once(
-    runs: Sequence[RunSpec], folder: Path, watcher: Watcher, workers: int, tracks: Mapping[str, Track]
-) -> dict[str, str]:
-    """A process that dies takes only its own run with it."""
-    failed, begun = {}, set()
-    waiting = deque(
-        (number, run.config, folder / run.folder, tracks[run.config.name]) for number, run in enumerate(runs)
-    )
-    pool: Workers[_Work, Row | str | _End] = Workers(workers, _begin, tries=1, environment=thread_limits(1))
-    with pool:
-        while waiting or pool.busy:
-            while waiting and pool.give(waiting[0]):
-                waiting.popleft()
-            (number, *_), value = pool.next()
-            if isinstance(value, Died):
-                value = "failed", f"its process ended with exit code {value.exit_code}"
-            run = runs[number]
-            if number not in begun:
-                begun.add(number)
-                watcher.started(run)
-            if isinstance(value, Row):
-                watcher.progressed(run, value)
-            elif isinstance(value, str):
-                watcher.noted(run, value)
-            else:
-                status, reason = value
-                if status == "failed":
-                    failed[run.folder] = reason
-                watcher.ended(run, status)
-    return failed
-
-
-def _begin() -> Perform[_Work, _End]:
-    return _in_worker
-
-
-def _in_worker(work: _Work, tell: Tell) -> _End:
-    """Make a run. A worker that is told to end saves it first, as Ctrl-C does, if it has begun."""
-    _, config, path, track = work
-    told_s = 0.0
-
-    def progress(row: Row) -> None:
-        nonlocal told_s
-        if monotonic() - told_s > BETWEEN_ROWS_S:
-            told_s = monotonic()
-            tell(row)
-
-    def end(*_: object) -> None:
-        if not told_s:
-            os._exit(1)
-        if callable(interrupt := signal.getsignal(signal.SIGINT)):  # else it has been told already
-            interrupt(signal.SIGINT, None)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        return _attempt(config, path, progress, tell, track=track)
-    except KeyboardInterrupt:
-        os._exit(1)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _attempt(*arguments: Any, **options: Any) -> _End:
-    """Make a run, and say how it ended. A run that fails is no reason not to make the others."""
-    try:
-        return perform(*arguments, **options), ""
-    except QafelError as error:
-        return "failed", str(error)
-    except Exception as error:
-        return "failed", f"{type(error).__name__}: {error}"
+def _simulate(config: Config, path: Path, options: Mapping[str, Any], tell: Tell, task: Task | None) -> str:
+    return perform(config, path, tell, tell, task=task, **options)
 
 
 def perform(
@@ -205,28 +272,36 @@ def perform(
     progress: Callable[[Row], None] = lambda row: None,
     note: Callable[[str], None] = lambda text: None,
     *,
+    task: Task | None = None,
     executor: ExecutorName = "inline",
     workers: int | None = None,
     track: Track = NOT_TRACKED,
 ) -> str:
-    """Bring the run `config` in the folder `path` to its end, from its checkpoint if that is good; return its status.
+    """Bring a run to its end, from its checkpoint if that is sound, and return its status.
 
-    A run that ended before the limits of `config` goes on to them. Results of another run, or damaged ones, are moved
-    aside, never removed; `note` is told. `progress` is called with every row. Clients train on the `executor` with so
-    many `workers`; `track` names the trackers that show the run, and `note` is told of one that fails.
+    A run that ended before the limits of `config` resumes up to them. Results of another run, or damaged ones, are
+    moved aside and never removed.
+
+    config     the run
+    path       its run directory
+    progress   called with every row
+    note       called with messages, such as where results were moved
+    task       the configuration's task, if it is built already
+    executor   where clients train, with `workers` processes
+    track      the trackers that show the run
     """
     with RunDirectory(path) as directory:
         state = state_of(path, config)
-        if state == "finished":  # by another sweep, while this one made other runs
+        if state == "finished":  # another process finished it after the sweep began
             return str(Run.load(path).summary.get("status", "finished"))
         resume = state == "interrupted" and _is_sound(path)
         if state == "other limits":
             resume = is_shorter_run(path, config.stop)
         if not resume and (moved := directory.move_aside(rows_too=state != "absent")) is not None:
             found = "a damaged run" if state in ("damaged", "interrupted") else "a run with other settings"
-            note(f"{found} was there, and is now {moved.name}")
+            note(f"Moved {found} to {moved.name}.")
         result = simulate(
-            **config.arguments(),
+            **config.arguments(task),
             out=directory,
             resume=resume,
             executor=executor,
@@ -240,7 +315,7 @@ def perform(
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether a run can go on. From a damaged checkpoint it begins anew; other errors leave it where it is."""
+    """Whether a run can resume. Errors other than damage are raised and leave the run as it is."""
     try:
         sound_checkpoint(path)
     except DataError:

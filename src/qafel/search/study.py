@@ -1,10 +1,13 @@
-"""The search itself: an Optuna study in a journal, which a killed search goes on from.
+"""The Optuna study of a search: it proposes trials, prunes them and keeps them in a journal.
 
-Trial n is drawn by a sampler with a seed of its own, (seed, "tune", n), from the trials that are done. So a search that
-was killed draws, when it goes on, what it would have drawn; with one worker it is the same search to the bit.
+The sampler of trial n has the seed (seed, "tune", n). So a resumed search proposes the trials that it would have
+proposed without the interruption; with one worker the search is the same to the bit.
 
-No setting is tried twice. A draw that repeats one is put aside (for Optuna it failed, so that the sampler does not
-count it either); if all settings can be counted, one that was not tried is drawn blindly in its place.
+No setting is tried twice. A proposal that repeats one is marked as failed, so that the sampler ignores it. If all
+settings can be counted, a random untried one takes its place.
+
+Trials report their progress to Optuna's `MedianPruner`. It ends a trial that has more of the way left than the median
+of the successful trials had at the same cost.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any, final
 
 import optuna
+from optuna.pruners import MedianPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -32,32 +36,44 @@ from qafel.rng import Stream
 from qafel.runs.directory import by_path
 from qafel.search.result import Tuning
 from qafel.search.space import Choices, Range, Settings, Value, all_settings
-from qafel.search.trial import RUNNING, RunOutcome, Trial, TrialOutcome, best_of
+from qafel.search.trial import RUNNING, RunOutcome, Trial, TrialOutcome
 
 STARTUP_TRIALS = 8
-"""Drawn blindly, before the search has anything to go by."""
+"""The number of random trials before the sampler learns from results."""
 
-FEWEST_FOR_IMPORTANCE = 12
+SUCCESSES_TO_PRUNE = 2
+"""The pruner waits for this many successful trials."""
+
+_STEPS_PER_FACTOR = 2.5
+"""Reports of a trial while its cost grows by a factor e."""
+_WARM_UP = 3
+"""The pruner waits until this many steps before the end of the cheapest success, a third of its cost."""
+_STEPS_AHEAD = 25
+"""Steps after its end for which a successful trial reports that nothing is left."""
+
+FEWEST_FOR_IMPORTANCE = 5
+"""Good trials that PED-ANOVA needs."""
 
 MOST_REPEATS = 20
-"""So many in a row, and there is nothing new to be found."""
+"""After this many repetitions in a row there is nothing new to try."""
 
 JOURNAL = "study.journal"
+_NAME = "tune"
 _SETUP = TypeAdapter(dict[str, Any])
 _SETUP_BYTES, _JOURNAL_BYTES = 1 << 20, 1 << 30
 
 
 @contextmanager
 def open_study(begun: Tuning) -> Iterator[Study]:
-    """A context in which no other process searches in the folder of `begun`, which holds no other search."""
+    """A context with the study of `begun`. No other process can search in its folder meanwhile."""
     out = begun.out
-    with Lock(out / ".lock", OutputError(f"a search goes on in {out}: wait for its end, or choose another `out`")):
+    with Lock(out / ".lock", OutputError(f"Another search is running in {out}. Wait for it or choose another `out`.")):
         _refuse_another_search(begun)
         yield Study(begun)
 
 
 def _refuse_another_search(begun: Tuning) -> None:
-    """Compare all that the results follow from with what the folder holds; write it, if the folder is new."""
+    """Raise if the folder holds a search with other settings. In a new folder, write the settings."""
     setup = {
         "config": begun.config.model_dump(exclude_none=True),
         "search": {path: str(dimension) for path, dimension in begun.search.items()},
@@ -68,28 +84,28 @@ def _refuse_another_search(begun: Tuning) -> None:
     text, path = json.dumps(setup, indent=2, ensure_ascii=False) + "\n", begun.out / "search.json"
     if not path.exists():
         if (begun.out / JOURNAL).exists():
-            raise DataError(f"{path} is missing, so what was searched there is unknown: choose another `out`")
+            raise DataError(f"{path} is missing, so the folder's search is unknown. Choose another `out`.")
         write_atomically(path, text.encode())
         return
     try:
         there = _SETUP.validate_json(read_regular(path, _SETUP_BYTES))
     except ValueError:
-        raise DataError(f"{path} is damaged: choose another `out`") from None
+        raise DataError(f"{path} is damaged. Choose another `out`.") from None
     before, now = by_path(there), by_path(json.loads(text))
     for key in [*now, *before]:
         was, wanted = before.get(key, "nothing"), now.get(key, "nothing")
         if was != wanted:
             raise OutputError(
-                f"{begun.out} holds another search ({key}: {was} there, {wanted} here): choose another `out`"
+                f"{begun.out} holds another search ({key}: {was} there, {wanted} here). Choose another `out`."
             )
 
 
 @final
 class Study:
-    """All trials of a search, and the next one."""
+    """The trials of a search."""
 
     def __init__(self, begun: Tuning) -> None:
-        """Open the study in the folder of `begun`, or begin it, with the recipe's own settings if it searches them."""
+        """Open or create the study in the folder of `begun`. Trial 0 has the recipe's settings, if possible."""
         self._begun, self._search, self._own = begun, begun.search, begun.own
         self._all = all_settings(begun.search)
         self._under_way: dict[int, optuna.Trial] = {}
@@ -99,18 +115,19 @@ class Study:
             self.finished()
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise DataError(
-                f"{journal} is damaged ({error}): choose another `out`, or restore the file; "
-                f"the runs under {begun.out / 'trials'} can still be read"
+                f"{journal} is damaged ({error}). Choose another `out` or restore the file. The runs in "
+                f"{begun.out / 'trials'} can still be read."
             ) from None
         if not self._frozen() and self._own is not None:
             self._study.enqueue_trial(dict(self._own))
 
     def finished(self) -> tuple[Trial, ...]:
-        """All trials that have an outcome."""
-        return tuple(map(self._trial, self._frozen(TrialState.COMPLETE)))
+        """All trials that have ended."""
+        ended = self._frozen(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        return tuple(self._trial(trial) for trial in ended if "outcome" in trial.user_attrs)
 
     def next(self) -> Trial | None:
-        """A trial to run: one that was interrupted, as it was; else a new one. None if there is nothing new."""
+        """The next trial to run: an interrupted one, or a new one. None if there is nothing new to try."""
         begun = [self._trial(self._frozen()[number]) for number in self._under_way]
         tried = {_key(trial.settings) for trial in (*self.finished(), *begun)}
         for _ in range(MOST_REPEATS):
@@ -119,7 +136,8 @@ class Study:
                 return None
             handle = self._draw(untried)
             if _key(self._trial(self._frozen()[handle.number]).settings) not in tried:
-                return self._begin(handle)
+                self._under_way[handle.number] = handle
+                return self._trial(self._frozen()[handle.number])
             self._study.tell(handle, state=TrialState.FAIL)
         return None
 
@@ -141,23 +159,19 @@ class Study:
             _suggest(handle, path, dimension)
         return handle
 
-    def _begin(self, handle: optuna.Trial) -> Trial:
-        if "allowance" not in handle.user_attrs:
-            best = best_of(self.finished()) if self._begun.objective.target is not None else None
-            handle.set_user_attr("allowance", None if best is None else best.score * self._begun.seeds)
-        self._under_way[handle.number] = handle
-        return self._trial(self._frozen()[handle.number])
-
     def finish(self, number: int, outcome: TrialOutcome) -> Trial:
-        """Write down what came of a trial."""
+        """Record the outcome of a trial."""
         handle = self._under_way.pop(number)
         handle.set_user_attr("outcome", asdict(outcome))
-        self._study.tell(handle, outcome.score)
+        if outcome.good:
+            self._study.tell(handle, outcome.score)
+        else:
+            self._study.tell(handle, state=TrialState.FAIL if outcome.state == "failed" else TrialState.PRUNED)
         return self._trial(self._frozen()[number])
 
     def importance(self) -> dict[str, float]:
-        """How much each setting decides on being among the best; empty if there are too few trials to say."""
-        if len(self.finished()) < FEWEST_FOR_IMPORTANCE or len(self._search) < 2:
+        """The share of each setting in being among the best (PED-ANOVA); empty if there are too few good trials."""
+        if sum(trial.good for trial in self.finished()) < FEWEST_FOR_IMPORTANCE or len(self._search) < 2:
             return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -175,25 +189,58 @@ class Study:
                 drawn = trial.params[path]
                 is_own = self._own is not None and drawn == self._own[path]
                 settings[path] = drawn if is_own else dimension.tidy(drawn)
-        allowance = trial.user_attrs.get("allowance")
         outcome = RUNNING
-        if trial.state == TrialState.COMPLETE:
-            told = trial.user_attrs["outcome"]
+        if (told := trial.user_attrs.get("outcome")) is not None and trial.state.is_finished():
             outcome = TrialOutcome(**{**told, "runs": tuple(RunOutcome(**run) for run in told["runs"])})
-        return Trial(trial.number, settings, math.inf if allowance is None else allowance, outcome)
+        return Trial(trial.number, settings, outcome)
+
+
+@final
+class StudyPruner:
+    """Reports a trial's progress to the study in a journal, from any process, and asks its pruner."""
+
+    def __init__(self, journal: Path, number: int) -> None:
+        study = optuna.load_study(study_name=_NAME, storage=JournalStorage(JournalFileBackend(str(journal))))
+        trials = study.get_trials(deepcopy=False)
+        ends = [
+            max((step for step, value in trial.intermediate_values.items() if value), default=0)
+            for trial in trials
+            if trial.state == TrialState.COMPLETE
+        ]
+        warm_up = max(0, min(ends, default=0) - _WARM_UP)
+        study.pruner = MedianPruner(SUCCESSES_TO_PRUNE, warm_up)
+        frozen = trials[number]
+        self._trial, self._last = optuna.Trial(study, frozen._trial_id), frozen.last_step
+
+    def hopeless(self, cost: float, value: float) -> bool:
+        """Report `value`, smaller is better, after the trial has spent `cost`. Returns whether to end the trial."""
+        step = math.floor(_STEPS_PER_FACTOR * math.log(1 + cost))
+        steps = range(step if self._last is None else self._last + 1, step + 1)
+        self._report(value, steps)
+        return bool(steps) and self._trial.should_prune()
+
+    def succeeded(self) -> None:
+        """Report that the trial needs no further cost."""
+        after = 0 if self._last is None else self._last + 1
+        self._report(0.0, range(after, after + _STEPS_AHEAD))
+
+    def _report(self, value: float, steps: range) -> None:
+        for step in steps:
+            self._trial.report(value, step)
+        self._last = steps[-1] if steps else self._last
 
 
 def _open(path: Path) -> optuna.Study:
-    """Open the journal. A kill may have left half a line, and a lock that no one holds: the folder is ours."""
+    """Open the journal. Remove half a line and a stale lock, which a killed process may have left."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.exists():
         data = read_regular(path, _JOURNAL_BYTES)
         os.truncate(path, data.rfind(b"\n") + 1)
         for line in data.split(b"\n")[:-1]:
-            json.loads(line)  # Optuna would not mind a damaged last line until another one follows
+            json.loads(line)  # Optuna reports a damaged last line only when another one follows
     storage = JournalStorage(JournalFileBackend(str(path)))
-    return optuna.create_study(storage=storage, study_name="tune", load_if_exists=True)
+    return optuna.create_study(storage=storage, study_name=_NAME, load_if_exists=True)
 
 
 def _key(settings: Settings) -> tuple[tuple[str, Value], ...]:

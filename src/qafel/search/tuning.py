@@ -1,18 +1,18 @@
 """Search settings of a recipe for the least cost of reaching its target.
 
-Trials go to the workers until there are enough; then the best of them run again, on unseen seeds.
+The search runs trials until there are enough. Then the best of them run again on unseen seeds.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from qafel.config import Config
 from qafel.errors import ConfigError, OutputError, QafelError, UserError
@@ -20,6 +20,7 @@ from qafel.lazy import require_installed
 from qafel.params import Layout
 from qafel.runs.progress import Row
 from qafel.search.result import Save, SearchProgress, Tuning, Watch, check_best
+from qafel.search.runner import Ended, Runner
 from qafel.search.space import Search, check_search, default_search
 from qafel.search.trial import (
     OBJECTIVES,
@@ -29,118 +30,32 @@ from qafel.search.trial import (
     TrialOutcome,
     TrialWork,
     best_of,
+    combine,
     failure,
     run_trial,
-    together,
 )
 from qafel.simulator.executors import ExecutorName
-from qafel.workers import Died, Perform, Workers, thread_limits, worker_count
+from qafel.workers import worker_count
 
 if TYPE_CHECKING:
     from qafel.search.study import Study  # needs Optuna, an optional extra
 
 FEW = 5
-"""If so many trials failed and none did not, the rest would fail as well."""
-
-MAX_DEATHS = 2
-"""A trial at which so many workers died has failed."""
+"""The search ends if this many trials failed and no trial did not."""
 
 SAVE_EVERY_S = 30.0
 
-
-class FinishedTrial(NamedTuple):
-    """A trial, or some seeds of it, that has ended. If it failed, `outcome` says so, and `error` may be raised."""
-
-    work: TrialWork
-    outcome: TrialOutcome
-    error: QafelError | None = None
-
-
-def attempt(work: TrialWork, progress: Callable[[Row], None] | None = None) -> FinishedTrial:
-    """Run a trial. What goes wrong in it is an outcome too: other settings may do better."""
-    try:
-        return FinishedTrial(work, run_trial(work, progress))
-    except QafelError as error:
-        return FinishedTrial(work, failure(str(error)), error)
-    except Exception as error:
-        return _failed(work, f"{type(error).__name__}: {error}")
-
-
-def _failed(work: TrialWork, told: str) -> FinishedTrial:
-    return FinishedTrial(work, failure(told), QafelError(f"trial {work.trial.number} failed: {told}"))
-
-
-def _begin() -> Perform[TrialWork, FinishedTrial]:
-    return lambda work, tell: attempt(work)
-
-
-@final
-class TrialRunner:
-    """A context in which trials run: one at a time in this process, or several in others, which share its cores.
-
-    A worker process that dies is replaced, and its trial goes on from its last checkpoint.
-    """
-
-    def __init__(self, count: int, progress: Callable[[Row], None] | None = None) -> None:
-        """Run `count` trials at a time; `progress` hears of the rows of those that run in this process."""
-        self._count = count
-        self._progress = progress
-        self._here: TrialWork | None = None
-        self._pool: Workers[TrialWork, FinishedTrial] | None = None
-        self.cores = max(1, worker_count() // count)
-        """How many cores a trial has to itself."""
-        if count > 1:
-            limits = {name: value for name, value in thread_limits(self.cores).items() if name not in os.environ}
-            self._pool = Workers(count, _begin, tries=MAX_DEATHS, environment=limits)
-
-    def __enter__(self) -> Self:
-        if self._pool is not None:
-            self._pool.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.__exit__()
-
-    @property
-    def busy(self) -> int:
-        """How many trials are under way."""
-        return int(self._here is not None) if self._pool is None else self._pool.busy
-
-    @property
-    def room(self) -> int:
-        """How many more may be started."""
-        return self._count - self.busy
-
-    def start(self, work: TrialWork) -> None:
-        """Begin a trial; there must be room."""
-        if self._pool is None:
-            self._here = work
-        else:
-            self._pool.give(work)
-
-    def next_finished(self) -> FinishedTrial:
-        """Wait for a trial that has ended; one must be under way."""
-        if self._pool is None:
-            assert self._here is not None
-            work, self._here = self._here, None
-            return attempt(work, self._progress)
-        work, answer = self._pool.next()
-        if not isinstance(answer, Died):
-            return answer
-        deaths = f"workers died {answer.times} times (last exit code {answer.exit_code}) at it"
-        return _failed(work, f"{deaths}: is memory short? Try fewer `workers`")
+_Key: TypeAlias = tuple[int, tuple[int, ...]]  # the numbers of a trial and of its seeds
 
 
 @final
 @dataclass
 class SearchLoop:
-    """One search, from its first trial in this process to its end; the fields are named as the arguments of `tune`."""
+    """One search, from its first trial in this process to its end. The fields are arguments of `tune`."""
 
     begun: Tuning
-    """What is searched."""
     study: Study
-    runner: TrialRunner
+    runner: Runner[_Key]
     executor: ExecutorName
     watch: Watch | None
     save: Save | None
@@ -149,15 +64,15 @@ class SearchLoop:
     checks: dict[int, TrialOutcome] = field(default_factory=dict)
 
     def run(self, trials: int, seconds: float, check: int) -> Tuning:
-        """Run so many trials, begin none after so many seconds, and check the best with so many unseen seeds."""
+        """Run `trials` trials, start none after `seconds`, and check the best with `check` unseen seeds."""
         try:
             self._search(trials, time.monotonic() + seconds)
             if check:
                 unseen = range(self.begun.seeds, self.begun.seeds + check)
-                check_best(self.study.finished(), lambda trial, most: self._check(trial, most, unseen), self.checks)
+                check_best(self.study.finished(), partial(self._check, unseen), self.checks)
         except BaseException:
             if self.study.finished():
-                with suppress(OSError, QafelError):  # what ended the search is what should be told
+                with suppress(OSError, QafelError):  # the first error matters more
                     self._save()
             raise
         return self._save()
@@ -170,60 +85,62 @@ class SearchLoop:
                 if (trial := self.study.next()) is None:
                     self.exhausted = True
                 else:
-                    self._start(trial, range(self.begun.seeds))
+                    self._start(trial, range(self.begun.seeds), prune=True)
                     self._tell(trial)
             if not self.runner.busy:
                 return
-            self._take(self.runner.next_finished(), trials)
-            self._save_now_and_then()
+            (number, _), ended = self.runner.next_ended()
+            self._finish(number, ended, trials)
+            self._save_if_due()
 
-    def _take(self, done: FinishedTrial, trials: int) -> None:
-        """Write down what came of a trial. Raise a failure that is not these settings' alone.
+    def _finish(self, number: int, ended: Ended, trials: int) -> None:
+        """Record the outcome of a trial. Raise an error that is not due to its settings.
 
-        Then the trial has not ended: the same command begins with it.
+        A trial whose error is raised has not ended. The same command starts with it.
         """
-        number = done.work.trial.number
-        is_own = number == 0 and self.begun.own is not None
-        if done.error is not None and (is_own or isinstance(done.error, OutputError)):
-            raise done.error
-        self._tell(self.study.finish(number, done.outcome))
+        is_recipe = number == 0 and self.begun.own is not None
+        if ended.error is not None and (is_recipe or isinstance(ended.error, OutputError)):
+            raise ended.error
+        self._tell(self.study.finish(number, _outcome(ended)))
         finished = self.study.finished()
         if len(finished) >= min(FEW, trials) and all(trial.state == "failed" for trial in finished):
-            kind = UserError if isinstance(done.error, UserError) else QafelError
-            raise kind(f"every trial failed ({len(finished)} so far); the last error: {done.outcome.error}")
+            kind = UserError if isinstance(ended.error, UserError) else QafelError
+            raise kind(f"All {len(finished)} trials failed. The last error: {finished[-1].outcome.error}")
 
-    def _check(self, trial: Trial, most: float, unseen: range) -> TrialOutcome:
-        """Run a trial again on unseen seeds, each by itself, while it may still cost less than `most` on average."""
+    def _check(self, unseen: range, trial: Trial) -> TrialOutcome:
+        """Run a trial again on unseen seeds, in parallel, until one of them is not good."""
         seeds = list(unseen)
-        allowance = most * len(unseen) if self.begun.objective.target is not None else math.inf
         parts: dict[int, TrialOutcome] = {}
         while True:
             self._tell(trial, checked=len(parts))
-            spent = sum(run.cost for part in parts.values() for run in part.runs)
-            while self.runner.room and seeds and spent < allowance and all(part.good for part in parts.values()):
-                self._start(replace(trial, allowance=allowance - spent), [seeds.pop(0)])
+            while self.runner.room and seeds and all(part.good for part in parts.values()):
+                self._start(trial, [seeds.pop(0)], prune=False)
             if not self.runner.busy:
-                return together([parts[seed] for seed in sorted(parts)], len(unseen), allowance)
-            done = self.runner.next_finished()
-            if isinstance(done.error, OutputError):
-                raise done.error
-            parts[done.work.seeds[0]] = done.outcome
-            self._save_now_and_then()
+                break
+            (_, (seed,)), ended = self.runner.next_ended()
+            if isinstance(ended.error, OutputError):
+                raise ended.error
+            parts[seed] = _outcome(ended)
+            self._save_if_due()
+        bad = [parts[seed] for seed in sorted(parts) if not parts[seed].good]
+        return bad[0] if bad else combine([run for seed in unseen for run in parts[seed].runs], len(unseen))
 
-    def _start(self, trial: Trial, seeds: Iterable[int]) -> None:
-        """Let a trial run; its seeds are counted from the configuration's own on."""
-        config = self.begun.config
-        self.runner.start(
-            TrialWork(
-                trial=trial,
-                folder=self.begun.out / "trials" / f"{trial.number:04d}",
-                config=config,
-                seeds=tuple(config.seed + seed for seed in seeds),
-                objective=self.begun.objective,
-                executor=self.executor,
-                executor_workers=self.runner.cores,
-            )
+    def _start(self, trial: Trial, seeds: Iterable[int], prune: bool) -> None:
+        """Start a trial. Its seeds count from the configuration's seed."""
+        from qafel.search.study import JOURNAL, StudyPruner  # noqa: PLC0415  (needs Optuna)
+
+        begun, chosen = self.begun, tuple(seeds)
+        work = TrialWork(
+            trial=trial,
+            folder=begun.out / "trials" / f"{trial.number:04d}",
+            config=begun.config,
+            seeds=tuple(begun.config.seed + seed for seed in chosen),
+            objective=begun.objective,
+            executor=self.executor,
+            executor_workers=self.runner.cores,
+            prune=partial(StudyPruner, begun.out / JOURNAL, trial.number) if prune else None,
         )
+        self.runner.start((trial.number, chosen), partial(run_trial, work))
 
     def _tell(self, trial: Trial, checked: int | None = None) -> None:
         if self.watch is not None:
@@ -243,9 +160,14 @@ class SearchLoop:
         self.saved_s = time.monotonic()
         return found
 
-    def _save_now_and_then(self) -> None:
+    def _save_if_due(self) -> None:
         if time.monotonic() - self.saved_s >= SAVE_EVERY_S:
             self._save()
+
+
+def _outcome(ended: Ended) -> TrialOutcome:
+    found: TrialOutcome = ended.value if ended.error is None else failure(str(ended.error))
+    return found
 
 
 def tune(
@@ -265,25 +187,25 @@ def tune(
     progress: Callable[[Row], None] | None = None,
     save: Save | None = None,
 ) -> Tuning:
-    """Search settings for the least cost; go on from what is in the folder.
+    """Search settings for the least cost. Resumes a search that is in the folder.
 
-    The first trial is the configuration as it is, if the search holds it. A trial that raises an error has failed, and
-    the search goes on; unless it is the configuration itself, or all fail.
+    Trial 0 has the recipe's settings if the search space contains them. A trial that raises an error fails, and the
+    search continues. The search ends if trial 0 fails or all trials fail.
 
     config      the recipe
-    search      what to search; by default the learning rates that the method leaves open
-    objective   what is to be small until the target
-    target      the metric to reach; the recipe's own by default
-    trials      how many, with those that are in the folder
-    seconds     begin no new trial after so long
-    seeds       every trial runs so many, from the configuration's own on, which also seeds the search
-    check       at the end the best trials run again with so many seeds that follow, however long that takes
-    out         the folder; tune/NAME by default
-    workers     trials, or seeds of the check, at a time
+    search      the settings to vary; by default the learning rates that the method leaves open
+    objective   the cost to minimise
+    target      the metric to reach; by default the recipe's
+    trials      the number of trials, including those in the folder
+    seconds     start no trial after this time
+    seeds       runs of each trial; their seeds start at the configuration's
+    check       unseen seeds with which the best trials run again at the end
+    out         the folder; by default tune/NAME
+    workers     the number of trials, or of seeds in the check, that run in parallel
     executor    where the clients of a trial train
-    watch       told when a trial begins or has ended
-    progress    told every row, if there is one worker
-    save        called with what there is every so often, and when the search ends, however it ends
+    watch       called when a trial starts or ends
+    progress    called with every row, if there is one worker
+    save        called with the results from time to time and at the end, also after an error
     """
     require_installed("a search", "tune", optuna="Optuna")
     from qafel.search.study import open_study  # noqa: PLC0415  (an optional extra)
@@ -293,22 +215,25 @@ def tune(
     check_search(config, search)
     config, sought, layout = _aim(config, objective, target)
     begun = Tuning(out or Path("tune") / config.name, config, search, sought, seeds, layout=layout)
-    with open_study(begun) as study, TrialRunner(workers, progress) as runner:
+
+    def hear(_: _Key, row: Row) -> None:
+        if progress is not None and workers == 1:
+            progress(row)
+
+    with open_study(begun) as study, Runner(workers, hear) as runner:
         loop = SearchLoop(begun, study, runner, executor, watch, save)
         return loop.run(trials, math.inf if seconds is None else seconds, check)
 
 
 def _aim(config: Config, name: ObjectiveName, target: float | None) -> tuple[Config, Objective, Layout]:
-    """The configuration with its target, what is to be small, and the model's layout."""
+    """The configuration with its target, the objective, and the model's layout."""
     if name not in OBJECTIVES:
         raise ConfigError(f"unknown objective {name!r}; choose from {', '.join(OBJECTIVES)}")
     if name == "metric":
         if target is not None:
-            raise ConfigError(
-                "the metric at a run's end has no target: leave out `target`, or choose another objective"
-            )
+            raise ConfigError("The objective metric takes no target. Leave out `target` or choose another objective.")
     elif (target := config.evaluation.target if target is None else target) is None:
-        raise ConfigError(f"{name} until when? Give a `target`: the recipe has no evaluation.target")
+        raise ConfigError(f"The objective {name} needs a `target`: the recipe has no evaluation.target.")
     else:
         aimed = config.model_dump(exclude_none=True)
         aimed["evaluation"]["target"] = float(target)
