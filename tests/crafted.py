@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.algorithm import Checkpoint
+from qafel.algorithm import Checkpoint, Rows
 
 Mutation = Callable[[NDArray[Any]], NDArray[Any] | None]
 
@@ -34,7 +34,7 @@ ODD: tuple[Any, ...] = (
 def with_array(checkpoint: Checkpoint, name: str, array: NDArray[Any] | None) -> Checkpoint:
     """The checkpoint with another array of this name, or without it."""
     arrays = {key: own for key, own in checkpoint.arrays.items() if key != name}
-    return Checkpoint(arrays if array is None else {**arrays, name: np.ascontiguousarray(array)}, checkpoint.values)
+    return checkpoint._replace(arrays=arrays if array is None else {**arrays, name: np.ascontiguousarray(array)})
 
 
 def other_arrays(checkpoint: Checkpoint, extra: Sequence[str] = ()) -> Iterator[tuple[str, Checkpoint]]:
@@ -53,6 +53,13 @@ def other_arrays(checkpoint: Checkpoint, extra: Sequence[str] = ()) -> Iterator[
                 other = array.copy()
                 other.reshape(-1)[-1] = odd
                 yield f"{name}: {odd}", with_array(checkpoint, name, other)
+    for name, table in checkpoint.rows.items():
+        others = {key: kept for key, kept in checkpoint.rows.items() if key != name}
+        yield f"{name}: missing", checkpoint._replace(rows=others)
+        yield f"{name}: misnamed", checkpoint._replace(rows={**others, f"{name}s": table})
+        if table.row_dtype == np.float32:
+            for odd in (np.full(1, np.nan, np.float32), np.zeros(1, np.float64), b"abc"):
+                yield f"{name}: {odd!r}", checkpoint._replace(rows={**others, name: Rows({0: odd})})
     for name in extra:
         if name not in checkpoint.arrays:
             yield f"extra {name}", with_array(checkpoint, name, checkpoint.arrays[next(iter(checkpoint.arrays))])
@@ -80,7 +87,7 @@ def with_value(checkpoint: Checkpoint, path: tuple[Any, ...], value: Any, remove
         del inside[path[-1]]
     else:
         inside[path[-1]] = value
-    return Checkpoint(checkpoint.arrays, values)
+    return checkpoint._replace(values=values)
 
 
 def other_values(checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from qafel.deployment.broker.local import free_port
-from qafel.runs.directory import CHECKPOINT, read_checkpoint
+from qafel.runs.checkpoints import read_checkpoint
+from qafel.runs.directory import CHECKPOINT
 from tests.deployment.processes import wait_for
 
 pytest.importorskip("torch", reason="the extra torch is not installed")

@@ -11,7 +11,7 @@ from qafel import method, simulate  # isort: skip
 from qafel.algorithm import Batch, Client, Direction, LocalTraining, Message, Next, Server, restore_server, save_server
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import ConfigError, PartFailed
-from qafel.runs.directory import read_checkpoint, write_checkpoint
+from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
 from tests.uploads import receive
 
 SIZE = 30

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from qafel.runs.directory import CHECKPOINT, read_checkpoint
+from qafel.runs.checkpoints import read_checkpoint
+from qafel.runs.directory import CHECKPOINT
 from qafel.text import human_bytes
 from tests.command import qafel, qafel_here
 

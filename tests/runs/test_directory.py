@@ -11,15 +11,14 @@ import pytest
 from qafel.algorithm import Checkpoint
 from qafel.config import Config, Evaluation, load_recipe
 from qafel.errors import DataError, OutputError
+from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
 from qafel.runs.directory import (
     CHECKPOINT,
     FORMAT,
     RunDirectory,
-    read_checkpoint,
     same_run,
     settings_of,
     state_of,
-    write_checkpoint,
 )
 from qafel.runs.progress import Progress
 from qafel.runs.reading import Run
@@ -162,7 +161,7 @@ CHECK = Checkpoint({"model": np.arange(5, dtype=np.float32)}, {"version": 3})
 def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path):
     write_checkpoint(tmp_path / "new", CHECK)
     data = (tmp_path / "new").read_bytes()
-    (tmp_path / "new").write_bytes(data.replace(b"checkpoint 2", b"checkpoint 7", 1))
+    (tmp_path / "new").write_bytes(data.replace(b"checkpoint 3", b"checkpoint 7", 1))
     with pytest.raises(DataError, match="version 7"):
         read_checkpoint(tmp_path / "new")
 

@@ -12,7 +12,8 @@ import pytest
 from qafel import algorithm
 from qafel.algorithm import Checkpoint
 from qafel.errors import ConfigError, DataError, NonFiniteVector
-from qafel.runs.directory import CHECKPOINT, read_checkpoint, write_checkpoint
+from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
+from qafel.runs.directory import CHECKPOINT
 from qafel.runs.progress import Evaluation, Progress
 from qafel.simulator import ConstantRate, Network, Rounds, Simulation, Timing
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
@@ -61,7 +62,7 @@ def saved(method: str) -> Checkpoint:
     for _ in range(EVENTS):
         simulation.advance()
     made = save_simulation(simulation, progress())
-    return Checkpoint(made.arrays, json.loads(json.dumps(made.values)))
+    return made._replace(values=json.loads(json.dumps(made.values)))
 
 
 def go_on(checkpoint: Checkpoint, method: str, events: int = 60) -> Simulation:

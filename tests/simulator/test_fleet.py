@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Held, method
-from qafel.algorithm.state import Arrays, as_arrays, restore_, states
+from qafel.algorithm.state import Arrays, Rows, pack, restore_, states
 from qafel.errors import DataError
 from qafel.simulator.fleet import Fleet
 
@@ -24,31 +24,31 @@ def filled() -> Fleet:
     return fleet
 
 
-def saved(fleet: Fleet) -> Arrays:
-    return as_arrays(states({"fleet": fleet}))
+def saved(fleet: Fleet) -> tuple[Arrays, dict[str, Rows]]:
+    return pack(states({"fleet": fleet}))
 
 
 def test_what_a_client_holds_comes_back() -> None:
     fleet = Fleet(3, MCM, SIZE)
     assert [fleet.held(client) for client in range(3)] == [Held()] * 3
-    restore_({"fleet": fleet}, saved(filled()))
+    restore_({"fleet": fleet}, *saved(filled()))
     assert [fleet.held(client) for client in range(3)] == [Held(100), Held(50, False, 0), Held(50, False, 8)]
     assert fleet.sequences.tolist() == [0, 0, 7]
 
 
 def test_memories_are_kept_of_clients_that_have_one() -> None:
     fleet = Fleet(3, MCM, SIZE)
-    restore_({"fleet": fleet}, saved(filled()))
+    restore_({"fleet": fleet}, *saved(filled()))
     np.testing.assert_array_equal(fleet.memory(2)["h"], [0, 1, 2, 3])
     np.testing.assert_array_equal(fleet.memory(0)["h"], [0, 0, 0, 0])
-    assert saved(fleet)["fleet.memory_h.clients"].tolist() == [2]
+    assert list(saved(fleet)[1]["fleet.memory_h"]) == [2]
     assert Fleet(3, method("qafel").client_rule, SIZE).memory(0) == {}
 
 
 def test_a_fleet_of_another_size_or_rule_is_not_taken_up() -> None:
-    arrays = saved(filled())
+    kept = saved(filled())
     for other in (Fleet(4, MCM, SIZE), Fleet(2, MCM, SIZE)):
         with pytest.raises(DataError, match="fleet"):
-            restore_({"fleet": other}, arrays)
+            restore_({"fleet": other}, *kept)
     with pytest.raises(DataError, match="memory_h"):
-        restore_({"fleet": Fleet(3, MCM, SIZE)}, saved(Fleet(3, method("qafel").client_rule, SIZE)))
+        restore_({"fleet": Fleet(3, MCM, SIZE)}, *saved(Fleet(3, method("qafel").client_rule, SIZE)))

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from qafel.errors import DataError
-from qafel.runs.directory import CHECKPOINT, read_checkpoint
+from qafel.runs.checkpoints import read_checkpoint
+from qafel.runs.directory import CHECKPOINT
 
 KILLS = int(os.environ.get("QAFEL_KILLS", "4"))
 """More by hand: QAFEL_KILLS=10 pytest tests/simulator/test_kill.py"""

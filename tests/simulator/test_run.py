@@ -8,7 +8,8 @@ import safetensors.numpy
 
 from qafel.config import Config, load_recipe
 from qafel.errors import DataError
-from qafel.runs.directory import CHECKPOINT, read_checkpoint, write_checkpoint
+from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
+from qafel.runs.directory import CHECKPOINT
 from qafel.runs.summary import FunctionListener
 from tests.running import run
 

@@ -6,6 +6,8 @@ import copy
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar, final
 
+import numpy as np
+
 from qafel.algorithm.admission import PolynomialStaleness, StalenessLaw, weigh
 from qafel.algorithm.catch_up import CatchUp
 from qafel.algorithm.hidden_state import Downlink
@@ -134,5 +136,8 @@ ROLES: dict[str, type[Part]] = {
 def _require_part(role: str, kind: type[Part], part: object) -> None:
     if isinstance(part, type) or not isinstance(part, kind):
         raise ConfigError(f"{role} is an object of a subclass of qafel.{kind.__name__}, found {part!r}")
-    if isinstance(part, ClientRule) and part.new_memory(1) and not part.needs.client_memory:
-        raise ConfigError(f"{path_of(part)} keeps a memory: declare needs = qafel.Needs(client_memory=True)")
+    if isinstance(part, ClientRule) and (memory := part.new_memory(1)):
+        if any(not isinstance(value, np.ndarray) or value.ndim != 1 for value in memory.values()):
+            raise ConfigError(f"{path_of(part)}.new_memory returns vectors by name, found {memory!r}")
+        if not part.needs.client_memory:
+            raise ConfigError(f"{path_of(part)} keeps a memory: declare needs = qafel.Needs(client_memory=True)")

@@ -17,7 +17,7 @@ from qafel.algorithm.catch_up import BroadcastLog, Held, Means, Offer, Plan, own
 from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.parts import Batch, Next, Part, Upload, unsaved
-from qafel.algorithm.state import Arrays, Checkpoint, Expected, as_arrays, require_arrays, restore_, states
+from qafel.algorithm.state import Checkpoint, Expected, pack, require_arrays, restore_, states
 from qafel.errors import (
     ConfigError,
     DataError,
@@ -235,7 +235,8 @@ def save_server(server: Server) -> Checkpoint:
                 "its state as arrays, numbers and Rows, or define state() and restore_(state)"
             )
     held = server.hidden_state
-    arrays: Arrays = {"model": server.model.copy(), "hidden_state": held.vector, **as_arrays(found)}
+    inner, rows = pack(found)
+    arrays = {"model": server.model.copy(), "hidden_state": held.vector, **inner}
     if held.memory is not held.vector:
         arrays["memory"] = held.memory
     values = {
@@ -245,7 +246,7 @@ def save_server(server: Server) -> Checkpoint:
         "last_bytes": server.last_bytes,
         "rejected": dict(server.rejected),
     }
-    return Checkpoint(arrays, values)
+    return Checkpoint(arrays, values, rows)
 
 
 class _Values(BaseModel):
@@ -282,7 +283,7 @@ def restore_server(
         require_arrays(vectors, dict.fromkeys(names, Expected(np.float32, (size,))))
         server.model = arrays["model"]
         server.hidden_state = HiddenState.of(arrays["hidden_state"], values.version, arrays.get("memory"))
-        restore_(server.parts, inner)
+        restore_(server.parts, inner, checkpoint.rows)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -23,36 +23,57 @@ if TYPE_CHECKING:
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 _FEW = 3  # names that an error lists
+_BYTES = np.dtype(np.uint8)
 
 
 @final
 class Rows(MutableMapping[int, Any]):
-    """One array or payload per client. It remembers which rows changed since they were last saved."""
+    """One vector or payload (bytes) per client.
 
-    __slots__ = ("_rows", "changed", "row_dtype")
+    A row never changes: its array becomes read-only, and a new value is assigned. So a checkpoint writes changed rows
+    only.
+    """
+
+    __slots__ = ("_rows", "row_dtype")
 
     def __init__(self, rows: Mapping[int, Any] | None = None, dtype: type[np.generic] | None = None) -> None:
-        """`dtype`: the type of every row, `np.uint8` for payloads; None: any."""
+        """`dtype`: the type of every row, `np.uint8` for payloads; None: the type of the first row."""
         self.row_dtype = None if dtype is None else np.dtype(dtype)
-        self._rows: dict[int, Any] = dict(rows or {})
-        self.changed: set[int] = set(self._rows)
+        self._rows: dict[int, Any] = {}
+        self.update(rows or {})
 
     def __getitem__(self, client: int) -> Any:
         return self._rows[client]
 
     def __setitem__(self, client: int, row: Any) -> None:
+        if isinstance(row, bytes | bytearray | memoryview):
+            row, dtype = bytes(row), _BYTES
+        elif isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "biuf" and row.dtype != _BYTES:
+            dtype = row.dtype
+            if (row.flags.writeable and not row.flags.owndata) or not row.flags.contiguous:
+                row = row.copy()  # somebody else can change it
+            row.flags.writeable = False
+        else:
+            raise ConfigError(f"a row is a vector of numbers, or bytes; found {type(row).__name__}{np.shape(row)}")
+        if dtype != (self.row_dtype or dtype):
+            raise ConfigError(f"all rows of this table are {self.row_dtype}, found a row of {dtype}")
+        self.row_dtype = dtype
         self._rows[client] = row
-        self.changed.add(client)
 
     def __delitem__(self, client: int) -> None:
         del self._rows[client]
-        self.changed.add(client)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def copy(self) -> Rows:
+        """Another table with the same rows."""
+        copied = Rows()
+        copied.row_dtype, copied._rows = self.row_dtype, self._rows.copy()
+        return copied
 
 
 State: TypeAlias = Mapping[str, Any]
@@ -62,10 +83,14 @@ KEPT = (np.ndarray, Rows, float, int)
 
 @final
 class Checkpoint(NamedTuple):
-    """What survives a killed process: arrays (copies, safe to write while the run continues) and values for JSON."""
+    """What survives a killed process: arrays and tables of rows by name, and values for JSON.
+
+    All of it is safe to write while the run continues.
+    """
 
     arrays: Arrays
     values: dict[str, Any]
+    rows: dict[str, Rows] = {}  # noqa: RUF012  (never changed)
 
 
 @final
@@ -112,41 +137,32 @@ def states(parts: Mapping[str, Part]) -> dict[str, State]:
     return {name: _state(part) for name, part in parts.items()}
 
 
-def as_arrays(states: Mapping[str, State]) -> Arrays:
-    """The state of all parts as arrays named "part.name"; copies."""
-    arrays: Arrays = {}
-    for prefix, state in states.items():
-        for name, value in state.items():
-            if isinstance(value, Rows):
-                arrays |= {f"{prefix}.{name}.{column}": array for column, array in _columns(value).items()}
-            else:
-                arrays[f"{prefix}.{name}"] = np.array(value)
-    return arrays
+def pack(states: Mapping[str, State]) -> tuple[Arrays, dict[str, Rows]]:
+    """The state of all parts as arrays and tables of rows, named "part.name"; copies."""
+    values = {f"{prefix}.{name}": value for prefix, state in states.items() for name, value in state.items()}
+    arrays = {name: np.array(value) for name, value in values.items() if not isinstance(value, Rows)}
+    return arrays, {name: value.copy() for name, value in values.items() if isinstance(value, Rows)}
 
 
-def restore_(parts: Mapping[str, Part], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Restore the state of all parts, as new as `begin_` leaves them, from the arrays of `as_arrays`.
+def restore_(parts: Mapping[str, Part], arrays: Mapping[str, NDArray[Any]], rows: Mapping[str, Rows]) -> None:
+    """Restore the state of all parts, as new as `begin_` leaves them, from the result of `pack`.
 
-    Arrays must have the names, types and shapes that the new parts' own states have. A leading dimension of zero may
-    have any length.
+    Arrays must have the names, types and shapes of the new parts' states. A leading dimension of zero may have any
+    length.
     """
     new = states(parts)
     values = {f"{prefix}.{name}": value for prefix, state in new.items() for name, value in state.items()}
-    tables = {key: _rows(key, arrays, value.row_dtype) for key, value in values.items() if isinstance(value, Rows)}
-    found = {
-        name: array
-        for name, array in arrays.items()
-        if name.partition(".")[0] in parts and name.rpartition(".")[0] not in tables
-    }
-    require_arrays(found, {key: like(key, value) for key, value in values.items() if key not in tables})
+    tables = {name: value for name, value in values.items() if isinstance(value, Rows)}
+    require_arrays(arrays, {name: like(name, value) for name, value in values.items() if name not in tables})
+    _require_rows(rows, tables)
     for prefix, part in parts.items():
         state: dict[str, Any] = {}
         for name, value in new[prefix].items():
             key = f"{prefix}.{name}"
             if key in tables:
-                state[name] = tables[key]
+                state[name] = rows[key].copy()
             else:
-                state[name] = found[key].copy() if isinstance(value, np.ndarray) else found[key].item()
+                state[name] = arrays[key].copy() if isinstance(value, np.ndarray) else arrays[key].item()
         with blaming(part, "restore_"):
             part.restore_(state)
 
@@ -169,36 +185,11 @@ def _state(part: Part) -> State:
     return state
 
 
-def _columns(rows: Rows) -> Arrays:
-    """Rows as arrays: the clients, each row's length, and all rows one after another."""
-    for row in rows.values():
-        if isinstance(row, np.ndarray) and (row.ndim != 1 or row.dtype == np.uint8):
-            raise ConfigError(f"a row is a vector of numbers, or bytes; found an array {row.dtype}{list(row.shape)}")
-    values = [row if isinstance(row, np.ndarray) else np.frombuffer(row, np.uint8) for row in rows.values()]
-    kinds = {value.dtype.str for value in values}
-    if len(kinds) > 1:
-        raise ConfigError(f"rows of one table have one type, found {', '.join(sorted(kinds))}")
-    kind = kinds.pop() if kinds else "|u1"
-    joined = np.concatenate(values) if values else np.empty(0, kind)
-    return {
-        "clients": np.fromiter(rows, np.int64, len(rows)),
-        "lengths": np.array([value.size for value in values], np.int64),
-        "rows": joined,
-    }
-
-
-def _rows(key: str, arrays: Mapping[str, NDArray[Any]], dtype: np.dtype[Any] | None) -> Rows:
-    columns = {name: array for name, array in arrays.items() if name.rpartition(".")[0] == key}
-    joined = columns.get(f"{key}.rows", np.empty(0, np.uint8))
-    lengths = columns.get(f"{key}.lengths", np.empty(0, np.int64))
-    if joined.dtype.kind not in "biuf" or (joined.size and dtype not in (None, joined.dtype)):
-        raise DataError(f"{key}.rows is {joined.dtype}, expected {dtype or 'numbers'}")
-    expected = {
-        f"{key}.clients": Expected(np.int64, ("rows",), 0, distinct=True),
-        f"{key}.lengths": Expected(np.int64, ("rows",), 0),
-        f"{key}.rows": Expected(joined.dtype.type, (int(lengths.sum()) if lengths.dtype == np.int64 else 0,)),
-    }
-    require_arrays(columns, expected)
-    cut = np.split(joined, np.cumsum(lengths)[:-1]) if lengths.size else []
-    rows = [row.tobytes() if row.dtype == np.uint8 else row.copy() for row in cut]
-    return Rows(dict(zip(columns[f"{key}.clients"].tolist(), rows, strict=True)), None if dtype is None else dtype.type)
+def _require_rows(found: Mapping[str, Rows], expected: Mapping[str, Rows]) -> None:
+    if different := found.keys() ^ expected.keys():
+        raise DataError(f"{min(different)} is {'not expected' if min(different) in found else 'missing'}")
+    for name, rows in found.items():
+        if rows and expected[name].row_dtype not in (None, rows.row_dtype):
+            raise DataError(f"{name} has rows of {rows.row_dtype}, expected {expected[name].row_dtype}")
+        if any(isinstance(row, np.ndarray) and not np.isfinite(row).all() for row in rows.values()):
+            raise DataError(f"{name} holds a NaN or an infinity")

@@ -18,15 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeAlias, final
 
-import safetensors
 import safetensors.numpy
-from pydantic import TypeAdapter
 
-from qafel.algorithm import Checkpoint
 from qafel.config import Config
 from qafel.config.sections import read_table
 from qafel.errors import ConfigError, DataError, OutputError
-from qafel.files import Lock, read_checked, read_regular, write_atomically, write_checked, writing
+from qafel.files import Lock, read_regular, write_atomically, writing
 from qafel.params import Layout, Vector
 from qafel.runs.live import LIVE_FILE, LiveState, write_live
 from qafel.runs.progress import Row
@@ -35,8 +32,6 @@ from qafel.runs.summary import Summary, read_summary
 FORMAT = 2
 """Version of the directory's format, in the first line of config.toml."""
 CHECKPOINT = Path("checkpoint/checkpoint.safetensors")
-_CHECKPOINT_FORMAT = 2
-_CHECKPOINT_VALUES = TypeAdapter(dict[str, Any])
 _HEADER = re.compile(r"# qafel run directory, format (\d{1,9})\n")
 
 State: TypeAlias = Literal["absent", "other", "damaged", "interrupted", "other limits", "finished"]
@@ -272,23 +267,3 @@ def has_summary(path: Path) -> bool:
     except (FileNotFoundError, DataError):
         return False
     return True
-
-
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the checkpoint file `path`. A killed process leaves the previous one.
-
-    The file is safetensors with the values as JSON in its header, behind a checksum.
-    """
-    data = safetensors.numpy.save(checkpoint.arrays, metadata={"values": json.dumps(checkpoint.values)})
-    write_checked(path, "checkpoint", _CHECKPOINT_FORMAT, data)
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint file. Raises `DataError` if it is missing, damaged or of another format."""
-    data = read_checked(path, "checkpoint", _CHECKPOINT_FORMAT)
-    try:
-        arrays = safetensors.numpy.load(data)
-        header: Mapping[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        return Checkpoint(arrays, _CHECKPOINT_VALUES.validate_json(header["__metadata__"]["values"]))
-    except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}): its content is not a checkpoint") from None

@@ -283,7 +283,7 @@ def _require_together(out: object, resume: bool, overwrite: bool, executor: str,
 
 def quantizer_warnings(algorithm: Algorithm, size: int) -> list[str]:
     """What theory holds against a method's quantizers for a model of this size, a sentence each."""
-    found = fitness(algorithm.client_quantizer, size, "client")
+    found = [] if algorithm.client_rule.corrects_bias else fitness(algorithm.client_quantizer, size, "client")
     if algorithm.downlink.kind is Kind.BROADCAST:
         rate = algorithm.downlink.rate(algorithm.server_quantizer, size)
         found += fitness(algorithm.server_quantizer, size, "server", rate)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, final
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
-from qafel.algorithm.state import Arrays, Expected, as_arrays, like, require_arrays, restore_, states
+from qafel.algorithm.state import Arrays, Expected, Rows, pack, require_arrays, restore_, states
 from qafel.errors import DataError
 from qafel.runs.progress import Amount, Count, Progress, Traffic, fault_of
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Arrive, Deliver, Dropout, Event, Simulation, Timeout
 
-_SERVER, _FLEET = "server.", "fleet."
+_SERVER, _FLEET, _JOB = "server.", "fleet.", "job."
+_Named = TypeVar("_Named")
 _NOT_SAVED = ("evaluation", "goal", "began")
 
 
@@ -108,7 +109,10 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     """Everything that the rest of a run depends on: the simulation between two events, and its progress."""
     server, held = save_server(simulation.server), simulation.background.hidden_state
     arrays: Arrays = {f"{_SERVER}{name}": array for name, array in server.arrays.items()}
-    arrays |= as_arrays(states({"fleet": simulation.fleet}))
+    fleet, memories = pack(states({"fleet": simulation.fleet}))
+    arrays |= fleet
+    rows = {f"{_SERVER}{name}": table for name, table in server.rows.items()} | memories
+    in_flight = {f"{_JOB}{name}": Rows() for name in simulation.fleet.new_memory}
     starts, entries = {_name(held): held}, []
     for time, priority, serial, event in simulation.clock.entries():
         job = _job_of(event)
@@ -117,8 +121,8 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
         entries.append([time, priority, serial, type(event).__name__, list(_fields_of(event))])
         if job is not None and job.start is not None:
             starts[_name(job.start)] = job.start
-            # Its client's memory may have moved on since.
-            arrays |= {f"job.{job.number}.{name}": np.array(value) for name, value in job.memory.items()}
+            for name, value in job.memory.items():  # its client's memory may have moved on since
+                in_flight[f"{_JOB}{name}"][job.number] = value
     for name, state in starts.items():
         arrays[name] = state.vector
         if state.memory is not state.vector:
@@ -133,17 +137,15 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
         "traffic": asdict(simulation.traffic),
         "progress": _dump(progress, simulation),
     }
-    return Checkpoint(arrays, values)
+    return Checkpoint(arrays, values, rows | in_flight)
 
 
 def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress: Progress) -> None:
     """Bring a new simulation and progress of the same configuration to the state that was saved."""
-    saved, arrays = Saved.of(checkpoint), checkpoint.arrays
-    inner = {name.removeprefix(_SERVER): array for name, array in arrays.items() if name.startswith(_SERVER)}
-    fleet = {name: array for name, array in arrays.items() if name.startswith(_FLEET)}
+    saved, arrays, rows = Saved.of(checkpoint), checkpoint.arrays, checkpoint.rows
     own = {name: array for name, array in arrays.items() if not name.startswith((_SERVER, _FLEET))}
     simulation.server = restore_server(
-        Checkpoint(inner, saved.server.model_dump()),
+        Checkpoint(_inside(_SERVER, arrays), saved.server.model_dump(), _inside(_SERVER, rows)),
         simulation.algorithm,
         simulation.seed,
         size=simulation.task.layout.size,
@@ -157,7 +159,10 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         kept = _restored_progress(saved, progress)
         jobs = [event for *_, event in events if isinstance(event, _SavedJob)]
         require_arrays(own, _layout(saved, jobs, simulation))
-        restore_({"fleet": simulation.fleet}, fleet)
+        simulation.fleet.require_memories(in_flight := _inside(_JOB, rows), {job.number for job in jobs})
+        fleet = {f"{_FLEET}{name}": array for name, array in _inside(_FLEET, arrays).items()}
+        tables = {name: table for name, table in rows.items() if not name.startswith((_SERVER, _JOB))}
+        restore_({"fleet": simulation.fleet}, fleet, tables)
     except ValidationError as error:
         raise _unfit(fault_of(error)) from None
     except DataError as error:
@@ -173,13 +178,18 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         saved.now,
         saved.serial,
         [
-            (time, priority, serial, _event(kind, event, starts, own, simulation))
+            (time, priority, serial, _event(kind, event, starts, in_flight))
             for time, priority, serial, kind, event in events
         ],
     )
     for name, value in kept.items():
         setattr(progress, name, value)
     simulation.resume()
+
+
+def _inside(prefix: str, named: Mapping[str, _Named]) -> dict[str, _Named]:
+    """What has this prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 def _unfit(why: object) -> DataError:
@@ -199,9 +209,6 @@ def _layout(saved: Saved, jobs: list[_SavedJob], simulation: Simulation) -> dict
         layout[name] = vector
         if apart and exact and version:
             layout[f"memory.{version}"] = vector
-    new = algorithm.client_rule.new_memory(size)
-    for job in jobs:
-        layout |= {key: like(key, value) for name, value in new.items() for key in (f"job.{job.number}.{name}",)}
     return layout
 
 
@@ -275,18 +282,11 @@ def _fields_of(event: Event) -> _Fields:
     return event
 
 
-def _event(
-    kind: str,
-    saved: _Fields,
-    starts: Mapping[str, HiddenState],
-    arrays: Mapping[str, NDArray[Any]],
-    simulation: Simulation,
-) -> Event:
+def _event(kind: str, saved: _Fields, starts: Mapping[str, HiddenState], memories: Mapping[str, Rows]) -> Event:
     if not isinstance(saved, _SavedJob):
         return saved
     number, client, sequence, start, weight, steps = saved
     state = starts[start]
-    names = simulation.algorithm.client_rule.new_memory(state.vector.size)
-    memory = {name: arrays[f"job.{number}.{name}"] for name in names}
+    memory = {name: rows[number] for name, rows in memories.items()}
     job = Job(number, client, sequence, state.version, weight, steps, memory, state)
     return job if kind == "Job" else Deliver(job, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -20,12 +21,13 @@ class Fleet(Part):
     """How often each client started, what it holds, and its memory."""
 
     def __init__(self, clients: int, rule: ClientRule, size: int) -> None:
-        self._new_memory = rule.new_memory(size)
+        self.new_memory = rule.new_memory(size)
+        """Of a client without an accepted upload."""
         self.sequences = array("q", [0]) * clients
         """How often each client started."""
         self._positions = array("q", [_NEVER]) * clients
         self._overpaid = array("q", [_EXACT]) * clients
-        self._memories = {name: Rows(dtype=np.asarray(value).dtype.type) for name, value in self._new_memory.items()}
+        self._memories = {name: Rows(dtype=value.dtype.type) for name, value in self.new_memory.items()}
         """Only of clients with an accepted upload."""
 
     def held(self, client: int) -> Held:
@@ -41,7 +43,7 @@ class Fleet(Part):
 
     def memory(self, client: int) -> State:
         """The client's memory; that of a new client before its first accepted upload."""
-        return {name: rows.get(client, self._new_memory[name]) for name, rows in self._memories.items()}
+        return {name: rows.get(client, self.new_memory[name]) for name, rows in self._memories.items()}
 
     def remember_(self, client: int, memory: State) -> None:
         for name, value in memory.items():
@@ -52,15 +54,26 @@ class Fleet(Part):
         arrays = {name: np.array(table) for name, table in tables.items()}
         return {**arrays, **{f"memory_{name}": rows for name, rows in self._memories.items()}}
 
+    def require_memories(self, tables: Mapping[str, Rows], holders: Collection[int]) -> None:
+        """Raise `DataError` unless the tables hold memories of this rule, and all `holders` have one."""
+        for name, new in self.new_memory.items():
+            rows: Mapping[int, Any] = tables.get(name, {})
+            if set(rows) != set(holders) or any(
+                not isinstance(row, np.ndarray) or (row.shape, row.dtype) != (new.shape, new.dtype)
+                for row in rows.values()
+            ):
+                raise DataError(f"the memories {name} do not fit the client rule or the clients")
+        if unknown := tables.keys() - self.new_memory.keys():
+            raise DataError(f"the client rule has no memory {min(unknown)}")
+
     def restore_(self, state: Any) -> None:
-        rows = [state[f"memory_{name}"] for name in self._memories]
-        forms = {name: (np.shape(value), np.asarray(value).dtype) for name, value in self._new_memory.items()}
-        tables = zip(forms.values(), rows, strict=True)
-        sound = all((np.shape(row), np.asarray(row).dtype) == form for form, table in tables for row in table.values())
-        known = all(0 <= client < len(self.sequences) for table in rows for client in table)
-        if not (sound and known) or any((state[name] < low).any() for name, low in _LEAST.items()):
+        memories = {name: state[f"memory_{name}"] for name in self._memories}
+        holders = next((set(rows) for rows in memories.values()), set())
+        self.require_memories(memories, holders)
+        known = all(0 <= client < len(self.sequences) for client in holders)
+        if not known or any((state[name] < low).any() for name, low in _LEAST.items()):
             raise DataError("what clients hold does not fit together")
         self.sequences, self._positions, self._overpaid = (
             array("q", state[name].tobytes()) for name in ("sequences", "positions", "overpaid")
         )
-        self._memories = {name: state[f"memory_{name}"] for name in self._memories}
+        self._memories = memories

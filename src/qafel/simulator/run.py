@@ -20,15 +20,14 @@ from qafel.algorithm import Algorithm, Checkpoint
 from qafel.config import Evaluation, Limits, Timing
 from qafel.errors import ConfigError, DataError, NonFiniteVector, Stalled
 from qafel.params import Vector
+from qafel.runs.checkpoints import RowLog, read_checkpoint, write_checkpoint
 from qafel.runs.directory import (
     CHECKPOINT,
     RunDirectory,
     has_summary,
-    read_checkpoint,
     read_settings,
     same_run,
     state_of,
-    write_checkpoint,
 )
 from qafel.runs.progress import Progress, Row, Status
 from qafel.runs.reading import Run
@@ -97,7 +96,8 @@ def run_plan(
         if directory is None or path is None:
             return run_to_end(simulation, progress, plan.limits, listeners), simulation
         toml = tomli_w.dumps(plan.settings)
-        before = _resume(path, plan, simulation, progress) if resume else _Before()
+        rows = RowLog((path / CHECKPOINT).parent)
+        before = _resume(path, plan, simulation, progress, rows) if resume else _Before()
         if before.finished:
             return dict(Run.load(path).summary), simulation
         others = [other for other in before.environments if other != environment()]
@@ -113,7 +113,7 @@ def run_plan(
             checkpoint = save_simulation(simulation, progress)
             checkpoint.values.update(config=toml, metrics_bytes=directory.metrics_bytes())
             checkpoint.values.update(environments=[*others, environment()])
-            write_checkpoint(path / CHECKPOINT, checkpoint)
+            write_checkpoint(path / CHECKPOINT, checkpoint, rows)
 
         more = {"name": plan.settings["name"], **({"resumed_from": others} if others else {})}
         write_model = partial(directory.write_model, layout=plan.task.layout)
@@ -291,9 +291,9 @@ class _Before(NamedTuple):
     """Whether it has come to the very end that it is to have."""
 
 
-def _resume(out: Path, plan: RunPlan, simulation: Simulation, progress: Progress) -> _Before:
+def _resume(out: Path, plan: RunPlan, simulation: Simulation, progress: Progress, rows: RowLog) -> _Before:
     """Bring the simulation to the checkpoint; return how much of the metrics belongs to it, and where it was made."""
-    checkpoint = sound_checkpoint(out)
+    checkpoint = sound_checkpoint(out, rows)
     saved = SavedRun.of(checkpoint)
     if not _is_of(saved, plan):
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
@@ -325,10 +325,10 @@ def _goes_on(saved: SavedRun, limits: Limits) -> bool:
     return not reached and not (limits.at_target and saved.progress.get("uploads_to_target") is not None)
 
 
-def sound_checkpoint(out: Path) -> Checkpoint:
+def sound_checkpoint(out: Path, rows: RowLog | None = None) -> Checkpoint:
     """A run's checkpoint. `DataError` if it is missing or damaged, or rows before it are lost: none is made twice."""
     try:
-        checkpoint = read_checkpoint(out / CHECKPOINT)
+        checkpoint = read_checkpoint(out / CHECKPOINT, rows)
     except DataError as error:
         raise DataError(f"{error}; `overwrite` begins anew here") from None
     expected = SavedRun.of(checkpoint).metrics_bytes

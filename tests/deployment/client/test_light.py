@@ -14,7 +14,7 @@ import xxhash
 from qafel.bench.deployment import resident_bytes
 from qafel.deployment.broker.local import LocalBroker
 from qafel.params import Vector
-from qafel.runs.directory import read_checkpoint
+from qafel.runs.checkpoints import read_checkpoint
 from tests.deployment.processes import Command
 
 RECIPE = """

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
 from qafel.params import Vector
 from qafel.rng import Stream
-from qafel.runs.directory import read_checkpoint, write_checkpoint
+from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
 from tests.crafted import other_arrays, other_values, with_array
 from tests.deployment.live import replay
 from tests.uploads import receive
@@ -128,6 +129,51 @@ def test_a_flipped_bit_in_the_newest_checkpoint_costs_nothing_and_is_told(
         assert newest.with_suffix(".unused").read_bytes() == damaged
         newest.write_bytes(whole)
         caplog.clear()
+
+
+def test_rows_survive_kills_and_a_damaged_log_gives_the_checkpoint_before_or_a_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CA²FL keeps a payload of each client; a checkpoint appends those that changed."""
+    clients, algorithm = 9, method("ca2fl", local=LocalTraining(0.1, 1), buffer_size=3, client_quantizer="qsgd:4")
+
+    def opened(folder: Path) -> AbstractContextManager[Ledger]:
+        return Ledger.open(folder, _initial, algorithm, 7, size=SIZE, clients=clients)
+
+    def upload(number: int, sequence: int, ledger: Ledger) -> None:
+        sender = Client(number, ledger.server.hidden_state, algorithm, 7, sequence=sequence)
+        frame = sender.update(_train).upload
+        ledger.take(frame, Message.from_bytes(frame))
+        ledger.step_if_due()
+        if (write := ledger.begin_checkpoint(9)) is not None:
+            ledger.journal.sync()
+            write()
+
+    digests, sizes = [], []
+    for folder, kills in ((tmp_path / "whole", 1), (tmp_path / "killed", 6)):
+        for kill in range(kills):
+            with opened(folder) as ledger:
+                for number in range(54 // kills * kill, 54 // kills * (kill + 1)):
+                    upload(number % clients if number < 27 else number % 3, number, ledger)
+                    sizes.append(sum(path.stat().st_size for path in folder.glob("rows-*.qafel")))
+                ledger.journal.sync()
+        digests.append(ledger.server.hidden_state.digest)
+    assert digests[0] == digests[1]
+    grown = [after - before for before, after in pairwise(sizes[:54]) if after > before]
+    assert max(grown[3:]) < 0.5 * grown[1], "three clients changed their rows, not nine"
+    newest = max((tmp_path / "whole").glob("rows-*.qafel"))
+    sound = newest.read_bytes()
+    newest.write_bytes(sound[:-1])
+    with opened(tmp_path / "whole") as ledger:
+        assert ledger.server.hidden_state.digest == digests[0]
+    assert "truncated" in caplog.text
+    for path in (tmp_path / "killed").glob("rows-*.qafel"):
+        path.unlink()
+    for path in (tmp_path / "killed").glob("journal-*"):
+        if path != max((tmp_path / "killed").glob("journal-*")):
+            path.unlink()
+    with pytest.raises(DataError, match="missing"), opened(tmp_path / "killed"):
+        pass
 
 
 def _model(saved: Checkpoint) -> None:

@@ -23,6 +23,7 @@ class ErrorFeedback(ClientRule):
     """eᵢ + y₀ − y_P, with eᵢ what earlier uploads left out."""
 
     needs = Needs(client_memory=True, exact_uploads=True)
+    corrects_bias = True
 
     def new_memory(self, size: int) -> State:
         return {"error": np.zeros(size, np.float32)}

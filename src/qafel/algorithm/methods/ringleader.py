@@ -56,7 +56,7 @@ class OneOfEach(Accumulator):
             sums, numbers = self.sums, self.numbers
         else:
             sums, numbers = self.later_sums, self.later_numbers
-        sums[client] = sums[client] + update if client in sums else update.copy()
+        sums[client] = sums[client] + update if client in sums else update.copy()  # a row becomes read-only
         numbers[client] += 1
         self.count += 1
         self.max_staleness = max(self.max_staleness, upload.staleness)

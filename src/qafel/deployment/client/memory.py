@@ -23,7 +23,7 @@ from qafel.algorithm.messages import HEADER_BYTES, checksum_of
 from qafel.algorithm.state import Arrays, like, require_arrays
 from qafel.errors import ConfigError, DataError
 from qafel.files import sync_folder
-from qafel.runs.directory import read_checkpoint, write_checkpoint
+from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
 
 _FILE: Final = "memory"
 _TO_DO: Final = "restore the client's folder from its newest copy, or take part under another number"
@@ -63,7 +63,7 @@ class Memory:
         if not memory._path.exists():
             return memory
         try:
-            arrays, values = read_checkpoint(memory._path)
+            arrays, values, _ = read_checkpoint(memory._path)
             if values["run_id"] == run_id:
                 memory.now, memory.follows = _unpack("now", new, arrays), int(values["follows"])
                 memory.sent = _unpack_sent("sent", new, arrays, values["sent"])

@@ -44,7 +44,7 @@ from qafel.errors import (
 )
 from qafel.files import Lock, make_private, read_word, sync_folder, write_atomically, write_word, writing
 from qafel.params import Vector
-from qafel.runs.directory import read_checkpoint, write_checkpoint
+from qafel.runs.checkpoints import RowLog, read_checkpoint, write_checkpoint
 from qafel.runs.progress import Amount, Count, Traffic, fault_of
 
 _JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
@@ -98,6 +98,8 @@ class _Saved(NamedTuple):
     """How many records of the journal before it count nothing: steps that diverged, with the uploads before them."""
     checksum: int = 0
     """Of the last record that it counts."""
+    rows: RowLog | None = None
+    """Holds the rows of this checkpoint."""
 
 
 class _Values(BaseModel):
@@ -123,7 +125,8 @@ class Ledger:
     def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
         """Made by `open`: receive the journal after what was saved; `history` broadcasts are kept in memory."""
         self.folder = folder
-        self.server, self.traffic, norms, keys, last, self.shares, self._void, checksum = saved
+        self.server, self.traffic, norms, keys, last, self.shares, self._void, checksum, rows = saved
+        self._rows = rows or RowLog(folder, _KEPT)
         self.norms = dict(norms)
         """Each client's last norm, so that a restarted server judges as before."""
         self.keys = dict(keys)
@@ -337,7 +340,8 @@ class Ledger:
         self.journal.rotate()
 
         def write() -> None:
-            write_checkpoint(self.folder / f"checkpoint-{records:012}.qafel", Checkpoint(saved.arrays, values))
+            whole = Checkpoint(saved.arrays, values, saved.rows)
+            write_checkpoint(self.folder / f"checkpoint-{records:012}.qafel", whole, self._rows)
             sync_folder(self.folder)
             self.saved_uploads = now.uploads
             for _, path in _checkpoints(self.folder)[:-_KEPT]:
@@ -418,15 +422,16 @@ def _newest_sound(
 
 
 def _read(path: Path, algorithm: Algorithm, seed: int, size: int, clients: int | None) -> _Saved:
-    saved = read_checkpoint(path)
+    rows = RowLog(path.parent, _KEPT)
+    saved = read_checkpoint(path, rows)
     try:
         values = _VALUES.validate_python(saved.values)
     except ValidationError as error:
         raise DataError(f"{path} is damaged ({fault_of(error)})") from None
-    inner = Checkpoint(saved.arrays, values.server)
+    inner = Checkpoint(saved.arrays, values.server, saved.rows)
     server = restore_server(inner, algorithm, seed, size=size, log_capacity=0, clients=clients)
     norms, keys, last = dict(values.norms), dict(values.keys), dict(values.last)
-    return _Saved(server, values.traffic, norms, keys, last, values.shares, values.void, values.journal_checksum)
+    return _Saved(server, values.traffic, norms, keys, last, values.shares, values.void, values.journal_checksum, rows)
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
