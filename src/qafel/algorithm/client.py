@@ -10,6 +10,7 @@ from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.parts import Trained
 from qafel.algorithm.state import State
+from qafel.errors import ConfigError
 from qafel.params import Vector, require_vector
 from qafel.parts import blaming, raise_blamed
 from qafel.rng import Stream
@@ -95,8 +96,10 @@ class Client:
         self.sequence += 1
         start = algorithm.catch_up.start(self.hidden_state, algorithm, self.seed, self.number, sequence)
         size, quantizer = start.vector.size, algorithm.client_quantizer
-        with_rule = rule.local(local or algorithm.local, start, self.memory)
-        found = train(start, with_rule, Stream.named(self.seed, "train", self.number, sequence))
+        local = rule.local(local or algorithm.local, start, self.memory)
+        if local.correction is not None and not rule.needs.correction:
+            raise ConfigError(f"{path_of(rule)} corrects gradients: declare needs = qafel.Needs(correction=True)")
+        found = train(start, local, Stream.named(self.seed, "train", self.number, sequence))
         trained = as_trained(found, size, lambda: f"the training of client {self.number}")
         try:
             vector = rule.vector(start, trained, self.memory)

@@ -96,6 +96,21 @@ def test_local_training_is_plain_gradient_descent(clients):
     np.testing.assert_array_equal(start, untouched)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_a_correction_is_added_to_every_gradient_after_clipping(clip_norm):
+    rows, targets = problem()
+    part, part_targets = np.array_split(rows, 100)[50], np.array_split(targets, 100)[50]
+    start, correction = np.random.default_rng(1).normal(scale=0.1, size=(2, 113)).astype(np.float32)
+    expected = start.astype(np.float64)
+    for _ in range(10):
+        gradient = plain_gradient(expected, part, part_targets)
+        if clip_norm is not None:
+            gradient *= min(1.0, clip_norm / np.linalg.norm(gradient))
+        expected -= 2.0 * (gradient + correction)
+    local = LocalTraining(2.0, 10, clip_norm=clip_norm, correction=correction)
+    np.testing.assert_allclose(train_from(Mushrooms(100), 50, start, local, STREAM), expected, atol=2e-5)
+
+
 def test_clients_hold_contiguous_parts_that_cover_the_file():
     task = Mushrooms(100)
     sizes = [task.samples(client) for client in range(100)]

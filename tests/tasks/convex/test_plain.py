@@ -51,7 +51,7 @@ def test_margins_that_overflow_an_exponential_are_no_trouble():
     rows = np.array([[200.0], [-200.0], [0.0]], np.float32)
     targets, start = np.array([0.0, 1.0, 1.0], np.float32), np.array([1.0], np.float32)
     nothing, noise = np.empty(0, np.float32), np.empty((0, 0), np.float32)
-    terms = (np.float32(0.001), 3, np.float32(0), np.float32(0), 0.0)
+    terms = (np.float32(0.001), 3, np.float32(0), np.float32(0), 0.0, nothing)
     columns = np.ascontiguousarray(rows.T)
     models = [loops.train_logistic(rows, columns, targets, start, nothing, noise, *terms) for loops in (kernels, plain)]
     assert models[0] == pytest.approx(1 - 3 * 0.001 * 400 / 3, rel=1e-5)

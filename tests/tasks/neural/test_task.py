@@ -80,10 +80,15 @@ def plain_training(module, task, client, start, local):
         loss.backward()
         if local.clip_norm is not None:
             nn.utils.clip_grad_norm_(module.parameters(), local.clip_norm)
+        if local.correction is not None:
+            places = torch.tensor(local.correction).double().split([each.numel() for each in module.parameters()])
+            for parameter, place in zip(module.parameters(), places, strict=True):
+                parameter.grad += place.view(parameter.shape)
         optimizer.step()
     return nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
 
 
+CORRECTION = np.random.default_rng(3).normal(scale=0.02, size=cnn_task().layout.size).astype(np.float32)
 LOCALS = {
     "an epoch": LocalTraining(0.05, epochs=1, batch_size=8),
     "full batches": LocalTraining(0.05, steps=3),
@@ -91,7 +96,10 @@ LOCALS = {
     "weight decay": LocalTraining(0.05, epochs=2, batch_size=8, weight_decay=0.1),
     "clipping": LocalTraining(0.05, epochs=1, batch_size=8, clip_norm=0.3),
     "proximal": LocalTraining(0.05, epochs=2, batch_size=8, proximal=0.5),
-    "all": LocalTraining(0.05, epochs=2, batch_size=8, weight_decay=0.1, clip_norm=0.5, proximal=0.5),
+    "correction": LocalTraining(0.05, epochs=1, batch_size=8, correction=CORRECTION),
+    "all": LocalTraining(
+        0.05, epochs=2, batch_size=8, weight_decay=0.1, clip_norm=0.5, proximal=0.5, correction=CORRECTION
+    ),
 }
 
 

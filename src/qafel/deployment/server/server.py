@@ -326,7 +326,8 @@ def open_server(
     """A context with the server and its state from disk, not yet connected. `directory` must be entered."""
     out = directory.path
     algorithm = config.algorithm.compose(task.layout)
-    require_provided(algorithm, PROVIDED, "a deployment")
+    correction = getattr(task, "takes_correction", False)
+    require_provided(algorithm, PROVIDED._replace(correction=correction), "a deployment")
     if (out / "config.toml").exists() and state_of(out, config) == "other":
         raise ConfigError(f"{out} holds a run of another configuration: choose another `out`")
     broadcast_bytes = max(1, algorithm.server_quantizer.max_payload_bytes(task.layout.size))

@@ -15,28 +15,35 @@ from qafel.compiled import KERNEL
 
 
 @njit(**KERNEL)
-def descend(y, start, gradient, lr, proximal, clip_norm):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One step y ← y − η(g + μ(y − y₀)), the gradient first scaled down to the clipping norm (0: not at all)."""
+def descend(y, start, gradient, lr, proximal, clip_norm, correction):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """One step y ← y − η(clip(g + μ(y − y₀)) + correction).
+
+    A clipping norm of zero does not clip; an empty `correction` adds nothing.
+    """
     if proximal:
         for j in range(y.size):
             gradient[j] += proximal * (y[j] - start[j])
+    clipped_lr = lr
     if clip_norm:
         square = 0.0
         for j in range(y.size):
             square += np.float64(gradient[j]) ** 2
         if square > clip_norm**2:
-            lr = np.float32(lr * (clip_norm / math.sqrt(square)))
+            clipped_lr = np.float32(lr * (clip_norm / math.sqrt(square)))
     for j in range(y.size):
-        y[j] -= lr * gradient[j]
+        y[j] -= clipped_lr * gradient[j]
+    if correction.size:
+        for j in range(y.size):
+            y[j] -= lr * correction[j]
 
 
 @njit(**KERNEL)
 def train_logistic(  # type: ignore[no-untyped-def]  # pragma: no cover
-    rows, columns, targets, start, linear, noise, lr, steps, l2, proximal, clip_norm
+    rows, columns, targets, start, linear, noise, lr, steps, l2, proximal, clip_norm, correction
 ):
     """P full-batch steps on mean logistic loss + λ/2‖y‖² + ⟨linear, y⟩, with `noise[p]` added to gradient p.
 
-    `columns` is `rows` transposed, both contiguous; an empty `linear` or `noise` adds nothing.
+    `columns` is `rows` transposed, both contiguous; an empty `linear`, `noise` or `correction` adds nothing.
     """
     n, d = rows.shape
     y = start.copy()
@@ -66,15 +73,15 @@ def train_logistic(  # type: ignore[no-untyped-def]  # pragma: no cover
             row = rows[i]
             for j in range(d):
                 gradient[j] += row[j] * r
-        descend(y, start, gradient, lr, proximal, clip_norm)
+        descend(y, start, gradient, lr, proximal, clip_norm, correction)
     return y
 
 
 @njit(**KERNEL)
 def train_quadratic(  # type: ignore[no-untyped-def]  # pragma: no cover
-    eigenvalues, shift, start, noise, lr, steps, weight_decay, proximal, clip_norm
+    eigenvalues, shift, start, noise, lr, steps, weight_decay, proximal, clip_norm, correction
 ):
-    """P steps with the gradient Ay − shift + λy + noise[p], A diagonal; an empty `noise` adds nothing."""
+    """P steps with the gradient Ay − shift + λy + noise[p], A diagonal."""
     d = start.size
     y = start.copy()
     gradient = np.empty(d, np.float32)
@@ -84,7 +91,7 @@ def train_quadratic(  # type: ignore[no-untyped-def]  # pragma: no cover
         if noise.size:
             for j in range(d):
                 gradient[j] += noise[p, j]
-        descend(y, start, gradient, lr, proximal, clip_norm)
+        descend(y, start, gradient, lr, proximal, clip_norm, correction)
     return y
 
 

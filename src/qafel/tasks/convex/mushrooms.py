@@ -100,6 +100,7 @@ class Mushrooms:
     name = "mushrooms"
     metric_name = "f(x) − f*"
     metric_goal: Goal = "min"
+    takes_correction = True
 
     def __init__(self, clients: int = 100) -> None:
         if not 1 <= clients <= ROWS:

@@ -17,20 +17,25 @@ from qafel.params import Vector
 Array = NDArray[Any]
 
 
-def descend(y: Vector, start: Vector, gradient: Vector, lr: Any, proximal: Any, clip_norm: float) -> None:
+def descend(
+    y: Vector, start: Vector, gradient: Vector, lr: Any, proximal: Any, clip_norm: float, correction: Vector
+) -> None:
     """As the kernel of this name."""
     if proximal:
         gradient += proximal * (y - start)
+    clipped_lr = lr
     if clip_norm:
         square = float(np.square(gradient, dtype=np.float64).sum())
         if square > clip_norm**2:
-            lr = np.float32(lr * (clip_norm / math.sqrt(square)))
-    y -= lr * gradient
+            clipped_lr = np.float32(lr * (clip_norm / math.sqrt(square)))
+    y -= clipped_lr * gradient
+    if correction.size:
+        y -= lr * correction
 
 
 def train_logistic(
     rows: Array, columns: Array, targets: Array, start: Vector, linear: Vector, noise: Array, lr: Any, steps: int,
-    l2: Any, proximal: Any, clip_norm: float,
+    l2: Any, proximal: Any, clip_norm: float, correction: Vector,
 ) -> Vector:  # fmt: skip
     """As the kernel of this name."""
     y, scale = start.copy(), np.float32(1.0 / len(rows))
@@ -42,13 +47,13 @@ def train_logistic(
             gradient += linear
         if noise.size:
             gradient += noise[p]
-        descend(y, start, gradient, lr, proximal, clip_norm)
+        descend(y, start, gradient, lr, proximal, clip_norm, correction)
     return y
 
 
 def train_quadratic(
     eigenvalues: Vector, shift: Vector, start: Vector, noise: Array, lr: Any, steps: int, weight_decay: Any,
-    proximal: Any, clip_norm: float,
+    proximal: Any, clip_norm: float, correction: Vector,
 ) -> Vector:  # fmt: skip
     """As the kernel of this name."""
     y = start.copy()
@@ -56,7 +61,7 @@ def train_quadratic(
         gradient = eigenvalues * y - shift + weight_decay * y
         if noise.size:
             gradient += noise[p]
-        descend(y, start, gradient, lr, proximal, clip_norm)
+        descend(y, start, gradient, lr, proximal, clip_norm, correction)
     return y
 
 

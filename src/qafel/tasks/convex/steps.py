@@ -8,7 +8,7 @@ import numpy as np
 
 from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
-from qafel.params import Vector
+from qafel.params import Vector, require_vector
 from qafel.tasks import convex
 
 Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -28,14 +28,15 @@ def logistic_steps(
     noise: Matrix = NO_NOISE,
 ) -> Vector:
     """The model after `steps` of `train_logistic` from `start` on `data`, with the step size and terms of `local`."""
-    trained: Vector = convex.kernels.train_logistic(*data, start, linear, noise, *terms_of(local, steps, l2))
+    trained: Vector = convex.kernels.train_logistic(*data, start, linear, noise, *terms_of(local, start, steps, l2))
     return trained
 
 
-def terms_of(local: LocalTraining, steps: int, l2: float = 0.0) -> tuple[Any, ...]:
-    """The last arguments of the compiled loops: η, P, λ + weight decay, μ and the clipping norm (0: none)."""
+def terms_of(local: LocalTraining, start: Vector, steps: int, l2: float = 0.0) -> tuple[Any, ...]:
+    """The last arguments of the compiled loops: η, P, λ + weight decay, μ, the clipping norm (0: none), correction."""
     decay, proximal = np.float32(l2 + local.weight_decay), np.float32(local.proximal)
-    return np.float32(local.lr), steps, decay, proximal, local.clip_norm or 0.0
+    correction = NOTHING if local.correction is None else require_vector(local.correction, start.size, "a client rule")
+    return np.float32(local.lr), steps, decay, proximal, local.clip_norm or 0.0, correction
 
 
 def steps_of(local: LocalTraining, task: str) -> int:

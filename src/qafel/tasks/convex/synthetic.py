@@ -44,6 +44,7 @@ class _Synthetic:
 
     metric_name = "f(x) − f*"
     metric_goal: Goal = "min"
+    takes_correction = True
 
     def __init__(self, clients: int, dimension: int, heterogeneity: float, noise: float, seed: int) -> None:
         if clients < 1 or dimension < 1:
@@ -116,7 +117,7 @@ class Quadratic(_Synthetic):
         steps = steps_of(local, self.name)
         shift, noise = self._deviation_of(client), self._gradient_noise(steps, stream)
         trained: Vector = convex.kernels.train_quadratic(
-            self._eigenvalues, shift, start.vector, noise, *terms_of(local, steps)
+            self._eigenvalues, shift, start.vector, noise, *terms_of(local, start.vector, steps)
         )
         return trained
 

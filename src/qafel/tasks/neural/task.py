@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from qafel.algorithm import HiddenState, LocalTraining
 from qafel.errors import ConfigError
-from qafel.params import Layout, Vector
+from qafel.params import Layout, Vector, require_vector
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices, Partition
 from qafel.tasks.datasets.samples import Samples, as_samples
@@ -49,6 +49,8 @@ class TorchTask:
     where and in which type matrices are multiplied. `rebuild` is a call without arguments that returns an equal task,
     such as a `functools.partial`: it is pickled instead of the other arguments, so that mapped data is not copied.
     """
+
+    takes_correction = True
 
     def __init__(
         self,
@@ -118,11 +120,15 @@ class TorchTask:
         randomness = trainer.random_numbers_of(stream, self._device, model.dropouts, others=self._compiled is None)
         with trainer.one_thread(), randomness:
             beginning = model.values.clone() if local.proximal else None
+            correction = None if local.correction is None else self._correction(local.correction)
             for rows in trainer.batches(self.partition.rows(client), local, stream.generator()):
                 inputs, targets = self._batch(self.train_samples, rows)
                 self._fill_gradient(inputs, targets)
-                trainer.descend_(model, local, beginning)
+                trainer.descend_(model, local, beginning, correction)
         return model.vector()
+
+    def _correction(self, vector: Vector) -> Tensor:
+        return torch.tensor(require_vector(vector, self.layout.size, "a client rule"), device=self._device)
 
     def _batch(self, samples: Samples, rows: Indices) -> tuple[Tensor, Tensor]:
         """The inputs of these rows of `samples`, prepared, and their targets: whole numbers of torch's type."""

@@ -110,10 +110,10 @@ def batches(rows: Indices, local: LocalTraining, generator: np.random.Generator)
 
 
 @torch.no_grad()
-def descend_(model: FlatModel, local: LocalTraining, start: Tensor | None) -> None:
+def descend_(model: FlatModel, local: LocalTraining, start: Tensor | None, correction: Tensor | None) -> None:
     """Take one step along `model`'s gradient, as `local` says; `start` is y₀, which only the proximal term needs.
 
-    g = ∇loss(y) + μ(y − y₀), scaled down to the clipping norm, plus weight decay times y.
+    g = ∇loss(y) + μ(y − y₀), scaled down to the clipping norm, plus weight decay times y, plus the correction.
     """
     values, gradient = model.values, model.gradient
     if start is not None:
@@ -123,6 +123,8 @@ def descend_(model: FlatModel, local: LocalTraining, start: Tensor | None) -> No
         gradient.mul_(torch.clamp(local.clip_norm / (norm + 1e-6), max=1.0))
     if local.weight_decay:
         gradient.add_(values, alpha=local.weight_decay)
+    if correction is not None:
+        gradient.add_(correction)
     values.add_(gradient, alpha=-local.lr)
 
 
