@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qafel.config import load_recipe
+from qafel.config import Config
 from qafel.deployment.broker.local import free_port
 
 FENCE = re.compile(r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"]*)")?\s*$')
@@ -108,7 +108,7 @@ def run(document: Path) -> None:
         elif block.language == "console":
             _compare(block)
         elif block.language == "toml":
-            _read_recipe(block)
+            Config.from_toml(block.text, f"line {block.line}")
     _run_at_once(terminals)
 
 
@@ -136,12 +136,6 @@ def _compare(block: Block) -> None:
         assert [line.rstrip() for line in done.stdout.splitlines()] == [line.rstrip() for line in expected], (
             f"{command} prints\n{done.stdout}\nand the document says\n" + "\n".join(expected)
         )
-
-
-def _read_recipe(block: Block) -> None:
-    path = Path("recipe.toml")
-    path.write_text(block.text, encoding="utf-8")
-    load_recipe(str(path))
 
 
 if __name__ == "__main__":

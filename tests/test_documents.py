@@ -13,7 +13,12 @@ from .documents import LANGUAGES, blocks_of
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
-PROGRAMS = [path for path in DOCUMENTS if any(block.is_run for block in blocks_of(path.read_text(encoding="utf-8")))]
+TUTORIALS = ROOT / "docs" / "tutorials"
+PROGRAMS = [
+    pytest.param(path, marks=pytest.mark.slow if path.is_relative_to(TUTORIALS) else ())  # they train for longer
+    for path in DOCUMENTS
+    if any(block.is_run for block in blocks_of(path.read_text(encoding="utf-8")))
+]
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
 

@@ -11,7 +11,7 @@ from .notebooks import NOTEBOOKS, ROOT, UNCOMPARED, printed, words_and_numbers
 
 pytest.importorskip("torch", reason="the extra torch is not installed")
 LARGEST = 400_000
-SLOW = {"choose_bits"}  # 24 runs, and a plan with its pilot
+SLOW = {"choose_bits", "own_model"}  # many runs; PyTorch
 names = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
 

@@ -109,26 +109,28 @@ def make_odd(make_run, file: str, name: str = "odd") -> Path:
 
 
 @pytest.mark.parametrize("kind", kinds)
-@pytest.mark.parametrize("file", FILES)
-def test_what_is_not_a_readable_file_is_told_on_its_own_card_and_line(make_run, folder, file, kind) -> None:
-    replace_file(make_odd(make_run, file) / file, kind)
-    [card] = odd_cards(folder).values()
-    told, out = file in problem_in(card), folder.parent / "page.html"
-    assert told == (kind not in SOUND_AS[file])
+def test_an_unreadable_file_is_reported_on_its_own_card_and_line(make_run, folder, kind) -> None:
+    for file in FILES:
+        replace_file(make_odd(make_run, file, f"odd-{file}") / file, kind)
+    cards, out = odd_cards(folder), folder.parent / "page.html"
     _, complaint = qafel_here("report", folder, "--out", out)
-    left_out = "odd" in complaint
-    assert left_out == (file != "live.json" and (told or file == "metrics.jsonl")), complaint
+    for file in FILES:
+        card = next(card for card in cards.values() if f"odd-{file}" in card)
+        reported = file in problem_in(card)
+        assert reported == (kind not in SOUND_AS[file])
+        left_out = f"odd-{file}" in complaint
+        assert left_out == (file != "live.json" and (reported or file == "metrics.jsonl")), complaint
     assert "healthy" in out.read_text()
 
 
+@pytest.mark.parametrize("share", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("file", FILES)
-def test_an_odd_value_harms_no_other_run(make_run, folder: Path, file: str, value: str, monkeypatch) -> None:
-    """Each key of a file in a run of its own, on one live page and in one report."""
-    monkeypatch.setattr(page, "_MOST", 100)
-    keys = keys_of(make_odd(make_run, file, "model"), file)
-    for key in keys:
-        change_value(make_odd(make_run, file, f"odd-{key}"), file, key, value)
+def test_an_odd_value_harms_no_other_run(make_run, folder: Path, value: str, share: int, monkeypatch) -> None:
+    """Each key, or a share of the keys, has a run of its own, on one live page and in one report."""
+    monkeypatch.setattr(page, "_MOST", 1000)
+    places = [(file, key) for file in FILES for key in keys_of(make_odd(make_run, file, f"model-{file}"), file)]
+    for file, key in places[[*VALUES].index(value) % share :: share]:
+        change_value(make_odd(make_run, file, f"odd-{file}-{key}"), file, key, value)
     assert odd_cards(folder)
     runs, left_out = _load([folder])
     charts_in(render_report(runs, left_out=[str(path) for path, _ in left_out]))
@@ -197,13 +199,22 @@ def test_a_run_does_not_start_from_what_is_not_a_model(tmp_path, kind) -> None:
     qafel_here("run", *RECIPE, "--start-from", tmp_path / "model.safetensors", "--out", tmp_path / "new", expect=2)
 
 
+SWEEP = ["sweep", *RECIPE, "--seeds", 2, "--workers", 1]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("made") / "sweep"
+    qafel_here(*SWEEP, "--out", path)
+    return path
+
+
 @pytest.mark.parametrize("kind", ["a pipe", "binary", "deep TOML"])
 @pytest.mark.parametrize("file", ["metrics.jsonl", "summary.json", "config.toml"])
-def test_a_sweep_tells_of_an_odd_run_and_makes_the_others(tmp_path: Path, file: str, kind: str) -> None:
-    command = ["sweep", *RECIPE, "--seeds", 2, "--workers", 1]
-    qafel_here(*command, "--out", tmp_path)
-    replace_file(tmp_path / "mushrooms-fedbuff-seed0" / file, kind)
-    shown, complaint = qafel_here(*command, "--out", tmp_path, expect=1 if file == "metrics.jsonl" else 0)
+def test_a_sweep_reports_an_odd_run_and_makes_the_others(tmp_path: Path, swept: Path, file: str, kind: str) -> None:
+    out = shutil.copytree(swept, tmp_path / "sweep")
+    replace_file(out / "mushrooms-fedbuff-seed0" / file, kind)
+    shown, complaint = qafel_here(*SWEEP, "--out", out, expect=1 if file == "metrics.jsonl" else 0)
     assert ("metrics.jsonl" in complaint) == (file == "metrics.jsonl")
     assert "mushrooms-fedbuff" in shown
 

@@ -1,4 +1,7 @@
-"""examples/own_everything, as its README has it: by Python, on the command line, killed and resumed, deployed."""
+"""examples/own_everything, as its README has it: by Python, on the command line, killed and resumed, deployed.
+
+`tests/cli/test_own_parts.py` tests the same with parts that load and train faster.
+"""
 
 import json
 import os
@@ -67,6 +70,7 @@ def metrics(run):
     return [json.loads(line)["metric"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_python_and_the_command_line_end_with_the_same_bits(folder):
     out, err = ended(start(folder, "by_python.py"))
     assert out.startswith("Result of spirals, qafel, seed 0\n")
@@ -84,6 +88,7 @@ def test_python_and_the_command_line_end_with_the_same_bits(folder):
     assert "fedbuff" in page
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(folder):
     """The end is set after the kill: the machine's speed does not matter."""
     endless = ["--set", "stop.server_steps=1000000", "--checkpoint-every", 0]
@@ -99,6 +104,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder):
     assert metrics(folder / "killed") == metrics(folder / "whole")
 
 
+@pytest.mark.slow
 def test_three_seeds_are_one_row_of_a_report_that_imports_nothing(folder):
     qafel(folder, "sweep", "own.toml", "--seeds", 3, "--workers", 2, *SHORT)
     runs = [folder / f"sweep/spirals-seed{seed}" for seed in range(3)]
@@ -112,6 +118,7 @@ def test_three_seeds_are_one_row_of_a_report_that_imports_nothing(folder):
     assert "0, 1, 2" in page.read_text(encoding="utf-8"), "the seeds are one entry"
 
 
+@pytest.mark.slow
 def test_a_search_over_arguments_and_parts(folder):
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     search = [

@@ -33,7 +33,7 @@ _Record = TypeVar("_Record")
 
 def bounded(value: float) -> float:
     """Return the number, or infinity if it is beyond `LARGEST`."""
-    return value if not abs(value) > LARGEST else math.copysign(math.inf, value)
+    return value if not abs(value) > LARGEST else math.inf if value > 0 else -math.inf  # copysign overflows
 
 
 Count: TypeAlias = Annotated[int, Strict(), Field(ge=0, lt=1 << 64)]
