@@ -3,13 +3,33 @@
 import re
 
 import numpy as np
+import pytest
 
 from qafel.drawing.chart import Axis, Panel, Series, panel_styles
 from qafel.drawing.page import Html, cards, layout_of, legend, page, table, traces_of
 from tests.browser import charts_in, needs_browser, open_in_browser, own_html, plots_in
 from tests.drawing.everything import EVIL, PANELS
 
-PAGE = page(EVIL, [legend(panel_styles(PANELS)), cards(PANELS), table((EVIL, "b"), [(EVIL, EVIL)])], PANELS)
+LOG_PANELS = tuple(
+    Panel(
+        f"p{letter}",
+        "one",
+        Axis("x", log=True, limits=ends, unit="B"),
+        Axis("y", log=True, limits=ends, unit="count"),
+        (Series("points", np.array(ends), np.array(ends)),),
+    )
+    for letter, ends in zip("abcde", [(2e6, 4e7), (1.1, 95.0), (3.2, 4.8), (6.0, 90.0), (1e-5, 3.0)], strict=True)
+)
+EVERY = (*PANELS, *LOG_PANELS)
+PAGE = page(EVIL, [legend(panel_styles(EVERY)), cards(EVERY), table((EVIL, "b"), [(EVIL, EVIL)])], EVERY)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """The page after a browser has drawn it, and the lines of the browser's console."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "page.html").write_text(PAGE, encoding="utf-8")
+    return open_in_browser(folder / "page.html", folder / "profile")
 
 
 def test_text_cannot_become_markup_but_html_stays():
@@ -47,16 +67,15 @@ def test_long_curves_are_thinned_and_what_is_not_finite_is_a_gap():
 
 
 @needs_browser
-def test_a_browser_draws_everything_and_its_console_is_silent(tmp_path):
-    (tmp_path / "page.html").write_text(PAGE, encoding="utf-8")
-    dom, console = open_in_browser(tmp_path / "page.html", tmp_path / "profile")
+def test_a_browser_draws_everything_and_its_console_is_silent(drawn):
+    dom, console = drawn
     assert console == []
-    assert f'data-drawn="{len(PANELS)}"' in dom
+    assert f'data-drawn="{len(EVERY)}"' in dom
     plots = plots_in(dom)
     assert ">target 0.01<" in plots["curves"]
     assert all(f">{name}" in plots["rows"] for name in ("first<", "&lt;img"))
     what = ('path class="js-line', 'path class="point', 'g class="trace bars')
-    count = {key: [len(re.findall(f'<{word}"', plot)) for word in what] for key, plot in plots.items()}
+    count = {panel.key: [len(re.findall(f'<{word}"', plots[panel.key])) for word in what] for panel in PANELS}
     assert count == {
         "curves": [3, 2, 0], "points": [4, 12, 0], "marks": [0, 10, 0],
         "grouped": [0, 0, 2], "stacked": [0, 0, 2], "rows": [0, 0, 3],
@@ -64,22 +83,10 @@ def test_a_browser_draws_everything_and_its_console_is_silent(tmp_path):
 
 
 @needs_browser
-def test_a_logarithmic_axis_has_at_least_two_labels(tmp_path):
-    limits = [(2e6, 4e7), (1.1, 95.0), (3.2, 4.8), (6.0, 90.0), (1e-5, 3.0)]
-    panels = [
-        Panel(
-            f"p{chr(ord('a') + number)}",
-            "one",
-            Axis("x", log=True, limits=ends, unit="B"),
-            Axis("y", log=True, limits=ends, unit="count"),
-            (Series("a", np.array(ends), np.array(ends)),),
-        )
-        for number, ends in enumerate(limits)
-    ]
-    (tmp_path / "page.html").write_text(page("p", [cards(panels)], panels), encoding="utf-8")
-    dom, console = open_in_browser(tmp_path / "page.html", tmp_path / "profile")
-    assert console == []
-    for key, plot in plots_in(dom).items():
+def test_a_logarithmic_axis_has_at_least_two_labels(drawn):
+    dom, _ = drawn
+    plots = plots_in(dom)
+    for key, plot in ((panel.key, plots[panel.key]) for panel in LOG_PANELS):
         for name in ("x", "y"):
             ticks = re.findall(rf'<g class="{name}tick"><text.*?>(.*?)</text>', plot)
             assert len(ticks) >= 2, (key, name, ticks)

@@ -8,12 +8,12 @@ from qafel.drawing.printed import draw, rendered, save_figure
 from qafel.errors import OutputError
 from tests.drawing.everything import EVIL, PANELS
 
+X = np.arange(2.0)
 CURVE = Panel("p", "one", Axis("x"), Axis("y"), (Series("模型", np.arange(3.0), np.arange(3.0)),))
 
 
 def test_everything_is_drawn_under_one_legend():
     figure = draw(PANELS, "The title", "The footer")
-    rendered(figure, ".png")
     curves, points, marks, grouped, stacked, rows = figure.axes
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [style.label for style in panel_styles(PANELS)]
@@ -24,9 +24,7 @@ def test_everything_is_drawn_under_one_legend():
     assert len(points.containers) == 2
     assert len(marks.collections) == 5
     assert marks.get_xticklabels()[1].get_text() == "two"
-    assert len({bar.get_x() for bar in grouped.patches}) == 8
-    assert max(bar.get_y() + bar.get_height() for bar in stacked.patches) == 17
-    assert [bar.get_x() for bar in rows.patches] == [0, 1, 0]
+    assert [len(axes.patches) for axes in (grouped, stacked, rows)] == [8, 8, 3]
     assert rows.yaxis_inverted()
 
 
@@ -74,7 +72,7 @@ def test_nothing_is_cut_at_the_figures_edge(panels):
     figure = draw(
         panels, "A title that is longer than the figure is wide, for it names all that is in it, and more", "f"
     )
-    rendered(figure, ".png")
+    figure.draw_without_rendering()
     drawn = figure.get_tightbbox()
     width, height = figure.get_size_inches()
     assert drawn.x0 >= -0.01
@@ -84,19 +82,23 @@ def test_nothing_is_cut_at_the_figures_edge(panels):
 
 
 @pytest.mark.parametrize("unit", ["", "B", "count"])
-@pytest.mark.parametrize("limits", [(1.1, 95.0), (2.0, 40.0), (3.2, 4.8), (0.911, 0.913), (1e-5, 3.0), (6.0, 90.0)])
-def test_a_logarithmic_axis_has_at_least_two_labels(limits, unit):
-    axis = Axis("y", log=True, limits=limits, unit=unit)
-    figure = draw([Panel("p", "one", Axis("x"), axis, (Series("a", np.arange(2.0), np.array(limits)),))])
-    rendered(figure, ".png")
-    (axes,) = figure.axes
-    labels = [
-        label.get_text()
-        for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
-        if limits[0] <= place <= limits[1] and label.get_text()
-    ]
-    assert len(labels) >= 2
-    assert len(set(labels)) == len(labels), "different places, different words"
+def test_a_logarithmic_axis_has_at_least_two_labels(unit):
+    every = [(1.1, 95.0), (2.0, 40.0), (3.2, 4.8), (0.911, 0.913), (1e-5, 3.0), (6.0, 90.0)]
+    figure = draw(
+        [
+            Panel("p", "one", Axis("x"), Axis("y", log=True, limits=ends, unit=unit), (Series("a", X, np.array(ends)),))
+            for ends in every
+        ]
+    )
+    figure.draw_without_rendering()
+    for axes, (low, high) in zip(figure.axes, every, strict=True):
+        labels = [
+            label.get_text()
+            for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+            if low <= place <= high and label.get_text()
+        ]
+        assert len(labels) >= 2, (low, high)
+        assert len(set(labels)) == len(labels), "different places, different words"
 
 
 def test_what_lies_at_zero_is_not_drawn_on_a_logarithmic_x_axis():

@@ -1,8 +1,8 @@
-"""Charts, in data-flow order. Nothing here knows what a run is: `report` and `tuning` turn runs into panels.
+"""Charts. Nothing here knows runs: other packages turn runs into panels.
 
-chart      a chart as values: panels, curves, bars, bands; their colours and dashes
-printed    draws it with matplotlib, for print and for a notebook; loads when `drawing.printed` is first used
-page       draws it with Plotly in a self-contained HTML page; its look and script are page.html, page.css and page.js
+chart      a chart as values: panels, curves, bars; their colours and dashes
+printed    draws charts with matplotlib, for print and notebooks; loads on first use
+page       draws charts with Plotly in a self-contained HTML page: page.html, page.css, page.js
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ _load, __dir__ = lazily(__name__, {"printed": f"{__name__}.printed"})
 
 
 def require_drawing() -> None:
-    """Raise, with what to install, if charts cannot be drawn: before hours of work, not after them."""
+    """Raise `ConfigError` if Matplotlib or Plotly is missing. Call it before long work."""
     require_installed("a chart", "draw", matplotlib="Matplotlib", plotly="Plotly")
 
 

@@ -1,7 +1,4 @@
-"""A chart as values: panels of curves and bars on axes, and how they look. `printed` and `page` draw them.
-
-First styles, then panels, then what both drawers ask: limits, labels that fit, and curves with fewer points.
-"""
+"""A chart as values: panels of curves and bars, and their styles. `printed` and `page` draw them."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ Scale: TypeAlias = Literal["linear", "log"]
 Unit: TypeAlias = Literal["", "B", "count", "integer", "%"]
 Symbol: TypeAlias = Literal["circle", "circle-open", "x-thin-open", "triangle-up", "triangle-down"]
 
-# Okabe and Ito's palette, safe for colour-blind readers, without yellow and black, which vanish on white or dark.
+# Okabe and Ito's palette for colour-blind readers, without yellow and black: they vanish on white or dark pages.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 BLUE, RED, GREY = PALETTE[0], PALETTE[1], PALETTE[6]
 DASHES = {"solid": (), "dash": (5, 2.5), "dot": (1.5, 1.5), "dashdot": (5, 1.5, 1, 1.5)}
-"""Plotly's words for dashes, with the lengths of strokes and gaps for those who draw them otherwise."""
+"""Plotly's names for dashes, with the lengths of strokes and gaps for other renderers."""
 
 
 @final
 @dataclass(frozen=True)
 class Style:
-    """Label, colour and dashes of what the legend lists; `index` is its place there."""
+    """Label, colour and dashes of a legend entry; `index` is its position."""
 
     label: str
     colour: str
@@ -42,7 +39,7 @@ class Style:
 @final
 @dataclass(frozen=True)
 class Series:
-    """One curve, or a set of points; `low` and `high` are drawn as a band, or as error bars on points."""
+    """A curve or a set of points. `low` and `high` become a band, or error bars on points."""
 
     label: str
     x: Values
@@ -50,13 +47,13 @@ class Series:
     low: Values | None = None
     high: Values | None = None
     kind: Literal["curve", "steps", "points", "line-and-points", "reference", "rings", "marks"] = "curve"
-    """Steps hold each value up to the next. A reference is a dashed grey line; rings are drawn on one, around points of
-    other series. Marks are points with a symbol (Plotly's name of it), of which only the words in `hover` are told."""
+    """Steps hold each value until the next. A reference is a dashed grey line; rings mark points of other series on it.
+    Marks are points with a `symbol`; the page shows only their `hover` text."""
     hover: tuple[str, ...] = ()
-    """Words for the points on the page; in print there is no room beside them."""
+    """Text for each point, shown on the page only."""
     symbol: Symbol = "circle"
     shade: Values | None = None
-    """A colour for each mark in place of the style's, from 0, dark, to 1, bright."""
+    """A colour for each mark instead of the style's, from 0 (dark) to 1 (bright)."""
 
     @property
     def is_reference(self) -> bool:
@@ -66,34 +63,34 @@ class Series:
 @final
 @dataclass(frozen=True)
 class Bars:
-    """Bars of one label: where they stand, and how long they are."""
+    """Bars of one label: their positions and lengths."""
 
     label: str
     at: Values
     length: Values
     hover: tuple[str, ...] = ()
     text: str = ""
-    """Written beyond the end of the last bar."""
+    """Text after the end of the last bar."""
     pale: bool = False
 
 
 @final
 @dataclass(frozen=True)
 class Axis:
-    """An axis: what it measures, its scale, its limits, and what its ticks say."""
+    """An axis: label, scale, limits and ticks."""
 
     label: str
     log: bool = False
     unit: Unit = ""
-    """Bytes and counts have prefixes (k, M, G); % shows a share of 1."""
+    """Bytes and counts get prefixes (k, M, G); % shows a share of 1."""
     ticks: tuple[float, ...] = ()
     limits: Ends | None = None
     log_limits: Ends | None = None
-    """The limits on a logarithmic scale, if they are others."""
+    """The limits on a logarithmic scale, if they differ."""
     names: tuple[str, ...] = ()
-    """Words in place of numbers: the first stands at 0, the next at 1."""
+    """Tick labels instead of numbers, at 0, 1, 2, …"""
     fixed: bool = False
-    """A fixed axis keeps its scale; others can be switched by the page's reader, if they have positive values."""
+    """A fixed axis keeps its scale. Readers of the page can switch other axes that have positive values."""
 
     @property
     def scale(self) -> Scale:
@@ -103,7 +100,7 @@ class Axis:
 @final
 @dataclass(frozen=True)
 class Panel:
-    """One picture: curves and bars on a pair of axes."""
+    """Curves and bars on a pair of axes."""
 
     key: str
     title: str
@@ -113,17 +110,17 @@ class Panel:
     note: str = ""
     bars: tuple[Bars, ...] = ()
     arrangement: Literal["grouped", "stacked", "rows"] = "grouped"
-    """Grouped bars stand side by side, stacked ones on each other; rows lie end to end, under the names of `y`."""
+    """Vertical bars are grouped side by side, or stacked. Rows are horizontal bars end to end, named by `y`."""
     targets: tuple[float, ...] = ()
-    """Heights to reach, each a dashed line across the panel."""
+    """Target values of y, each a dashed line across the panel."""
     wide: bool = False
-    """Whether the panel takes the page's whole width."""
+    """Whether the panel takes the full width of the page."""
 
 
 def styles_for(labels: Sequence[str], grey: Sequence[str] = ()) -> tuple[Style, ...]:
-    """Give every label a style: colours in the order of `labels`, then the same colours dashed.
+    """Return a style for every label: colours in order, then the same colours dashed.
 
-    Labels in `grey` are references, beside which the others are read: grey and dashed.
+    Labels in `grey` are references: grey and dashed.
     """
     dashes = tuple(DASHES)
     return tuple(
@@ -135,16 +132,16 @@ def styles_for(labels: Sequence[str], grey: Sequence[str] = ()) -> tuple[Style, 
 
 
 def panel_styles(panels: Sequence[Panel]) -> tuple[Style, ...]:
-    """A style for every label of the panels, in order, for the legend too; references are grey and come last."""
+    """Return a style for every label of the panels. References are grey and come last."""
     grey = {bars.label: False for panel in panels for bars in panel.bars}
     grey |= {series.label: series.is_reference for panel in panels for series in panel.series}
     return styles_for(sorted(grey, key=grey.__getitem__), [label for label in grey if grey[label]])
 
 
 def limits_of(panel: Panel, name: Literal["x", "y"]) -> dict[Scale, Ends]:
-    """The limits of the axis `name` for each scale that it can have: as it says, else all values with some room.
+    """Return the limits of the axis `name` for each possible scale: its own, else the range of values with a margin.
 
-    Empty for bars that stand: they take the room that they need.
+    Vertical bars have no limits: the renderer chooses.
     """
     axis: Axis = getattr(panel, name)
     if axis.names:
@@ -164,7 +161,7 @@ def limits_of(panel: Panel, name: Literal["x", "y"]) -> dict[Scale, Ends]:
 
 
 def _longest(panel: Panel) -> float:
-    """The end of the longest row, and room for the words beyond it."""
+    """Return the end of the longest row, with room for its text."""
     at = np.concatenate([bars.at for bars in panel.bars]).astype(np.int64)
     return 1.3 * float(np.bincount(at, np.concatenate([bars.length for bars in panel.bars])).max()) or 1.0
 
@@ -193,9 +190,9 @@ def _logarithmic(values: Values) -> Ends:
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Ticks of a logarithmic axis that has fewer than two powers of ten between its limits; else none are needed.
+    """Return ticks for a logarithmic axis with fewer than two powers of ten; empty for others.
 
-    First few to a decade, then more, and within a fraction of one at even steps: there are always two.
+    Tries few ticks per decade, then more, then even steps. There are always at least two.
     """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     if sum(low <= 10.0**decade <= high for decade in decades) > 1:
@@ -211,7 +208,7 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def short_labels(labels: Sequence[str], most: int = 44) -> tuple[str, ...]:
-    """Shorten labels to at most `most` letters: what long ones share at both ends goes, and they still differ."""
+    """Shorten labels to at most `most` letters, without their common start and end. They stay distinct."""
     if all(len(label) <= most for label in labels):
         return tuple(labels)
     words = [re.findall(r"[^\W_]+|[\W_]+", label) for label in labels]
@@ -224,7 +221,7 @@ def short_labels(labels: Sequence[str], most: int = 44) -> tuple[str, ...]:
 
 
 def _shared(words: Sequence[Sequence[str]]) -> int:
-    """How many words all begin with; none if there is only one label."""
+    """Return the number of first words that all labels share; 0 for a single label."""
     if len(words) < 2:
         return 0
     shortest = min(len(own) for own in words)
@@ -232,17 +229,17 @@ def _shared(words: Sequence[Sequence[str]]) -> int:
 
 
 def _cut(label: str, most: int) -> str:
-    """The label without its middle, where most labels agree."""
+    """Cut the middle out of a long label."""
     head = 2 * most // 3
     return label if len(label) <= most else f"{label[:head]}…{label[head + 1 - most :]}"
 
 
 def thin(values: Values, limit: int) -> NDArray[np.int64]:
-    """Choose at most about `limit` indices of `values` that draw the same curve, in order; the same every time.
+    """Return about `limit` indices of `values` that draw the same curve. The choice is deterministic.
 
-    The history is cut into buckets, half of them evenly and half of them logarithmically spaced, so that the early
-    steps keep their detail on linear and logarithmic axes alike; of each bucket the first, the smallest and the
-    largest value stay. First and last row, overall extremes and the first value that is not finite always stay.
+    Half of the buckets are evenly spaced and half logarithmically, so that early steps keep their detail on both kinds
+    of axes. Each bucket keeps its first, smallest and largest value. The first and last value and the first one that is
+    not finite always stay.
     """
     size = len(values)
     if size <= limit:

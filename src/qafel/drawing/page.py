@@ -1,7 +1,7 @@
-"""Panels drawn for a page: interactive Plotly charts in one HTML file, which asks the network for nothing.
+"""Draws panels as interactive Plotly charts in one HTML file that makes no network request.
 
-A content security policy forbids every request and every script but the two whose digests it names, so even text that
-slipped through unescaped could not run. The same content gives the same bytes: no date, no random identifier.
+A content security policy allows only the scripts whose digests it lists: unescaped text could not run. The same content
+gives the same bytes: the page has neither a date nor random identifiers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qafel.version import __version__
 
 Trace: TypeAlias = dict[str, Any]
 
-_POINTS = 14_000  # of all curves of a chart together
+_POINTS = 14_000  # limit for all curves of a chart together
 _UNITS: dict[str, dict[str, Any]] = {
     "": {},
     "B": {"tickformat": ".3~s", "ticksuffix": "B", "tickangle": 0},
@@ -37,7 +37,7 @@ _UNITS: dict[str, dict[str, Any]] = {
 
 @final
 class Html(str):
-    """Text that is HTML already; all other text is escaped."""
+    """Text that is already HTML. All other text is escaped."""
 
     __slots__ = ()
 
@@ -51,14 +51,16 @@ def page(
     live_script: str = "",
     live_style: str = "",
 ) -> str:
-    """The whole page as HTML.
+    """Return the page as HTML.
 
-    `title` is plain text, `sections` are HTML, among them the `cards` of all `panels`; `styles` are those of the
-    legend, by default one for each label. `live_script` is one more script, which may talk to the server that the page
-    came from, and `live_style` what it needs of CSS.
+    title         plain text
+    sections      HTML, including the `cards` of all `panels`
+    styles        the styles of the legend; by default one for each label
+    live_script   an additional script, which may contact the server of the page
+    live_style    additional CSS
     """
     require_installed("a page", "draw", plotly="Plotly")
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (Plotly loads when a page is written)
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (slow to load)
 
     scripts = [get_plotlyjs(), _file("page.js"), *([live_script] if live_script else [])]
     allowed = " ".join(map(_digest, scripts))
@@ -75,12 +77,12 @@ def page(
 
 
 def note(text: str) -> str:
-    """A paragraph in small print."""
+    """Return a paragraph in small print."""
     return f'<p class="note">{_cell(text)}</p>' if text else ""
 
 
 def legend(styles: Sequence[Style], label: str = "Show or hide") -> str:
-    """A button for every style, which shows or hides it in all charts; `label` tells a screen reader what they do."""
+    """Return a button for every style, which shows or hides it in all charts. `label` is for screen readers."""
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-style="{style.index}"><svg viewBox="0 0 22 8" '
         f'aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" stroke="{style.colour}" stroke-width="3" '
@@ -91,15 +93,16 @@ def legend(styles: Sequence[Style], label: str = "Show or hide") -> str:
 
 
 def cards(panels: Sequence[Panel]) -> str:
-    """A place for every chart, with its title, note and switches."""
+    """Return the HTML of every chart: title, note, switches and an empty plot."""
     return f'<div class="charts">{"".join(_card(panel, alone=len(panels) == 1) for panel in panels)}</div>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
-    """A table that scrolls by itself if it is wider than the page.
+    """Return a table that scrolls if it is wider than the page.
 
-    `head` names the columns, if it is not empty; the first cell of each of the `rows` names the row. `numbers` aligns
-    the other cells to the right and keeps them on one line.
+    head      the column names, or empty
+    rows      the cells of each row; the first names the row
+    numbers   align the other cells to the right, on one line
     """
     named = "".join(f'<th scope="col">{_cell(title)}</th>' for title in head)
     start = "<td>" if numbers else '<td class="text">'
@@ -140,7 +143,7 @@ def _card(panel: Panel, alone: bool) -> str:
 
 
 def charts_json(panels: Sequence[Panel], styles: Sequence[Style], points: int = _POINTS) -> str:
-    """All charts as JSON that cannot end its script element early; a chart has about so many `points` at most."""
+    """Return all charts as JSON that is safe inside a script element. A chart has about `points` points at most."""
     named = {style.label: style for style in styles}
     charts = [
         {"key": panel.key, "traces": traces_of(panel, named, points), "layout": layout_of(panel)} for panel in panels
@@ -150,18 +153,18 @@ def charts_json(panels: Sequence[Panel], styles: Sequence[Style], points: int = 
 
 
 def traces_of(panel: Panel, styles: dict[str, Style], points: int = _POINTS) -> list[Trace]:
-    """The panel's curves and bars as Plotly's traces. `meta.style` is what the legend's buttons ask for.
+    """Return the panel's curves and bars as Plotly traces. The legend's buttons use `meta.style`.
 
-    All text is escaped, because Plotly reads a little HTML.
+    All text is escaped: Plotly interprets some HTML.
     """
     limit = max(120, min(1200, points // max(1, len(panel.series))))
     found = []
     for series in panel.series:
         style, rows = styles[series.label], thin(series.y, limit)
         if panel.x.log:
-            rows = rows[series.x[rows] > 0]  # Plotly would draw what lies at zero as a flat line from the left edge
+            rows = rows[series.x[rows] > 0]  # Plotly would draw zeros as a line from the left edge
         if series.kind == "curve" and series.low is not None and series.high is not None:
-            # A logarithmic axis has no place for a band's end at zero or below.
+            # A logarithmic axis cannot show zero.
             low = np.maximum(series.low, 1e-300) if panel.y.log else series.low
             found.append(_band(series.x, low, series.high, rows, style))
         found.append(_curve(panel, series, rows, style))
@@ -169,7 +172,7 @@ def traces_of(panel: Panel, styles: dict[str, Style], points: int = _POINTS) -> 
 
 
 def layout_of(panel: Panel) -> dict[str, Any]:
-    """Plotly's layout of the panel, to which the page's script adds targets, names of rows and the reader's colours."""
+    """Return the Plotly layout of the panel. The page's script adds targets, row names and colours."""
     return {
         "barmode": "group" if panel.arrangement == "grouped" else "stack",
         "bargap": 0.15,
@@ -206,11 +209,11 @@ def _curve(panel: Panel, series: Series, rows: NDArray[np.int64], style: Style) 
     if series.kind == "steps":
         trace["line"]["shape"] = "hv"
     if series.symbol.startswith("triangle"):
-        # It points out of the chart, from its edge.
+        # It is on the edge of the chart.
         trace |= {"cliponaxis": False, "marker": marker | {"size": 11}}
     if series.hover:
-        told = "%{text}" if series.kind == "marks" else f"%{{text}}<br>{values}"
-        trace |= {"text": [_lines(series.hover[row]) for row in rows], "hovertemplate": f"{told}<extra></extra>"}
+        template = "%{text}" if series.kind == "marks" else f"%{{text}}<br>{values}"
+        trace |= {"text": [_lines(series.hover[row]) for row in rows], "hovertemplate": f"{template}<extra></extra>"}
     if series.kind != "curve" and series.low is not None and series.high is not None:
         up, down = _plain((series.high - series.y)[rows]), _plain((series.y - series.low)[rows])
         bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": style.colour}
@@ -219,7 +222,7 @@ def _curve(panel: Panel, series: Series, rows: NDArray[np.int64], style: Style) 
 
 
 def _band(x: Values, low: Values, high: Values, rows: NDArray[np.int64], style: Style) -> Trace:
-    """The range over seeds: along the top, and back along the bottom."""
+    """Return the band between `low` and `high`: along the top, and back along the bottom."""
     rows = rows[np.isfinite(low[rows]) & np.isfinite(high[rows])]
     return _named(style) | {
         "type": "scatter",
@@ -250,7 +253,7 @@ def _bars(bars: Bars, lying: bool, style: Style) -> Trace:
 
 
 def _axis(panel: Panel, axis: Axis, limits: dict[Any, tuple[float, float]]) -> dict[str, Any]:
-    """Plotly's axis; `ranges` has the limits for both scales, between which the page's script switches."""
+    """Return a Plotly axis. `ranges` has the limits of both scales for the page's script."""
     found = {"title": {"text": escape(axis.label)}, "type": axis.scale, "exponentformat": "power", **_UNITS[axis.unit]}
     if axis.ticks or axis.names:
         texts = [escape(name) for name in axis.names] or [f"{tick:g}" for tick in axis.ticks]
@@ -270,5 +273,5 @@ def _lines(words: str) -> str:
 
 
 def _plain(values: Values) -> list[float | None]:
-    """Six significant digits for JSON; what is not finite becomes a gap."""
+    """Return numbers with six significant digits for JSON. NaN and infinity become gaps."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]

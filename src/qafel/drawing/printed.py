@@ -1,4 +1,4 @@
-"""Panels drawn for print, as PNG, PDF or SVG, without pyplot or a display; equal panels give equal pictures."""
+"""Draws panels for print, as PNG, PDF or SVG. It needs no display; equal panels give equal bytes."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ def draw(
 ) -> Figure:
     """Draw all panels under one legend.
 
-    `title` stands above the legend, the panels' notes and the `footer` below. `styles` are those of the legend, by
-    default one for each label; `columns` is how many panels stand in a row, by default about three.
+    title     text above the legend
+    footer    text below the panels, after their notes
+    styles    the styles of the legend; by default one for each label
+    columns   panels per row; by default about three
     """
     styles = styles or panel_styles(panels)
     columns = columns or min(len(panels), {4: 2, 7: 4, 8: 4}.get(len(panels), 3))
@@ -77,54 +79,54 @@ def draw(
 
 
 def rendered(figure: Figure, suffix: str, description: str = "") -> bytes:
-    """The figure as the content of a .png, .pdf or .svg file, with `description` in its metadata and no date."""
+    """Return the content of a .png, .pdf or .svg file, with `description` in its metadata and without a date."""
     named = {"Subject" if suffix == ".pdf" else "Description": description} if description else {}
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(suffix, {})
     content = io.BytesIO()
     with warnings.catch_warnings():
-        # A label may hold letters that the font lacks; a box in their place is enough to say so.
+        # A label may have letters that the font lacks; a box replaces them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         figure.savefig(content, format=suffix.lstrip("."), metadata=named | undated)
     return content.getvalue()
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure to `path`, in the format of its suffix: .png, .pdf or .svg."""
+    """Write the figure to `path` in the format of its suffix: .png, .pdf or .svg."""
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
-        raise OutputError(f"{path} should end in one of {', '.join(_SUFFIXES)}: the suffix chooses the format")
+        raise OutputError(f"{path} must end in one of {', '.join(_SUFFIXES)}: the suffix chooses the format")
     write_atomically(path, rendered(figure, path.suffix.lower()), make_folder=True)
     return path
 
 
 @final
 class Plot:
-    """A figure that a notebook shows and a script saves."""
+    """A figure for notebooks and scripts."""
 
     def __init__(self, figure: Figure) -> None:
-        """Wrap the matplotlib `figure`, which stays open to changes."""
+        """Wrap the matplotlib `figure`, which can still be changed."""
         self.figure = figure
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write the picture to `path`, in the format of its suffix: .png, .pdf or .svg."""
+        """Write the picture to `path` in the format of its suffix: .png, .pdf or .svg."""
         return save_figure(self.figure, Path(path))
 
     def __repr__(self) -> str:
         return 'Plot: a notebook shows it, .save("plot.png") writes it, .figure is matplotlib\'s'
 
     def _repr_html_(self) -> str:
-        """SVG in an image of its own: several on one page would share styles and names."""
+        """Return the SVG inside an image, so that several on one page do not share styles and names."""
         content = base64.b64encode(rendered(self.figure, ".svg")).decode()
         return f'<img alt="plot" style="max-width:100%" src="data:image/svg+xml;base64,{content}">'
 
 
 def _wrapped(text: str, inches: float, points: float) -> str:
-    """The text in lines that fit, so that nothing of it is cut at the figure's edge."""
+    """Wrap the text into lines that fit into the figure."""
     return "\n".join(textwrap.wrap(text, max(8, int(inches * 72 / (0.58 * points))))) or text
 
 
 def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style], room: tuple[float, float]) -> None:
-    """Draw the panel; `room` is how wide and how high its labels may be, in inches."""
+    """Draw the panel. `room`: the largest width and height of its labels, in inches."""
     x, y = limits_of(panel, "x").get(panel.x.scale), limits_of(panel, "y").get(panel.y.scale)
     _scale(axes, "x", panel.x, x)
     _scale(axes, "y", panel.y, y)
@@ -152,7 +154,7 @@ def _draw_series(axes: Axes, series: Series, style: Style, limits: Ends, panel: 
     y = _within(series.y, limits, log)
     rows = thin(y, _POINTS)
     if panel.x.log:
-        rows = rows[series.x[rows] > 0]  # what lies at zero would be drawn as a line from the left edge
+        rows = rows[series.x[rows] > 0]  # zeros would be drawn as a line from the left edge
     x = series.x[rows]
     if series.kind == "marks":
         _draw_marks(axes, series, rows, style)
@@ -177,7 +179,7 @@ def _draw_marks(axes: Axes, series: Series, rows: NDArray[np.int64], style: Styl
 
 
 def _look(series: Series, style: Style) -> dict[str, Any]:
-    """How matplotlib is to draw a line of this style."""
+    """Return matplotlib's options for a line of this style."""
     dashes: Any = (0, DASHES[style.dash]) if DASHES[style.dash] else "-"
     if series.is_reference:
         ring = {"marker": "o" if series.kind == "rings" else "", "markersize": 10, "markerfacecolor": "none"}
@@ -185,7 +187,7 @@ def _look(series: Series, style: Style) -> dict[str, Any]:
     line = series.kind in ("curve", "steps")
     width = 1.0 if len(series.x) > 300 else 1.4
     if style.index == 0 and line:
-        width *= 2.0  # the first one lies under all others: wide enough to be seen where they cover it
+        width *= 2.0  # the first line is below all others, and visible beside them
     return {
         "color": style.colour,
         "linestyle": "" if series.kind == "points" else dashes,
@@ -217,7 +219,7 @@ def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
 
 
 def _fill(bars: Bars, style: Style) -> str:
-    """The style's colour; of pale bars mixed with white, which hides what lies behind, unlike a transparent one."""
+    """Return the style's colour, for pale bars mixed with white. It is opaque."""
     if not bars.pale:
         return style.colour
     parts = (int(style.colour[at : at + 2], 16) for at in (1, 3, 5))
@@ -225,7 +227,7 @@ def _fill(bars: Bars, style: Style) -> str:
 
 
 def _within(values: Values, limits: Ends, log: bool) -> Values:
-    """Move what lies far outside to just outside, or the renderer would overflow."""
+    """Move distant values close to the limits: the renderer would overflow."""
     low, high = limits
     reach = 10 * (high - low)
     return np.where(np.isfinite(values), np.clip(values, low / 10 if log else low - reach, high + reach), np.nan)
