@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,13 @@ RECIPES = (
     "mushrooms-qafel-topk",
     "mushrooms-direct-topk",
 )
+PICTURE = {
+    REFERENCE: "FedBuff, no quantization",
+    "mushrooms-qafel-4bit": "QAFeL, 4 bits up and down",
+    "mushrooms-qafel-qsgd": "QAFeL, 3 bits down",
+    "mushrooms-direct-qsgd": "Direct quantization, 3 bits down",
+}
+"""The curves of the demo's picture, by recipe."""
 
 
 def report(
@@ -132,7 +140,8 @@ def demo(
         raise QafelError("; ".join(f"{folder} failed: {reason}" for folder, reason in failed.items()))
     runs = [Run.load(out / run.folder) for run in planned]
     summaries = [run.summary for run in runs]
-    drawing.printed.save_figure(comparison_figure(runs), out / "comparison.png")
+    picture = [replace(run, name=PICTURE[run.name]) for run in runs if run.name in PICTURE]
+    drawing.printed.save_figure(comparison_figure(picture), out / "comparison.png")
     write_report(runs, out / "report.html", title="QAFeL on mushrooms")
     if json_output:
         print_json(summaries)
