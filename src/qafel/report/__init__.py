@@ -1,6 +1,6 @@
-"""Any runs compared on one page: a single HTML file that works offline, which is put together here.
+"""Compares runs on one page, a single HTML file that works offline.
 
-groups     which runs belong together, and which part of their metric to show
+groups     runs of one task and metric; the visible part of the metric
 charts     runs as panels
 tables     runs as tables
 """
@@ -20,7 +20,7 @@ from qafel.report.groups import Group, all_styles, groups_of, of_seeds, run_labe
 from qafel.report.tables import differences_table, full_configurations, headline_table, lead_sentence, provenance_table
 from qafel.runs.reading import Run
 
-_BAND = " A curve of several seeds is their mean, its band their range; where a seed ends sooner, of the others."
+_BAND = " For several seeds, the curve is the mean and the band the range. A seed that ends early counts until its end."
 
 __all__ = ["comparison_figure", "render_report", "write_report"]
 
@@ -28,7 +28,9 @@ __all__ = ["comparison_figure", "render_report", "write_report"]
 def write_report(runs: Sequence[Run], path: Path, title: str = "", left_out: Sequence[str] = ()) -> Path:
     """Write the page that compares the runs to `path`.
 
-    Colours follow the order of `runs`; `title` is by default their names; the page names what was `left_out`.
+    runs       the runs; colours follow their order
+    title      the page's title; by default the names of the runs
+    left_out   the names of runs that could not be shown; the page lists them
     """
     path = Path(path)
     write_atomically(path, render_report(runs, title, left_out).encode(), make_folder=True)
@@ -36,9 +38,9 @@ def write_report(runs: Sequence[Run], path: Path, title: str = "", left_out: Seq
 
 
 def render_report(runs: Sequence[Run], title: str = "", left_out: Sequence[str] = ()) -> str:
-    """The page's HTML; the arguments are those of `write_report`."""
+    """Return the page's HTML. The arguments are those of `write_report`."""
     if not runs:
-        raise DataError("there is no run to report on: name at least one run directory")
+        raise DataError("no run to report on: name at least one run directory")
     groups = groups_of(runs)
     styles = all_styles(groups)
     panels = [report_panels(group, f"-{number}" if number else "") for number, group in enumerate(groups)]
@@ -53,12 +55,12 @@ def render_report(runs: Sequence[Run], title: str = "", left_out: Sequence[str] 
 
 
 def _notes(groups: Sequence[Group], left_out: Sequence[str]) -> list[str]:
-    """What a reader must know before comparing anything."""
-    labelled = [pair for group in groups for pair in zip(group.members, group.styles, strict=True)]
+    """Return the notes to read before any comparison."""
+    labelled = [pair for group in groups for pair in group.styled]
     notes = []
     if len(groups) > 1:
         notes.append(
-            "The runs differ in task or metric, so each kind is compared by itself, without ratios between kinds."
+            "The runs differ in task or metric. Each kind is compared separately, without ratios between kinds."
         )
     if diverged := [of_seeds(style.label, own.diverged, own) for own, style in labelled if own.diverged]:
         notes.append(f"Diverged, and not among the best below: {', '.join(diverged)}.")
@@ -70,17 +72,17 @@ def _notes(groups: Sequence[Group], left_out: Sequence[str]) -> list[str]:
 
 
 def _figures(group: Group, alone: bool) -> tuple[str, ...]:
-    """A group's lead and table, under its own title if there are others."""
+    """Return a group's lead and table, with a title if there are other groups."""
     several = len(group.members) > 1
     single = several and any(len(own.ended) == 1 for own in group.members)
     parts = (
-        "Mean ± standard deviation over seeds; without ±, the mean. A winner is named where its range over seeds is "
-        "apart from all others'. " * group.repeated,
-        "A single seed has no range: what sets it apart may be chance. " * single,
-        "To target: at the first evaluation that meets it, bytes up and broadcast. " * bool(group.targets),
+        "Values are mean ± standard deviation over seeds, or the mean. A winner is named only if its range over seeds "
+        "does not overlap with any other. " * group.repeated,
+        "A single seed does not show a range: its difference may be chance. " * single,
+        "To target: uploads, and bytes up and broadcast, at the first evaluation that meets it. " * bool(group.targets),
         "Traffic ratio: bytes uploaded plus broadcast (each broadcast counted once), relative "
-        f"to {group.styles[group.reference].label}. Received: what the clients that took part fetched; by all: if "
-        "every client took every broadcast. 1 MB is 10⁶ bytes.",
+        f"to {group.styles[group.reference].label}. Received: downloads of the participating clients. "
+        "By all: if every client received every broadcast. 1 MB is 10⁶ bytes.",
     )
     return (
         "" if alone else f"<h2>{escape(group.title)}</h2>",
@@ -91,12 +93,12 @@ def _figures(group: Group, alone: bool) -> tuple[str, ...]:
 
 
 def _charts(groups: Sequence[Group], styles: Sequence[Style], panels: Sequence[Sequence[Panel]]) -> tuple[str, ...]:
-    """Legend and charts in a section of their own, so that the legend does not follow the reader any further."""
+    """Return legend and charts in one section: the legend stays visible within it."""
     titles = [f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else "" for group in groups]
     return (
         "<section><h2>Charts</h2>",
         note(
-            "Drag to zoom, double-click to see all; tap a run to hide it." + _BAND * any(own.repeated for own in groups)
+            "Drag to zoom, double-click to reset. Click a run to hide it." + _BAND * any(own.repeated for own in groups)
         ),
         legend(styles, "Show or hide runs"),
         *(title + cards(own) for title, own in zip(titles, panels, strict=True)),
@@ -105,7 +107,7 @@ def _charts(groups: Sequence[Group], styles: Sequence[Style], panels: Sequence[S
 
 
 def _settings(runs: Sequence[Run], groups: Sequence[Group], styles: Sequence[Style]) -> list[str]:
-    by_label = {style.label: own for group in groups for own, style in zip(group.members, group.styles, strict=True)}
+    by_label = {style.label: own for group in groups for own, style in group.styled}
     labels = [style.label for style in styles]
     members = [by_label[label] for label in labels]
     differing = ["<h2>Settings that differ</h2>", differences_table(members, labels)] if len(members) > 1 else []

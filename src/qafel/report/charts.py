@@ -1,10 +1,12 @@
-"""Runs as panels: metric, lag of the hidden state, staleness and traffic for the page; the metric alone for print."""
+"""Runs as panels: metric, hidden-state lag, staleness and traffic for the page; the metric alone for print."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from qafel import drawing
 from qafel.drawing.chart import Axis, Bars, Panel, Series, short_labels
 from qafel.errors import DataError
-from qafel.report.groups import Group, MetricView, all_styles, groups_of, is_wide, log_start, metric_view
+from qafel.report.groups import Group, MetricView, all_styles, groups_of, log_start, metric_view, spans_decades
 from qafel.runs.reading import Column, Run
 from qafel.runs.seeds import Across, MeanCurve
 from qafel.text import human_bytes
@@ -25,7 +27,7 @@ _BYTES = "bytes uploaded and broadcast"
 
 
 def report_panels(group: Group, suffix: str = "") -> tuple[Panel, ...]:
-    """All panels that the group's runs have data for; `suffix` tells their keys from those of other groups."""
+    """Return all panels that the group has data for. `suffix` makes their keys unique among groups."""
     view = metric_view(group)
     panels = (
         _metric_panel(group, view, "uploads", "uploads", "uploads"),
@@ -42,10 +44,10 @@ def report_panels(group: Group, suffix: str = "") -> tuple[Panel, ...]:
 def comparison_figure(runs: Sequence[Run]) -> Figure:
     """Draw the metric of all `runs` for print, by server steps and by bytes uploaded and broadcast.
 
-    Runs of another task or metric have a row of their own.
+    Each task and metric has its own row of panels.
     """
     if not runs:
-        raise DataError("there is no run to draw: name at least one run directory")
+        raise DataError("no run to draw: name at least one run directory")
     groups = groups_of(runs)
     panels: list[Panel] = []
     for group in groups:
@@ -60,7 +62,7 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
 
 
 def _metric_panel(group: Group, view: MetricView, by: str, label: str, across: Across, log: bool = False) -> Panel:
-    """The metric against `across`, with a triangle on the edge where a curve leaves the view."""
+    """Return the metric against `across`, with a triangle on the edge where a curve leaves the view."""
     found = [own.curve(across, "metric") for own in group.members]
     curves = _curves(group, found)
     marks = [
@@ -83,12 +85,12 @@ def _metric_panel(group: Group, view: MetricView, by: str, label: str, across: A
 
 def _bytes_panel(group: Group, view: MetricView) -> Panel:
     log = _totals_differ([run.traffic for own in group.members for run in own.runs])
-    panel = _metric_panel(group, view, "bytes", _BYTES, _traffic, log)
+    panel = _metric_panel(group, view, "bytes", _BYTES, attrgetter("traffic"), log)
     return replace(panel, title=f"{group.metric} by bytes", x=replace(panel.x, unit="B"))
 
 
 def _time_panel(group: Group, view: MetricView) -> Panel:
-    """The metric by time: virtual in a simulated run, in seconds in a deployed one; if there are both, it says so."""
+    """Return the metric by time: virtual time for simulated runs, seconds for deployed ones."""
     in_seconds = [own.runs[0].summary.get("virtual_time_unit") == "s" for own in group.members]
     label = "seconds" if all(in_seconds) else "virtual time"
     panel = _metric_panel(group, view, "virtual-time", label, "virtual_time")
@@ -97,27 +99,29 @@ def _time_panel(group: Group, view: MetricView) -> Panel:
     if not any(in_seconds):
         return panel
     deployed = [style.label for style, seconds in zip(group.styles, in_seconds, strict=True) if seconds]
-    mixed = f"Deployed, so in seconds: {', '.join(deployed)}. The others are in virtual time, which has no unit."
+    mixed = f"Deployed runs are in seconds: {', '.join(deployed)}. The others are in virtual time, without a unit."
     return replace(panel, note=f"{panel.note} {mixed}".strip())
 
 
 def _lag_panel(group: Group) -> Panel:
-    """How far the hidden state x̂ is from the server's model x, relative to x: what quantizing the broadcast costs."""
+    """Return the distance of the hidden state x̂ from the server's model x, relative to x."""
     found = [own.curve("uploads", "hidden_state_lag") for own in group.members]
     lags = [curve.y for curve in found]
     positive = np.concatenate([lag[lag > 0] for lag in lags])
-    zero = [
-        style.label for lag, style in zip(lags, group.styles, strict=True) if (lag == 0).any() and not (lag > 0).any()
-    ]
+    pairs = zip(lags, group.styles, strict=True)
+    zero = [style.label for lag, style in pairs if (lag == 0).any() and not (lag > 0).any()]
     note = f"Zero throughout: {', '.join(zero)}." if zero else ""
-    y = Axis("‖x − x̂‖ / ‖x‖", is_wide(positive[np.isfinite(positive)]))
+    y = Axis("‖x − x̂‖ / ‖x‖", spans_decades(positive[np.isfinite(positive)]))
     x = _x_axis("uploads", [curve.x for curve in found])
     return Panel("lag", "Hidden-state lag", x, y, _curves(group, found), note)
 
 
 def _staleness_panel(group: Group) -> Panel:
-    """The share of all seeds' uploads at every staleness τ, side by side, in at most a few dozen bins."""
-    histograms = [_sum([run.staleness_histogram for run in own.ended]) for own in group.members]
+    """Return the share of uploads at every staleness τ over all seeds, in at most `_BINS` bins."""
+    histograms = [
+        np.array([sum(row) for row in zip_longest(*(run.staleness_histogram for run in own.ended), fillvalue=0.0)])
+        for own in group.members
+    ]
     longest = max((int(np.flatnonzero(counts)[-1]) + 1 for counts in histograms if counts.any()), default=0)
     width = max(1, math.ceil(longest / _BINS))
     starts = np.arange(0, longest, width, dtype=np.int64)
@@ -130,46 +134,46 @@ def _staleness_panel(group: Group) -> Panel:
         padded = np.zeros(len(starts) * width)
         padded[: min(len(counts), longest)] = counts[:longest]
         shares = padded.reshape(-1, width).sum(axis=1) / counts.sum()
-        told = tuple(f"{name}: {share:.1%}" for name, share in zip(names, shares, strict=True))
-        bars.append(Bars(style.label, middles, shares, told))
+        hover = tuple(f"{name}: {share:.1%}" for name, share in zip(names, shares, strict=True))
+        bars.append(Bars(style.label, middles, shares, hover))
     x, y = Axis("staleness τ, in server steps", unit="integer"), Axis("share of uploads", unit="%")
     return Panel("staleness", "Staleness", x, y, bars=tuple(bars), wide=True)
 
 
 def _traffic_panel(group: Group) -> Panel:
-    """Bytes uploaded and broadcast, on each other's ends."""
+    """Return a row per label: bytes uploaded, then bytes broadcast."""
     parts = {"upload_bytes_total": "uploaded", "broadcast_bytes_total": "broadcast"}
     note = "Solid: uploaded. Light: broadcast, each counted once."
     return _rows(group, "traffic", "Traffic", _BYTES, parts, note)
 
 
 def _received_panel(group: Group) -> Panel:
-    """Bytes that the clients that took part fetched; a deployed server cannot count them."""
+    """Return a row per label: bytes that participating clients received."""
     parts = {"received_bytes_total": "received"}
-    panel = _rows(group, "received", "Received by clients that took part", "bytes received", parts)
+    panel = _rows(group, "received", "Received by participating clients", "bytes received", parts)
     counted = {bars.label for bars in panel.bars}
     uncounted = [style.label for style in group.styles if style.label not in counted]
     return replace(panel, note=f"Not counted: {', '.join(uncounted)}.") if uncounted else panel
 
 
 def _rows(group: Group, key: str, title: str, label: str, parts: Mapping[str, str], note: str = "") -> Panel:
-    """One row per label, the mean total written beside it; parts that runs do not know are left out."""
+    """Return one row per label with the mean total beside it. Unknown parts are left out."""
     bars: list[Bars] = []
-    for row, (own, style) in enumerate(zip(group.members, group.styles, strict=True)):
+    for row, (own, style) in enumerate(group.styled):
         means = {word: own.spread(column).mean for column, word in parts.items()}
         known = {word: mean for word, mean in means.items() if math.isfinite(mean)}
         for number, (word, value) in enumerate(known.items()):
             total = human_bytes(sum(known.values())) if number == len(known) - 1 else ""
-            told = (f"{human_bytes(value)} {word}",)
+            hover = (f"{human_bytes(value)} {word}",)
             pale = word == "broadcast"
-            bars.append(Bars(style.label, np.array([float(row)]), np.array([value]), told, total, pale))
+            bars.append(Bars(style.label, np.array([float(row)]), np.array([value]), hover, total, pale))
     names = short_labels([style.label for style in group.styles])
     x, y = Axis(label, unit="B"), Axis("", names=names)
     return Panel(key, title, x, y, note=note, bars=tuple(bars), arrangement="rows")
 
 
 def _curves(group: Group, found: Sequence[MeanCurve]) -> tuple[Series, ...]:
-    """A curve for each label that has something to draw, with the range over its seeds."""
+    """Return a curve for each label with finite values, with the range over its seeds."""
     return tuple(
         Series(style.label, *curve)
         for curve, style in zip(found, group.styles, strict=True)
@@ -177,21 +181,8 @@ def _curves(group: Group, found: Sequence[MeanCurve]) -> tuple[Series, ...]:
     )
 
 
-def _traffic(run: Run) -> Column:
-    return run.traffic
-
-
-def _sum(histograms: Sequence[Column]) -> Column:
-    """All histograms in one, as long as the longest."""
-    longest = max(map(len, histograms))
-    total = np.zeros(longest)
-    for counts in histograms:
-        total[: len(counts)] += counts
-    return total
-
-
 def _x_axis(label: str, columns: Sequence[Column], log: bool = False) -> Axis:
-    """An axis of something that grows from zero, with its limits for both scales."""
+    """Return an axis for values that grow from zero, with limits for both scales."""
     finite = [column[np.isfinite(column)] for column in columns]
     end = max((float(column.max()) for column in finite if column.size), default=0.0)
     if end <= 0:
@@ -200,6 +191,6 @@ def _x_axis(label: str, columns: Sequence[Column], log: bool = False) -> Axis:
 
 
 def _totals_differ(columns: Sequence[Column]) -> bool:
-    """Whether one run sent over three times what another did, so that a linear axis would squeeze the frugal one."""
+    """Return whether one run sent over three times the bytes of another: then a linear axis squeezes the smaller."""
     ends = [float(column[-1]) for column in columns if column[-1] > 0]
     return bool(ends) and max(ends) > 3.0 * min(ends)

@@ -1,6 +1,6 @@
-"""Which runs may be compared, those of one task and metric, and which part of the metric to show of them.
+"""Groups of comparable runs, of one task and metric, and the visible part of their metric.
 
-Runs that differ only by seed stand together: one style, one curve, one row.
+Runs that differ only by seed share a style, a curve and a row.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from qafel.runs.seeds import Repeats, repeats_of
 from qafel.tasks.protocol import Goal
 from qafel.text import UNKNOWN, counted, cut, human_count, human_metric, printable
 
-_DECADES = 30.0  # a range wider than this factor is read on a logarithmic axis
-_FEW = 3  # more settings than this are not written into a label
-_LONG = 1000  # letters of a setting
+_DECADES = 30.0  # a range wider than this factor gets a logarithmic axis
+_FEW = 3  # the most settings in a label
+_LONG = 1000  # the most letters of a setting
 _NAMES = ("seed", "name", "description")
 _BETTER = {"min": "lower is better", "max": "higher is better"}
 
@@ -30,7 +30,7 @@ _BETTER = {"min": "lower is better", "max": "higher is better"}
 @final
 @dataclass(frozen=True)
 class Group:
-    """Runs of one kind, those that differ only by seed together, with their styles; `goal` is "min" or "max"."""
+    """Runs of one task, metric and goal. `members` are runs that differ only by seed; each has a style."""
 
     task: str
     metric: str
@@ -43,37 +43,42 @@ class Group:
         return ", ".join(filter(None, (self.task, self.metric, _BETTER[self.goal])))
 
     @property
+    def styled(self) -> tuple[tuple[Repeats, Style], ...]:
+        """The members with their styles."""
+        return tuple(zip(self.members, self.styles, strict=True))
+
+    @property
     def repeated(self) -> bool:
-        """Whether any of the runs were made with several seeds."""
+        """Whether any member has several seeds."""
         return any(len(own.runs) > 1 for own in self.members)
 
     @property
     def reference(self) -> int:
-        """The runs to compare traffic with: the first FedBuff, else the first; such that came to an end, if any did."""
+        """The member to compare traffic with: the first FedBuff, else the first. Finished, sound members come first."""
         sound = [index for index, own in enumerate(self.members) if not own.unfinished and not own.diverged]
         candidates = sound or range(len(self.members))
         return next((index for index in candidates if _is_fedbuff(self.members[index].runs[0])), candidates[0])
 
     @property
     def targets(self) -> tuple[float, ...]:
-        """The metric's values that the runs are to reach, each once."""
+        """The target values of the metric, each once."""
         stated = (own.runs[0].number("target") for own in self.members)
         return tuple(sorted({target for target in stated if np.isfinite(target)}))
 
     @property
     def shared_target(self) -> float | None:
-        """The target, if all runs have the same one."""
+        """The target, if all members have the same one."""
         stated = {own.runs[0].number("target") for own in self.members}
         return self.targets[0] if len(stated) == len(self.targets) == 1 else None
 
 
 def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Names that differ, one for each run."""
+    """Return a distinct name for each run."""
     return member_labels([Repeats((run,)) for run in runs])
 
 
 def member_labels(members: Sequence[Repeats]) -> tuple[str, ...]:
-    """Names that differ: the runs' own; if others share it, with a few settings, seed, directory or number added."""
+    """Return distinct names. A name that members share gets a few settings, the seed, the folder or a number."""
     labels = [own.name for own in members]
     first = [own.runs[0] for own in members]
     alone = [len(own.runs) == 1 for own in members]
@@ -87,7 +92,7 @@ def member_labels(members: Sequence[Repeats]) -> tuple[str, ...]:
         [f"#{index}" for index in range(1, len(members) + 1)],
     )
     for addition in additions:
-        # An addition is useful to a label if it differs among the runs that share the label.
+        # An addition is useful if it differs among the runs that share the label.
         distinct = Counter(label for label, _ in set(zip(labels, addition, strict=True)))
         labels = [
             f"{label} · {added}" if distinct[label] > 1 and added else label
@@ -97,7 +102,7 @@ def member_labels(members: Sequence[Repeats]) -> tuple[str, ...]:
 
 
 def _settings_apart(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """For each run the settings in which it differs from others of its label, as client_lr=0.5; if they are few."""
+    """Return for each run the settings that distinguish it within its label, as client_lr=0.5, if they are few."""
     settings = [flatten({key: value for key, value in run.config.items() if key not in _NAMES}) for run in runs]
     found = []
     for label, own in zip(labels, settings, strict=True):
@@ -113,7 +118,7 @@ def _settings_apart(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def groups_of(runs: Sequence[Run]) -> tuple[Group, ...]:
-    """The groups in the order of their first runs; every set of runs keeps the style that it has among all."""
+    """Return the groups in the order of their first runs. Styles are unique over all groups."""
     repeats = repeats_of(runs)
     kinds: dict[tuple[str, str, Goal], list[int]] = {}
     for index, own in enumerate(repeats):
@@ -126,12 +131,12 @@ def groups_of(runs: Sequence[Run]) -> tuple[Group, ...]:
 
 
 def all_styles(groups: Sequence[Group]) -> tuple[Style, ...]:
-    """The styles of all groups, in the order in which their runs were given."""
+    """Return the styles of all groups in the order of their runs."""
     return tuple(sorted((style for group in groups for style in group.styles), key=lambda style: style.index))
 
 
 def _kind(run: Run, runs: Sequence[Run]) -> tuple[str, str, Goal]:
-    """Task, metric and goal. A killed run takes what it does not state from another run of its task."""
+    """Return task, metric and goal. A killed run takes missing ones from another run of its task."""
     alike = (run, *(other for other in runs if other.task == run.task))
     metric = next((str(name) for other in alike if (name := other.summary.get("metric_name"))), "metric")
     goal: Goal = next((other.goal for other in alike if other.summary.get("metric_goal") in ("min", "max")), "min")
@@ -145,54 +150,54 @@ def _is_fedbuff(run: Run) -> bool:
 @final
 @dataclass(frozen=True)
 class MetricView:
-    """The metric's axis, with limits that one diverging run cannot ruin, and a sentence for everything not drawn."""
+    """The metric's axis with limits that ignore diverging runs, and notes about everything outside."""
 
     axis: Axis
     edge: float
-    """The limit through which a run gets worse out of the view."""
+    """The limit on the worse side."""
     leaves: Mapping[int, int]
-    """The curves that leave the limits, by their place in the group: the first row beyond, or that is not finite."""
+    """By index in the group, the first row of a curve that is outside the limits or not finite."""
     notes: tuple[str, ...]
-    """What is not drawn; first a note for each curve that leaves, in order."""
+    """Notes about missing parts: first one for each curve in `leaves`, in order."""
 
 
 def metric_view(group: Group) -> MetricView:
-    """Choose scale and limits from the runs that did not get worse than they started, and a target still to reach."""
+    """Choose scale and limits from the runs that did not get worse, and from targets not yet reached."""
     goal = group.goal
     sign = 1.0 if goal == "min" else -1.0
-    # From here on smaller is better, whatever the goal.
+    # From here on, smaller is better for every goal.
     found = [own.curve("uploads", "metric") for own in group.members]
     curves = [sign * curve.y for curve in found]
     finite = [curve[np.isfinite(curve)] for curve in curves]
-    # The better end of the range over seeds is to be seen, too; the worse one may be far away.
+    # The better end of the range over seeds is visible, too. The worse end may be far away.
     ends = [sign * end for curve in found if (end := curve.low if goal == "min" else curve.high) is not None]
     everything = np.concatenate([*finite, *(end[np.isfinite(end)] for end in ends)])
     if not everything.size:
-        nothing = "No run has a finite metric: nothing to draw."
+        nothing = "Nothing to draw: the metric of every run is not finite."
         return MetricView(Axis(group.metric, limits=(0.0, 1.0)), 1.0, {}, (nothing,))
     starts = [curve[0] for curve in finite if curve.size and _stays(curve)]
     ceiling = max(starts) if starts else _ceiling_of_the_diverged(everything)
-    log = goal == "min" and is_wide(everything[everything <= ceiling])
+    log = goal == "min" and spans_decades(everything[everything <= ceiling])
     everything = np.concatenate((everything, sign * np.array(group.targets)))
     low, high = _limits(everything[everything > 0] if log else everything, ceiling, log)
     leaves = {index: row for index, curve in enumerate(curves) if (row := _first_outside(curve, high)) >= 0}
     notes = _notes(group, leaves, log, curves)
     low, high = (low, high) if goal == "min" else (-high, -low)
-    # The limits for both scales, between which a page can switch.
+    # Limits for both scales: the page can switch between them.
     axis = Axis(group.metric, log, limits=(0.0 if log else low, high), log_limits=(low, high) if log else None)
     return MetricView(axis, high if goal == "min" else low, leaves, notes)
 
 
-def is_wide(values: Column) -> bool:
-    """Whether a logarithmic axis suits: positive but for rounding, and over more than a decade and a half."""
+def spans_decades(values: Column) -> bool:
+    """Return whether a logarithmic axis fits: values are positive and span more than a decade and a half."""
     positive = values[values > 0]
     return bool(positive.size >= 0.99 * values.size > 0 and positive.max() > _DECADES * positive.min())
 
 
 def log_start(columns: Sequence[Column]) -> float:
-    """Where a logarithmic x axis begins: with the first positive value, yet no earlier than the curves differ.
+    """Return the start of a logarithmic x axis: the first positive value, or later.
 
-    That is two decades or so before the shortest curve ends; what lies further left is flat.
+    It starts about two decades before the shortest curve ends: earlier parts are flat.
     """
     positive = [column[np.isfinite(column) & (column > 0)] for column in columns]
     ends = [float(column.max()) for column in positive if column.size]
@@ -201,12 +206,12 @@ def log_start(columns: Sequence[Column]) -> float:
 
 
 def _stays(curve: Column) -> bool:
-    """Whether a run ends at most a quarter worse than it began; only such runs decide the limits."""
+    """Return whether a run ends at most a quarter worse than it began. Only such runs decide the limits."""
     return bool(curve[-1] <= curve[0] + 0.25 * abs(curve[0]))
 
 
 def _ceiling_of_the_diverged(values: Column) -> float:
-    """Where to cut when every run diverges: six decades are enough to see it."""
+    """Return the upper limit if every run diverges: six decades above the start."""
     return float(min(values.max(), values[0] + 1e6 * max(abs(values[0]), 1e-6)))
 
 
@@ -225,37 +230,37 @@ def _first_outside(curve: Column, high: float) -> int:
 
 
 def _notes(group: Group, leaves: Mapping[int, int], log: bool, curves: Sequence[Column]) -> tuple[str, ...]:
-    """Say what is not drawn; a triangle in a note is the one at the edge of the chart."""
+    """Describe the parts that are not drawn. A note's triangle is the mark at the edge of the chart."""
     notes = []
     triangle, sign = ("▲", 1.0) if group.goal == "min" else ("▼", -1.0)
     for index, row in leaves.items():
         own, label, curve = group.members[index], group.styles[index].label, curves[index]
         worst = sign * float(np.max(curve[np.isfinite(curve)], initial=-np.inf))
-        end = f"leaves the view {_where(own, row)} and reaches {human_metric(worst)}"
-        gone = f"stops being finite {_where(own, row)}"
+        end = f"leaves the view at {_where(own, row)} and reaches {human_metric(worst)}"
+        lost = f"is not finite from {_where(own, row)} on"
         mean = "the mean of " if len(own.runs) > 1 else ""
-        notes.append(f"{triangle} {mean}{label} {end if np.isfinite(curve[row]) else gone}.")
-    for index, (own, style) in enumerate(zip(group.members, group.styles, strict=True)):
+        notes.append(f"{triangle} {mean}{label} {end if np.isfinite(curve[row]) else lost}.")
+    for index, (own, style) in enumerate(group.styled):
         if own.diverged and index not in leaves:
             which = of_seeds(style.label, own.diverged, own)
-            notes.append(f"{which} diverges after its last evaluation, {_where(own, len(curves[index]) - 1)}.")
+            notes.append(f"{which} diverges after its last evaluation at {_where(own, len(curves[index]) - 1)}.")
     if log and any((curve <= 0).any() for curve in curves):
         notes.append("Values of zero or below are not drawn on the logarithmic axis.")
     return tuple(notes)
 
 
 def of_seeds(label: str, some: int, own: Repeats) -> str:
-    """A label, and of how many of its seeds something is said: qafel (1 of 3 seeds)."""
+    """Return a label with a number of its seeds: qafel (1 of 3 seeds)."""
     return f"{label} ({some} of {len(own.runs)} seeds)" if len(own.runs) > 1 else label
 
 
 def _where(own: Repeats, row: int) -> str:
     uploads = float(own.curve("uploads", "metric").x[row])
-    return f"at {counted(uploads, 'upload', human_count)}" if np.isfinite(uploads) else f"at evaluation {row + 1}"
+    return counted(uploads, "upload", human_count) if np.isfinite(uploads) else f"evaluation {row + 1}"
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted keys and printable values of nested tables."""
+    """Flatten nested tables to dotted keys and printable values."""
     return {
         printable(key): cut(
             printable(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)), _LONG

@@ -1,4 +1,4 @@
-"""The report's tables and what it says first: what each run learned, sent and took, its settings and provenance."""
+"""The report's tables and its lead sentence: results, traffic, settings and provenance of runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -23,19 +24,20 @@ _SENT = (
     *("traffic ratio", "staleness mean", "max", "wall time", "uploads/s"),
 )
 
+_traffic: Figure = attrgetter("traffic_total")
 _PROVENANCE = ("task", "algorithm", "seed", "model_sha256", "hidden_state_sha256")
 
 
 def headline_table(group: Group) -> str:
-    """How well the runs learned, what it took to the target, what they sent, how stale uploads were; a row per label.
+    """Return a row per label: metric, cost to the target, traffic, staleness and time.
 
-    What tells methods apart is a mean ± standard deviation over seeds, the rest a mean.
+    Metric and cost are mean ± standard deviation over seeds; the rest are means.
     """
     name = f'<span class="{"short" if len(group.metric) <= 12 else "long"}">{escape(group.metric)}</span>'
     to_target = ("uploads to target", "bytes to target") if group.targets else ()
     seeds = ("seeds",) if group.repeated else ()
     columns = ("run", *seeds, Html(f"final {name}"), Html(f"best {name}"), *to_target, *_SENT)
-    rows = (_row(group, own, style) for own, style in zip(group.members, group.styles, strict=True))
+    rows = (_row(group, own, style) for own, style in group.styled)
     return table(columns, rows, numbers=True)
 
 
@@ -70,8 +72,8 @@ def _row(group: Group, own: Repeats, style: Style) -> list[str]:
 def _name(own: Repeats, style: Style) -> Html:
     count = len(own.runs)
     word, some = ("diverged", own.diverged) if own.diverged else ("unfinished", own.unfinished)
-    said = f"{some} of {count} {word}" if count > 1 else word
-    tag = f' <span class="tag">{said}</span>' if some else ""
+    text = f"{some} of {count} {word}" if count > 1 else word
+    tag = f' <span class="tag">{text}</span>' if some else ""
     return Html(f'<span class="dot" style="background:{style.colour}"></span>{escape(style.label)}{tag}')
 
 
@@ -80,7 +82,7 @@ def _metric(spread: Spread) -> str:
 
 
 def _or_not(own: Repeats, figure: Figure, show: Callable[[float], str]) -> str:
-    """What it took to the target, if all seeds reached it; else how many did."""
+    """Return the cost to the target if all seeds reached it, else the number that did."""
     reached = [math.isfinite(figure(run)) for run in own.ended]
     if not any(math.isinf(figure(run)) for run in own.ended):
         return own.spread(figure).text(show)
@@ -88,13 +90,13 @@ def _or_not(own: Repeats, figure: Figure, show: Callable[[float], str]) -> str:
 
 
 def final_of(run: Run) -> float:
-    """The final metric: as the summary says, else that of the last row."""
+    """Return the final metric from the summary, else from the last row."""
     stated = run.number("metric_final")
     return float(run.column("metric")[-1]) if math.isnan(stated) else stated
 
 
 def best_of(run: Run, goal: str) -> float:
-    """The best metric: as the summary says, else the best of all rows."""
+    """Return the best metric from the summary, else from all rows."""
     stated = run.number("metric_best")
     metric = run.column("metric")
     metric = metric[np.isfinite(metric)]
@@ -104,15 +106,15 @@ def best_of(run: Run, goal: str) -> float:
 
 
 def ratio(value: float, reference: float) -> float:
-    """One amount relative to another, NaN if that is unknown."""
+    """Return one amount relative to another, NaN if that is unknown."""
     return value / reference if 0 < reference < math.inf else math.nan
 
 
 def lead_sentence(group: Group) -> str:
-    """Say in HTML which runs reached the target with least, which ended best, which sent least; empty for a single one.
+    """Return the winners as HTML: cost to the target, final metric, traffic. Empty for a single member.
 
-    A winner is named only where its range over seeds is apart from all others'. Runs that diverged are never named
-    best, nor are such that broke off named for having sent little.
+    A winner is named only if its range over seeds does not overlap with any other. Diverged members never win, and
+    unfinished ones never win by traffic.
     """
     if len(group.members) < 2:
         return ""
@@ -130,7 +132,7 @@ def lead_sentence(group: Group) -> str:
 
 
 def _reached(group: Group, sound: Sequence[bool]) -> list[str]:
-    """The fewest uploads and bytes to the target that all runs share; empty if there is none, or none reached it."""
+    """Name the fewest uploads and bytes to the shared target. Empty without one, or if no member reached it."""
     if group.shared_target is None:
         return []
     goal = f"{escape(group.metric)} {'≤' if group.goal == 'min' else '≥'} {group.shared_target:g}"
@@ -149,7 +151,7 @@ def _winner(
     show: Callable[[float], str],
     goal: Goal = "min",
 ) -> list[str]:
-    """A sentence: who of the eligible is best by `what`, or whose ranges over seeds are not apart; none if unknown."""
+    """Return a sentence that names the best eligible member by `what`, or those whose ranges overlap."""
     spreads = [own.spread(figure) for own in group.members]
     fair = [index for index, spread in enumerate(spreads) if eligible[index] and math.isfinite(spread.mean)]
     if not fair:
@@ -165,23 +167,19 @@ def _winner(
 
 
 def _listed(group: Group, indices: Sequence[int]) -> str:
-    """The labels of these, the first few in words: a, b and 3 others."""
+    """Return the labels as a list in words: a, b and 3 others."""
     names = [_strong(group, index) for index in indices]
     names = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} others"]
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def to_target(group: Group, what: Literal["uploads", "bytes"]) -> Figure:
-    """Uploads or traffic of a run when it first met its target; infinite if it never did, NaN without a target."""
+    """Return a figure: uploads or bytes when a run first met its target. Infinite if never, NaN without a target."""
     return lambda run: run.at_target(run.column("uploads") if what == "uploads" else run.traffic, group.goal)
 
 
-def _traffic(run: Run) -> float:
-    return run.traffic_total
-
-
 def _bytes(group: Group, value: float, figure: Figure = _traffic) -> str:
-    """Bytes, and their ratio to those of the reference, unless they are its own."""
+    """Return bytes and their ratio to the reference, unless it is the reference itself."""
     times = ratio(value, group.members[group.reference].spread(figure).mean)
     if times == 1 or not times > 0:
         return human_bytes(value)
@@ -193,14 +191,14 @@ def _strong(group: Group, index: int) -> str:
 
 
 def differences_table(members: Sequence[Repeats], labels: Sequence[str]) -> str:
-    """The settings in which the runs differ, one row each; their own seeds side by side."""
+    """Return a row for each setting that differs among the members."""
     rows = [row for row in _rows([_settings(own) for own in members]) if len(set(row[1:])) > 1]
-    same = "<p>The runs have one and the same configuration.</p>"
+    same = "<p>The runs have the same configuration.</p>"
     return table(["", *labels], rows) if rows else same
 
 
 def provenance_table(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """What it takes to repeat a run and to recognise its result: seed, versions, digests."""
+    """Return the facts to repeat a run and to verify its result: seed, versions, digests."""
     facts = []
     for run in runs:
         summary = flatten(run.summary)
@@ -211,7 +209,7 @@ def provenance_table(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 
 def full_configurations(members: Sequence[Repeats], labels: Sequence[str]) -> str:
-    """Every setting of all runs, folded away."""
+    """Return all settings of all members, collapsed."""
     return "".join(
         f"<details><summary>{escape(label)}</summary>{table((), _settings(own).items())}</details>"
         for own, label in zip(members, labels, strict=True)
@@ -219,7 +217,7 @@ def full_configurations(members: Sequence[Repeats], labels: Sequence[str]) -> st
 
 
 def _settings(own: Repeats) -> dict[str, str]:
-    """The settings of runs that differ only by seed."""
+    """Return the settings of a member, with all its seeds."""
     settings = flatten(own.runs[0].config)
     if len(own.runs) > 1:
         seeds = sorted((run.config.get("seed", run.summary.get("seed")) for run in own.runs), key=str)
@@ -230,6 +228,6 @@ def _settings(own: Repeats) -> dict[str, str]:
 
 
 def _rows(facts: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """A row for every key of the facts: the key, and what each of them says."""
+    """Return a row for every key: the key and its value in each of the facts."""
     keys = dict.fromkeys(key for fact in facts for key in fact)
     return [[key, *(fact.get(key, UNKNOWN) for fact in facts)] for key in keys]
