@@ -136,7 +136,7 @@ def test_a_checkpoint_of_which_anything_is_missing_or_misshapen_is_refused(chang
 def test_a_checkpoint_of_another_algorithm_is_refused():
     algorithm = method("qafel", **SETTINGS)
     saved = save_server(Server(np.ones(SIZE, np.float32), algorithm, seed=1))
-    with pytest.raises(DataError, match="velocity"):
+    with pytest.raises(DataError, match="momentum"):
         restore_server(saved, method("qafel", **SETTINGS, server_momentum=0.9), seed=1, size=SIZE)
     damaged = saved._replace(arrays={**saved.arrays, "hidden_state": np.zeros(SIZE, np.float32)})
     with pytest.raises(DataError, match="damaged"):

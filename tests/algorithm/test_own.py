@@ -1,6 +1,8 @@
 """A user's staleness law, accumulator, client rule and server rule, with the built-in ones as the oracle."""
 
 import math
+import shutil
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from qafel import Accumulator, ClientRule, Kept, Limits, Quadratic, Rows, Server
 from qafel import method, simulate  # isort: skip
 from qafel.algorithm import Batch, Client, Direction, LocalTraining, Message, Next, Server, restore_server, save_server
 from qafel.deployment.server.ledger import Ledger
-from qafel.errors import ConfigError, PartFailed
+from qafel.errors import ConfigError, DataError, PartFailed
 from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
 from tests.uploads import receive
 
@@ -252,13 +254,92 @@ def test_a_part_that_changes_what_it_does_not_save_makes_no_checkpoint(parts, tm
     assert save_server(server), "it has not worked yet"
     server, _ = driven(algorithm, 3)
     name = type(next(iter(parts.values()))).__name__
-    with pytest.raises(ConfigError, match=f"{name} changes what it does not save: no checkpoint"):
+    with pytest.raises(ConfigError, match=f"{name} has state that a checkpoint does not save"):
         save_server(server)
     run = {"limits": Limits(server_steps=3)}
     task = Quadratic(clients=4, dimension=5)
     assert simulate(task, algorithm, TIMING, **run).summary["server_steps"] == 3, "without a checkpoint all is well"
-    with pytest.raises(ConfigError, match="no checkpoint"):
+    with pytest.raises(ConfigError, match="checkpoint"):
         simulate(task, algorithm, TIMING, **run, out=tmp_path / "run")
+
+
+class Unpicklable(Momentum):
+    def __init__(self):
+        super().__init__()
+        self.scale = lambda value: value
+
+
+def test_what_cannot_be_saved_is_refused_at_the_start_of_a_run_with_checkpoints(tmp_path):
+    algorithm = method("qafel", **SETTINGS, server_rule=Unpicklable())
+    run = {"limits": Limits(server_steps=3)}
+    task = Quadratic(clients=4, dimension=5)
+    assert simulate(task, algorithm, TIMING, **run).summary["server_steps"] == 3
+    rows = []
+    with pytest.raises(ConfigError, match="Unpicklable has state"):
+        simulate(task, algorithm, TIMING, **run, out=tmp_path / "run", on_row=rows.append)
+    assert not rows
+    with (
+        pytest.raises(ConfigError, match="Unpicklable has state"),
+        Ledger.open(tmp_path / "state", lambda: np.ones(SIZE, np.float32), algorithm, 1, size=SIZE),
+    ):
+        pass
+
+
+class Hidden(ServerRule):
+    """Keeps its setting in an attribute that no configuration shows."""
+
+    def __init__(self, beta):
+        self._beta = beta
+
+    def step_(self, model, direction):
+        return model - np.float32(self._beta) * direction.update(model)
+
+
+def test_a_checkpoint_of_other_settings_of_a_part_is_refused(tmp_path):
+    algorithms = [method("qafel", **SETTINGS, server_rule=Hidden(beta)) for beta in (0.5, 0.25)]
+    task = Quadratic(clients=4, dimension=5)
+    simulate(task, algorithms[0], TIMING, limits=Limits(server_steps=3), out=tmp_path / "run")
+    for algorithm, fits in zip(algorithms, (True, False), strict=True):
+        shutil.rmtree(tmp_path / "again", ignore_errors=True)
+        shutil.copytree(tmp_path / "run", tmp_path / "again")
+        go_on = {"limits": Limits(server_steps=6), "out": tmp_path / "again", "resume": True}
+        with nullcontext() if fits else pytest.raises(DataError, match="_beta is 0.25, and was 0.5"):
+            simulate(task, algorithm, TIMING, **go_on)
+    _, uploads = driven(algorithms[0])
+    for number, algorithm in enumerate(algorithms):
+        with (
+            pytest.raises(DataError, match="_beta") if number else nullcontext(),
+            Ledger.open(tmp_path / "state", lambda: np.ones(SIZE, np.float32), algorithm, 1, size=SIZE) as ledger,
+        ):
+            for upload in uploads:
+                ledger.take(upload, Message.from_bytes(upload))
+                ledger.step_if_due()
+                if (write := ledger.begin_checkpoint(4)) is not None:
+                    ledger.journal.sync()
+                    write()
+                    ledger.drop_old_journal()
+
+
+def test_an_accumulator_that_keeps_updates_saves_their_numbers_exactly():
+    algorithm = method("qafel", **SETTINGS, accumulator=Median())
+    server, _ = driven(algorithm, 2)
+    odd = server.accumulator.uploads[0]._replace(version=2**53 + 1, sequence=2**32 - 1)
+    server.accumulator.uploads[0] = odd
+    restored = restore_server(save_server(server), algorithm, seed=1, size=SIZE)
+    assert restored.accumulator.uploads == server.accumulator.uploads
+
+
+def test_cached_updates_are_saved_with_a_quantizer_that_cannot_be_pickled():
+    class Local:
+        def encode(self, vector, stream):
+            return vector.tobytes()
+
+        def decode(self, payload, size):
+            return np.frombuffer(payload, np.float32)
+
+    algorithm = method("ca2fl", client_quantizer=Local(), buffer_size=3, local=SETTINGS["local"])
+    server = Server(np.ones(SIZE, np.float32), algorithm, 1, clients=2)
+    assert save_server(server).rows.keys() == {"accumulator.cached", "accumulator.waiting"}
 
 
 def test_a_part_that_says_how_to_save_itself_is_believed():

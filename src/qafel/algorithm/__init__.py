@@ -38,7 +38,7 @@ from qafel.algorithm.parts import (
     Upload,
     require_provided,
 )
-from qafel.algorithm.server import Accepted, Admitted, Server, restore_server, save_server
+from qafel.algorithm.server import Accepted, Admitted, Server, require_savable, restore_server, save_server
 from qafel.algorithm.state import Checkpoint, Rows, State
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "Upload",
     "method",
     "require_provided",
+    "require_savable",
     "restore_server",
     "save_server",
 ]

@@ -7,7 +7,7 @@ Kept           the K updates themselves; for accumulators of a user
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,19 +223,18 @@ class Kept(Buffered):
     def _weights(self) -> NDArray[np.float64]:
         return np.array([upload.weight * upload.staleness_weight for upload in self.uploads], np.float64)
 
-    _COLUMNS: ClassVar = ("client", "sequence", "version", "staleness", "weight", "staleness_weight", "factor")
-
     def state(self) -> State:
-        columns = [[getattr(upload, name) for name in self._COLUMNS] for upload in self.uploads]
-        table = np.array(columns, np.float64).reshape(-1, len(self._COLUMNS))
-        return {**super().state(), "updates": self._matrix(), "uploads": table}
+        numbers = np.array([upload[:4] for upload in self.uploads], np.int64).reshape(-1, 4)
+        weights = np.array([upload[4:7] for upload in self.uploads], np.float64).reshape(-1, 3)
+        return {**super().state(), "updates": self._matrix(), "uploads": numbers, "weights": weights}
 
     def restore_(self, state: Any) -> None:
-        kept = []
-        for *whole, weight, staleness_weight, factor in state["uploads"].tolist():
-            client, sequence, version, staleness = map(int, whole)
-            weights = weight, staleness_weight, factor
-            kept.append(Upload(client, sequence, version, staleness, *weights, b"", None, self.size))
-        if not len(kept) == len(state["updates"]) == state["count"]:
+        own = ("updates", "uploads", "weights")
+        updates, numbers, weights = (state[name].tolist() if name != "updates" else list(state[name]) for name in own)
+        if not len(updates) == len(numbers) == len(weights) == state["count"]:
             raise DataError("the updates of a buffer do not fit together")
-        super().restore_({**state, "updates": list(state["updates"]), "uploads": kept})
+        super().restore_({name: value for name, value in state.items() if name not in own})
+        self.updates = updates
+        self.uploads = [
+            Upload._make((*one, *other, b"", None, self.size)) for one, other in zip(numbers, weights, strict=True)
+        ]

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from qafel.algorithm.state import KEPT, Rows, State
-from qafel.errors import ConfigError
+from qafel.algorithm.state import KEPT, Rows, State, states
+from qafel.errors import ConfigError, DataError
 from qafel.params import Vector
 from qafel.quantizers.protocol import Payload, Quantizer
 
@@ -56,27 +56,29 @@ class Needs(NamedTuple):
     def union(self, other: Needs) -> Needs:
         return Needs(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
 
-    def lacking(self, provided: Needs) -> list[str]:
-        """What is needed and not provided, as phrases."""
-        return [_NEEDED[name] for name, wanted in self._asdict().items() if wanted and not getattr(provided, name)]
 
-
-_NEEDED = {
-    "rounds": "clients that start in rounds",
-    "clients": "a known number of clients",
-    "continues": "clients that train all the time and may continue from the model that they hold",
-    "client_memory": "a memory at each client",
-    "exact_uploads": "uploads that are never scaled down",
-    "own_starts": "a message of its own for each start",
-    "quantized_starts": "clients that start from a quantized hidden state",
-    "correction": "a task whose training takes a correction",
+_NEEDED: Mapping[str, tuple[str, str]] = {
+    "rounds": ("clients that start in rounds", 'simulate it with timing.arrivals = "rounds"'),
+    "clients": ("a known number of clients", "state the number"),
+    "continues": (
+        "clients that train all the time and may continue from the model that they hold",
+        'simulate it with timing.arrivals = "always-training"',
+    ),
+    "client_memory": ("a memory at each client", "use a client rule without a memory"),
+    "exact_uploads": ("uploads that are never scaled down", "turn the limit on norms off"),
+    "own_starts": ("a message of its own for each start", 'simulate it, or set catch_up = "exact"'),
+    "quantized_starts": ("clients that start from a quantized hidden state", "leave snapshot_quantizer out"),
+    "correction": ("a task with takes_correction = True", "use such a task, or another client rule"),
 }
+"""For each need: what must be provided, and what a user can do where it is not."""
 
 
 def require_provided(algorithm: Algorithm, provided: Needs, driver: str) -> None:
     """Raise `ConfigError` if a method needs more than a driver provides."""
-    if lacking := algorithm.needs.lacking(provided):
-        raise ConfigError(f"{algorithm.name} needs {' and '.join(lacking)}, which {driver} does not provide")
+    for name, needed in algorithm.needs._asdict().items():
+        if needed and not getattr(provided, name):
+            what, remedy = _NEEDED[name]
+            raise ConfigError(f"{algorithm.name} needs {what}, which {driver} does not provide: {remedy}")
 
 
 class Part(ABC):  # noqa: B024
@@ -236,8 +238,8 @@ class Accumulator(Part):
     def direction(self, batch: Batch, model: Vector) -> Direction:
         """Δ̄; `model` is x."""
 
-    def stepped_(self, batch: Batch) -> None:
-        """Called after the step."""
+    def stepped_(self, batch: Batch, quantizer: Quantizer) -> None:
+        """Called after the step; `quantizer` is Q_c."""
 
 
 class ServerRule(Part):
@@ -248,19 +250,41 @@ class ServerRule(Part):
         """The next server model, as a new vector."""
 
 
-def unsaved(part: Part, state: State) -> bytes | None:
-    """What must stay as it is, so that the part's `state` restores it; None if that cannot be told.
+def settings_of(parts: Mapping[str, Part]) -> dict[str, str]:
+    """The numbers and texts that new parts hold, by "part.name"."""
+    return {
+        f"{role}.{name}": repr(value)
+        for role, part in parts.items()
+        for name, value in _attributes(part).items()
+        if isinstance(value, bool | int | float | str)
+    }
+
+
+def require_same_settings(saved: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise `DataError` if new parts have other settings than those that a checkpoint was made with."""
+    for name in sorted(saved.keys() | now.keys()):
+        if saved.get(name) != now.get(name):
+            raise DataError(f"{name} is {now.get(name, 'not set')}, and was {saved.get(name, 'not set')}")
+
+
+def unsaved(parts: Mapping[str, Part]) -> dict[str, bytes | None]:
+    """For each part, what must not change, so that its state restores it; None if that cannot be compared.
 
     That is the names and types in its state, and the attributes that are not in it. A class that defines `state`
     itself answers for the latter.
     """
-    forms = [
-        (name, None if isinstance(value, Rows) else (np.asarray(value).dtype.str, np.shape(value)[1:]))
-        for name, value in sorted(state.items())
-    ]
-    own = "state" in vars(type(part))
-    others = {} if own else {name: value for name, value in sorted(_attributes(part).items()) if name not in state}
-    try:
-        return pickle.dumps((forms, others))
-    except Exception:
-        return None
+    found: dict[str, bytes | None] = {}
+    for role, state in states(parts).items():
+        part = parts[role]
+        forms = [
+            (name, None if isinstance(value, Rows) else (np.asarray(value).dtype.str, np.shape(value)[1:]))
+            for name, value in sorted(state.items())
+        ]
+        others = {} if "state" in vars(type(part)) else _attributes(part)
+        try:
+            found[role] = pickle.dumps(
+                (forms, sorted((name, other) for name, other in others.items() if name not in state))
+            )
+        except Exception:
+            found[role] = None
+    return found

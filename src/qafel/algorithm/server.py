@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -16,7 +17,7 @@ from qafel.algorithm.algorithm import Algorithm
 from qafel.algorithm.catch_up import BroadcastLog, Held, Means, Offer, Plan, own_start, quantized_copy
 from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message, expectations
-from qafel.algorithm.parts import Batch, Next, Part, Upload, unsaved
+from qafel.algorithm.parts import Batch, Next, Part, Upload, require_same_settings, settings_of, unsaved
 from qafel.algorithm.state import Checkpoint, Expected, pack, require_arrays, restore_, states
 from qafel.errors import (
     ConfigError,
@@ -90,7 +91,7 @@ class Server:
         self.last_bytes = 0
         """Of the last of them."""
         self._copy: tuple[int, bytes] | None = None
-        self._unsaved = {name: unsaved(self.parts[name], state) for name, state in states(self.parts).items()}
+        self._settings, self._unsaved = settings_of(self.parts), unsaved(self.parts)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -163,7 +164,7 @@ class Server:
         if not kernels.shared.is_finite(following):
             require_finite(following, f"server model {self.version + 1}")
         self.model = following
-        self.accumulator.stepped_(batch)
+        self.accumulator.stepped_(batch, self.algorithm.client_quantizer)
         return self._broadcast()
 
     def _broadcast(self) -> bytes:
@@ -225,17 +226,25 @@ class Server:
         return self.algorithm.downlink.kind is Kind.MODEL and self.version > 0
 
 
+def require_savable(server: Server) -> None:
+    """Raise `ConfigError` if a part holds what a checkpoint can neither save nor compare."""
+    _require_unchanged(server, server._unsaved)
+
+
+def _require_unchanged(server: Server, now: Mapping[str, bytes | None]) -> None:
+    for name, content in now.items():
+        if content is None or content != server._unsaved[name]:
+            raise ConfigError(
+                f"{path_of(server.parts[name])} has state that a checkpoint does not save. Create all state in begin_, "
+                "as arrays, numbers and Rows, or define state() and restore_(state)"
+            )
+
+
 def save_server(server: Server) -> Checkpoint:
     """Save everything but the broadcast log, which a deployment keeps in its stream."""
-    found = states(server.parts)
-    for name, part in server.parts.items():
-        if (now := unsaved(part, found[name])) is None or now != server._unsaved[name]:
-            raise ConfigError(
-                f"{path_of(part)} changes what it does not save: no checkpoint can be made; let begin_ create all of "
-                "its state as arrays, numbers and Rows, or define state() and restore_(state)"
-            )
+    _require_unchanged(server, unsaved(server.parts))
     held = server.hidden_state
-    inner, rows = pack(found)
+    inner, rows = pack(states(server.parts))
     arrays = {"model": server.model.copy(), "hidden_state": held.vector, **inner}
     if held.memory is not held.vector:
         arrays["memory"] = held.memory
@@ -245,6 +254,7 @@ def save_server(server: Server) -> Checkpoint:
         "broadcast_bytes": server.broadcast_bytes,
         "last_bytes": server.last_bytes,
         "rejected": dict(server.rejected),
+        "settings": server._settings,
     }
     return Checkpoint(arrays, values, rows)
 
@@ -257,6 +267,7 @@ class _Values(BaseModel):
     broadcast_bytes: Count
     last_bytes: Count
     rejected: dict[str, Count]
+    settings: dict[str, str]
 
 
 def restore_server(
@@ -276,6 +287,7 @@ def restore_server(
     arrays = {name: array.copy() for name, array in checkpoint.arrays.items()}
     try:
         values = _Values.model_validate(checkpoint.values)
+        require_same_settings(values.settings, server._settings)
         apart = values.version > 0 and algorithm.downlink.rate(algorithm.server_quantizer, size) != 1
         names = ("model", "hidden_state", "memory") if apart else ("model", "hidden_state")
         inner = {name: array for name, array in arrays.items() if name.partition(".")[0] in server.parts}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, final
 
 import tomli_w
 
-from qafel.algorithm import Algorithm, Checkpoint
+from qafel.algorithm import Algorithm, Checkpoint, require_savable
 from qafel.config import Evaluation, Limits, Timing
 from qafel.errors import ConfigError, DataError, NonFiniteVector, Stalled
 from qafel.params import Vector
@@ -96,6 +96,8 @@ def run_plan(
         if directory is None or path is None:
             return run_to_end(simulation, progress, plan.limits, listeners), simulation
         toml = tomli_w.dumps(plan.settings)
+        if plan.pure:
+            require_savable(simulation.server)
         rows = RowLog((path / CHECKPOINT).parent)
         before = _resume(path, plan, simulation, progress, rows) if resume else _Before()
         if before.finished:

@@ -36,7 +36,7 @@ class CachedUpdates(Buffered):
 
     def begin_(self, algorithm: Algorithm, size: int, clients: int | None) -> None:
         assert clients is not None
-        self.clients, self._quantizer = clients, algorithm.client_quantizer
+        self.clients = clients
         self.mean: NDArray[np.float64] = np.zeros(size, np.float64)
         """h̄, in double precision: it is a sum of many small moves."""
         self.cached, self.waiting = Rows(dtype=np.uint8), Rows(dtype=np.uint8)
@@ -48,7 +48,7 @@ class CachedUpdates(Buffered):
         self.total: Vector = np.zeros(self.size, np.float32)
 
     def add_(self, upload: Upload, quantizer: Quantizer) -> Next:
-        self.total += upload.vector(quantizer) - self._last(upload.client)
+        self.total += upload.vector(quantizer) - self._last(upload.client, quantizer)
         self.waiting[upload.client] = bytes(upload.payload)
         return self.count_(upload, 1.0)
 
@@ -62,14 +62,14 @@ class CachedUpdates(Buffered):
         memory = self.mean.astype(np.float32)
         return Direction(batch.content["total"], float(batch.uploads), 0.0, memory, batch.uploads, batch.max_staleness)
 
-    def stepped_(self, batch: Batch) -> None:
+    def stepped_(self, batch: Batch, quantizer: Quantizer) -> None:
         for client, payload in batch.content["waiting"].items():
-            self.mean += (self._quantizer.decode(payload, self.size) - self._last(client)) / self.clients
+            self.mean += (quantizer.decode(payload, self.size) - self._last(client, quantizer)) / self.clients
             self.cached[client] = payload
 
-    def _last(self, client: int) -> Vector:
+    def _last(self, client: int, quantizer: Quantizer) -> Vector:
         payload = self.cached.get(client)
-        return np.zeros(self.size, np.float32) if payload is None else self._quantizer.decode(payload, self.size)
+        return np.zeros(self.size, np.float32) if payload is None else quantizer.decode(payload, self.size)
 
 
 CA2FL = Preset("a buffer calibrated by each client's last update", {**HIDDEN_STATE, "accumulator": "cached"})

@@ -80,7 +80,7 @@ class MemoryMean(BufferedMean):
     def direction(self, batch: Batch, model: Vector) -> Direction:
         return super().direction(batch, model)._replace(memory=self.memory)
 
-    def stepped_(self, batch: Batch) -> None:
+    def stepped_(self, batch: Batch, quantizer: Quantizer) -> None:
         self.memory = self.memory + np.float32(self._move) * batch.content["total"]
 
 

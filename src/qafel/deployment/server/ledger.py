@@ -29,6 +29,7 @@ from qafel.algorithm import (
     Checkpoint,
     Message,
     Server,
+    require_savable,
     restore_server,
     save_server,
 )
@@ -415,6 +416,7 @@ def _newest_sound(
         if failed and not begins_at_start(folder):  # without the first records, the run would start from nothing
             raise DataError(f"no checkpoint in {folder} can be used; {failed[0][0]}: {failed[0][1]}") from None
         server = Server(initial_model(), algorithm, seed, log_capacity=0, clients=clients)
+        require_savable(server)
         ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}, {}), history)
     for path, _ in failed:  # it must not count as one of those that are kept
         path.rename(path.with_suffix(".unused"))
