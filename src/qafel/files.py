@@ -1,4 +1,4 @@
-"""Files: reads that neither wait nor grow without bound, atomic writes, one lock, and files with a checksum."""
+"""Files: bounded reads, atomic writes, a lock, and files with a checksum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORD_BYTES = 1000
 
 @contextmanager
 def writing(what: str, then: str = "") -> Iterator[None]:
-    """A context in which an `OSError` becomes an `OutputError`: "cannot write {what}: the reason{then}"."""
+    """Turn an `OSError` into an `OutputError`: "cannot write {what}: the reason{then}"."""
     try:
         yield
     except OSError as error:
@@ -34,13 +34,13 @@ def writing(what: str, then: str = "") -> Iterator[None]:
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file to read, as a context.
+    """Open a regular file for reading, as a context.
 
-    `FileNotFoundError` if there is none. `DataError` if it cannot be read, or is something else, such as a pipe or a
-    device: its reader could wait forever.
+    Raises `FileNotFoundError`, or `DataError` if the file cannot be read or is not a regular file: reading a pipe or a
+    device could block forever.
     """
     try:
-        # Without O_NONBLOCK, a pipe would block here until somebody writes.
+        # Without O_NONBLOCK, opening a pipe would block until a process writes to it.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise DataError(f"{path} is not a regular file: remove it")
@@ -48,21 +48,22 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): check its kind and its permissions") from None
+        raise DataError(f"cannot read {path} ({error.strerror}): check its type and permissions") from None
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file; the errors are those of `open_regular`, and one for more than `most_bytes`."""
+    """Return the content of a regular file of at most `most_bytes`. Raises the errors of `open_regular`."""
     with open_regular(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise DataError(f"{path} is larger than {most_bytes:,} bytes, which no such file should be")
+        raise DataError(f"{path} has more than {most_bytes:,} bytes, the limit for such a file: replace it")
     return data
 
 
 def make_private(folder: Path, *, even_if_there: bool = True) -> None:
-    """Make a folder, with those above it, that only its owner can enter, whatever the umask; one that is there already
-    becomes so, too, unless told otherwise.
+    """Create a folder and its parents that only the owner can enter, regardless of the umask.
+
+    even_if_there   also restrict an existing folder
     """
     if folder.exists():
         if even_if_there:
@@ -74,16 +75,17 @@ def make_private(folder: Path, *, even_if_there: bool = True) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Open or make a file that only its owner can read, whatever the umask."""
+    """Open or create a file that only its owner can read, regardless of the umask."""
     handle = os.open(path, flags | os.O_CREAT, 0o600)
     os.fchmod(handle, 0o600)
     return handle
 
 
 def write_atomically(path: Path, data: bytes, make_folder: bool = False, lasting: bool = True) -> None:
-    """Replace the file `path` by `data`, or leave it as it was; `make_folder` makes the folder that it lies in.
+    """Replace the file `path` by `data`, or leave it unchanged.
 
-    What need not outlive a power cut is not `lasting`, and is written without waiting for the disk.
+    make_folder   create its folder
+    lasting       wait for the disk, so that the file survives a power failure
     """
     beside = path.with_name(f".{path.name}.part")
     with writing(str(path)):
@@ -98,12 +100,12 @@ def write_atomically(path: Path, data: bytes, make_folder: bool = False, lasting
             beside.replace(path)
         except OSError:
             with suppress(OSError):
-                beside.unlink()  # half a file, on a disk that may be full
+                beside.unlink()  # a partial file: the disk may be full
             raise
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names of new files last."""
+    """Sync a folder, so that the names of new files survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -112,13 +114,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_word(path: Path, word: str) -> None:
-    """Replace the file `path` by one word and its checksum, so that it lasts."""
+    """Replace the file `path` by one word and its checksum, durably."""
     write_atomically(path, _with_checksum(word.encode()))
     sync_folder(path.parent)
 
 
 def read_word(path: Path) -> str | None:
-    """The word of such a file; None if there is none, `DataError` if it is damaged."""
+    """Return the word that `write_word` wrote, or None without a file. Raises `DataError` if it is damaged."""
     try:
         data = read_regular(path, _WORD_BYTES)
     except FileNotFoundError:
@@ -134,29 +136,29 @@ def _with_checksum(word: bytes) -> bytes:
 
 
 def write_checked(path: Path, kind: str, version: int, data: bytes) -> None:
-    """Replace the file `path` by `data` behind a header: its kind, the version of its format, a checksum of it all."""
+    """Replace the file `path` by `data` behind a header: kind, format version and a checksum of everything."""
     head = f"qafel {kind} {version}\n".encode()
     write_atomically(path, head + _digest(head, data) + data, make_folder=True)
 
 
 def read_checked(path: Path, kind: str, version: int) -> bytes:
-    """The data of such a file; `DataError` if it is missing, damaged, or of another kind or version."""
+    """Return the data that `write_checked` wrote. Raises `DataError` if it is missing, damaged or of another format."""
     expected = f"qafel {kind} {version}\n".encode()
     try:
         with open_regular(path) as file:
             head = file.readline(2 * len(expected))
-            # A file of another kind, however large, is not read.
+            # A file of another kind is not read: it may be large.
             digest, data = (file.read(_DIGEST_BYTES), file.read()) if head == expected else (b"", b"")
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     if head != expected and head.startswith(f"qafel {kind} ".encode()):
         found = head.decode(errors="replace").split()[-1]
         raise DataError(
-            f"{path} has version {found} of its format, and this qafel reads version {version}: use the qafel "
-            "that wrote it, or begin anew in another folder"
+            f"{path} has format version {found}, this qafel reads version {version}: use the qafel that wrote it, "
+            "or start again in another folder"
         )
     if head != expected or digest != _digest(expected, data):
-        raise DataError(f"{path} is damaged, or an older version of qafel wrote it: its checksum differs")
+        raise DataError(f"{path} is damaged: its checksum differs")
     return data
 
 
@@ -168,16 +170,16 @@ def _digest(head: bytes, data: bytes) -> bytes:
 
 @final
 class Lock:
-    """A context that at most one process is in: an advisory lock on a file, which ends with the process.
+    """A context for at most one process: an advisory lock on a file, released when the process ends.
 
-    Where the system or the file system has no locks, it keeps nobody out.
+    It has no effect on systems and file systems without locks.
     """
 
     def __init__(self, path: Path, busy: QafelError, *, patience_s: float = 0.0, beside: Path | None = None) -> None:
-        """Lock the file `path`; raise `busy` if another process has it for longer than `patience_s`.
+        """Lock the file `path`. Raise `busy` if another process holds the lock for longer than `patience_s`.
 
-        It protects the folder that it lies in, or the folder `beside`, which may be moved or replaced meanwhile: then
-        the file is deleted at the end.
+        The lock protects the folder of the file, or the folder `beside` it, which may be moved meanwhile. In the second
+        case the file is deleted at the end.
         """
         self._path = path
         self._busy = busy
@@ -209,7 +211,7 @@ class Lock:
             return True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who had it before may have removed the file since it was opened here: then it keeps nobody out.
+            # The previous holder may have removed the file after this process opened it: then the lock has no effect.
             return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
         except BlockingIOError:
             raise
@@ -219,7 +221,7 @@ class Lock:
             return True
 
     def fileno(self) -> int:
-        """The handle that holds the lock: a child process that inherits it keeps the lock until it ends."""
+        """Return the file descriptor of the lock. A child process that inherits it keeps the lock until it ends."""
         if self._file is None:
             raise ValueError("the lock is not held")
         return self._file.fileno()

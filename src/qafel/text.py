@@ -1,4 +1,4 @@
-"""Numbers for people: 12.3 MB, 4.5 k, 1.2e-4, 2 min 5 s. Units are decimal: 1 MB is 10⁶ bytes. And names of parts."""
+"""Text for people: numbers (12.3 MB, 4.5 k, 1.2e-4, 2 min 5 s) and names of parts. 1 MB is 10⁶ bytes."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def human_bytes(value: float) -> str:
-    """Bytes with a unit: 999 B, 12.3 MB."""
+    """Format bytes with a unit: 999 B, 12.3 MB."""
     return _scaled(value, "B")
 
 
 def human_count(value: float) -> str:
-    """A count in thousands and millions from 10,000 on: 9,999 and 10.0 k."""
+    """Format a count, from 10,000 on with a prefix: 9,999 and 10.0 k."""
     if math.isfinite(value) and abs(value) < 10_000 and value == round(value):
         return f"{value:,.0f}"
     return _scaled(value, "")
 
 
 def counted(number: float, what: str, write: Callable[[float], str] = "{:,}".format) -> str:
-    """A number of things: 1 client, 2 clients, 1,000 clients. The plural has an s; `write` makes text of the number."""
+    """Format a number of things: 1 client, 1,000 clients. The plural adds an s; `write` formats the number."""
     return f"{write(number)} {what}{'' if number == 1 else 's'}"
 
 
 def human_rate(value: float) -> str:
-    """Per second: 1.25 k/s."""
+    """Format a rate: 1.25 k/s."""
     return UNKNOWN if math.isnan(value) else f"{_scaled(value, '')}/s"
 
 
 def human_metric(value: float) -> str:
-    """Three significant digits, with an exponent where zeros would have to be counted: 0.912, 1.20e-4."""
+    """Format with three significant digits, and an exponent for very small or large numbers: 0.912, 1.20e-4."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -52,7 +52,7 @@ def human_metric(value: float) -> str:
 
 
 def human_seconds(value: float) -> str:
-    """Seconds, minutes and seconds, hours and minutes, or days and hours."""
+    """Format a duration: 3.2 s, 2 min 5 s, 1 h 20 min or 2 d 3 h."""
     if not math.isfinite(value):
         return UNKNOWN
     if value < 99.5:
@@ -68,7 +68,7 @@ def human_seconds(value: float) -> str:
 
 
 def human_ratio(value: float) -> str:
-    """A factor: 0.131×."""
+    """Format a factor: 0.131×."""
     return f"{_three_digits(value)}×" if math.isfinite(value) else UNKNOWN
 
 
@@ -76,7 +76,7 @@ def _scaled(value: float, unit: str) -> str:
     if not math.isfinite(value):
         return UNKNOWN
     power = 0
-    # 999.5 would print as 1000 of its own unit.
+    # 999.5 would print as 1000.
     while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
         value, power = value / 1000, power + 1
     if abs(value) >= 999.5:
@@ -101,9 +101,9 @@ _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.
 
 
 def read_bytes(text: str, option: str) -> float:
-    """A number of bytes from text such as 1.5GB or 10Mbit, the value of a command's `option`.
+    """Parse bytes from text such as 1.5GB or 10Mbit, the value of a command's `option`.
 
-    B is a byte and bit a bit; a lone b could be either, and is an error.
+    B is a byte and bit a bit. A lone b is ambiguous and raises `ConfigError`.
     """
     number, unit = _split(text)
     factor = {**_BYTES, **_BITS}.get(unit)
@@ -115,7 +115,7 @@ def read_bytes(text: str, option: str) -> float:
 
 
 def read_seconds(text: str, option: str) -> float:
-    """Seconds from text such as 90min, the value of a command's `option`."""
+    """Parse seconds from text such as 90min, the value of a command's `option`."""
     number, unit = _split(text)
     if unit not in _SECONDS or number is None:
         raise ConfigError(f"{option} takes a number and a unit (ms, s, min, h, d), got {text!r}")
@@ -128,7 +128,7 @@ def _split(text: str) -> tuple[float | None, str]:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts between commas; one before `key=`, or within quotes, brackets or braces, belongs to its part."""
+    """Split at commas, except before `key=` and within quotes, brackets or braces."""
     parts, depth, quote = [""], 0, ""
     for place, letter in enumerate(text):
         if quote:
@@ -147,20 +147,20 @@ def split_list(text: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Text from outside on one line, as a terminal or a log may show it: what is no visible letter is escaped.
+    """Escape every character that is not printable.
 
-    Else whoever sends it could forge lines of a log, or steer the terminal that shows it.
+    Untrusted text could otherwise forge log lines or send commands to a terminal.
     """
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def cut(text: str, most: int) -> str:
-    """The text, or its beginning if it has more than `most` letters."""
+    """Return the text, cut to at most `most` letters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the known name that is close, else all, unless too many."""
+    """Return the end of an error about an unknown name: a similar known name, else all if they are few."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     listed = f"; known are {', '.join(names)}" if len(names) <= 24 else ""
@@ -168,16 +168,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def path_of(value: object) -> str:
-    """Where an object's class, or a class or function itself, is defined: package.module:Name."""
+    """Return the import path of a class, a function or an object's class: package.module:Name."""
     named = value if isinstance(value, type | FunctionType) else type(value)
     return f"{named.__module__}:{named.__qualname__}"
 
 
 def described(part: object, name: str | None = None, depth: int = 3) -> str:
-    """A user's object in words that tell it from another: package.module:Name(bits=4), from its public attributes.
+    """Describe a user's object by its public attributes: package.module:Name(bits=4).
 
-    An attribute is told by its value if that is a number, a text, an array or made of those, else by its class.
-    `name` stands for the path; attributes of attributes are described to some `depth`.
+    Numbers, texts and arrays appear by value, other attributes by class.
+
+    name    text instead of the import path
+    depth   levels of nested attributes
     """
     slots = [slot for kind in type(part).__mro__ for slot in kind.__dict__.get("__slots__", ())]
     keys = {key for key in (*getattr(part, "__dict__", ()), *slots) if not key.startswith("_")}

@@ -52,7 +52,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -
     first = tmp_path / "state" / FIRST
     whole = first.read_bytes().replace(b"qafel journal 4", b"qafel journal %d" % version)
     first.write_bytes(whole)
-    with pytest.raises(DataError, match=f"version {version} of its format, and this qafel reads version 4"):
+    with pytest.raises(DataError, match=f"version {version}"):
         _held(tmp_path)
     assert first.read_bytes() == whole
 
@@ -75,7 +75,7 @@ def test_checkpoints_of_another_version_do_not_let_a_run_start_from_nothing(tmp_
     first = tmp_path / "state" / FIRST
     whole = first.read_bytes()
     first.unlink()
-    with pytest.raises(DataError, match="version 99 of its format"):
+    with pytest.raises(DataError, match="version 99"):
         _held(tmp_path)
     first.write_bytes(whole)
     assert _held(tmp_path) == before, "the whole journal is there"

@@ -227,7 +227,7 @@ def test_an_unbiased_quantizer_of_large_variance_asks_for_a_smaller_client_rate(
     most = largest_client_lr(task.constants, coarse)
     assert most == pytest.approx(1 / 16)
     assert largest_client_lr(task.constants, replace(coarse, client_delta=-14.0)) == pytest.approx(1 / 8)
-    with pytest.raises(ConfigError, match=r"4P η_ℓ² L² \(1 \+ ω_c/K\) ≤ 1: 2.56 ≤ 1 fails by a factor of 2.56"):
+    with pytest.raises(ConfigError, match="factor of 2.56"):
         require_admissible(task.constants, coarse, 0.1, 1e-3)
     chosen = most, largest_server_lr(task.constants, coarse, most)
     arrivals = drawn_alike(task, coarse)

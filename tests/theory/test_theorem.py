@@ -50,9 +50,7 @@ def test_the_conditions_are_those_computed_by_hand():
 
 
 def test_a_failing_condition_is_named_with_the_factor_by_which_it_fails():
-    with pytest.raises(
-        ConfigError, match=r"η_ℓ ≤ 1/\(4L\(P \+ 1\)\): 0.0833 ≤ 0.04167 fails by a factor of 2"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"4L\(P \+ 1\).* factor of 2") as caught:
         require_admissible(PROBLEM, SETTING, 0.0833, 0.01)
     assert "η_ℓ² ≤ 1/(80 L² P² max(τ, ½))" in str(caught.value)
     assert "1/P" not in str(caught.value)
@@ -153,13 +151,13 @@ def test_staleness_is_divided_by_the_buffer_size_and_rounded_up(updates, size, s
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"server_delta": 0.0}, "δ_s in"),
-        ({"server_delta": 1.1}, "δ_s in"),
-        ({"client_delta": 1.1}, "δ_c is at most one"),
-        ({"client_delta": -math.inf}, "δ_c is at most one"),
-        ({"buffer_size": 0}, "at least one"),
-        ({"max_staleness": -1}, "zero or more"),
-        ({"server_steps": 10**61}, "at most 1e\\+60"),
+        ({"server_delta": 0.0}, "δ_s"),
+        ({"server_delta": 1.1}, "δ_s"),
+        ({"client_delta": 1.1}, "δ_c"),
+        ({"client_delta": -math.inf}, "δ_c"),
+        ({"buffer_size": 0}, "buffer size"),
+        ({"max_staleness": -1}, "staleness"),
+        ({"server_steps": 10**61}, "server steps"),
     ],
 )
 def test_an_impossible_setting_is_an_error(change, words):

@@ -1,10 +1,10 @@
-"""The paper's theory as functions: ask before you run.
+"""The paper's theory as functions. They predict a run before it starts.
 
-theorem      what is chosen (P, K, T, δ_c, δ_s, τ_max), Theorem 3.1's bound term by term, for which step sizes it holds
-corollary    Corollary 3.2's terms with their constants, and the step sizes with the least bound
-estimate     L, σ_ℓ and B from a task
+- `theorem`: the setting of a run, Theorem 3.1's bound term by term, and its conditions on step sizes
+- `corollary`: Corollary 3.2's terms with their constants, and the step sizes with the smallest bound
+- `estimate`: L, σ_ℓ and B from a task
 
-The problem's own constants are `qafel.tasks.convex.synthetic.Constants`.
+The constants of a problem are `qafel.tasks.convex.synthetic.Constants`.
 """
 
 from qafel.tasks.convex.synthetic import Constants

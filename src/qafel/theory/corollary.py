@@ -1,18 +1,17 @@
-"""Corollary 3.2: the order of each term for step sizes that shrink with T, here with its constant.
+"""Corollary 3.2 with constants: the terms of the bound for step sizes that shrink with T.
 
-The corollary's step sizes η_ℓ = a K⁻¹P^(−1/2)T^(−1/3), η_g = b K T^(−1/6), inserted into Theorem 3.1, give
+The corollary's step sizes η_ℓ = a K⁻¹P^(−1/2)T^(−1/3), η_g = b K T^(−1/6), inserted into Theorem 3.1, give:
 
     4/(ab) · F* / √(PT)                                          start
     2ab · L (1 + ω_c) ς² / (K √(PT))                             noise
     80a² · L² P (σ_ℓ² + B) / (K² T^(2/3))                        drift
     8a²b² · L² (1 + ω_c)(τ² + 12/δ_s²) ς² / (K T)                staleness
 
-with ς² as `variance_of_mean` says. The paper prints L² in the noise and L in the staleness term: the insertion gives
-them the other way round.
+`variance_of_mean` defines ς². The paper prints L² in the noise term and L in the staleness term; the insertion gives
+the opposite.
 
-The step sizes with the least bound: in log η_ℓ and log η_g the bound is a sum of exponentials of linear functions, and
-so is every condition. Both are convex, the best is unique, and a one-dimensional search over η_ℓ with the best η_g for
-each finds it.
+The bound and every condition are sums of exponentials of linear functions in log η_ℓ and log η_g. Both are convex and
+the minimum is unique. A one-dimensional search over η_ℓ, with the best η_g for each, finds it.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ def corollary_step_sizes(setting: Setting, client_factor: float = 1.0, server_fa
 
 
 def corollary(constants: Constants, setting: Setting, client_factor: float = 1.0, server_factor: float = 1.0) -> Bound:
-    """The corollary's four terms with their constants, for step sizes with the factors a and b.
+    """Return the corollary's four terms for step sizes with the factors a and b.
 
-    They bound a run from `large_enough_horizon` on.
+    They are a bound if T is at least `large_enough_horizon`.
     """
     check_constants(constants)
     check_step_sizes(client_factor, server_factor)
@@ -82,7 +81,7 @@ def corollary(constants: Constants, setting: Setting, client_factor: float = 1.0
 def large_enough_horizon(
     constants: Constants, setting: Setting, client_factor: float = 1.0, server_factor: float = 1.0
 ) -> int:
-    """The smallest T from which on the corollary's step sizes are admissible; the T of `setting` is not used."""
+    """Return the smallest T with admissible corollary step sizes. It ignores the T of `setting`."""
 
     def suits(horizon: int) -> bool:
         longer = replace(setting, server_steps=horizon)
@@ -93,7 +92,7 @@ def large_enough_horizon(
 
 
 def _smallest(holds: Callable[[int], bool], digits: int = 1000) -> int:
-    """The smallest number for which `holds` is true, to so many binary digits, by doubling and bisection."""
+    """Return the smallest number where `holds` is true, to `digits` binary digits, by doubling and bisection."""
     high = 1
     while not holds(high):
         high *= 2
@@ -105,10 +104,10 @@ def _smallest(holds: Callable[[int], bool], digits: int = 1000) -> int:
 
 
 def best_step_sizes(constants: Constants, setting: Setting) -> StepSizes:
-    """The admissible η_ℓ and η_g that make Theorem 3.1's bound smallest."""
+    """Return the admissible η_ℓ and η_g with the smallest bound of Theorem 3.1."""
     check_constants(constants)
     if constants.initial_gap == 0:
-        raise ConfigError("x⁰ is optimal, f(x⁰) − f* = 0: there is nothing to step towards")
+        raise ConfigError("f(x⁰) − f* = 0: x⁰ is optimal, and the bound is zero for every step size")
     most = math.log(largest_client_lr(constants, setting))
     low, high = most - _DECADES * math.log(10), most
 
@@ -132,29 +131,29 @@ def best_step_sizes(constants: Constants, setting: Setting) -> StepSizes:
 
 
 def best_bound(constants: Constants, setting: Setting) -> Bound:
-    """Theorem 3.1's bound at its best step sizes."""
+    """Return Theorem 3.1's bound at its best step sizes."""
     sizes = best_step_sizes(constants, setting)
     return bound(constants, setting, sizes.client_lr, sizes.server_lr)
 
 
 def steps_to_reach(constants: Constants, setting: Setting, target: float) -> int:
-    """The fewest server steps T whose best bound is at most `target`; the T of `setting` is not used.
+    """Return the fewest server steps T whose best bound is at most `target`. It ignores the T of `setting`.
 
-    A run of T steps is at most T − 1 stale, so that the bound need not fall with T at first: T is doubled from one.
+    The staleness of a run of T steps is at most T − 1, so the bound may first grow with T. The search doubles T from 1.
     """
     if target <= 0:
-        raise ConfigError(f"the bound is positive for every T: no number of steps brings it to {target:g}")
+        raise ConfigError(f"the target must be positive, as the bound is for every T; got {target:g}")
 
     def reached(steps: int) -> bool:
         if steps > _MOST_STEPS:
-            raise ConfigError(f"more than 2^60 server steps would be needed for a bound of {target:g}")
+            raise ConfigError(f"a bound of {target:g} needs more than 2^60 server steps: choose a larger target")
         return best_bound(constants, setting.of_length(steps)).total <= target
 
     return _smallest(reached, digits=20)
 
 
 def _best_server_lr(constants: Constants, setting: Setting, client_lr: float) -> float:
-    """The minimum of s/η + nη + qη² over admissible η: the root of 2qη³ + nη² = s, or the largest there is."""
+    """Return the admissible η that minimizes s/η + nη + qη²: the root of 2qη³ + nη² = s, or the largest η."""
     unit = bound(constants, setting, client_lr, 1.0)
     most = largest_server_lr(constants, setting, client_lr)
 
@@ -163,7 +162,7 @@ def _best_server_lr(constants: Constants, setting: Setting, client_lr: float) ->
 
     if slope(most) <= 0:
         return most
-    # Newton's steps from above on a convex increasing function fall to the root and never pass it.
+    # Newton's method from above on a convex increasing function decreases to the root.
     server_lr = most
     for _ in range(100):
         step = slope(server_lr) / ((6 * unit.staleness * server_lr + 2 * unit.noise) * server_lr)

@@ -1,10 +1,15 @@
-"""L, σ_ℓ and B from data and a model, by local steps alone: y₀ − y₁ = η_ℓ g(y₀), so a step at rate one is a gradient.
+"""Estimates L, σ_ℓ and B of a task from local steps: y₀ − y₁ = η_ℓ g(y₀), so a step with η_ℓ = 1 is a gradient.
 
-The assumptions are about every x; what is measured is what holds at the given points, x⁰ by default. All three
-are the largest over the sampled clients and points, and L and B, taken over finitely many, are estimates from below.
+The assumptions hold for every x. The estimates hold at the given points, x⁰ by default. They are maxima over the
+sampled clients and points, so L and B are estimates from below.
 
-Parameters that all estimates share: `seed` of every draw; `clients`, how many are sampled; `repeats`, the gradients of
-each; `batch_size` of a gradient; `points`, the models at which to measure.
+Common parameters:
+
+- `seed`: the seed of every draw
+- `clients`: the number of sampled clients
+- `repeats`: gradients per client
+- `batch_size`: samples per gradient
+- `points`: the models where the gradients are measured
 """
 
 from __future__ import annotations
@@ -24,9 +29,9 @@ from qafel.tasks.protocol import Task, initial_model, train_from
 
 Wide: TypeAlias = NDArray[np.float64]
 Count: TypeAlias = int | None
-"""How many; None: all that there are."""
+"""A number; None: all."""
 Points: TypeAlias = Sequence[Vector] | None
-"""Models at which a constant is measured; None: at x⁰."""
+"""Models where a constant is measured; None: x⁰."""
 
 SUBOPTIMALITY = "f(x) − f*"
 _MANY, _FEW, _LARGE, _REPEATS = 64, 8, 4096, 16
@@ -34,7 +39,7 @@ _SETTLED = 1e-4
 
 
 def gradient(task: Task, client: int, model: Vector, stream: Stream, batch_size: Count = None) -> Wide:
-    """One stochastic gradient g_n(x) of a client at the `model` x, with the randomness of `stream`."""
+    """Return a stochastic gradient g_n(x) of a client at the `model` x, with the randomness of `stream`."""
     local = LocalTraining(lr=1.0, steps=1, batch_size=batch_size)
     step = model.astype(np.float64) - train_from(task, client, model, local, stream)
     return np.asarray(step, np.float64)
@@ -49,7 +54,7 @@ def estimate_smoothness(
     batch_size: Count = None,
     points: Points = None,
 ) -> float:
-    """L, by `iterations` of v ↦ (g(x + εv) − g(x − εv)) / 2ε; both sides have the same stream, so noise cancels."""
+    """Estimate L by `iterations` of v ↦ (g(x + εv) − g(x − εv)) / 2ε. Both sides use one stream, so noise cancels."""
     largest = 0.0
     for number, point in enumerate(_points(task, seed, points)):
         reach = 1e-2 * max(1.0, float(np.linalg.norm(point)))
@@ -73,23 +78,23 @@ def estimate_smoothness(
 def estimate_gradient_noise(
     task: Task, *, seed: int = 0, clients: int = 8, repeats: int = 32, batch_size: Count = None, points: Points = None
 ) -> float:
-    """σ_ℓ: the root of the largest sample variance Σ‖g − ḡ‖²/(R − 1) of a client's gradients over R streams."""
+    """Estimate σ_ℓ, the root of the largest sample variance Σ‖g − ḡ‖²/(R − 1) of a client's R gradients."""
     return float(np.sqrt(max(_spread(task, seed, clients, repeats, batch_size, points)[0])))
 
 
 def estimate_heterogeneity(
     task: Task, *, seed: int = 0, clients: int = 64, repeats: int = 32, batch_size: Count = None, points: Points = None
 ) -> float:
-    """B: the largest ‖∇F_n(x) − ∇f(x)‖² over the clients, ∇f being their mean, less what the noise adds to it."""
+    """Estimate B, the largest ‖∇F_n(x) − ∇f(x)‖² over clients, corrected for noise. ∇f is their mean."""
     return max(0.0, *_spread(task, seed, clients, repeats, batch_size, points)[1])
 
 
 def estimate_constants(
     task: Task, *, seed: int = 0, initial_gap: float | None = None, batch_size: Count = None
 ) -> Constants:
-    """All constants of the theorem, at x⁰, on as many clients as `sampled_clients` says.
+    """Estimate all constants of the theorem at x⁰, on the clients that `sampled_clients` states.
 
-    f(x⁰) − f* is `initial_gap` if given, else the task's metric if it is that, else its loss (f* ≥ 0).
+    initial_gap   f(x⁰) − f*; by default the task's metric if it is that, else its loss (f* ≥ 0)
     """
     counts = sampled_clients(task)
     variances, distances = _spread(task, seed, counts["heterogeneity"], _REPEATS, batch_size, None)
@@ -102,7 +107,7 @@ def estimate_constants(
 
 
 def sampled_clients(task: Task) -> dict[str, int]:
-    """On how many clients `estimate_constants` measures each constant: on 64, and L of a large model on 8."""
+    """Return the number of clients that `estimate_constants` samples: 64, and 8 for L of a large model."""
     many = min(task.clients, _MANY)
     few = min(task.clients, _FEW) if task.layout.size > _LARGE else many
     return {"smoothness": few, "gradient_noise": many, "heterogeneity": many}
@@ -111,9 +116,9 @@ def sampled_clients(task: Task) -> dict[str, int]:
 def _spread(
     task: Task, seed: int, clients: int, repeats: int, batch_size: Count, points: Points
 ) -> tuple[list[float], list[float]]:
-    """Each client's gradient variance at each point, and its squared distance from the mean of all."""
+    """Return the gradient variance of each client at each point, and its squared distance from the mean."""
     if repeats < 2:
-        raise ConfigError(f"a variance takes at least two gradients of a client, got {repeats}")
+        raise ConfigError(f"a variance needs at least two gradients per client, got repeats = {repeats}")
     variances, distances = [], []
     for number, point in enumerate(_points(task, seed, points)):
         means, noises = [], []
@@ -128,7 +133,7 @@ def _spread(
             means.append(mean)
             noises.append(squares / (repeats - 1))
         centre, count = np.mean(means, axis=0), len(means)
-        # The distance from a mean of which one is part holds (1 − 2/n) of one's own noise and 1/n of the average one.
+        # The mean includes the client: the distance has (1 − 2/n) of its noise and 1/n of the average noise.
         inflation = [((1 - 2 / count) * noise + float(np.mean(noises)) / count) / repeats for noise in noises]
         variances += noises
         distances += [
@@ -142,9 +147,9 @@ def _points(task: Task, seed: int, points: Points = None) -> Sequence[Vector]:
 
 
 def _sampled(task: Task, wanted: int, seed: int) -> list[int]:
-    """Clients drawn without replacement; all of them if as many are wanted."""
+    """Return clients drawn without replacement, or all."""
     if wanted < 1:
-        raise ConfigError(f"at least one client is sampled, got {wanted}")
+        raise ConfigError(f"the number of sampled clients must be at least one, got {wanted}")
     if wanted >= task.clients:
         return list(range(task.clients))
     chosen = Stream.named(seed, "sampled-clients").generator().choice(task.clients, wanted, replace=False)
@@ -156,4 +161,4 @@ def _initial_gap(task: Task, seed: int) -> float:
     name = "metric" if task.metric_name == SUBOPTIMALITY else "loss"
     if name in figures:
         return figures[name]
-    raise ConfigError(f"{task.name} measures neither f(x) − f* nor a loss: give f(x⁰) − f* as initial_gap")
+    raise ConfigError(f"{task.name} measures neither f(x) − f* nor a loss: pass f(x⁰) − f* as initial_gap")

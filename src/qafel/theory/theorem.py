@@ -1,20 +1,20 @@
-"""Theorem 3.1: how small the gradient becomes on average, term by term.
+"""Theorem 3.1: the bound on the mean squared gradient, term by term.
 
 (1/T) Σ E‖∇f(xᵗ)‖² ≤   4(f(x⁰) − f*) / (T η_g P η_ℓ)                            start
                      + 8L² η_g² P η_ℓ² (1 + ω_c)(τ² + 12/δ_s²) ς² / K           staleness
                      + 80 L² P² η_ℓ² (σ_ℓ² + B)                                 drift
                      + 2L η_g η_ℓ (1 + ω_c) ς² / K                              noise
 
-with ω_c = 1 − δ_c. It holds for clients that start alike, and for step sizes with
+Here ω_c = 1 − δ_c. The bound holds if clients start from the same model and the step sizes satisfy:
 
     η_g²(τ² + 12/δ_s²) + (1 + (1 + 2ω_c)/K) η_ℓ η_g L ≤ 1/P     server
     η_ℓ² ≤ 1 / (80 L² P² max(τ, ½))                             staleness
     η_ℓ ≤ 1 / (4L(P + 1))                                       local
     4P η_ℓ² L² (1 + ω_c/K) ≤ 1                                  quantizer
 
-The paper prints f(0) − f(xᵀ), 8/δ_s², σ_ℓ² for ς², 1 − δ for 1 + 2ω_c, τ for max(τ, ½), and no fourth condition: its
-proof does not carry that. docs/theory.md has the one that carries this; what it changed in numbers is in
-docs/decisions/theory-constants.md.
+The paper prints other constants, which its proof does not support. It has f(0) − f(xᵀ), 8/δ_s² and σ_ℓ² for ς². In the
+conditions it has 1 − δ for 1 + 2ω_c and τ for max(τ, ½), and it lacks the fourth. docs/theory.md proves this version;
+docs/decisions/theory-constants.md compares the numbers.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from qafel.errors import ConfigError, require
 from qafel.tasks.convex.synthetic import Constants
 
 SMALLEST, LARGEST = 1e-60, 1e60
-"""The magnitudes that a number may have: squares and products of such numbers are still numbers."""
+"""The allowed magnitudes: squares and products of such numbers are finite."""
 
 ROUNDING = 1e-12
-"""What floating-point arithmetic may add to a left-hand side: the largest step sizes are admissible themselves."""
+"""Rounding tolerance of a condition, so that the largest step sizes are admissible."""
 
 
 def require_positive(name: str, value: float) -> None:
-    """Raise unless the `value` called `name` is above zero, and neither too small nor too large to compute with."""
-    require(SMALLEST <= value <= LARGEST, f"the {name} is positive, from {SMALLEST:g} to {LARGEST:g}", value)
+    """Raise unless `value` is positive and within the allowed magnitudes."""
+    require(SMALLEST <= value <= LARGEST, f"the {name} must be from {SMALLEST:g} to {LARGEST:g}", value)
 
 
 def require_not_negative(name: str, value: float) -> None:
-    """Raise unless the `value` called `name` is zero or more, and not too large to compute with."""
-    require(0 <= value <= LARGEST, f"the {name} is zero or more, and at most {LARGEST:g}", value)
+    """Raise unless `value` is at least zero and within the allowed magnitudes."""
+    require(0 <= value <= LARGEST, f"the {name} must be from 0 to {LARGEST:g}", value)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A run as the theory sees it: what is chosen or given apart from the problem.
+    """The quantities of a run that do not depend on the problem.
 
-    The defaults of both δ are FedBuff's: nothing is quantized.
+    By default nothing is quantized, as in FedBuff.
     """
 
     local_steps: int
@@ -60,56 +60,56 @@ class Setting:
     max_staleness: int = 0
     """τ_max,K, counted in server steps of K updates."""
     client_delta: float = 1.0
-    """δ_c = 1 − ω_c of the unbiased Q_c. The proof uses its variance alone, so that ω_c > 1 (δ_c < 0) is allowed; the
-    condition "quantizer" is about such."""
+    """δ_c = 1 − ω_c of the unbiased Q_c. ω_c > 1 (δ_c < 0) is allowed: the proof uses only the variance, and the
+    condition "quantizer" covers this case."""
     server_delta: float = 1.0
     """δ_s in (0, 1]."""
 
     def __post_init__(self) -> None:
         for name in ("local steps", "buffer size", "server steps"):
             value = getattr(self, name.replace(" ", "_"))
-            require(1 <= value <= LARGEST, f"the number of {name} is at least one, and at most {LARGEST:g}", value)
+            require(1 <= value <= LARGEST, f"{name} must be from 1 to {LARGEST:g}", value)
         require_not_negative("maximum staleness", self.max_staleness)
-        require(-math.inf < self.client_delta <= 1, "δ_c is at most one, and finite", self.client_delta)
-        # With a smaller one the hidden state may run away from the model.
-        require(0 < self.server_delta <= 1, "the server's quantizer needs δ_s in (0, 1]", self.server_delta)
+        require(-math.inf < self.client_delta <= 1, "δ_c must be finite and at most 1", self.client_delta)
+        # With δ_s ≤ 0 the hidden state may diverge from the model.
+        require(0 < self.server_delta <= 1, "δ_s of the server's quantizer must be in (0, 1]", self.server_delta)
 
     def of_length(self, server_steps: int) -> Setting:
-        """The same run, so many steps long: no update can be staler than the steps before it, τ ≤ T − 1."""
+        """Return the same run with `server_steps` steps. No update can be staler than T − 1."""
         return replace(self, server_steps=server_steps, max_staleness=min(self.max_staleness, server_steps - 1))
 
     def unquantized(self) -> Setting:
-        """The same run of FedBuff: δ_c = δ_s = 1."""
+        """Return the same run of FedBuff: δ_c = δ_s = 1."""
         return replace(self, client_delta=1.0, server_delta=1.0)
 
     @property
     def client_omega(self) -> float:
-        """ω_c = 1 − δ_c: the variance that Q_c adds, as a share of ‖x‖²."""
+        """ω_c = 1 − δ_c: the variance of Q_c relative to ‖x‖²."""
         return 1 - self.client_delta
 
     @property
     def hidden_state_lag(self) -> float:
-        """12/δ_s²: what the distance of x̂ from x costs, in units of one server step."""
+        """12/δ_s²: the cost of the distance between x̂ and x, in units of one server step."""
         return 12 / self.server_delta**2
 
     @property
     def staleness_factor(self) -> float:
-        """τ²_max,K + 12/δ_s²: how staleness and the server's quantizer enter, always together."""
+        """τ²_max,K + 12/δ_s²: the joint effect of staleness and the server's quantizer."""
         return self.max_staleness**2 + self.hidden_state_lag
 
 
 def max_staleness(updates: int, buffer_size: int) -> int:
-    """The staleness in server steps of `buffer_size` updates, τ_max,K ≤ ⌈τ_max,1/K⌉; `updates` is τ_max,1.
+    """Return the staleness in server steps of `buffer_size` updates: τ_max,K ≤ ⌈τ_max,1/K⌉, where `updates` is τ_max,1.
 
     Section III-A.
     """
     require_not_negative("maximum staleness", updates)
-    require(buffer_size >= 1, "the buffer holds at least one update", buffer_size)
+    require(buffer_size >= 1, "the buffer size must be at least 1", buffer_size)
     return -(-updates // buffer_size)
 
 
 def check_constants(constants: Constants) -> None:
-    """Raise unless `constants` belong to some problem: finite, not negative, and L > 0."""
+    """Raise unless the constants are finite and not negative, and L > 0."""
     require_positive("smoothness L", constants.smoothness)
     require_not_negative("gradient noise σ_ℓ", constants.gradient_noise)
     require_not_negative("heterogeneity B", constants.heterogeneity)
@@ -118,23 +118,23 @@ def check_constants(constants: Constants) -> None:
 
 def check_step_sizes(client_lr: float, server_lr: float) -> None:
     """Raise unless η_ℓ and η_g are positive and finite."""
-    require(0 < client_lr < math.inf, "the client learning rate is positive", client_lr)
-    require(0 < server_lr < math.inf, "the server learning rate is positive", server_lr)
+    require(0 < client_lr < math.inf, "the client learning rate must be positive", client_lr)
+    require(0 < server_lr < math.inf, "the server learning rate must be positive", server_lr)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The terms of the bound; `total` is the bound."""
+    """The terms of the bound. `total` is their sum."""
 
     start: float
-    """How far x⁰ is from the optimum: falls with every step."""
+    """The distance of x⁰ from the optimum. It decreases with every step."""
     staleness: float
     """Stale updates and the server's quantizer, τ² + 12/δ_s²."""
     drift: float
-    """Clients that walk towards their own optima for P steps."""
+    """The drift of clients towards their own optima during P steps."""
     noise: float
-    """Stochastic gradients, the draw of clients and their quantizer, averaged over K updates."""
+    """Stochastic gradients, random clients and their quantizer, averaged over K updates."""
 
     @property
     def total(self) -> float:
@@ -142,9 +142,9 @@ class Bound:
 
 
 def bound(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> Bound:
-    """The right-hand side of Theorem 3.1 for a problem's `constants`, a run's `setting`, η_ℓ and η_g.
+    """Return the right-hand side of Theorem 3.1. It holds only for `admissible` step sizes.
 
-    It holds only for step sizes that are `admissible`.
+    client_lr, server_lr   η_ℓ and η_g
     """
     check_constants(constants)
     check_step_sizes(client_lr, server_lr)
@@ -159,10 +159,10 @@ def bound(constants: Constants, setting: Setting, client_lr: float, server_lr: f
 
 
 def variance_of_mean(constants: Constants, setting: Setting) -> float:
-    """(1 + ω_c)ς²/K: the variance of K averaged updates, for each of P steps and in units of η_ℓ².
+    """Return (1 + ω_c)ς²/K: the variance of K averaged updates per local step, in units of η_ℓ².
 
-    ς² = (1 + 3θ)σ_ℓ² + 2(1 + θ)/(1 − θ)·PB with θ = (P − 1)/(8(P + 1)). Noise acts on the later steps of an update,
-    which costs θ (none where P = 1); which clients fill the buffer is chance, which costs B.
+    ς² = (1 + 3θ)σ_ℓ² + 2(1 + θ)/(1 − θ)·PB with θ = (P − 1)/(8(P + 1)). θ accounts for noise that affects later steps
+    of an update. B accounts for the random choice of clients in the buffer.
     """
     steps = setting.local_steps
     theta = (steps - 1) / (8 * (steps + 1))
@@ -172,7 +172,7 @@ def variance_of_mean(constants: Constants, setting: Setting) -> float:
 
 
 def trivial_bound(constants: Constants) -> float:
-    """‖∇f(x⁰)‖² ≤ 2L(f(x⁰) − f*), which smoothness alone gives: a bound above it says nothing."""
+    """Return 2L(f(x⁰) − f*) ≥ ‖∇f(x⁰)‖², which smoothness alone gives. A larger bound is useless."""
     return 2 * constants.smoothness * constants.initial_gap
 
 
@@ -191,7 +191,7 @@ class Condition:
 
     @property
     def excess(self) -> float:
-        """left/right: above one, by how much it fails."""
+        """left/right: above 1, the factor of the violation."""
         return self.left / self.right
 
     def __str__(self) -> str:
@@ -207,7 +207,7 @@ _STATEMENTS = {
 
 
 def conditions(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> tuple[Condition, ...]:
-    """The four conditions of Theorem 3.1 with both sides worked out."""
+    """Return the four conditions of Theorem 3.1 with the values of both sides."""
     check_constants(constants)
     check_step_sizes(client_lr, server_lr)
     staleness, local, quantizer = _client_limits(constants, setting)
@@ -221,7 +221,7 @@ def conditions(constants: Constants, setting: Setting, client_lr: float, server_
 
 
 def _client_limits(constants: Constants, setting: Setting) -> tuple[float, float, float]:
-    """The largest η_ℓ by each of the conditions on η_ℓ alone: staleness, local, quantizer."""
+    """Return the largest η_ℓ by each condition on η_ℓ alone: staleness, local, quantizer."""
     smoothness, steps = constants.smoothness, setting.local_steps
     return (
         1 / (math.sqrt(80 * max(setting.max_staleness, 0.5)) * smoothness * steps),
@@ -231,12 +231,12 @@ def _client_limits(constants: Constants, setting: Setting) -> tuple[float, float
 
 
 def admissible(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> bool:
-    """Whether Theorem 3.1 holds for these step sizes."""
+    """Return whether Theorem 3.1 holds for these step sizes."""
     return all(condition.holds for condition in conditions(constants, setting, client_lr, server_lr))
 
 
 def require_admissible(constants: Constants, setting: Setting, client_lr: float, server_lr: float) -> None:
-    """Raise unless Theorem 3.1 holds for these step sizes; the error names each failing condition, and its factor."""
+    """Raise `ConfigError` unless Theorem 3.1 holds. The error lists each violated condition with its factor."""
     failing = [it for it in conditions(constants, setting, client_lr, server_lr) if not it.holds]
     if failing:
         listed = "; ".join(f"{it} fails by a factor of {it.excess:.3g}" for it in failing)
@@ -247,7 +247,7 @@ def require_admissible(constants: Constants, setting: Setting, client_lr: float,
 
 
 def largest_client_lr(constants: Constants, setting: Setting, server_lr: float | None = None) -> float:
-    """The largest admissible η_ℓ; without η_g, what the conditions on η_ℓ alone allow. Zero: η_g is too large."""
+    """Return the largest admissible η_ℓ; without η_g, by the conditions on η_ℓ alone. Zero: η_g is too large."""
     check_constants(constants)
     alone = min(_client_limits(constants, setting))
     if server_lr is None:
@@ -258,7 +258,7 @@ def largest_client_lr(constants: Constants, setting: Setting, server_lr: float |
 
 
 def largest_server_lr(constants: Constants, setting: Setting, client_lr: float) -> float:
-    """The largest η_g that is admissible with this η_ℓ: the positive root of aη² + bη = 1/P."""
+    """Return the largest admissible η_g for this η_ℓ: the positive root of aη² + bη = 1/P."""
     check_constants(constants)
     check_step_sizes(client_lr, 1.0)
     b = _cross(constants, setting) * client_lr
