@@ -5,6 +5,7 @@
 statistics   intervals over paired seeds, and the decisions that they allow
 comparison   an entry's runs and their figures; methods compared on equal seeds
 display      tables, and panels that several figures share
+published    the published configurations, composed from recipes and settings
 store        finished runs, also as files of a few kB
 entry        an entry: its runs, claims and verdicts
 convex, rate, pareto, pareto_cifar10, neural, bits, methods    the entries

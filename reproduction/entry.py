@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Literal, NamedTuple, TypeAlias, final
 
-from qafel.config import Config, load_recipe
+from qafel.config import Config
 from qafel.drawing.chart import Panel
 from qafel.errors import ConfigError
 from qafel.search import RunSpec
 from reproduction.comparison import EntryRuns, NotComparable
 from reproduction.display import Table
+from reproduction.published import load_published
 from reproduction.store import Store
 
 
@@ -75,10 +76,10 @@ def uploads_limit(uploads: int, *settings: str) -> Change:
 def configuration(recipe: str, seed: int, *changes: Change) -> Config:
     """A recipe with this seed, as it is or with `changes` and a name that lists them."""
     if not changes:
-        return load_recipe(recipe, (), seed)
+        return load_published(recipe, (), seed)
     name = "-".join((recipe, *(change.tag for change in changes)))
     settings = [setting for change in changes for setting in change.settings]
-    return load_recipe(recipe, [*settings, f'name="{name}"'], seed)
+    return load_published(recipe, [*settings, f'name="{name}"'], seed)
 
 
 def repeated(extent: Extent, task: str, method: str, recipe: str, *changes: Change, **at: float | str) -> list[RunSpec]:

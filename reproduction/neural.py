@@ -13,7 +13,6 @@ from math import nan
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from qafel.config import recipes
 from qafel.drawing.chart import Axis, Panel
 from qafel.errors import ConfigError
 from qafel.search import RunSpec
@@ -33,6 +32,7 @@ from reproduction.comparison import (
 )
 from reproduction.display import Table, TableColumn, accuracy_panel, target_panels, three_digits
 from reproduction.entry import Change, Claim, Entry, Extent, Verdict, repeated, uploads_limit
+from reproduction.published import PUBLISHED
 from reproduction.statistics import Interval, jointly, power, unseen
 
 FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedBuff, direct 4 bits"
@@ -92,12 +92,12 @@ def plan(
 
     Methods in `limits` end by that change, if they have not met their target before.
     """
-    known, family = recipes(), extent.family or task
+    family = extent.family or task
     runs = [
         run
         for method in (METHODS if extent.all_methods else methods)
         for concurrency in concurrencies
-        if (recipe := f"{family}-{METHODS[method].format(c=f'c{concurrency}')}") in known
+        if (recipe := f"{family}-{METHODS[method].format(c=f'c{concurrency}')}") in PUBLISHED
         for run in repeated(
             extent.more_seeds(MORE_SEEDS.get((family, method, concurrency), 0)),
             task,
@@ -108,7 +108,7 @@ def plan(
         )
     ]
     if not runs:
-        raise ConfigError(f"no recipe is called {family}-fedbuff-c…: `qafel recipes` lists what there is")
+        raise ConfigError(f"There is no family {family!r}.")
     if any(run.config.task.name != task for run in runs):
         raise ConfigError(f"the family {family} is of another task than {task}")
     return runs

@@ -47,6 +47,20 @@ RENAMED = {
     "algorithm.uplink_memory_rate": 'algorithm.client_rule={{name="memory",rate={}}}',
 }
 """From `setting` or `setting=value` to its later name, with `{}` for the value where the form changes too."""
+COMPOSED: dict[str, tuple[str, dict[str, object]]] = {
+    **{
+        f"cifar10-{name}-c100": (f"cifar10-{name}", {"timing.rate": 125.0}) for name in ("qafel", "fedbuff", "fedasync")
+    },
+    "cifar10-qafel-c100-trellis": (
+        "cifar10-qafel",
+        {
+            "timing.rate": 125.0,
+            "algorithm.client_quantizer": "trellis:0.75",
+            "algorithm.server_quantizer": "trellis:1",
+        },
+    ),
+}
+"""From a recipe of the oldest version to a later recipe with settings, in versions without the old one."""
 STEPS, UPLOADS, EVERY = "stop.server_steps", "stop.uploads", "evaluation.every"
 METHOD, CLIENT_Q, SERVER_Q = "algorithm.preset", "algorithm.client_quantizer", "algorithm.server_quantizer"
 SUMMARY, CHECKPOINT, HASHES = (
@@ -250,6 +264,7 @@ class Version:
     python: str
     source: Path
     renamed: Mapping[str, str] = field(default_factory=dict)
+    composed: Mapping[str, tuple[str, dict[str, object]]] = field(default_factory=dict)
 
     @staticmethod
     def find(python: str, source: Path) -> Version:
@@ -259,7 +274,9 @@ class Version:
         if not Path(imported).is_relative_to(source):
             raise CaseError(f"{python} imports {imported}, not the code in {source}: give another --python")
         shown = version.call("-m", "qafel", "recipes", "show", QAFEL)
-        return version if OLD_MARK in shown else replace(version, renamed=RENAMED)
+        known = {recipe["name"] for recipe in json.loads(version.call("-m", "qafel", "recipes", "--json"))}
+        composed = {name: parts for name, parts in COMPOSED.items() if name not in known}
+        return replace(version, renamed={} if OLD_MARK in shown else RENAMED, composed=composed)
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.source / "src")}
@@ -283,6 +300,11 @@ class Version:
             (self.python, "-m", "qafel", *arguments), env=self.environment(), stdout=quiet, stderr=quiet
         )
 
+    def translated(self, case: Case) -> Case:
+        """The case with a recipe of this version."""
+        recipe, settings = self.composed.get(case.recipe, (case.recipe, {}))
+        return replace(case, recipe=recipe, settings={**settings, **case.settings})
+
     def settings(self, settings: Mapping[str, object]) -> list[str]:
         """The settings as `name=value`, with the names of this version."""
         return [self._setting(name, value) for name, value in settings.items()]
@@ -299,6 +321,7 @@ class Version:
 
 def hashes(version: Version, case: Case, deployments: Path | None) -> tuple[str, str]:
     """Run a case; return the SHA-256 of its model and of its hidden state."""
+    case = version.translated(case)
     with tempfile.TemporaryDirectory(prefix="trajectories-") as folder:
         out = Path(folder) / "run"
         if "\n" in case.recipe:

@@ -15,13 +15,14 @@ import math
 import statistics
 from pathlib import Path
 
-from qafel.config import Config, load_recipe
+from qafel.config import Config
 from qafel.search.planning import Candidates, PlanRequest, checked_candidates
 from qafel.search.planning.pilot import Pair, measured_errors, pilot_runs, read_pilot
 from qafel.search.planning.plan import Prediction, Predictor
 from qafel.search.runner import RunSpec, perform
 from reproduction.entry import Change, configuration, uploads_limit
 from reproduction.pareto import pair_change
+from reproduction.published import load_published
 from reproduction.store import Store
 
 TRELLIS = (
@@ -61,7 +62,7 @@ def run_of(recipe: str, target: float, pair: tuple[str, str], seed: int, most: i
     """A run of a pair to the target."""
     if (recipe, pair) in OWN_RECIPES:
         return RunSpec("pair", configuration(OWN_RECIPES[recipe, pair], seed))
-    aim = Change("", ()) if load_recipe(recipe).evaluation.target == target else Change(
+    aim = Change("", ()) if load_published(recipe).evaluation.target == target else Change(
         f"to{target:g}",
         (f"evaluation.target={target}", "stop.at_target=true", 'evaluation.unit="uploads"', "evaluation.every=100"),
     )  # fmt: skip
@@ -100,7 +101,7 @@ def main() -> None:
     folder: Path = arguments.folder
     for task in arguments.tasks:
         recipe, target, pairs, seeds, most = CASES[task]
-        config = load_recipe(recipe, [f"evaluation.target={target}"])
+        config = load_published(recipe, [f"evaluation.target={target}"])
         predictor = predictor_of(config, pairs, folder)
         rows = []
         for pair in pairs:

@@ -48,6 +48,14 @@ def test_settings_have_the_names_of_the_version(script):
     assert script.Version("python", Path()).settings(settings)[0] == "algorithm.preset=mcm"
 
 
+def test_a_recipe_that_a_version_lacks_is_composed(script):
+    case = script.Case("x", "cifar10-qafel-c100", {"timing.arrivals": "rounds"})
+    composed = script.Version("python", Path(), composed=script.COMPOSED).translated(case)
+    assert composed.recipe == "cifar10-qafel"
+    assert composed.settings == {"timing.rate": 125.0, "timing.arrivals": "rounds"}
+    assert script.Version("python", Path()).translated(case) == case
+
+
 @pytest.mark.slow
 def test_a_recorded_deployment_gives_its_hashes_again_from_its_journal_and_from_its_uploads(script, tmp_path):
     pytest.importorskip("nats")

@@ -104,7 +104,6 @@ MISTAKES = [
     ("tasks show nope", "'nope'"),
     ("quantizers --size 0", "--size"),
     ("quantizers qsqd:4", "'qsgd'"),
-    ("paper nope", "'nope'"),
     ("bench nope", "'nope'"),
     ("demo --out file", "File exists"),
 ]
@@ -158,7 +157,7 @@ def test_a_mistake_in_a_deployment_is_one_sentence_and_leaves_no_broker_behind(c
 def test_a_neural_task_without_torch_is_one_sentence(here, monkeypatch):
     """As on a machine with the light core alone."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "torch" else find_spec(name))
-    assert "cifar10 needs PyTorch: pip install 'qafel[torch]'" in refused("run cifar10-fedbuff-c100")
+    assert "cifar10 needs PyTorch: pip install 'qafel[torch]'" in refused("run cifar10-fedbuff")
 
 
 def test_a_live_page_without_its_libraries_is_one_sentence(here, monkeypatch):

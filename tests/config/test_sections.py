@@ -1,9 +1,11 @@
 """Settings: validated, closed, frozen, and resolved once."""
 
+import math
+
 import pytest
 
 from qafel.algorithm.methods import Preset
-from qafel.config import Config, load_recipe
+from qafel.config import Config, Timing, load_recipe
 from qafel.errors import ConfigError
 
 
@@ -77,3 +79,32 @@ def test_a_method_is_resolved_once(monkeypatch):
     config = Config.from_dict({"algorithm": {"method": "fedprox"}, "timing": {"arrivals": "rounds"}})
     assert config.algorithm.compose().local.proximal == config.algorithm.proximal == 0.1
     assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("law", "mean"),
+    [
+        ({"duration": "half-normal", "scale": 2.0}, 2 * math.sqrt(2 / math.pi)),
+        ({"duration": "log-normal", "spread": 0.5}, math.exp(0.125)),
+        ({"duration": "uniform", "scale": 3.0}, 3.0),
+        ({"duration": "constant"}, 1.0),
+    ],
+)
+def test_a_concurrency_is_a_rate_times_the_mean_duration(law, mean):
+    timing = Timing(arrivals="constant", concurrency=50, **law)
+    assert timing.rate == pytest.approx(50 / mean)
+    assert timing == Timing(arrivals="constant", rate=timing.rate, **law), "one of both is stated"
+
+
+def test_rate_and_concurrency_exclude_each_other_and_the_later_one_counts(tmp_path):
+    with pytest.raises(ConfigError, match="concurrency"):
+        Timing(rate=1.0, concurrency=2.0)
+    with pytest.raises(ConfigError, match="concurrency"):
+        Timing(concurrency=2.0, duration="tests.own_parts:Anything")
+    assert load_recipe("cifar10-fedbuff", ["timing.rate=125.0"]).timing.rate == 125.0
+    assert load_recipe("cifar10-fedbuff", ["timing.rate=125.0", "timing.concurrency=80"]).timing.rate != 125.0
+    (tmp_path / "mine.toml").write_text('extends = "cifar10-fedbuff"\n[timing]\nrate = 7.0\n')
+    assert load_recipe(str(tmp_path / "mine.toml")).timing.rate == 7.0
+    (tmp_path / "mine.toml").write_text("[timing]\nrate = 7.0\nconcurrency = 3\n")
+    with pytest.raises(ConfigError, match="concurrency"):
+        load_recipe(str(tmp_path / "mine.toml"))

@@ -94,7 +94,7 @@ def cifar_updates() -> list[np.ndarray]:
     pytest.importorskip("torch", reason="needs the torch extra")
     if not os.environ.get("QAFEL_DATA") or not DATA.exists():
         pytest.skip("needs $QAFEL_DATA with cifar-10-batches-bin/data_batch_1.bin")
-    config = load_recipe("cifar10-fedbuff-c100")
+    config = load_recipe("cifar10-fedbuff")
     task, local = config.task.make(), config.algorithm.compose().local
     model, found = config.initial_model(task), []
     for step in range(61):

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from qafel.config import load_recipe
 from qafel.runs import Run
 from qafel.search import RunSpec
 from reproduction.comparison import EntryRuns
 from reproduction.outputs import EntryResult
+from reproduction.published import load_published
 
 STEPS = 100
 
@@ -58,7 +58,7 @@ def made_up(
         "clients": 100,
         "wall_s": 1.0,
     }
-    planned = RunSpec(method, load_recipe(recipe, (), seed), at or {})
+    planned = RunSpec(method, load_published(recipe, (), seed), at or {})
     return planned, Run(Path(planned.folder), method, {}, facts | summary, history)
 
 

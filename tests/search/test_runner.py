@@ -57,9 +57,9 @@ def summary(folder, run):
 
 
 def test_a_recipe_without_changes_is_what_qafel_run_would_write(tmp_path):
-    planned = RunSpec("FedBuff", configuration("cifar10-fedbuff-c100", 2))
-    assert planned.folder == "cifar10-fedbuff-c100-seed2"
-    assert planned.config == load_recipe("cifar10-fedbuff-c100", (), 2)
+    planned = RunSpec("FedBuff", configuration("cifar10-fedbuff", 2))
+    assert planned.folder == "cifar10-fedbuff-seed2"
+    assert planned.config == load_recipe("cifar10-fedbuff", (), 2)
 
 
 def test_finished_runs_are_not_run_again(tmp_path):

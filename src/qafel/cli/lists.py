@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,8 +23,6 @@ from qafel.rng import Stream
 from qafel.tasks.datasets.partition import partition_figure
 from qafel.text import counted, did_you_mean, human_bytes
 
-_CONCURRENCY = re.compile(r"-c(\d+)(?=-|$)")
-_IN_WORDS = re.compile(r", concurrency \d+")
 tasks = new_app("List the tasks, or show how the data of one is divided among clients.")
 
 
@@ -39,7 +35,7 @@ def recipes(
 ) -> None:
     """List the recipes that ship with the package, or show all settings of one.
 
-    Without words, recipes that differ only in concurrency share a line. `show` also takes a TOML file.
+    `--set` of other commands changes any setting. `show` also takes a TOML file.
 
     Example: qafel recipes cifar10 qafel
     """
@@ -62,7 +58,7 @@ def recipes(
         return
     missing = {recipe.task.name: recipe.task.missing() is not None for recipe in chosen}
     for task in sorted(missing, key=missing.__getitem__):  # tasks that are ready come first
-        _print_group([recipe for recipe in chosen if recipe.task.name == task], short=not words)
+        _print_group([recipe for recipe in chosen if recipe.task.name == task])
     console.print("all settings of one: qafel recipes show NAME; run it: qafel run NAME", style="dim", highlight=False)
 
 
@@ -71,39 +67,21 @@ def _has_words(recipe: Config, words: Sequence[str]) -> bool:
     return all(word.casefold() in text for word in words)
 
 
-def _print_group(group: Sequence[Config], short: bool) -> None:
+def _print_group(group: Sequence[Config]) -> None:
     """Print the recipes of one task, and what is missing to run them."""
     task = group[0].task
     console.print(Text.assemble((task.name, "bold"), f"  {TASKS[task.name].__doc__}"))
     if (reason := task.missing()) is not None:
         console.print(f"not ready here: {reason}", style="yellow", highlight=False, markup=False)
-    rows, numbers = _rows(group, short)
     table = Table(box=None, show_header=False, padding=(0, 1), style="dim" if reason else "")
     table.add_column(no_wrap=True, overflow="fold")  # users copy names
     table.add_column()
-    for name, about in rows.items():
-        table.add_row(name, about)
-    console.print(table)
-    if numbers:
-        console.print(f" N, the concurrency, is {', '.join(map(str, numbers))}", style="dim", highlight=False)
-    console.print()
-
-
-def _rows(group: Sequence[Config], short: bool) -> tuple[dict[str, str], list[int]]:
-    """Names with descriptions, and concurrencies. `short` merges recipes that differ only in concurrency."""
-    families = Counter(_CONCURRENCY.sub("-cN", recipe.name) for recipe in group)
-    rows, numbers = {}, set()
     for recipe in group:
-        family, about = _CONCURRENCY.sub("-cN", recipe.name), recipe.description
-        first, _, rest = about.partition(", ")
-        if first.replace("-", "").casefold() == recipe.task.name:
-            about = rest  # the heading has it
-        if short and families[family] > 1 and (found := _CONCURRENCY.search(recipe.name)) is not None:
-            numbers.add(int(found[1]))
-            rows[family] = _IN_WORDS.sub("", about)
-        else:
-            rows[recipe.name] = about
-    return rows, sorted(numbers)
+        first, _, rest = recipe.description.partition(", ")
+        in_heading = first.replace("-", "").casefold() == task.name
+        table.add_row(recipe.name, rest if in_heading else recipe.description)
+    console.print(table)
+    console.print()
 
 
 def _show_recipe(recipe: Config, json_output: bool) -> None:

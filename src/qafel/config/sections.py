@@ -80,7 +80,7 @@ def read_table(text: str, source: str, overrides: Iterable[str] = ()) -> dict[st
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+    merged = {key: value for key, value in base.items() if _INSTEAD.get(key) not in changes}
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merged(merged[key], value) if both else value
@@ -113,14 +113,18 @@ def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) 
         if not isinstance(table, dict):
             raise ConfigError(f"{source}: {key} is a value, not a section")
     table[keys[-1]] = value
+    if keys[:-1] == ["timing"]:
+        table.pop(_INSTEAD.get(keys[-1], ""), None)
 
 
+_INSTEAD = {"rate": "concurrency", "concurrency": "rate"}
+"""Settings of [timing] that replace each other. The later one counts."""
 _WIDEST = 50.0
 """The largest spread: e^(spread·N(0, 1)) stays a finite number, and far beyond any fleet."""
 ARRIVALS = ("always-training", "constant", "poisson", "trace", "rounds")
 DURATIONS = ("half-normal", "log-normal", "uniform", "constant")
 _FOR_LAWS = {
-    "arrivals": (ARRIVALS, ("rate", "trace", "draw", "over_selection", "round_timeout")),
+    "arrivals": (ARRIVALS, ("rate", "concurrency", "trace", "draw", "over_selection", "round_timeout")),
     "duration": (DURATIONS, ("scale", "spread")),
 }
 """The laws by name, and the settings that are theirs alone: a custom law has arguments of its own."""
@@ -174,6 +178,8 @@ class Timing(Section):
                        "poisson" (clients come at a rate), "trace" (from a file), "rounds"; or a custom law. In Python
                        also an object such as `Poisson(rate=5.0)`, a list of (time, client), or a generator function
     rate               arrivals per unit of time, of constant and Poisson arrivals
+    concurrency        in place of `rate`: clients that train at the same time, on average. The rate is the concurrency
+                       divided by the mean of the duration law. `per_example`, factors and network add to that
     trace              a CSV file with the columns time, client and, optionally, duration
     draw               whether an arriving client is any of them, or each comes once in every pass
     max_concurrency    clients that may train at once; an arrival beyond that is turned away
@@ -193,6 +199,7 @@ class Timing(Section):
 
     arrivals: Annotated[Any, BeforeValidator(_read_arrivals), one_of(ARRIVALS, "arrival law")] = "always-training"
     rate: float = Field(100.0, gt=0)
+    concurrency: float | None = Field(None, gt=0)
     trace: str | None = None
     draw: Literal["with-replacement", "without-replacement"] = "with-replacement"
     max_concurrency: int | None = Field(None, ge=1)
@@ -216,7 +223,19 @@ class Timing(Section):
             for name in settings if is_custom else ():
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} is not for a custom law in {law}: give it to the law itself")
+        if self.concurrency is not None:
+            self._replace_concurrency()
         return self
+
+    def _replace_concurrency(self) -> None:
+        """Set the rate that gives the concurrency, so that a configuration states one of both."""
+        if "rate" in self.model_fields_set:
+            raise ValueError("rate and concurrency exclude each other: give one of them")
+        if not isinstance(self.duration, str) or self.duration not in DURATIONS:
+            raise ValueError("concurrency needs the mean of a shipped duration law: give the rate")
+        factors = {"half-normal": math.sqrt(2 / math.pi), "log-normal": math.exp(self.spread**2 / 2)}
+        self.__dict__["rate"] = self.__dict__["concurrency"] / (self.scale * factors.get(self.duration, 1.0))
+        self.__dict__["concurrency"] = None
 
 
 class Evaluation(Section):

@@ -118,7 +118,7 @@ def test_a_client_that_does_not_train_takes_less_than_eighty_megabytes(
 def test_what_a_small_device_cannot_do_is_said_in_a_sentence() -> None:
     for arguments, sentence in (
         (["demo"], "a chart needs Matplotlib and Plotly: pip install 'qafel[draw]'"),
-        (["run", "cifar10-fedbuff-c100"], "cifar10 needs PyTorch and Numba: pip install 'qafel[torch]'"),
+        (["run", "cifar10-fedbuff"], "cifar10 needs PyTorch and Numba: pip install 'qafel[torch]'"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", HIDDEN, *arguments], capture_output=True, text=True, timeout=120, check=False
