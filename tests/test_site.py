@@ -83,6 +83,16 @@ def test_every_public_name_is_in_the_reference(site):
     assert [name for name in qafel.__all__ if name not in last | renamed] == []
 
 
+def test_the_page_of_recipe_keys_is_current():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        recipe_keys = importlib.import_module("recipe_keys")
+    finally:
+        sys.path.pop(0)
+    written = recipe_keys.PAGE.read_text(encoding="utf-8")
+    assert written == recipe_keys.page(), "run: python scripts/recipe_keys.py"
+
+
 def test_every_command_is_in_the_reference(site):
     page = (site / "reference/commands.html").read_text(encoding="utf-8")
 

@@ -16,7 +16,7 @@ from qafel.errors import ConfigError
         ("timing.network.latensy=3", "unknown key 'timing.network.latensy'; did you mean 'latency'?"),
         ("algorithm.method=fedavg", "fedavg has client_quantizer"),
         ("algorithm.local_epochs=1", "local training lasts some steps or some epochs; got steps=10, epochs=1"),
-        ("algorithm.client_lr=-1", "the client learning rate is positive; got -1"),
+        ("algorithm.client_lr=-1", "greater than 0"),
         ("stop.at_target=true", "at_target needs a target: set evaluation.target"),
         ("timing.dropout=1", "timing.dropout: a share from 0 to less than 1"),
         ("timing.dropout=[0.5,-1]", "timing.dropout: a share from 0 to less than 1"),

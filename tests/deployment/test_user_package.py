@@ -15,7 +15,7 @@ from tests.deployment.processes import Command, wait_for
 from tests.deployment.recorded import check_recorded
 from tests.documents import blocks_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "custom-parts.md"
 PARTS = {
     "server_rule": "class SignStep(ServerRule)",
     "accumulator": "class FreshestHalf(Kept)",
@@ -45,7 +45,7 @@ staleness = {name = "rooms.staleness:Halving", every = 4}
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The package as docs/architecture.md shows it, and a recipe that names its parts."""
+    """The package as docs/custom-parts.md shows it, and a recipe that names its parts."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rooms").mkdir()
     (tmp_path / "rooms" / "__init__.py").touch()

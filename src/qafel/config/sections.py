@@ -156,12 +156,12 @@ PerClient: TypeAlias = Annotated[list[Annotated[float, Field(gt=0)]], BeforeVali
 
 
 class Network(Section):
-    """How fast messages travel: real bytes over a client's bandwidth, so that quantization shortens virtual time.
+    """How long messages take: real bytes over a client's bandwidth. Quantization shortens virtual time.
 
-    upload_rate, download_rate   bytes per unit of virtual time; None: immediately
-    latency                      time that each message takes on top
-    spread                       each client's rates have a factor e^(spread·N(0, 1)), always the same for a seed
-    rate_factors                 a further factor for each client; 2 makes its messages twice as fast
+    upload_rate, download_rate   bytes per unit of virtual time; none: messages take no time
+    latency                      additional time per message
+    spread                       varies the clients' rates by a factor e^(spread·N(0, 1)), fixed per client and seed
+    rate_factors                 additional factor for each client; 2 makes its messages twice as fast
     """
 
     upload_rate: float | None = Field(None, gt=0)
@@ -172,29 +172,28 @@ class Network(Section):
 
 
 class Timing(Section):
-    """When clients train and how long, in virtual time. Random laws take the run's seed.
+    """When clients train and how long, in virtual time. Random laws use the run's seed.
 
-    arrivals           who starts when: "always-training" (each client starts again immediately), "constant" or
-                       "poisson" (clients come at a rate), "trace" (from a file), "rounds"; or a custom law. In Python
-                       also an object such as `Poisson(rate=5.0)`, a list of (time, client), or a generator function
-    rate               arrivals per unit of time, of constant and Poisson arrivals
-    concurrency        in place of `rate`: clients that train at the same time, on average. The rate is the concurrency
-                       divided by the mean of the duration law. `per_example`, factors and network add to that
-    trace              a CSV file with the columns time, client and, optionally, duration
-    draw               whether an arriving client is any of them, or each comes once in every pass
-    max_concurrency    clients that may train at once; an arrival beyond that is turned away
-    duration           how long a client trains: "half-normal", "log-normal", "uniform" or "constant"; or a custom law.
-                       In Python also an object with draw(client, number), such as `LogNormal(spread=1.0)`
-    scale              the unit of these laws
+    arrivals           who starts when: again immediately ("always-training"), at a rate ("constant", "poisson"), from a
+                       file ("trace") or in rounds. In Python also an object such as `Poisson(rate=5.0)`, a list of
+                       (time, client), or a generator function
+    rate               arrivals per unit of time, for constant and poisson
+    concurrency        clients that train at the same time on average, instead of rate. The rate is the concurrency
+                       divided by the mean of the duration law; per_example, factors and network add to it
+    trace              CSV file with the columns time, client and optionally duration
+    draw               whether each arrival draws any client, or each client once per pass
+    max_concurrency    largest number of clients that train at the same time; further arrivals are ignored
+    duration           distribution of training times. In Python also an object with draw(client, number), such as
+                       `LogNormal(spread=1.0)`
+    scale              scale of the durations
     spread             log-normal: scale·e^(spread·N(0, 1)); uniform: scale·(1 ± spread)
-    per_example        time for each sample that a client holds, on top
-    speed_spread       each client's durations have a factor e^(spread·N(0, 1)), always the same for a seed
-    duration_factors   a further factor for each client; 2 makes its trainings take twice as long
-    dropout            the share of trainings that never report; a list has a share for each client, and a function,
-                       in Python, gives the share of a client
-    over_selection     rounds: how many more clients start than are waited for, as a share
+    per_example        additional time per sample that a client holds
+    speed_spread       varies the clients' durations by a factor e^(spread·N(0, 1)), fixed per client and seed
+    duration_factors   additional factor for each client; 2 makes its training take twice as long
+    dropout            share of trainings that never report. A list has a share per client; in Python also a function
+    over_selection     rounds: additional clients that start, as a share of K
     round_timeout      rounds: the server steps after this time with the updates that it has
-    network            how long messages travel; no time by default
+    network            how long messages take; no time by default
     """
 
     arrivals: Annotated[Any, BeforeValidator(_read_arrivals), one_of(ARRIVALS, "arrival law")] = "always-training"
@@ -239,11 +238,11 @@ class Timing(Section):
 
 
 class Evaluation(Section):
-    """How often the server model is measured, and the value that counts as reached.
+    """How often the server model is evaluated, and the target.
 
-    every    so many server steps or uploads lie between two evaluations
+    every    server steps or uploads between two evaluations
     unit     whether `every` counts server steps or uploads
-    target   the metric's value that counts as reached; None: there is none
+    target   value of the metric that counts as reached; none: no target
     """
 
     every: int = Field(1, ge=1)
@@ -252,13 +251,13 @@ class Evaluation(Section):
 
 
 class Limits(Section):
-    """When a run ends: at whichever comes first.
+    """When a run ends: at the first limit that it reaches.
 
-    server_steps    after so many server steps
-    uploads         after so many uploads that count
-    virtual_time    at this time of the simulation's clock; a deployment has no such limit
-    traffic_bytes   after so many bytes uploaded plus bytes broadcast, each broadcast counted once
-    at_target       at the first evaluation that reaches the target
+    server_steps    number of server steps; 10,000 if a recipe sets no limit
+    uploads         number of accepted uploads
+    virtual_time    virtual time; deployments have no such limit
+    traffic_bytes   bytes uploaded plus bytes broadcast, each broadcast counted once
+    at_target       whether to stop at the first evaluation that reaches the target
     """
 
     server_steps: int | None = Field(None, ge=1)

@@ -29,12 +29,14 @@ _HEADER_BYTES = 16 << 20  # with the names of all tensors
 class StartConfig(Section):
     """A safetensors file such as the model.safetensors of another run.
 
-    A run is the same one if the file's content is: `sha256` is part of its identity, the path is not.
+    `sha256` is part of the run's identity. The path is not.
+
+    model   path of the file
+    sha256  SHA-256 of the file; none: any content. A run directory states it
     """
 
     model: str
     sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
-    """Of the file's bytes. A run directory states it; where a recipe does, no other file is taken."""
 
     def pinned(self) -> StartConfig:
         """The same with the digest of the file as it is now, unless one is stated."""

@@ -66,68 +66,70 @@ class MushroomsConfig(_TaskSection):
     """logistic regression on LIBSVM's mushrooms, 113 parameters; the data ships with the package"""
 
     name: Literal["mushrooms"] = "mushrooms"
-    clients: int = Field(100, ge=1)
+    clients: int = Field(100, ge=1, description="number of clients")
 
 
 class QuadraticConfig(_TaskSection):
     """a quadratic of any size with known optimum, L, σ and B; data made from the client's number"""
 
     name: Literal["quadratic"]
-    clients: int = Field(100, ge=1)
-    dimension: int = Field(100, ge=1)
-    heterogeneity: float = Field(1.0, ge=0)
-    noise: float = Field(1.0, ge=0)
-    smoothness: float = Field(1.0, gt=0)
-    strong_convexity: float = Field(0.1, gt=0)
-    data_seed: Seed = 0
+    clients: int = Field(100, ge=1, description="number of clients")
+    dimension: int = Field(100, ge=1, description="number of parameters")
+    heterogeneity: float = Field(1.0, ge=0, description="B, how much the clients' gradients differ")
+    noise: float = Field(1.0, ge=0, description="σ_ℓ, the gradient noise")
+    smoothness: float = Field(1.0, gt=0, description="L, the largest curvature")
+    strong_convexity: float = Field(0.1, gt=0, description="the smallest curvature")
+    data_seed: Seed = Field(0, description="seed of data, partition and held-out users")
 
 
 class LogisticConfig(_TaskSection):
     """logistic regression of any size with known optimum; data made from the client's number"""
 
     name: Literal["logistic"]
-    clients: int = Field(100, ge=1)
-    dimension: int = Field(100, ge=1)
-    rows: int = Field(20, ge=1)
-    heterogeneity: float = Field(0.01, ge=0)
-    noise: float = Field(0.0, ge=0)
-    l2: float = Field(0.01, gt=0)
-    data_seed: Seed = 0
+    clients: int = Field(100, ge=1, description="number of clients")
+    dimension: int = Field(100, ge=1, description="number of parameters")
+    rows: int = Field(20, ge=1, description="samples per client")
+    heterogeneity: float = Field(0.01, ge=0, description="B, how much the clients' gradients differ")
+    noise: float = Field(0.0, ge=0, description="σ_ℓ, the gradient noise")
+    l2: float = Field(0.01, gt=0, description="weight of the ℓ₂ regularization")
+    data_seed: Seed = Field(0, description="seed of data, partition and held-out users")
 
 
 class _NeuralSection(_TaskSection):
     """What the tasks of `qafel.tasks.neural` share."""
 
-    clients: int | None = Field(None, ge=1)
-    partition: str = "user"
-    max_samples: int | None = Field(None, ge=1)
-    test_samples: int | None = Field(None, ge=1)
-    data_seed: Seed = 0
-    device: str = "cpu"
+    clients: int | None = Field(None, ge=1, description="number of clients; none: all users of the dataset")
+    partition: str = Field("user", description="how samples are divided among clients, such as `dirichlet:0.1`")
+    max_samples: int | None = Field(None, ge=1, description="largest number of training samples per client")
+    test_samples: int | None = Field(None, ge=1, description="number of test samples; none: all")
+    data_seed: Seed = Field(0, description="seed of data, partition and held-out users")
+    device: str = Field("cpu", description="cpu, cuda (GPU) or auto")
 
 
 class Cifar10Config(_NeuralSection):
     """CIFAR-10 and the four-layer network, 31,594 parameters; needs the extra torch and the data"""
 
     name: Literal["cifar10"]
-    clients: int = Field(5000, ge=1)
-    partition: str = "power:0.1"
-    dropout: float = Field(0.1, ge=0, lt=1)
+    clients: int = Field(5000, ge=1, description="number of clients")
+    partition: str = Field("power:0.1", description="how samples are divided among clients, such as `dirichlet:0.1`")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the network")
 
 
 class CelebaConfig(_NeuralSection):
     """CelebA, smiling or not, and the four-layer network, 29,282 parameters; needs the extra torch and the data"""
 
     name: Literal["celeba"]
-    dropout: float = Field(0.1, ge=0, lt=1)
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the network")
 
 
 class ShakespeareConfig(_NeuralSection):
     """Shakespeare's next character and the two-layer LSTM, 819,920 parameters; needs the extra torch and the data"""
 
     name: Literal["shakespeare"]
-    test_samples: int | None = Field(10_000, ge=1)
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    test_samples: int | None = Field(10_000, ge=1, description="number of test samples; none: all")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="number format of training; auto: bfloat16 if the processor supports it"
+    )
 
 
 @final

@@ -337,7 +337,7 @@ def test_a_device_or_precision_that_is_not_there_is_refused_in_a_sentence(settin
 
 def test_what_the_page_of_tasks_shows_learns_and_is_plotted(tmp_path, monkeypatch):
     """The code of docs/tasks.md, as it stands there: a model and arrays of one's own, in about fifteen lines."""
-    page = (ROOT / "docs/tasks.md").read_text().partition("## Your own")[2]
+    page = (ROOT / "docs/tasks.md").read_text().partition("## Custom tasks")[2]
     code = page.partition("```python\n")[2].partition("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     monkeypatch.chdir(tmp_path)

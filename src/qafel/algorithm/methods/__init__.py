@@ -98,7 +98,34 @@ def _part(role: str) -> Any:
 
 
 class AlgorithmSettings(Section):
-    """A method and what it leaves open."""
+    """A method and its settings. A method may change a default or fix a setting.
+
+    method              the federated learning method
+    client_quantizer    Q_c, for uploads; `trellis:4` for QAFeL
+    server_quantizer    Q_s, for broadcasts; `trellis:4` for QAFeL
+    snapshot_quantizer  quantizes the snapshots that clients download; none: snapshots are exact
+    buffer_size         K, the updates per server step
+    server_lr           η_g, the server's learning rate
+    server_momentum     momentum of the server's step
+    client_lr           η_ℓ, the clients' learning rate
+    local_steps         P, local steps per update; 10 unless local_epochs is set
+    local_epochs        passes over the client's data, instead of local_steps
+    batch_size          samples per local step; none: all of the client's samples
+    weight_decay        weight decay of local training
+    clip_norm           largest gradient norm in local training; none: no clipping
+    proximal            FedProx's μ: adds μ/2·‖y − y₀‖² to the local loss
+    partial             upload the steps done when a round's deadline ends local training
+    client_weights      weight updates equally or by the client's number of samples
+    client_rule         what a client sends
+    accumulator         how the server combines updates
+    server_rule         how the server steps
+    downlink            what the server broadcasts
+    catch_up            what a starting client downloads; `per-start`: a separately quantized model per start
+    staleness           staleness law, instead of staleness_exponent and staleness_cutoff
+    staleness_exponent  weight of an update of staleness τ: (1 + τ)^−exponent
+    staleness_cutoff    staleness up to which an update has full weight
+    max_staleness       reject updates of greater staleness; none: no limit
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -106,19 +133,17 @@ class AlgorithmSettings(Section):
     client_quantizer: PartName = "none"
     server_quantizer: PartName = "none"
     snapshot_quantizer: PartName = None
-    """What a client may start from that would have to fetch the hidden state whole; none: from that itself."""
     buffer_size: int = Field(10, ge=1)
     server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
-    client_lr: float = DEFAULT_CLIENT_LR
-    local_steps: int | None = None
-    local_epochs: int | None = None
-    batch_size: int | None = None
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    proximal: float = 0.0
+    client_lr: float = Field(DEFAULT_CLIENT_LR, gt=0)
+    local_steps: int | None = Field(None, ge=1)
+    local_epochs: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(None, gt=0)
+    proximal: float = Field(0.0, ge=0)
     partial: bool = False
-    """Whether a client that a round's deadline overtakes uploads what it has done by then."""
     client_weights: ClientWeights = "equal"
     client_rule: _part("client_rule") = "update"  # type: ignore[valid-type]
     accumulator: _part("accumulator") = "mean"  # type: ignore[valid-type]
@@ -126,7 +151,6 @@ class AlgorithmSettings(Section):
     downlink: _part("downlink") = "difference"  # type: ignore[valid-type]
     catch_up: _part("catch_up") = "exact"  # type: ignore[valid-type]
     staleness: Annotated[PartName, one_of(LAWS, "staleness law")] = None
-    """A custom law, in place of the one that follows from exponent and cutoff."""
     staleness_exponent: float = Field(0.0, ge=0)
     staleness_cutoff: int = Field(0, ge=0)
     max_staleness: int | None = Field(None, ge=0)

@@ -2,7 +2,7 @@
 
 8,124 rows of 112 binary features and an intercept, so d = 113; labels 1 (poisonous) and 2 (edible) become 0 and 1;
 rows in file order, split into contiguous parts, one per client; f(x) = mean logistic loss + ‖x‖²/(2·8124), the
-intercept regularised too; x⁰ = 0. The data ships with the package: see docs/data.md for its origin and licence.
+intercept regularised too; x⁰ = 0. The data ships with the package: see docs/tasks.md for its origin and licence.
 """
 
 from __future__ import annotations
