@@ -107,7 +107,7 @@ def best_step_sizes(constants: Constants, setting: Setting) -> StepSizes:
     """Return the admissible η_ℓ and η_g with the smallest bound of Theorem 3.1."""
     check_constants(constants)
     if constants.initial_gap == 0:
-        raise ConfigError("f(x⁰) − f* = 0: x⁰ is optimal, and the bound is zero for every step size")
+        raise ConfigError("f(x⁰) − f* = 0: x⁰ is optimal, and smaller step sizes always lower the bound")
     most = math.log(largest_client_lr(constants, setting))
     low, high = most - _DECADES * math.log(10), most
 

@@ -33,7 +33,7 @@ from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.partition import Partition, by_user, split
 from qafel.tasks.datasets.samples import FederatedData, Samples, Source, Subset
 from qafel.tasks.datasets.shakespeare import VOCABULARY, load_shakespeare
-from qafel.tasks.neural import cnn, lstm
+from qafel.tasks.neural.compiled import cnn, lstm
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Dropout, Precision, Prepare
 

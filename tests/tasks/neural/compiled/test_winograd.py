@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qafel.tasks.neural.winograd import (
+from qafel.tasks.neural.compiled.winograd import (
     CHANNELS,
     TABLE,
     convolve,

@@ -11,7 +11,7 @@ from numba import float32, njit
 from numpy.typing import NDArray
 
 from qafel.compiled import KERNEL
-from qafel.tasks.neural.blocks import (
+from qafel.tasks.neural.compiled.blocks import (
     FIRST,
     PADDED,
     SIDES,
@@ -23,7 +23,7 @@ from qafel.tasks.neural.blocks import (
     pad,
     transpose,
 )
-from qafel.tasks.neural.winograd import (
+from qafel.tasks.neural.compiled.winograd import (
     CHANNELS,
     TABLE,
     convolve,

@@ -16,7 +16,7 @@ import numpy as np
 from numba import float32, njit
 
 from qafel.compiled import KERNEL, WIDE, below, choose, fma, largest, load_wide, store, wide
-from qafel.tasks.neural.winograd import CHANNELS
+from qafel.tasks.neural.compiled.winograd import CHANNELS
 
 IMAGE = 32
 FIRST = IMAGE + 2  # the side of the first convolution's outputs

@@ -23,7 +23,7 @@ from numba import float32, int32, njit, uintp
 from numpy.typing import NDArray
 
 from qafel.compiled import KERNEL
-from qafel.tasks.neural.products import PANEL, multiply, pack, set_outer_, set_product_
+from qafel.tasks.neural.compiled.products import PANEL, multiply, pack, set_outer_, set_product_
 
 Floats: TypeAlias = NDArray[np.float32]
 _LOOPS: dict[str, Any] = {**KERNEL, "fastmath": {"contract"}}

@@ -13,7 +13,7 @@ from qafel.errors import PartFailed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
-from qafel.tasks.neural.cnn import FEATURES, compute_features, fill_gradient
+from qafel.tasks.neural.compiled.cnn import FEATURES, compute_features, fill_gradient
 from qafel.tasks.neural.published import Cnn
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import FlatModel

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from qafel.tasks.neural.blocks import (
+from qafel.tasks.neural.compiled.blocks import (
     FIRST,
     SIDES,
     TILES,
@@ -15,7 +15,7 @@ from qafel.tasks.neural.blocks import (
     normalise_back,
     pad,
 )
-from qafel.tasks.neural.winograd import CHANNELS
+from qafel.tasks.neural.compiled.winograd import CHANNELS
 
 BLOCKS = [(0, FIRST, FIRST), *((block, SIDES[block - 1] + 2, 4 * TILES[block - 1]) for block in (1, 2, 3))]
 """Each block's number, the side of its outputs, and how wide they lie in memory."""
