@@ -43,7 +43,7 @@ def sha(executor, workers=None, **changes):
     ).summary["model_sha256"]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_processes_give_the_bits_that_one_thread_gives(workers):
     assert sha("processes", workers) == sha("inline")
 
@@ -60,7 +60,7 @@ def test_processes_draw_the_models_that_one_thread_draws():
     assert found[0]["model_sha256"] == found[1]["model_sha256"]
 
 
-@pytest.mark.parametrize("executor", ["processes", "ray"])
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def test_workers_are_handed_the_inexact_snapshots_that_clients_start_from(executor):
     """Clients that start from one version may start from x̂ and from an inexact snapshot of it."""
     if executor == "ray":

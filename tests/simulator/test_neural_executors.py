@@ -60,7 +60,8 @@ def expected():
 
 
 @pytest.mark.parametrize(
-    ("executor", "workers"), [("processes", 1), ("processes", 3), pytest.param("ray", 2, marks=pytest.mark.slow)]
+    ("executor", "workers"),
+    [("processes", 3), *(pytest.param(*it, marks=pytest.mark.slow) for it in (("processes", 1), ("ray", 2)))],
 )
 def test_evaluations_shared_among_workers_are_those_of_one_thread(expected, executor, workers):
     if executor == "ray":
