@@ -30,6 +30,7 @@ def test_the_command_prints_the_ratios_and_writes_the_figures(tmp_path, monkeypa
     assert json.loads(file.read_text()) == figures.as_dict()
 
 
+@pytest.mark.slow
 def test_all_trainers_are_measured_in_one_run():
     figures = measure_training(rounds=2, updates=1, batch_sizes=(4,))
     found = figures.as_dict()

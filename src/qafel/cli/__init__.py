@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: any file name can be printed
     try:
-        sys.exit(command(arguments, standalone_mode=False))
+        sys.exit(command(arguments, prog_name="qafel", standalone_mode=False))
     except QafelError as error:
         if os.environ.get(_TRACEBACK):
             raise
