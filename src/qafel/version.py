@@ -1,3 +1,3 @@
-"""The version, apart from all else so that every layer may name it."""
+"""The version, in its own module so that every layer can import it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
