@@ -10,7 +10,7 @@ LIGHT  := $(VENV)/.installed-light
 SITE   := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check docs notebooks bench format clean dist notes release-check
+.PHONY: help install demo test test-slow test-faults check docs notebooks bench format clean dist notes release-check
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -21,10 +21,13 @@ demo: $(LIGHT) ## QAFeL against FedBuff and direct quantization on real data, in
 	$(BIN)/qafel demo
 
 test: $(STAMP) ## Run the tests, in some eight minutes on two cores
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not faults"
 
 test-slow: $(STAMP) ## Run the tests that take long: faults, large models, searches, browsers
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not faults"
+
+test-faults: $(STAMP) ## Run the long fault matrices of the deployment: before closing a change that touches them
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m faults
 
 check: $(STAMP) ## Lint, format, types, import contracts
 	$(BIN)/ruff check

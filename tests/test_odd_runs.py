@@ -17,7 +17,7 @@ from rich.console import Console
 from qafel.cli.report import _load
 from qafel.cli.status import _plain, _screen
 from qafel.config import load_recipe
-from qafel.deployment.messages import RunStatus
+from qafel.deployment.status import RunStatus
 from qafel.errors import DataError
 from qafel.report import render_report
 from qafel.runs.directory import CHECKPOINT, state_of
@@ -25,7 +25,7 @@ from qafel.runs.live import LiveState
 from qafel.simulator.run import sound_checkpoint
 from qafel.watch import page
 from qafel.watch.serve import Board
-from qafel.watch.sources import Folders, Told
+from qafel.watch.sources import Folders, Reported
 from qafel.watch.watched import Watched
 from tests.browser import charts_in
 from tests.command import qafel_here
@@ -264,8 +264,8 @@ def test_an_odd_state_at_the_broker_harms_no_other_run(value: str) -> None:
     assert sum(line.startswith("healthy-run ") for line in table) == 2, "no cell of another run takes its place"
     assert "\x1b" not in "".join([*written, *table])
     json.dumps(_plain(found), allow_nan=False)
-    told = Told("nats://here")
+    told = Reported("nats://here")
     for one in found:
-        told.tell(one.run, one.state, one.silent_s)
+        told.report(one.run, one.state, one.silent_s)
     for one in asyncio.run(told.look()):
         page.Painter().picture([one]).whole_page().encode()

@@ -1,9 +1,8 @@
 """A small HTTP server with limits, for the metrics and the live page: GET, one answer per connection.
 
-A port must not cost the process that has it: descriptors that a journal needs, memory, a core. So few connections are
-open at a time, and each has seconds to ask and to read. When one more comes, the oldest makes room: those that only
-hold a connection do not keep out those that ask. Answers without end (streams) are counted apart, and one too many is
-refused in words. Nothing is logged of a request.
+The server must not exhaust the descriptors, memory or processor time of its process. So it limits the number of
+connections and the time of each. A new connection beyond the limit replaces the oldest one, so idle connections cannot
+block requests. Endless answers (streams) have a separate limit; one too many is refused. Requests are not logged.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 _MOST_HEAD_BYTES: Final = 16 << 10
 _PIECE_BYTES: Final = 64 << 10
 _WAITING: Final = 1024
-_AT_ONCE: Final = struct.pack("ii", 1, 0)  # to close a socket so: what was not read is dropped
+_LINGER: Final = struct.pack("ii", 1, 0)  # close immediately and drop unread data
 _REQUEST_LINE: Final = re.compile(r"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
 _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 
@@ -36,12 +35,12 @@ log = logging.getLogger(__name__)
 
 
 class Request(NamedTuple):
-    """What a GET request asks for."""
+    """A GET request."""
 
     path: str
-    """Without a query."""
+    """Without the query."""
     headers: Sequence[tuple[str, str]]
-    """Names in small letters."""
+    """Names in lower case."""
 
     def header(self, name: str) -> list[str]:
         """All values of a header."""
@@ -49,7 +48,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is sent back: bytes, or a stream of them without end."""
+    """A response: bytes, or an endless stream of them."""
 
     content: bytes | AsyncGenerator[bytes, None]
     content_type: str = TEXT
@@ -67,29 +66,30 @@ def refusal(status: HTTPStatus, sentence: str) -> Answer:
 @final
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What a port may take."""
+    """Limits of a port."""
 
     connections: int = 64
-    """Connections that ask or are answered."""
+    """Open connections, without streams."""
     streams: int = 64
     streams_per_address: int = 32
     ask_s: float = 5.0
-    """How long a request may take to arrive."""
+    """Time for a request to arrive."""
     answer_s: float = 30.0
-    """How long an answer may take until it is read; of a stream, each of its pieces."""
+    """Time for an answer, or a piece of a stream, to be read."""
 
     @staticmethod
     def of_process() -> HttpLimits:
-        """The usual limits, and at most a quarter of the descriptors that this process may have."""
+        """The default limits, but at most a quarter of this process's descriptors."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = 64 if descriptors == resource.RLIM_INFINITY else max(2, min(64, descriptors // 8))
         return HttpLimits(most, most, most // 2)
 
 
 def listen(address: str, port: int, what: str, options: tuple[str, str]) -> socket.socket:
-    """A socket at an address of this machine; port 0 takes any that is free.
+    """Open a socket at an address of this machine. Port 0 means any free port.
 
-    `what` is served there, and `options` are the names of the arguments for port and address, for the error.
+    what     what is served, for the error
+    options  the names of the arguments for port and address, for the error
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -103,9 +103,9 @@ def listen(address: str, port: int, what: str, options: tuple[str, str]) -> sock
 
 @asynccontextmanager
 async def serving(at: socket.socket, handler: Handler, limits: HttpLimits | None = None) -> AsyncIterator[None]:
-    """A context in which requests at a socket are answered. It closes the socket and all connections in the end."""
+    """A context that serves requests at a socket. It closes the socket and all connections at the end."""
     port = _Port(handler, limits or HttpLimits.of_process())
-    # asyncio accepts up to `backlog` at one go. More than that may wait in the kernel, where they take no descriptor.
+    # asyncio accepts up to `backlog` connections together. More wait in the kernel, without a descriptor.
     server = await asyncio.start_server(port.serve, sock=at, limit=_MOST_HEAD_BYTES, backlog=port.limits.connections)
     at.listen(_WAITING)
     try:
@@ -121,12 +121,12 @@ class _Port:
     handler: Handler
     limits: HttpLimits
     _open: dict[asyncio.Task[Any], None] = field(default_factory=dict)
-    """Connections that ask or are answered, the oldest first."""
+    """Connections, the oldest first."""
     _streams: dict[asyncio.Task[Any], str] = field(default_factory=dict)
-    """And the streams, with the addresses that they go to."""
+    """Streams and their addresses."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from the request to the end of its answer."""
+        """Serve one connection."""
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = None
@@ -139,15 +139,15 @@ class _Port:
             if not isinstance(answer.content, bytes):
                 answer = self._begin_stream(task, answer, writer)
             await self._send(answer, writer)
-        except (OSError, EOFError, asyncio.CancelledError):  # gone, too slow, or closed by us; a timeout is an OSError
+        except (OSError, EOFError, asyncio.CancelledError):  # closed or too slow; a timeout is an OSError
             pass
         except Exception as error:
-            log.error("a request could not be answered", exc_info=error)
+            log.error("Could not answer a request.", exc_info=error)
         finally:
             self._open.pop(task, None)
             self._streams.pop(task, None)
-            with suppress(OSError):  # it was closed already
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            with suppress(OSError):  # already closed
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> Answer:
@@ -155,7 +155,7 @@ class _Port:
             async with asyncio.timeout(self.limits.ask_s):
                 head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            return refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "This request is too long.")
+            return refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request is too long.")
         request = _read(head)
         if isinstance(request, Answer):
             return request
@@ -165,7 +165,7 @@ class _Port:
         peer = writer.get_extra_info("peername")
         address, open_to = str(peer[0] if peer else ""), list(self._streams.values())
         if len(open_to) >= self.limits.streams or open_to.count(address) >= self.limits.streams_per_address:
-            words = f"{len(open_to)} streams are open, {open_to.count(address)} of them to {address}: close some first."
+            words = f"{len(open_to)} streams are open, {open_to.count(address)} of them to {address}. Close some first."
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, words)._replace(headers={"Retry-After": "10"})
         self._open.pop(task, None)
         self._streams[task] = address
@@ -181,7 +181,7 @@ class _Port:
         writer.write(head)
         if isinstance(content, bytes):
             async with asyncio.timeout(self.limits.answer_s):
-                for start in range(0, len(content), _PIECE_BYTES):  # one page for all: no connection has its own copy
+                for start in range(0, len(content), _PIECE_BYTES):  # without a copy per connection
                     writer.write(content[start : start + _PIECE_BYTES])
                     await writer.drain()
                 writer.close()
@@ -201,12 +201,12 @@ class _Port:
 
 
 def _read(head: bytes) -> Request | Answer:
-    """The request, or why there is none."""
+    """Parse a request, or return a refusal."""
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     asked, headers = _REQUEST_LINE.fullmatch(first), [_HEADER.fullmatch(line) for line in lines]
     if asked is None or None in headers:
-        return refusal(HTTPStatus.BAD_REQUEST, "This is not an HTTP request.")
+        return refusal(HTTPStatus.BAD_REQUEST, "Expected an HTTP request.")
     if asked[1] != "GET":
-        return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "Here is only to read: GET.")._replace(headers={"Allow": "GET"})
+        return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is allowed.")._replace(headers={"Allow": "GET"})
     named = [(header[1].lower(), header[2].strip()) for header in headers if header is not None]
     return Request(asked[2].partition("?")[0], named)

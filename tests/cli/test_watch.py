@@ -16,7 +16,7 @@ from qafel.cli.status import _BrokerRuns
 from qafel.config import Config
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import read_status
+from qafel.deployment.status import read_status
 from qafel.watch.page import Painter
 from qafel.watch.sources import Folders, FollowedRun
 from qafel.watch.watched import Watched
@@ -61,7 +61,7 @@ def test_a_deployed_run_is_seen_by_its_folder_and_by_its_broker_alike(tmp_path: 
         assert live.hidden_state_lag is not None
         text = words(Painter().picture([one]).figures)
         assert "buffer 1 of 3" in text
-        assert "1 of 5 clients train, 0 silent, 4 have not been heard of" in text
+        assert "1 of 5 clients train, 0 silent" in text
     assert pair[0].rows >= 1
     both = Painter().picture(pair).figures
     assert both.count("<article") == 1, "by its run id it is one run"

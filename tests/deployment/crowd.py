@@ -37,10 +37,10 @@ from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, DeploymentClient, open_client
-from qafel.deployment.client.outbox import ClientState
-from qafel.deployment.connection import cancel_and_wait
+from qafel.deployment.client.state import ClientState
 from qafel.deployment.keys import Access, Payload, Verifier
 from qafel.deployment.names import Names
+from qafel.deployment.transport import cancel_and_wait
 from qafel.params import Vector
 from qafel.quantizers import set_threads
 from qafel.rng import Stream

@@ -13,15 +13,16 @@ import numpy as np
 from qafel.algorithm import Algorithm, HiddenState, Message, Server
 from qafel.config import Config
 from qafel.deployment.client import ClientSettings
-from qafel.deployment.client.client import DeploymentClient, open_client, train_task
-from qafel.deployment.client.outbox import ClientState
-from qafel.deployment.connection import cancel_and_wait
+from qafel.deployment.client.client import DeploymentClient, open_client
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.training import train_task
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.journal import Entry, JournalReader
 from qafel.deployment.server.ledger import Applied
 from qafel.deployment.server.server import DeploymentServer, open_server
+from qafel.deployment.transport import cancel_and_wait
 from qafel.params import Vector
 from qafel.runs.directory import RunDirectory
 

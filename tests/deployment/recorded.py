@@ -10,7 +10,7 @@ import numpy as np
 from qafel.algorithm import Client, HiddenState, Message, Server, State
 from qafel.algorithm.catch_up import quantized_copy
 from qafel.config import Config
-from qafel.deployment.client.memory import Memory
+from qafel.deployment.client.state import Memory
 from qafel.deployment.server.journal import Entry, JournalReader
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.rng import Stream

@@ -106,7 +106,7 @@ def test_a_flipped_bit_in_a_key_is_noticed_whichever_it_is(file: str, folder: Pa
     path = folder / file
     secret = path.read_text(encoding="ascii")
     for bit in _flips(path):
-        with pytest.raises(ConfigError, match="damaged|does not hold credentials") as error:
+        with pytest.raises(ConfigError, match="damaged|credentials") as error:
             Access.of(None, path.parent)
         assert path.parent.name in str(error.value), bit
         assert secret[20:50] not in str(error.value) or path.suffix == ".pub", "a secret is not for the log"
@@ -117,7 +117,7 @@ def test_a_signing_key_that_clients_do_not_check_is_refused(folder: Path) -> Non
     path = folder / "server" / "signing.nk"
     right = path.read_text(encoding="ascii")
     path.write_text(new_seed(), encoding="ascii")
-    with pytest.raises(ConfigError, match="is not the key of"):
+    with pytest.raises(ConfigError, match="does not match"):
         Access.of(None, folder / "server")
     path.write_text(right, encoding="ascii")
 
@@ -136,7 +136,7 @@ def test_a_certificate_that_cannot_be_read_is_a_sentence(file: str, folder: Path
     path = folder / "clients" / "0" / file
     sound = path.read_bytes()
     path.write_bytes(sound[:100] + b"?" + sound[101:])
-    with pytest.raises(ConfigError, match="certificates in .* cannot be used"):
+    with pytest.raises(ConfigError, match="certificates"):
         Access.of(None, path.parent)
     path.write_bytes(sound)
 
@@ -145,6 +145,6 @@ def test_an_authority_whose_key_is_damaged_signs_nothing(folder: Path, tmp_path:
     path = folder / "ca" / "ca-key.pem"
     sound = path.read_bytes()
     path.write_bytes(sound[:100] + (b"A" if sound[100:101] != b"A" else b"B") + sound[101:])
-    with pytest.raises(DataError, match="is not the key of"):
+    with pytest.raises(DataError, match="does not match"):
         issue_certificate(folder / "ca", tmp_path, "someone")
     path.write_bytes(sound)

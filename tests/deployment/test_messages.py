@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from qafel.deployment.broker.local import free_port
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access, Verifier, new_seed, public_key, signed_name
-from qafel.deployment.messages import Agreement, Part, PartAssembler, Receipt, read_status
+from qafel.deployment.messages import Agreement, Part, PartAssembler, Receipt
 from qafel.deployment.names import EPOCH, PART, Names
 from qafel.deployment.server import ServerSettings
+from qafel.deployment.status import read_status
 from qafel.errors import BadSignature, DataError, MalformedPayload, OversizedMessage
 from qafel.runs.live import LiveState
 from qafel.text import printable
@@ -248,7 +249,7 @@ def test_a_live_client_logs_a_rejection_on_one_line(
             epoch = {EPOCH: str(client.follower.state.epoch)}  # type: ignore[union-attr]
             async with session(access, "test") as broker:
                 await broker.send(client.names.receipt(0), Receipt(rejected=[(5, ODD, ODD)]).to_bytes(), headers=epoch)
-                await until(lambda: "update 5 was rejected" in caplog.text)
+                await until(lambda: "5 was rejected" in caplog.text)
 
     asyncio.run(check())
     assert all(record.getMessage().isprintable() for record in caplog.records)

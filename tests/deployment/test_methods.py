@@ -13,7 +13,7 @@ from qafel.config import Config, load_recipe
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, open_client
-from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.client.state import ClientState
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.params import Vector
@@ -85,7 +85,10 @@ class _Fleet:
                 command.kill()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    ["error-feedback", *(pytest.param(name, marks=pytest.mark.faults) for name in METHODS if name != "error-feedback")],
+)
 def test_a_method_survives_a_killed_server_and_killed_clients(
     method: str, tmp_path: Path, local_broker: LocalBroker
 ) -> None:

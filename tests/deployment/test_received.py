@@ -10,9 +10,9 @@ import pytest
 from qafel.config import Config
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import read_status
 from qafel.deployment.names import RECEIVED, Names
 from qafel.deployment.server import ServerSettings
+from qafel.deployment.status import read_status
 from tests.deployment.live import CONFIG, serving, taking_part, until, update
 from tests.uploads import upload_of
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qafel import Constant, HiddenState, Layout, Limits, LocalTraining, Stream, Timing, Trained, method, simulate
-from qafel.deployment.client.client import training_in
+from qafel.deployment.client.training import training_in
 from qafel.errors import PartFailed
 from qafel.tasks.protocol import train_from
 

@@ -13,7 +13,7 @@ import pytest
 from qafel.errors import DataError
 from qafel.runs.live import write_live
 from qafel.runs.reading import RowReader
-from qafel.watch.sources import Folders, FollowedRun, Told, find_runs
+from qafel.watch.sources import Folders, FollowedRun, Reported, find_runs
 from tests.watch.states import live_state
 
 
@@ -129,27 +129,27 @@ def test_a_folder_must_be_there(tmp_path: Path, name: str, words: str) -> None:
 
 
 def test_told_states_become_a_history_that_begins_anew_with_the_run() -> None:
-    told = Told("nats://here")
+    told = Reported("nats://here")
     for uploads, metric in ((100, 0.1), (200, 0.2), (200, 0.2), (300, 0.2), (300, None)):
-        told.tell("mine", live_state(uploads=uploads, metric=metric), 1.0)
+        told.report("mine", live_state(uploads=uploads, metric=metric), 1.0)
     [found] = asyncio.run(told.look())
     assert found.key == "nats://here/mine"
     assert found.run.column("uploads").tolist() == [100, 200, 300]
     assert (found.word, found.run.goal) == ("running", "max")
-    told.tell("mine", live_state(uploads=5, metric=0.05), 60.0)
+    told.report("mine", live_state(uploads=5, metric=0.05), 60.0)
     [found] = asyncio.run(told.look())
     assert found.run.column("uploads").tolist() == [5]
     assert found.word == "silent for 60 s"
-    told.tell("other", live_state(status="finished"), 1000.0)
+    told.report("other", live_state(status="finished"), 1000.0)
     assert [one.word for one in asyncio.run(told.look())] == ["silent for 60 s", "finished"]
     told.forget_all_but(["other"])
     assert [one.run.name for one in asyncio.run(told.look())] == ["other"]
 
 
 def test_a_long_told_history_is_thinned() -> None:
-    told = Told("here")
+    told = Reported("here")
     for uploads in range(9_000):
-        told.tell("mine", live_state(uploads=uploads, metric=0.5), 0.0)
+        told.report("mine", live_state(uploads=uploads, metric=0.5), 0.0)
     [found] = asyncio.run(told.look())
     assert found.rows <= 4_000
     assert (found.run.column("uploads")[0], found.run.column("uploads")[-1]) == (0, 8_999)

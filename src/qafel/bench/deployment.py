@@ -38,13 +38,14 @@ from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, open_client, run_client
-from qafel.deployment.client.outbox import ClientState
-from qafel.deployment.connection import Stored, cancel_and_wait, session
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server
+from qafel.deployment.transport import cancel_and_wait
 from qafel.errors import BrokerRefused, DataError
 from qafel.params import Layout
 from qafel.quantizers import set_threads

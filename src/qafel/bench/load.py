@@ -23,9 +23,10 @@ from qafel.algorithm import Client, HiddenState, LocalTraining, Message
 from qafel.config import Config
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access, signed_name
-from qafel.deployment.messages import Agreement, read_status
+from qafel.deployment.messages import Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, Names, StreamLimits
 from qafel.deployment.server.pipeline import UploadQueue
+from qafel.deployment.status import read_status
 from qafel.errors import BrokerError, DataError, QafelError
 from qafel.params import Layout, Vector
 from qafel.quantizers.kernels import CHOICE

@@ -72,7 +72,7 @@ def client(
     """
     require_extra()
     from qafel.deployment import Access, ClientSettings, run_client  # noqa: PLC0415
-    from qafel.deployment.client.client import train_task  # noqa: PLC0415
+    from qafel.deployment.client.training import train_task  # noqa: PLC0415
 
     logs.start(log_json, quiet, level=logging.ERROR if quiet else logging.WARNING)
     access = Access.of(broker, credentials)

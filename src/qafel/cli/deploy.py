@@ -130,10 +130,9 @@ def remove_run(
     Example: qafel broker remove-run mushrooms --credentials broker/server
     """
     require_extra()
-    from qafel.deployment import Access  # noqa: PLC0415
-    from qafel.deployment.broker import removal  # noqa: PLC0415
+    from qafel.deployment import Access, status  # noqa: PLC0415
 
-    word = asyncio.run(removal.remove_run(Access.of(broker, credentials), run, force=force))
+    word = asyncio.run(status.remove_run(Access.of(broker, credentials), run, force=force))
     typer.echo(f"removed run {run!r} ({word}) from the broker; the server's run directory is unchanged")
 
 

@@ -26,7 +26,7 @@ from qafel.text import UNKNOWN, counted, cut, human_bytes, human_count, human_me
 
 if TYPE_CHECKING:
     from qafel.deployment import Access
-    from qafel.deployment.messages import RunStatus
+    from qafel.deployment.status import RunStatus
     from qafel.runs.live import LiveState
     from qafel.watch.sources import Source
     from qafel.watch.watched import Watched
@@ -50,7 +50,8 @@ def status(
     Example: qafel status --credentials broker/operator --watch
     """
     require_extra()
-    from qafel.deployment import Access, messages  # noqa: PLC0415
+    from qafel.deployment import Access  # noqa: PLC0415
+    from qafel.deployment.status import read_status, watch_status  # noqa: PLC0415
 
     access = Access.of(broker, credentials)
     if watch:
@@ -65,9 +66,9 @@ def status(
                 else:
                     console.print(screen)
 
-            asyncio.run(messages.watch_status(access, run, _REFRESH_S, show, lambda text: print_plain(text, errors)))
+            asyncio.run(watch_status(access, run, _REFRESH_S, show, lambda text: print_plain(text, errors)))
         return
-    found = asyncio.run(messages.read_status(access, run))
+    found = asyncio.run(read_status(access, run))
     if json_output:
         print_json(_plain(found))
     elif found:
@@ -182,10 +183,11 @@ def watch(
         sources.append(Folders(folders))
     if broker is not None or credentials is not None:
         require_extra()
-        from qafel.deployment import Access, messages  # noqa: PLC0415
+        from qafel.deployment import Access  # noqa: PLC0415
+        from qafel.deployment.status import read_status  # noqa: PLC0415
 
         access = Access.of(broker, credentials)
-        runs = _BrokerRuns(access, asyncio.run(messages.read_status(access)))
+        runs = _BrokerRuns(access, asyncio.run(read_status(access)))
         sources.append(runs)
         where.append(runs.where)
     if not sources:
@@ -208,11 +210,11 @@ class _BrokerRuns:
     """A source for the page: the runs of a broker, from the states that their servers publish."""
 
     def __init__(self, access: Access, found: list[RunStatus]) -> None:
-        from qafel.watch.sources import Told  # noqa: PLC0415
+        from qafel.watch.sources import Reported  # noqa: PLC0415
 
         self.where = ", ".join(access.servers)
         self._access = access
-        self._states = Told(self.where)
+        self._states = Reported(self.where)
         self._following: asyncio.Task[None] | None = None
         self._show(found)
 
@@ -226,16 +228,16 @@ class _BrokerRuns:
         return await self._states.look()
 
     async def _follow(self) -> None:
-        from qafel.deployment import messages  # noqa: PLC0415
+        from qafel.deployment.status import watch_status  # noqa: PLC0415
 
         while True:
             with suppress(BrokerError, BrokerUnreachable):
-                await messages.watch_status(self._access, None, _REFRESH_S, self._show, self._complain)
+                await watch_status(self._access, None, _REFRESH_S, self._show, self._complain)
             await asyncio.sleep(_REFRESH_S)
 
     def _show(self, found: list[RunStatus]) -> None:
         for one in found:
-            self._states.tell(one.run, one.state, one.silent_s)
+            self._states.report(one.run, one.state, one.silent_s)
         self._states.forget_all_but([one.run for one in found])
         self._states.note = ""
 

@@ -1,14 +1,15 @@
 """The same core over NATS JetStream: a server and any number of clients, on any machines.
 
-    names        subjects, streams and objects on the broker; what the broker keeps, and for how long
-    keys         where the broker is and who we are: URL, TLS, nkey; signatures on what crosses
-    connection   one connection to the broker: stored publishes, reads by subject, objects
-    messages     what crosses besides uploads and broadcasts: agreement, run state, receipts, parts
-    client/      copies x̂, trains, uploads; follows the broadcasts
-    server/      takes uploads, makes them safe, steps, broadcasts
-    broker/      sets up the NATS server that both connect to
+names       subjects, streams and objects on the broker, and their limits
+keys        credentials and signatures: URL, TLS, nkeys
+connection  a connection to the broker, and tools for asyncio tasks
+broker/     sets up the NATS server
+messages    agreement, run state, receipts, parts of large uploads
+status      the status of a broker's runs; removal of a run
+client/     copies x̂, trains, uploads, follows the broadcasts
+server/     receives uploads, makes them safe, steps, broadcasts
 
-The broker carries messages and is the only keeper of none: one that lost everything is refilled.
+The broker stores no message that exists nowhere else: the server refills a broker that lost everything.
 """
 
 from typing import TYPE_CHECKING

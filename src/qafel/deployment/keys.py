@@ -1,9 +1,9 @@
-"""Who we are and who said it: credentials, and signatures by Ed25519 keys in NATS's own notation (nkeys).
+"""Credentials, and signatures by Ed25519 keys in NATS's notation (nkeys).
 
-A signature covers the bytes, the subject or object name, the run's identity and, of what the server says, its epoch: so
-a message cannot be passed off as another run's, another client's or a later server's. What is signed is a BLAKE2b
-digest: one fast pass over a large model. Many messages are signed at once by the root of a hash tree over them, and
-each takes along the digests beside its path. libsodium checks a signature in half the time that OpenSSL takes.
+A signature covers the bytes, the subject or object name, the run's identity and, for the server's messages, its epoch.
+So a message of one run, client or server cannot be used as another's. The signature is over a BLAKE2b digest, one fast
+pass over a large model. One signature can cover many messages: it signs the root of a hash tree, and each message
+carries the digests beside its path. libsodium verifies twice as fast as OpenSSL.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from qafel.text import printable
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _SIGNATURE_BYTES: Final = nacl.bindings.crypto_sign_BYTES
-_DEEPEST: Final = 32  # levels of a tree that anyone builds
+_DEEPEST: Final = 32  # levels of a hash tree
 _REGISTRY: Final = TypeAdapter(dict[int, str])
 
 
 def new_seed() -> str:
-    """A new user key, as nkeys write it: SU…"""
+    """Make a new user key in nkeys notation: SU…"""
     seed: bytes = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
     return seed.decode()
 
@@ -52,17 +52,17 @@ def public_key(seed: str) -> str:
 
 @final
 class Signer:
-    """Signs messages with the key of a seed; without a seed, it signs nothing."""
+    """Signs messages with the key of a seed. Without a seed, it does nothing."""
 
     def __init__(self, seed: str | None) -> None:
         self._key = nacl.bindings.crypto_sign_seed_keypair(seed_bytes(seed))[1] if seed else None
 
     def headers(self, context: str, data: Payload) -> dict[str, str]:
-        """A header with the signature of `data` under what `signed_name` says of it, `context`; or none."""
+        """A header with the signature of `data`; none without a key. `context`: from `signed_name`."""
         return self.headers_of_all([(context, data)])[0]
 
     def headers_of_all(self, messages: Sequence[tuple[str, Payload]]) -> list[dict[str, str]]:
-        """The same for several messages, each a context and its data, with one signature for all of them."""
+        """The headers of several messages, given as (context, data), with one signature for all."""
         if self._key is None or not messages:
             return [{} for _ in messages]
         level, paths = [_digest(*message) for message in messages], [""] * len(messages)
@@ -80,13 +80,13 @@ class Signer:
 
 @final
 class Verifier:
-    """Checks signatures of one public key; without a key, everything passes."""
+    """Checks signatures of one public key. Without a key, everything passes."""
 
     def __init__(self, public: str | None) -> None:
         self._key = None if public is None else public_key_bytes(public)
 
     def check(self, context: str, data: Payload, signature: str | None) -> None:
-        """Raise unless the signature belongs to this context and these bytes."""
+        """Raise unless the signature matches the context and the bytes."""
         if self._key is None:
             return
         try:
@@ -97,7 +97,7 @@ class Verifier:
                 root = _joined(beside, root) if step[0] == "L" else _joined(root, beside)
             given = base64.b64decode(own, validate=True)
             if len(given) != _SIGNATURE_BYTES:
-                raise ValueError("a signature has another length")
+                raise ValueError("wrong length")
             nacl.bindings.crypto_sign_open(given + root, self._key)
         except (BadSignatureError, ValueError, IndexError):
             problem = "is not signed by the expected key for this run" if signature else "is not signed"
@@ -106,22 +106,22 @@ class Verifier:
 
 
 def signed_name(name: str, run_id: str = "", number: int | None = None) -> str:
-    """What a signature covers besides the bytes: a subject or an object's name, the identity of the run, and a number.
+    """The context of a signature: a subject or object name, the run's identity, and a number.
 
-    The number is the epoch of the server that says it. Of an upload it is what its client's memory follows, if it has
-    one; of a failure of training, how often it failed. The agreement and the state say run and epoch themselves.
+    The number of a server's message is its epoch. An upload has the upload that its client's memory follows, if any. A
+    failure of training has the number of failures. Agreement and state contain run and epoch themselves.
     """
     return f"{name}\n{run_id}\n{'' if number is None else number}"
 
 
 @lru_cache(maxsize=10_000)
 def key_number(public: str) -> int:
-    """A number from 1 to 2³²−1 that tells one public key of a client from its next."""
+    """A number from 1 to 2³²−1 that distinguishes a client's public keys."""
     return int.from_bytes(hashlib.blake2b(public.encode(), digest_size=4, person=b"qafel key").digest(), "big") or 1
 
 
 def fingerprint(data: Payload) -> bytes:
-    """32 bytes that stand for a large message in a small one that is signed."""
+    """A 32-byte digest that represents a large message in a small signed one."""
     return hashlib.blake2b(data, digest_size=32, person=b"qafel object").digest()
 
 
@@ -166,12 +166,12 @@ def _check(name: str, read: Callable[[str], bytes], text: str) -> None:
 
 
 def _nkey_bytes(text: str) -> bytes | None:
-    """An nkey's bytes without its checksum, which the library does not check; None if anything in it is wrong."""
+    """An nkey's bytes without its checksum; None if anything is wrong. The library does not check the checksum."""
     try:
         decoded = base64.b32decode(text + "=" * (-len(text) % 8))
     except ValueError:
         return None
-    # The last character has bits that mean nothing: only one spelling of a key is right.
+    # Unused bits in the last character must be zero, so that a key has one spelling.
     same = base64.b32encode(decoded).decode().rstrip("=") == text
     return (
         decoded[:-2] if same and binascii.crc_hqx(decoded[:-2], 0) == int.from_bytes(decoded[-2:], "little") else None
@@ -181,29 +181,29 @@ def _nkey_bytes(text: str) -> bytes | None:
 @final
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach a broker: its URL, or a folder of credentials that `qafel broker init` wrote.
+    """A broker's URL, or a folder of credentials that `qafel broker init` wrote.
 
         connection.toml    servers = ["tls://127.0.0.1:4222"], client = 17, or the operator's api = "qafel.api"
         user.nk            the seed of our nkey
         ca.pem             the authority that signed the broker's certificate
-        cert.pem, key.pem  our own certificate, if TLS is mutual
+        cert.pem, key.pem  our certificate, if TLS is mutual
         server.pub         the key that signs what the server sends
         signing.nk         (server only) its seed
         clients.json       (server only) client numbers and their public keys
 
-    Without a folder there is neither TLS nor identity nor signature: for development.
+    Without a folder there is no TLS, no identity and no signature. Use that for development only.
     """
 
     servers: tuple[str, ...] = (DEFAULT_URL,)
     folder: Path | None = None
     client: int | None = None
     api: str = "$JS.API"
-    """What requests to JetStream begin with: the operator's account imports them under another name."""
+    """The prefix of JetStream requests. The operator's account uses another one."""
     _texts: dict[str, str] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(url: str | None, folder: Path | None) -> Access:
-        """From what the command line was given: a broker's `url`, which overrides the folder's own, and a `folder`."""
+        """From a broker's `url` and a `folder` of credentials. The URL overrides the folder's."""
         if folder is None:
             return Access((url or DEFAULT_URL,))
         try:
@@ -216,27 +216,27 @@ class Access:
             servers = (url,) if url else tuple(connection["servers"])
         except (OSError, KeyError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{folder} does not hold credentials ({error}): give a folder that `qafel broker init` wrote"
+                f"{folder} does not have credentials ({error}): give a folder that `qafel broker init` wrote"
             ) from None
         access = Access(servers, folder, connection.get("client"), connection.get("api", "$JS.API"), texts)
         access._check_files(folder)
         return access
 
     def _check_files(self, folder: Path) -> None:
-        """Raise if a key or a certificate is damaged: a server with a wrong key would speak, and nobody believe it."""
+        """Raise if a key or certificate is damaged. Clients would ignore a server with a wrong key."""
         for name, text in self._texts.items():
             _check(str(folder / name), public_key_bytes if name == "server.pub" else seed_bytes, text)
         signing, public = self._texts.get("signing.nk"), self._texts.get("server.pub")
         if signing is not None and public_key(signing) != public:
             raise ConfigError(
-                f"{folder / 'signing.nk'} is not the key of {folder / 'server.pub'}, which clients check: restore both "
-                "from a copy of the broker's folder"
+                f"{folder / 'signing.nk'} does not match {folder / 'server.pub'}: restore both from a copy of the "
+                "broker's folder"
             )
         try:
             self.tls()
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(
-                f"the certificates in {folder} cannot be used ({printable(str(error))}): restore them from a copy"
+                f"cannot use the certificates in {folder} ({printable(str(error))}): restore them from a copy"
             ) from None
 
     @property
@@ -245,23 +245,23 @@ class Access:
 
     @property
     def name(self) -> str:
-        """Who we are on the broker: each key may listen to the inbox of its own name only."""
+        """Our name on the broker. Each key may read only the inbox of its name."""
         if self.client is not None:
             return str(self.client)
         return "server" if "signing.nk" in self._texts else "operator"
 
     def signer(self) -> Signer:
-        """Signs what we send: the server with its signing key, a client with its own."""
+        """Signs our messages: a server with its signing key, a client with its user key."""
         return Signer(self._texts.get("signing.nk") or self.seed)
 
     def verifier(self) -> Verifier:
-        """Checks what the server sends."""
+        """Checks the server's messages."""
         return Verifier(self._texts.get("server.pub"))
 
     def registry(self) -> dict[int, str] | None:
-        """Known clients and their public keys; None if any client of the task may take part.
+        """The registered clients and their public keys; None if every client of the task may take part.
 
-        A server that signs has a registry: a file that went missing must not open the run to everyone.
+        A server that signs needs its registry: a missing file must not open the run to everyone.
         """
         if self.folder is None:
             return None
@@ -276,10 +276,10 @@ class Access:
                 return None
             raise ConfigError(f"{path} is missing: copy it from the broker's folder") from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
+            raise ConfigError(f"cannot read {path}: {error}") from None
 
     def tls(self) -> ssl.SSLContext | None:
-        """TLS 1.3 with a broker of our own authority; None without credentials."""
+        """TLS 1.3, with the authority of the credentials; None without credentials."""
         if self.folder is None or not (self.folder / "ca.pem").exists():
             return None
         context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))

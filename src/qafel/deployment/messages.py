@@ -1,41 +1,28 @@
-"""What crosses besides uploads and broadcasts: the agreement, the run's state, receipts, and parts of large uploads."""
+"""Messages besides uploads and broadcasts: the agreement, the run's state, receipts, and parts of large uploads."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from nats.aio.msg import Msg
 from pydantic import TypeAdapter
 
 from qafel.algorithm import Algorithm
 from qafel.config import Config
-from qafel.deployment.connection import ACK_WAIT_S, Broker, session
-from qafel.deployment.keys import Access, Verifier, signed_name
-from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, SIGNATURE, Names, is_run_name
-from qafel.errors import (
-    BrokerError,
-    BrokerUnreachable,
-    ConfigError,
-    DataError,
-    MalformedPayload,
-    MessageError,
-    OversizedMessage,
-)
+from qafel.deployment.connection import ACK_WAIT_S, Broker, Stored
+from qafel.deployment.keys import Verifier, signed_name
+from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
+from qafel.errors import ConfigError, DataError, MalformedPayload, MessageError, OversizedMessage
 from qafel.params import Layout
 from qafel.runs.live import LiveState
-from qafel.text import human_seconds, printable
+from qafel.text import printable
 
-_AGREEMENT_FORMAT: Final = 2  # the format of what is signed, and of receipts, goes with it
+_AGREEMENT_FORMAT: Final = 2  # also covers the formats of signatures and receipts
 _PART: Final = re.compile(r"(\d{1,10})/(\d{1,6})/(\d{1,6})")
-SILENT_S: Final = 10.0
-"""A server of which nothing was heard for so long is silent: it renews its state every two seconds."""
 
 
 @final
@@ -47,10 +34,10 @@ class Agreement:
     config: Config
     layout: Layout
     abandon_after: int | None = None
-    """The staleness law's: clients do not send updates whose start is so many versions old."""
+    """From the staleness law: clients do not send updates whose start is this many versions old."""
 
     def algorithm(self) -> Algorithm:
-        """What a client works with."""
+        """The algorithm of a client."""
         return self.config.algorithm.compose(self.layout, at_client=True)
 
     def to_bytes(self) -> bytes:
@@ -66,21 +53,16 @@ class Agreement:
 
     @staticmethod
     def run_id_of(data: bytes) -> str:
-        """Which run an agreement is of. One of another format is refused, as it may mean something else."""
+        """The identity of an agreement's run; empty if it cannot be read. Another format raises `DataError`."""
         try:
-            read = json.loads(data)
-            if read["format"] != _AGREEMENT_FORMAT:
-                raise _other_format(read["format"])
-            return str(read["run_id"])
+            return str(_read_agreement(data)["run_id"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return ""
 
     @staticmethod
     def from_bytes(data: bytes) -> Agreement:
         try:
-            read = json.loads(data)
-            if read["format"] != _AGREEMENT_FORMAT:
-                raise _other_format(read["format"])
+            read = _read_agreement(data)
             layout = Layout(tuple((str(name), tuple(map(int, shape))) for name, shape in read["layout"]))
             config = Config.from_toml(read["config"], "the server's configuration")
             abandon_after = None if read["abandon_after"] is None else int(read["abandon_after"])
@@ -89,96 +71,59 @@ class Agreement:
             raise DataError(f"the broker does not hold a run's configuration: {printable(str(error))}") from None
 
 
-def _other_format(found: object) -> DataError:
-    return DataError(
-        f"the run's agreement has format {found}, this qafel reads {_AGREEMENT_FORMAT}: upgrade the older end"
-    )
+def _read_agreement(data: bytes) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(data)
+    if (found := read["format"]) != _AGREEMENT_FORMAT:
+        raise DataError(
+            f"the run's agreement has format {found}, this qafel reads {_AGREEMENT_FORMAT}: upgrade the older end"
+        )
+    return read
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """One run of a broker."""
-
-    run: str
-    state: LiveState
-    waiting: int
-    """Messages in the upload queue."""
-    silent_s: float
-    """Since the server last renewed its state."""
-
-    @property
-    def word(self) -> str:
-        """The run's state in a word; or that the server of a running run is silent."""
-        silent = self.state.status == "running" and self.silent_s > SILENT_S
-        return f"silent for {human_seconds(round(self.silent_s))}" if silent else self.state.status
+async def read_agreement(broker: Broker, names: Names, verifier: Verifier) -> Agreement | None:
+    """Read a run's agreement from the broker; None if its server has not stored one."""
+    stored = await broker.stored(KEY_VALUE_STREAM, names.config)
+    if stored is None:
+        return None
+    verifier.check(signed_name(names.config), stored.data, stored.headers.get(SIGNATURE))
+    return Agreement.from_bytes(stored.data)
 
 
-async def read_status(access: Access, run: str | None = None, patience_s: float = 5.0) -> list[RunStatus]:
-    """Read the state of all runs of a broker, or of one `run`, in the order of their names."""
-    async with session(access, access.name, patience_s=patience_s) as broker:
-        return await _status(broker, access.verifier(), run)
+def verified_state(names: Names, verifier: Verifier, stored: Stored) -> LiveState:
+    """A run's state from its message. Raises `MessageError` or `DataError` if it is not genuine."""
+    verifier.check(signed_name(names.state), stored.data, stored.headers.get(SIGNATURE))
+    return LiveState.from_bytes(stored.data)
 
 
-async def watch_status(
-    access: Access,
-    run: str | None,
-    every_s: float,
-    show: Callable[[list[RunStatus]], None],
-    complain: Callable[[str], None],
-) -> None:
-    """`show` what `read_status` would find every so many seconds, forever, over one connection.
+async def read_state(broker: Broker, names: Names, verifier: Verifier) -> tuple[LiveState | None, int]:
+    """Read a run's state and its number in the stream; (None, 0) if there is none.
 
-    A broker that was there once may go and come: `complain` hears of it.
+    A state that the server did not sign, or that cannot be read, has the status "not genuine".
     """
-    shown = False
-    while True:
-        try:
-            async with session(access, access.name, patience_s=5.0) as broker:
-                while True:
-                    show(await _status(broker, access.verifier(), run))
-                    shown = True
-                    await asyncio.sleep(every_s)
-        except (BrokerError, BrokerUnreachable) as error:
-            if not shown:
-                raise
-            complain(str(error))
-            await asyncio.sleep(every_s)
-
-
-async def _status(broker: Broker, verifier: Verifier, run: str | None) -> list[RunStatus]:
-    found = []
-    subjects = [] if run else await broker.subjects(KEY_VALUE_STREAM, f"$KV.{BUCKET}.*.state")
-    named = filter(is_run_name, (subject.split(".")[-2] for subject in sorted(subjects)))
-    for names in map(Names, [run] if run else named):
-        stored = await broker.stored(KEY_VALUE_STREAM, names.state)
-        if stored is None:
-            continue
-        try:
-            verifier.check(signed_name(names.state), stored.data, stored.headers.get(SIGNATURE))
-            state = LiveState.from_bytes(stored.data)
-        except (DataError, MessageError):
-            state = LiveState(status="not genuine", at=0.0, version=0)
-        waiting = await broker.waiting(names.upload_stream) or 0
-        found.append(RunStatus(names.run, state, waiting, max(0.0, time.time() - state.at)))
-    return found
+    stored = await broker.stored(KEY_VALUE_STREAM, names.state)
+    if stored is None:
+        return None, 0
+    try:
+        return verified_state(names, verifier, stored), stored.sequence
+    except (DataError, MessageError):
+        return LiveState(status="not genuine", at=0.0, version=0), stored.sequence
 
 
 @final
 @dataclass(slots=True)
 class Receipt:
-    """Tells one client which of its uploads count, and why others do not; of one group that became safe together."""
+    """Tells one client which uploads of a group count, and why others do not."""
 
     accepted: list[tuple[int, int, int]] = field(default_factory=list)
-    """(sequence, the version whose buffer took it, the upload's checksum: of two processes under one number, whose)"""
+    """(sequence, version whose buffer took it, checksum of the upload)"""
     duplicate: list[int] = field(default_factory=list)
-    """Sequences that were counted before, or are too old to tell."""
+    """Sequences that were counted before, or are too old to know."""
     last: tuple[int, int] | None = None
-    """Sequence and checksum of the client's last counted upload, (-1, 0) if there is none. With duplicates, should the
-    client have lost its own count; and with an upload whose memory does not follow it.
+    """Sequence and checksum of the client's last counted upload, (-1, 0) if there is none. Sent with duplicates, so
+    that a client can recover its count, and with an upload whose memory does not follow that upload.
     """
     rejected: list[tuple[int | None, str, str]] = field(default_factory=list)
-    """(sequence if it could be read, reason, explanation)"""
+    """(sequence if readable, reason, explanation)"""
 
     def extend(self, other: Receipt) -> None:
         self.accepted += other.accepted
@@ -194,7 +139,7 @@ class Receipt:
         try:
             receipt = Receipt(*_RECEIPT.validate_json(data))
         except ValueError as error:
-            raise DataError(f"not a receipt: {printable(str(error))}") from None
+            raise DataError(f"cannot read the receipt: {printable(str(error))}") from None
         receipt.rejected = [(number, printable(why), printable(text)) for number, why, text in receipt.rejected]
         return receipt
 
@@ -206,7 +151,7 @@ _RECEIPT: Final = TypeAdapter(
 
 @final
 class Part(NamedTuple):
-    """Which part of which upload a message is, because the broker takes no message of the whole size: "17/2/8"."""
+    """A part of an upload that is larger than one message. The header "17/2/8" means part 2 of 8 of upload 17."""
 
     upload: int
     number: int
@@ -216,12 +161,12 @@ class Part(NamedTuple):
     def from_header(header: str) -> Part:
         match = _PART.fullmatch(header)
         if match is None:
-            raise MalformedPayload(f"a part is named upload/part/parts, got {header[:40]!r}")
+            raise MalformedPayload(f"expected a part named upload/part/parts, got {header[:40]!r}")
         return Part(*map(int, match.groups()))
 
 
 def split_upload(data: bytes, part_bytes: int) -> list[bytes]:
-    """Cut an upload into parts of at most so many bytes."""
+    """Cut an upload into parts of at most `part_bytes`."""
     return [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
 
 
@@ -236,12 +181,12 @@ class _Partial:
 
 @final
 class PartAssembler:
-    """Puts uploads together: one unfinished upload per client, and so many bytes of all of them.
+    """Assembles uploads from parts: one unfinished upload per client, within a total size.
 
-    A client sends the parts of an upload one after the other, all but the last as large as a message may be. Parts stay
-    unacknowledged until the whole is safe. An unfinished upload is given up, and its parts are acknowledged, if its
-    client begins another, if no part came for `PATIENCE_S`, or if there is no room: then the one whose last part is
-    oldest. Its client sends it again, whole. The broker would deliver its parts for ever.
+    A client sends the parts of an upload in order, all but the last of full size. Parts stay unacknowledged until the
+    upload is safe. The assembler drops an unfinished upload and acknowledges its parts in three cases: its client
+    begins another one, no part arrived for `PATIENCE_S`, or memory runs out and it is the one that waited longest. Its
+    client then sends all of it again. Without the acknowledgement, the broker would deliver the parts forever.
     """
 
     PATIENCE_S: Final = float(ACK_WAIT_S)
@@ -250,13 +195,13 @@ class PartAssembler:
         self._max_upload_bytes, self._part_bytes = max_upload_bytes, part_bytes
         self._most_parts = -(-max_upload_bytes // part_bytes)
         self.most_held = max(max_total_bytes // part_bytes, 2 * self._most_parts)
-        """So many parts of unfinished uploads wait at any time. All of them are of full size: a last part completes."""
+        """The most parts of unfinished uploads at any time. All have full size: a last part completes its upload."""
         self._partial: OrderedDict[int, _Partial] = OrderedDict()
-        """The one whose last part is oldest comes first."""
+        """In the order of their latest parts."""
         self.held = 0
 
     def check(self, part: Part, size: int) -> None:
-        """Refuse a part that belongs to no upload that a client may send."""
+        """Raise if no valid upload can contain this part."""
         last = part.number == part.parts - 1
         fits = 0 < size <= self._part_bytes if last else size == self._part_bytes
         if not (part.number < part.parts and 1 < part.parts <= self._most_parts and fits):
@@ -265,28 +210,28 @@ class PartAssembler:
                 f"{self._max_upload_bytes} bytes comes in parts of {self._part_bytes}"
             )
         if last and (part.parts - 1) * self._part_bytes + size > self._max_upload_bytes:
-            raise OversizedMessage(f"an upload has at most {self._max_upload_bytes} bytes here, its parts have more")
+            raise OversizedMessage(f"expected an upload of at most {self._max_upload_bytes} bytes, its parts have more")
 
     def add(self, client: int, part: Part, message: Msg, now: float, spent: list[Msg]) -> bytes | None:
         """Return the whole upload once its last part is in, else None. The part has passed `check`.
 
-        `spent` gets the messages that are to be acknowledged with it, or that nobody needs any more.
+        `spent` receives the messages to acknowledge: those of the whole upload, and those that were dropped.
         """
-        given_up: list[Msg] = []
+        dropped: list[Msg] = []
         while self._partial and now - next(iter(self._partial.values())).advanced_at > self.PATIENCE_S:
-            given_up += self._pop(next(iter(self._partial)))
-        spent += given_up
+            dropped += self._pop(next(iter(self._partial)))
+        spent += dropped
         partial = self._partial.get(client)
         if partial is None or (partial.upload, partial.parts) != (part.upload, part.parts):
             partial = _Partial(part.upload, part.parts, now)
         held = partial.messages
-        if any(_same_stored(message, before) for before in (*given_up, *held[part.number : part.number + 1])):
-            return None  # delivered again: to acknowledge either of them acknowledges both
+        if any(_same_stored(message, before) for before in (*dropped, *held[part.number : part.number + 1])):
+            return None  # delivered twice: one acknowledgement covers both
         if part.number == 0:
             spent += self._pop(client)
             partial = self._partial[client] = _Partial(part.upload, part.parts, now)
         elif part.number != len(held):
-            spent.append(message)  # what came before it was given up
+            spent.append(message)  # the parts before it were dropped
             return None
         partial.messages.append(message)
         partial.advanced_at = now
@@ -308,5 +253,5 @@ class PartAssembler:
 
 
 def _same_stored(message: Msg, other: Msg) -> bool:
-    """Whether two deliveries are of one message in the stream."""
+    """Whether both are deliveries of the same stored message."""
     return message.metadata.sequence.stream == other.metadata.sequence.stream

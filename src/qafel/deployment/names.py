@@ -1,19 +1,18 @@
-"""Names of everything on the broker, and the limits that its streams are made with.
+"""The names of everything on the broker, and the limits of its streams.
 
-    qafel.RUN.upload.CLIENT       a client's updates; a work queue, gone once the server has them
-    qafel.RUN.broadcast.VERSION   the step from VERSION to VERSION + 1; a bounded history, one subject each
-    qafel.RUN.receipt.CLIENT      what became of a client's updates; not stored
-    $KV.qafel.RUN.config          what server and clients must agree on
-    $KV.qafel.RUN.state           running, finished or stopped; version and digest; renewed every few seconds
-    object RUN/snapshot           x̂ every so many steps
-    object RUN/copy               a quantized copy of it, if clients may start from one
-    object RUN/broadcast-VERSION  a broadcast larger than the broker takes
-    object RUN/model.safetensors  the final model
+qafel.RUN.upload.CLIENT       a client's updates: a work queue, empty once the server has them
+qafel.RUN.broadcast.VERSION   the step from VERSION to VERSION + 1: a bounded history
+qafel.RUN.receipt.CLIENT      the outcome of a client's updates: not stored
+$KV.qafel.RUN.config          the agreement of server and clients
+$KV.qafel.RUN.state           status, version and digest: renewed every few seconds
+object RUN/snapshot           x̂, replaced every few steps
+object RUN/copy               a quantized copy of it, if clients may start from one
+object RUN/broadcast-VERSION  a broadcast larger than one message
+object RUN/model.safetensors  the final model
 
-A broadcast's place is its version, not the stream's own count: a client asks for what it misses by name, and a broker
-that was wiped and refilled answers the same. Reading by subject needs no consumer, so ten thousand idle clients
-cost the broker no state, and the right to read broadcasts is a right to nothing else.
-docs/decisions/deployment-reads-by-subject.md
+The version names a broadcast, not the stream's own count. A client asks for missed broadcasts by name, and a wiped and
+refilled broker gives the same answers. Reads by subject need no consumer, so idle clients cost the broker no state. The
+right to read broadcasts grants nothing else. docs/decisions/deployment-reads-by-subject.md
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ BUCKET: Final = "qafel"
 KEY_VALUE_STREAM: Final = f"KV_{BUCKET}"
 OBJECT_STREAM: Final = f"OBJ_{BUCKET}"
 SHARED_STREAMS: Final = (KEY_VALUE_STREAM, OBJECT_STREAM)
-"""Of all runs on a broker; the other streams are of one run."""
+"""Shared by all runs on a broker. Every other stream belongs to one run."""
 SIGNATURE: Final = "Qafel-Signature"
 PART: Final = "Qafel-Part"
 OBJECT: Final = "Qafel-Object"
 EPOCH: Final = "Qafel-Epoch"
 FAILED: Final = "Qafel-Failed"
-"""Marks a message on an upload's subject that says why training failed: how often in a row."""
+"""Marks a report of failed training on an upload's subject: the number of failures in a row."""
 FOLLOWS: Final = "Qafel-Follows"
-"""Of a client with a memory: the number of the update that its memory follows; -1 before the first."""
+"""With a client memory: the update that the memory follows; -1 before the first."""
 RECEIVED: Final = "Qafel-Received"
-"""Of an upload: the bytes of broadcasts and snapshots that its client received since the one before."""
+"""The bytes of broadcasts and snapshots that the client received since its previous upload."""
 MALFORMED: Final = "\N{REPLACEMENT CHARACTER}"
-"""Under which a message's unreadable headers are noted: a name that no sender can write."""
+"""A header name for unreadable headers, which no sender can write."""
 OVERHEAD_BYTES: Final = 4096
-"""What a message's subject and headers may add to its payload."""
+"""The most bytes of a message's subject and headers."""
 UPLOAD_HEADERS_BYTES: Final = 512
-"""What an upload's headers may add to the stream's largest message: a signature and the part's name take 160."""
+"""The most bytes of an upload's headers in the stream. A signature and a part name take 160."""
 DUPLICATE_WINDOW_S: Final = 0.1
-"""The least that NATS takes. It keeps each `Nats-Msg-Id` in memory for so long, and nothing here relies on it."""
+"""The shortest that NATS allows. NATS keeps each `Nats-Msg-Id` in memory this long; this package does not use it."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def number_in(subject: str) -> int | None:
-    """The number that a subject ends with: a client's, or a version; None if it does not."""
+    """The client or version at the end of a subject; None if it is not a number."""
     end = subject.rsplit(".", 1)[-1]
     return int(end) if end.isascii() and end.isdecimal() and len(end) < 20 else None
 
@@ -74,7 +73,9 @@ class Names:
 
     def __init__(self, run: str) -> None:
         if not is_run_name(run):
-            raise ConfigError(f"a run's name has 1 to 64 letters, digits, - or _; got {run!r}: choose another `run`")
+            raise ConfigError(
+                f"expected a run name of 1 to 64 letters, digits, - or _; got {run!r}: choose another `run`"
+            )
         self.run = run
         self.upload_stream = f"qafel-{run}-upload"
         self.broadcast_stream = f"qafel-{run}-broadcast"
@@ -87,7 +88,7 @@ class Names:
         self.model = f"{run}/model.safetensors"
 
     def consumer(self, epoch: int) -> str:
-        """The consumer of one epoch's server: a later server deletes it, and then nothing is confirmed to this one."""
+        """The consumer of the server of one epoch. A later server deletes it."""
         return f"server-{epoch}"
 
     def upload(self, client: int) -> str:
@@ -106,36 +107,36 @@ class Names:
 @final
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """What the broker keeps of a run."""
+    """Limits on what the broker stores of a run."""
 
     history: int = 1000
-    """Broadcasts."""
+    """Broadcasts in the stream."""
     queue_bytes: int = 4 << 30
-    """All uploads that wait, together."""
+    """Waiting uploads of all clients."""
     queue_per_client: int = 128
-    """Messages of one client that wait."""
+    """Waiting messages of one client."""
     message_bytes: int = -1
-    """The largest upload message, so that a client's messages cannot take more than so many times it; -1: any."""
+    """The largest upload message, which bounds the space of a client's messages; -1: no limit."""
     replicas: int = 1
-    """Copies that a clustered broker keeps."""
+    """Copies that a broker cluster keeps."""
 
     def fitted(self, clients: int, upload_bytes: int, part_bytes: int) -> StreamLimits:
-        """The limits for so many clients with uploads of at most so many bytes, in parts of at most `part_bytes`.
+        """Fit the limits to the number of clients and the sizes of uploads and their parts.
 
-        What one client's messages may take is its part of the queue, as far as that holds a few uploads of each: one
-        that floods does not fill the others' parts. No more is reserved on the broker than all can take.
+        Each client has its own share of the queue, with room for a few uploads. So a client that floods does not block
+        the others. The broker reserves no more than all clients can use.
         """
         parts = -(-upload_bytes // part_bytes)
         message_bytes = min(upload_bytes, part_bytes) + UPLOAD_HEADERS_BYTES
         part = self.queue_bytes // (max(1, clients) * message_bytes)
-        # Room for a few uploads a client, however many messages each comes in.
+        # Room for a few uploads per client, however many parts each has.
         per_client = max(4 * parts, min(max(self.queue_per_client, 4 * parts), part))
         queue_bytes = min(self.queue_bytes, max(1, clients) * per_client * message_bytes)
         return replace(self, queue_per_client=per_client, message_bytes=message_bytes, queue_bytes=queue_bytes)
 
 
 def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
-    """The configuration of a run's two streams, broadcasts and uploads."""
+    """The configuration of a run's two streams: broadcasts and uploads."""
     return [
         StreamConfig(
             name=names.broadcast_stream,
@@ -143,7 +144,7 @@ def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
             storage=StorageType.FILE,
             num_replicas=limits.replicas,
             max_msgs=limits.history,
-            # A step that is sent again takes its own place in the history.
+            # A broadcast that is sent again replaces itself.
             max_msgs_per_subject=1,
             discard=DiscardPolicy.OLD,
             duplicate_window=DUPLICATE_WINDOW_S,
@@ -156,13 +157,13 @@ def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
             storage=StorageType.FILE,
             num_replicas=limits.replicas,
             max_bytes=limits.queue_bytes,
-            # One client that floods fills its own queue, not everyone's.
+            # A client that floods fills only its own queue.
             max_msgs_per_subject=limits.queue_per_client,
             max_msg_size=limits.message_bytes,
             discard=DiscardPolicy.NEW,
             discard_new_per_subject=True,
             duplicate_window=DUPLICATE_WINDOW_S,
-            # Uploads are read by the server's consumer and by no one else.
+            # Only the server's consumer reads uploads.
             allow_direct=False,
         ),
     ]

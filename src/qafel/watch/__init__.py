@@ -1,7 +1,7 @@
-"""Any runs on one page, live: what goes on in run directories, or what else tells of runs, served to a browser.
+"""A live page of runs, from run directories or a broker, for a browser.
 
-watched    a run as it is seen at a moment; how long it will take
-sources    where runs are seen: in folders, or told by somebody, such as a deployed server's broker
-page       the page: a card for each run, and the report's charts
-serve      the page's server, with server-sent events; it needs the extra `watch`
+watched  a run at one moment, and forecasts of its duration
+sources  where runs come from: folders, or reported states such as a broker's
+page     the page: a card per run, and the report's charts
+serve    the page's server, with server-sent events; needs the extra `watch`
 """

@@ -1,6 +1,6 @@
-"""The live page: a card for each run, and below them the report's charts of all of them. All text is written here.
+"""The live page: a card per run, and the report's charts below. All text is written here.
 
-The browser replaces what it shows by what comes from here, so there is no second place that formats a figure.
+The browser only replaces content, so figures are formatted in one place.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from qafel.runs.progress import histogram_mean
 from qafel.text import UNKNOWN, counted, human_bytes, human_count, human_metric, human_seconds, printable
 from qafel.watch.watched import Pace, Watched, seconds_to_target, seen_once
 
-_MOST = 24  # runs that are shown
-_POINTS = 3000  # of a chart: it is sent again and again
-_NAMED = 12  # clients that are named at once; the others on demand
+_MOST = 24  # runs on the page
+_POINTS = 3000  # per chart, because charts are sent repeatedly
+_NAMED = 12  # silent clients listed by number
 _TITLE = "Runs, live"
 
 
 @final
 @dataclass(frozen=True)
 class Picture:
-    """All that the page shows at a moment: its figures as HTML, its charts as JSON."""
+    """The page's content at one moment: figures as HTML, charts as JSON."""
 
     figures: str
     charts: str
@@ -39,7 +39,7 @@ class Picture:
     styles: tuple[Style, ...] = ()
 
     def whole_page(self) -> str:
-        """The page with this as its first state."""
+        """The page, with this picture as its first state."""
         sections = [
             '<p class="note" id="connection" role="status">As of now: reload the page for more.</p>',
             f'<div id="live">{self.figures}</div>',
@@ -56,17 +56,17 @@ class Picture:
 
 @final
 class Painter:
-    """Draws pictures of what is watched. It remembers the pace of runs, to say how long they will take."""
+    """Draws pictures of runs. It remembers their pace to predict when they end."""
 
     def __init__(self) -> None:
         self._paces: dict[str, Pace] = {}
 
     def picture(self, watched: Sequence[Watched], notes: Iterable[str] = (), where: str = "") -> Picture:
-        """What to show of these runs; `notes` are told above them, and `where` says where runs are looked for."""
-        shown, left_out = _chosen(seen_once(watched))
-        self._paces = {one.key: self._paces.get(one.key, Pace()) for one in shown}
-        labels = run_labels([one.run for one in shown])
-        drawn = [one for one in shown if one.rows]
+        """Draw these runs. `notes` appear above them; `where` describes the sources."""
+        chosen, left_out = _chosen(seen_once(watched))
+        self._paces = {one.key: self._paces.get(one.key, Pace()) for one in chosen}
+        labels = run_labels([one.run for one in chosen])
+        drawn = [one for one in chosen if one.rows]
         groups = groups_of([one.run for one in drawn])
         styles = all_styles(groups)
         panels = [report_panels(group, f"-{number}" if number else "") for number, group in enumerate(groups)]
@@ -76,14 +76,13 @@ class Painter:
             for own, style in zip(group.members, group.styles, strict=True)
             for run in own.runs
         }
-        told = [
-            *map(printable, notes),
-            *([f"{counted(left_out, 'more run')} that changed last before these: not shown."] if left_out else []),
-        ]
-        if not shown:
-            told.append(f"No run yet{f' in {printable(where)}' if where else ''}: runs show up here when they begin.")
+        remarks = [*map(printable, notes)]
+        if left_out:
+            remarks.append(f"Not shown: {counted(left_out, 'more run')}, which changed before these.")
+        if not chosen:
+            remarks.append(f"No run yet{f' in {printable(where)}' if where else ''}. New runs appear here.")
         articles = [
-            self._card(one, label, colours.get(id(one.run), GREY)) for one, label in zip(shown, labels, strict=True)
+            self._card(one, label, colours.get(id(one.run), GREY)) for one, label in zip(chosen, labels, strict=True)
         ]
         titles = [f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else "" for group in groups]
         charts = [
@@ -92,7 +91,9 @@ class Painter:
             *(title + cards(own) for title, own in zip(titles, panels, strict=True)),
             "</section>",
         ]
-        html = "".join([*map(note, told), f'<div class="runs">{"".join(articles)}</div>', *(charts if drawn else [])])
+        html = "".join(
+            [*map(note, remarks), f'<div class="runs">{"".join(articles)}</div>', *(charts if drawn else [])]
+        )
         every = tuple(panel for own in panels for panel in own)
         return Picture(html, charts_json(every, styles, _POINTS), every, styles)
 
@@ -125,7 +126,7 @@ class Painter:
 
 
 def _chosen(watched: Sequence[Watched]) -> tuple[list[Watched], int]:
-    """Those to show, in the order in which they came: all that go on first, then those heard of last."""
+    """The runs to show, in their order. Running ones have priority, then the latest."""
     if len(watched) <= _MOST:
         return list(watched), 0
     by_interest = sorted(watched, key=lambda one: (one.word != "running", one.heard_s))
@@ -134,36 +135,36 @@ def _chosen(watched: Sequence[Watched]) -> tuple[list[Watched], int]:
 
 
 def _metric(one: Watched) -> str:
-    """The metric, large; the target, and when it will be reached."""
+    """The metric, the target, and the time to the target."""
     run = one.run
     value = float(run.column("metric")[-1]) if one.rows else math.nan
-    shown = human_metric(value) if one.rows else UNKNOWN
+    text = human_metric(value) if one.rows else UNKNOWN
     name, target = str(run.summary.get("metric_name") or "metric"), run.number("target")
     words = ["no target"] if math.isnan(target) else [f"target {human_metric(target)}"]
     if (reached := one.target_reached) is not None:
         words.append(f"reached after {counted(reached, 'upload', human_count)}")
     elif not math.isnan(target) and one.word == "running":
-        words.append(_foreseen(seconds_to_target(one)))
+        words.append(_time_to_target(seconds_to_target(one)))
     return (
-        f'<p class="metric"><b>{escape(shown)}</b> {escape(name)}<br>'
+        f'<p class="metric"><b>{escape(text)}</b> {escape(name)}<br>'
         f'<span class="note">{escape(", ".join(words))}</span></p>'
     )
 
 
-def _foreseen(seconds: float) -> str:
+def _time_to_target(seconds: float) -> str:
     if math.isnan(seconds):
-        return "too early to tell when"
+        return "too early to predict"
     return "not in sight" if math.isinf(seconds) else f"in {_about(seconds)}"
 
 
 def _about(seconds: float) -> str:
-    """A guess at a time, no more exact than it is: about 40 s, about 12 min."""
+    """An approximate time: about 40 s, about 12 min."""
     minutes = round(seconds / 60)
     return f"about {human_seconds(round(seconds))}" if seconds < 99.5 or minutes >= 60 else f"about {minutes} min"
 
 
 def _figures(one: Watched) -> list[tuple[str, str]]:
-    """Names and values, as HTML."""
+    """Names and values as HTML."""
     run, live = one.run, one.live
     counts = [round(count) for count in run.staleness_histogram.tolist()]
     stale = f"mean {human_count(round(histogram_mean(counts), 2))}, max {len(counts) - 1}" if any(counts) else UNKNOWN
@@ -185,7 +186,7 @@ def _figures(one: Watched) -> list[tuple[str, str]]:
 
 
 def _number(one: Watched, key: str, live_name: str = "") -> float:
-    """A figure of the summary or, while the run goes on, of what its driver said last."""
+    """A figure from the driver's last state or, for a finished run, from the summary."""
     if one.live is not None and not one.run.finished:
         return float(getattr(one.live, live_name or key))
     return one.run.number(key)
@@ -204,17 +205,17 @@ def _rejected(one: Watched) -> str:
     reasons: object = live.rejected if live is not None else summary.get("rejected")
     repeated = live.repeated if live is not None else summary.get("repeated")
     if not isinstance(reasons, Mapping):
-        return "not known"
-    told = ", ".join(f"{human_count(count)} {reason}" for reason, count in sorted(reasons.items())) or "none"
-    return escape(told + (f"; {counted(repeated, 'repeat', human_count)}, counted once" if repeated else ""))
+        return UNKNOWN
+    text = ", ".join(f"{human_count(count)} {reason}" for reason, count in sorted(reasons.items())) or "none"
+    return escape(text + (f"; {counted(repeated, 'repeat', human_count)}, counted once" if repeated else ""))
 
 
 def _clients(live: LiveState) -> str:
-    """Who trains and who is silent: counts, the silent ones by number, and the others on demand."""
+    """Training and silent clients: counts, the silent ones by number, and the others on demand."""
     others = live.clients - live.training_count - (live.silent_count or 0)
     silent = "silent: not counted" if live.silent_count is None else f"{human_count(live.silent_count)} silent"
     counts = f"{human_count(live.training_count)} of {human_count(live.clients)} clients train, {silent}"
-    idle = "have not been heard of" if live.virtual_time_unit == "s" else "idle"
+    idle = "not seen yet" if live.virtual_time_unit == "s" else "idle"
     counts += f", {human_count(others)} {idle}" if others > 0 else ""
     named = sorted(live.silent.items(), key=lambda pair: -(pair[1] or 0.0))
     chips = [(client, "" if since is None else human_seconds(round(since))) for client, since in named]
@@ -222,10 +223,10 @@ def _clients(live: LiveState) -> str:
     more = f"<li>and {human_count(unnamed)} more</li>" if unnamed > 0 else ""
     failing = counted(live.failing_count, "client", human_count)
     training = _chips([(client, f"{behind:,} behind") for client, behind in _by_number(live.training)])
-    list_of = f"<details><summary>{counts}</summary><p>Versions behind, of some that train:</p>{training}</details>"
+    list_of = f"<details><summary>{counts}</summary><p>Versions behind (some clients):</p>{training}</details>"
     return (
         f'<div class="clients">{list_of if training else f"<p>{counts}</p>"}'
-        f"{f'<p>Silent, and since when:</p>{_chips(chips[:_NAMED], more)}' if chips else ''}"
+        f"{f'<p>Silent for:</p>{_chips(chips[:_NAMED], more)}' if chips else ''}"
         f"{f'<p>Training fails at {failing}:</p>{_chips(list(live.failing.items()))}' if live.failing else ''}</div>"
     )
 

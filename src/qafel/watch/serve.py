@@ -1,7 +1,7 @@
-"""The live page's server: the page with its first state, then server-sent events with what changes.
+"""The live page's server: the page with its first state, then server-sent events with changes.
 
-Who may ask: a request names a host that is this machine's own (or was allowed), or it is refused, and so is one that a
-page from elsewhere makes. Else any web page could read runs here, by a name of its own that leads to 127.0.0.1.
+A request must name a host of this machine or an allowed one, and must not come from another site's page. Otherwise any
+web page could read runs here, through a host name that resolves to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qafel.watch.sources import Source
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _EVERY_S: Final = 1.0
 _REST: Final = 9.0
-"""To look and to draw takes at most a tenth of a core: it rests so many times as long as it worked."""
+"""Pause this many times as long as the last update took, so that updates use at most a tenth of a core."""
 _LONGEST_REST_S: Final = 10.0
 _HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
@@ -42,7 +42,7 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 @final
 class Board:
-    """What the page shows, looked up at most once a second, however many ask; and not at all if nobody does."""
+    """The page's content, updated at most once a second for all readers, and only while there are readers."""
 
     def __init__(self, sources: Sequence[Source], where: str = "", every_s: float = _EVERY_S) -> None:
         self._sources, self._where, self._every_s = sources, where, every_s
@@ -53,13 +53,13 @@ class Board:
         self._good_until = 0.0
 
     async def picture(self) -> Picture:
-        """The newest picture. A look goes on if who asked first has gone."""
+        """The newest picture. An update continues if its first reader has left."""
         if self._looking is None or (self._looking.done() and time.monotonic() >= self._good_until):
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
 
     async def page(self) -> bytes:
-        """The whole page, made once of each picture."""
+        """The whole page, drawn once per picture."""
         picture = await self.picture()
         if self._drawing is None or picture is not self._drawn:
             self._drawn = picture
@@ -76,7 +76,7 @@ class Board:
         return picture
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """What a browser hears, without end: everything at first, then what has changed, and the time."""
+        """An endless stream for a browser: everything first, then changes, and the time."""
         figures = charts = None
         yield b"retry: 2000\n\n" + _event("hello", software())
         while True:
@@ -97,35 +97,33 @@ def _event(name: str, data: str) -> bytes:
 
 @cache
 def software() -> str:
-    """Which version of the page this is: a page that another version sent loads itself again."""
+    """The version of the page. A page of another version reloads itself."""
     parts = [files(__package__).joinpath(name).read_bytes() for name in ("live.js", "live.css")]
     return f"{__version__}-{hashlib.sha256(b''.join(parts)).hexdigest()[:12]}"
 
 
 def answering(board: Board, hosts: Iterable[str] = LOOPBACK) -> Handler:
-    """Answers with the page and its events to requests that name one of the `hosts`, and that no page from elsewhere
-    makes.
-    """
+    """Serve the page and its events to requests for one of the `hosts` that do not come from another site's page."""
     known = frozenset(host.lower().strip("[]").rstrip(".") for host in hosts)
 
     async def answer(request: Request) -> Answer:
         asked = request.header("host")
         if len(asked) != 1 or _host(f"//{asked[0]}") not in known:
-            words = "This page answers only to its own host's name. `qafel watch --allow-host NAME` allows another."
+            words = "This host name is not allowed. `qafel watch --allow-host NAME` allows it."
             return refusal(HTTPStatus.MISDIRECTED_REQUEST, words)
         if any(_host(origin) not in known for origin in request.header("origin")):
-            return refusal(HTTPStatus.FORBIDDEN, "Pages from elsewhere may not read this.")
+            return refusal(HTTPStatus.FORBIDDEN, "Pages of other sites may not read this.")
         if request.path == "/":
             return Answer(await board.page(), "text/html; charset=utf-8", headers=_HEADERS)
         if request.path == "/events":
             return Answer(board.events(), "text/event-stream; charset=utf-8", headers=_HEADERS)
-        return refusal(HTTPStatus.NOT_FOUND, "There is nothing but the page, at /.")
+        return refusal(HTTPStatus.NOT_FOUND, "Not found. The page is at /.")
 
     return answer
 
 
 def _host(address: str) -> str | None:
-    """The host in an address, without port and brackets; None if there is none, as in the origin "null"."""
+    """The host in an address, without port and brackets; None if there is none, as for the origin "null"."""
     with suppress(ValueError):
         host = urlsplit(address).hostname
         return None if host is None else host.rstrip(".")
@@ -133,7 +131,7 @@ def _host(address: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address is reachable only from this machine."""
     with suppress(ValueError):
         return ipaddress.ip_address(address).is_loopback
     return address == "localhost"
@@ -147,10 +145,11 @@ def serve(
     allow_hosts: Sequence[str] = (),
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve the page of these sources at a socket, until a signal ends it.
+    """Serve the page at a socket, until a signal ends it.
 
-    `where` says in the page's words where runs are looked for; besides this machine's own names, the page answers to
-    those of `allow_hosts`; `ready` is called when requests are heard.
+    where        describes the sources on the page
+    allow_hosts  allowed host names besides this machine's
+    ready        called when the server accepts requests
     """
     hosts = (*LOOPBACK, at.getsockname()[0], *allow_hosts)
 

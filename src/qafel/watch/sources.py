@@ -1,4 +1,4 @@
-"""Where runs are seen: in folders, which are followed file by file; or told by somebody who hears of their states."""
+"""Sources of runs: folders, whose files are followed, and reported states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from qafel.watch.watched import Watched
 
 _DEEP = 3  # folders below the given one
 _MOST_FOLDERS = 5000
-_MOST_TOLD = 4000
+_MOST_REPORTED = 4000
 _COLUMNS = (
     *("metric", "uploads", "version", "virtual_time", "hidden_state_lag", "wall_s"),
     *("upload_bytes_total", "broadcast_bytes_total", "received_bytes_total"),
@@ -38,21 +38,21 @@ _COLUMNS = (
 
 
 class Source(Protocol):
-    """Sees runs."""
+    """A source of runs."""
 
     async def look(self) -> Sequence[Watched]:
-        """The runs as they are now; called about once a second."""
+        """The current runs. Called about once a second."""
         ...
 
     @property
     def note(self) -> str:
-        """What a reader should know besides, such as that a broker does not answer; empty if nothing."""
+        """A remark for the reader, such as a broker that does not answer; else empty."""
         ...
 
 
 @final
 class Columns:
-    """The history of a run that goes on: numbers by column, and how stale its updates were."""
+    """The history of a running run: columns of numbers, and its staleness histogram."""
 
     def __init__(self) -> None:
         self._values = {name: array("d") for name in _COLUMNS}
@@ -70,14 +70,14 @@ class Columns:
         self.last = row
 
     def halve(self) -> None:
-        """Drop every second value but the last."""
+        """Drop every second value, but keep the last."""
         self._values = {
             name: array("d", [*values[:-1:2], *values[-1:]]) if values else values
             for name, values in self._values.items()
         }
 
     def history(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-        """The columns that hold any number, as arrays of their own."""
+        """Copies of the columns that have any number."""
         found = {name: np.array(values, dtype=np.float64) for name, values in self._values.items()}
         return {name: column for name, column in found.items() if name == "metric" or not np.isnan(column).all()}
 
@@ -87,7 +87,7 @@ _Content = TypeVar("_Content")
 
 
 def _identity(file: Path) -> _Identity:
-    """What changes when a file is written again, and what tells why there is none."""
+    """A value that changes when the file changes; the error number if it cannot be read."""
     try:
         found = file.stat()
     except OSError as error:
@@ -97,13 +97,13 @@ def _identity(file: Path) -> _Identity:
 
 @final
 class _FollowedFile(Generic[_Content]):
-    """A file of a run, which is read again when it has changed."""
+    """A file of a run, read again when it has changed."""
 
     def __init__(self, folder: Path, name: str, read: Callable[[Path], _Content]) -> None:
         self._folder, self._file, self._read = folder, folder / name, read
         self._identity: _Identity | None = None
         self.content: _Content | None = None
-        """None if there is no such file, or it is damaged."""
+        """None if the file is missing or damaged."""
         self.fault = ""
 
     def look(self) -> bool:
@@ -122,22 +122,22 @@ class _FollowedFile(Generic[_Content]):
 
     @property
     def changed_at(self) -> float:
-        """When it was written last, in seconds since 1970; zero if nobody knows."""
+        """When it was last written, in seconds since 1970; zero if unknown."""
         return self._identity[1] / 1e9 if self._identity and len(self._identity) > 1 else 0.0
 
 
 @final
 class FollowedRun:
-    """One run directory, of which every byte is read once, unless the run begins anew."""
+    """A run directory. Every byte is read once, unless the run starts again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._config = _FollowedFile(path, "config.toml", read_config)
         self._summary = _FollowedFile(path, "summary.json", read_summary)
         self._live = _FollowedFile(path, LIVE_FILE, read_live)
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._columns = Columns()
         self._rows = RowReader(self.path / "metrics.jsonl")
         self._metrics = _FollowedFile(self.path, "metrics.jsonl", self._take_rows)
@@ -150,9 +150,9 @@ class FollowedRun:
             raise DataError(self._rows.fault)
 
     def look(self) -> Watched:
-        """The run as its files say it now. A damaged file is told of by `problem`."""
+        """The run according to its files. `problem` describes damaged files."""
         if self._config.look() or self._rows.is_shorter():
-            self._begin_anew()
+            self._reset()
         for file in (self._metrics, self._summary, self._live):
             file.look()
         finished = self._summary.content is not None
@@ -174,13 +174,12 @@ class FollowedRun:
         if summary is not None:
             return Run.of(self.path, config, summary, history)
         so_far = summary_so_far(self._columns.last, config) | {"staleness_histogram": self._columns.staleness}
-        told = {} if live is None else _of_live(live)
-        return Run.of(self.path, config, so_far | told, history, finished=False)
+        return Run.of(self.path, config, so_far | ({} if live is None else _of_live(live)), history, finished=False)
 
 
 def _of_live(live: LiveState) -> dict[str, Any]:
-    """What only the driver of an unfinished run knows, under the names of a summary."""
-    told = {
+    """The driver's state of an unfinished run, under the names of a summary."""
+    found = {
         "metric_name": live.metric_name,
         "metric_goal": live.metric_goal,
         "target": live.target,
@@ -192,21 +191,21 @@ def _of_live(live: LiveState) -> dict[str, Any]:
         "server_steps": live.version,
         "run_id": live.run_id,
     }
-    return told | ({"virtual_time_unit": live.virtual_time_unit} if live.virtual_time_unit else {})
+    return found | ({"virtual_time_unit": live.virtual_time_unit} if live.virtual_time_unit else {})
 
 
 @final
 class Folders:
-    """All runs in some folders, and such as appear there later. It is a source."""
+    """A source: all runs in some folders, including runs that appear later."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         for folder in folders:
             if not os.path.isdir(folder):
                 kind = "is not a folder" if os.path.lexists(folder) else "does not exist"
-                raise DataError(f"{folder} {kind}: make it if runs will begin there, or name another")
+                raise DataError(f"{folder} {kind}: create it, or name another folder")
         self._folders = tuple(folders)
         self._followed: dict[str, FollowedRun] = {}
-        """By where they lie, as a folder may be named twice."""
+        """By real path, because a folder may be named twice."""
 
     @property
     def note(self) -> str:
@@ -220,14 +219,14 @@ class Folders:
         for folder in self._folders:
             for path in find_runs(folder):
                 found.setdefault(os.path.realpath(path), path)
-        # Runs keep the order in which they were seen first, so that none changes its colour.
+        # Runs keep their first order, so that none changes its colour.
         kept = {place: followed for place, followed in self._followed.items() if place in found}
         self._followed = kept | {place: FollowedRun(path) for place, path in found.items() if place not in kept}
         return [followed.look() for followed in self._followed.values()]
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run directories in a folder and in folders in it; or the folder, if it is one. Moved-aside ones are not."""
+    """The run directories in a folder and its subfolders, or the folder itself. Skips moved-aside ones."""
     found: list[Path] = []
     level, seen = [folder], 0
     for depth in range(_DEEP + 1):
@@ -258,30 +257,30 @@ def _folders_in(path: Path) -> list[Path]:
 
 
 @final
-class Told:
-    """Runs of which somebody tells: their states as they come are all their history. It is a source."""
+class Reported:
+    """A source: runs known by their reported states, which are their only history."""
 
     def __init__(self, where: str) -> None:
-        """Runs at `where`, such as a broker's address, which tells them from others of the same name."""
+        """`where`: the origin of the reports, such as a broker's address."""
         self._where = where
         self._columns: dict[str, Columns] = {}
         self._states: dict[str, tuple[LiveState, float, str]] = {}
         self.note = ""
 
-    def tell(self, name: str, live: LiveState, silent_s: float, problem: str = "") -> None:
-        """A run's state, and for how long its driver has been silent; `problem` if there is more to say."""
+    def report(self, name: str, live: LiveState, silent_s: float, problem: str = "") -> None:
+        """Add a run's state. `silent_s`: its age in seconds. `problem`: overrides the state's."""
         columns = self._columns.setdefault(name, Columns())
         if columns.last and live.uploads < columns.last["uploads"]:
-            columns = self._columns[name] = Columns()  # it began anew
+            columns = self._columns[name] = Columns()  # the run started again
         row = {key: getattr(live, key, None) for key in _COLUMNS}
         if live.metric is not None and any(row[key] != columns.last.get(key) for key in ("metric", "uploads")):
             columns.add(row)
-        if len(columns) > _MOST_TOLD:
+        if len(columns) > _MOST_REPORTED:
             columns.halve()
         self._states[name] = live, time.time() - silent_s, problem or live.problem
 
     def forget_all_but(self, names: Sequence[str]) -> None:
-        """Leave out runs that are no longer there."""
+        """Remove all other runs."""
         for gone in self._states.keys() - set(names):
             del self._states[gone]
             self._columns.pop(gone, None)

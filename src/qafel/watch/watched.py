@@ -1,4 +1,4 @@
-"""A run as it is seen at a moment, and how long it will take: to its end, and to its target."""
+"""A run at one moment, and forecasts of the time to its end and to its target."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from qafel.runs.reading import Column, Run
 from qafel.text import human_seconds
 
 SILENT_S = 15.0
-"""A run that goes on says so every second or two; one of which nothing was heard for so long is called silent."""
+"""A running run reports every second or two. After this long without a report it is silent."""
 _RECENT_S = 60.0
 _LEAST_ROWS = 6
 _FAR = 20.0
 _SHARE_OF_ROWS = 0.75
-"""The first quarter of a curve says least about its end."""
+"""The first quarter of a curve predicts its end worst."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A run as it is seen now."""
+    """A run at one moment."""
 
     key: str
-    """Tells it from all others: its folder, or where it was told of."""
+    """A unique name: the run's folder, or its source and name."""
     run: Run
-    """Its rows so far, perhaps none."""
+    """The run with its rows so far, perhaps none."""
     live: LiveState | None
-    """What its driver said last; None if it is not known, as in a folder whose run is finished."""
+    """The last state of its driver; None if unknown, as for a finished run."""
     heard_s: float
-    """So many seconds ago it was heard of last."""
+    """Seconds since its last report."""
     problem: str = ""
-    """Why it cannot be shown, or what its operator should see to."""
+    """Why it cannot be shown, or what its operator should fix."""
     damaged: bool = False
-    """Whether its files do not tell how it stands."""
+    """Whether its files are too damaged to show its status."""
 
     @property
     def rows(self) -> int:
@@ -48,33 +48,33 @@ class Watched:
 
     @property
     def run_id(self) -> str:
-        """Tells a deployed run from all others; a simulated one has none."""
+        """The identity of a deployed run; empty for a simulated one."""
         return str(self.run.summary.get("run_id", ""))
 
     @property
     def silent(self) -> bool:
-        """Whether nobody knows how it stands now."""
-        return self.damaged or (self.goes_on and self.heard_s > SILENT_S)
+        """Whether its current status is unknown."""
+        return self.damaged or (self.running and self.heard_s > SILENT_S)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it is running, as far as is known: one that fell silent may be."""
+    def running(self) -> bool:
+        """Whether it is running, as far as is known. A silent run may be."""
         return not self.run.finished and (self.live is None or self.live.status == "running")
 
     @property
     def word(self) -> str:
-        """Its state in a word or two."""
+        """Its status in a word or two."""
         if self.damaged:
             return "damaged"
         if self.run.finished:
             return str(self.run.summary.get("status", "finished"))
-        if not self.goes_on and self.live is not None:
+        if not self.running and self.live is not None:
             return self.live.status
         return f"silent for {human_seconds(round(self.heard_s))}" if self.silent else "running"
 
     @property
     def target_reached(self) -> int | None:
-        """How many uploads the target took; None if it is not reached, or there is none."""
+        """The uploads that reached the target; None if it is not reached, or there is none."""
         target = self.run.number("target")
         first = None if math.isnan(target) else self.run.first_at(target)
         uploads = math.nan if first is None else float(self.run.column("uploads")[first])
@@ -82,9 +82,9 @@ class Watched:
 
 
 def seen_once(watched: Iterable[Watched]) -> list[Watched]:
-    """Each run once, by its run id: one may be seen in its folder, and told of by its broker.
+    """Remove duplicates by run id: a run may come from its folder and from its broker.
 
-    The first counts, unless it is silent and another one is not.
+    The first one counts, unless it is silent and another one is not.
     """
     found: dict[str, Watched] = {}
     for one in watched:
@@ -95,11 +95,11 @@ def seen_once(watched: Iterable[Watched]) -> list[Watched]:
 
 
 def uploads_to_target(uploads: Column, metric: Column, target: float, goal: str) -> float:
-    """So many uploads the target will take in all, if the metric goes on as in the last three quarters of its curve.
+    """Predict the total uploads to the target from the last three quarters of the curve.
 
-    Learning slows down: an accuracy grows about as the logarithm of the uploads does, and a loss falls about as a power
-    of them. Infinite if the metric does not approach the target, or so slowly that twenty times as many uploads as
-    there were so far would not do; NaN if there is too little to tell.
+    Learning slows down: an accuracy grows about like the logarithm of the uploads, a loss falls about like a power of
+    them. Infinite if the metric does not approach the target, or needs over twenty times the uploads so far. NaN with
+    too few rows.
     """
     known = np.isfinite(metric) & np.isfinite(uploads) & (uploads > 0)
     logarithmic = goal == "min" and target > 0
@@ -121,10 +121,10 @@ def uploads_to_target(uploads: Column, metric: Column, target: float, goal: str)
 
 
 def seconds_to_target(watched: Watched) -> float:
-    """How long until the target is reached, by the curve so far and the present rate; NaN where nobody can tell."""
+    """Predict the seconds to the target from the curve so far and the current rate; NaN if unknown."""
     run, live = watched.run, watched.live
     target = run.number("target")
-    if live is None or not watched.goes_on or not live.updates_per_s > 0 or math.isnan(target) or not watched.rows:
+    if live is None or not watched.running or not live.updates_per_s > 0 or math.isnan(target) or not watched.rows:
         return math.nan
     if meets(float(run.column("metric")[-1]), target, run.goal):
         return 0.0
@@ -134,18 +134,18 @@ def seconds_to_target(watched: Watched) -> float:
 
 @final
 class Pace:
-    """How long a run will take to its end, at the pace of the last minute."""
+    """Predicts the time to a run's end, from the pace of the last minute."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float]] = deque()
 
     def seconds_left(self, live: LiveState) -> float:
-        """As long as the rest takes; NaN before there is a pace, or if nobody knows how far the run is."""
+        """The predicted time left; NaN if the pace or the progress is unknown."""
         share, marks = live.share_done, self._marks
         if share is None:
             return math.nan
         if marks and (share < marks[-1][1] or live.at < marks[-1][0]):
-            marks.clear()  # it began anew
+            marks.clear()  # the run started again
         if not marks or live.at > marks[-1][0]:
             marks.append((live.at, share))
         while len(marks) > 2 and live.at - marks[0][0] > _RECENT_S:

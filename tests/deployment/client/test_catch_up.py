@@ -13,14 +13,15 @@ from qafel.algorithm import Held, Means, Offer, Plan
 from qafel.algorithm.catch_up import Exact, Quantized
 from qafel.config import Config
 from qafel.deployment.client import ClientSettings
-from qafel.deployment.client.client import DeploymentClient, open_client, train_task
-from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.client.client import DeploymentClient, open_client
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.training import train_task
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import read_status
 from qafel.deployment.names import Names
 from qafel.deployment.server import DefenceSettings, ServerSettings
 from qafel.deployment.server.server import DeploymentServer
+from qafel.deployment.status import read_status
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 from tests.deployment.recorded import check_recorded
 

@@ -19,12 +19,12 @@ from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.client import DeploymentClient, open_client
-from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.client.state import ClientState
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
-from qafel.deployment.messages import read_status
 from qafel.deployment.names import FAILED, Names
 from qafel.deployment.server import ServerSettings
+from qafel.deployment.status import read_status
 from qafel.errors import TrainingFailed
 from qafel.params import Vector
 from qafel.rng import Stream

@@ -15,7 +15,7 @@ from qafel.algorithm import Held, HiddenState
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
-from qafel.deployment.client.outbox import ClientState, Kept
+from qafel.deployment.client.state import ClientState, Kept
 from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, StreamLimits

@@ -16,9 +16,9 @@ from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
-from qafel.deployment.client.client import DeploymentClient, open_client, train_task
-from qafel.deployment.client.memory import Memory, Sent
-from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.client.client import DeploymentClient, open_client
+from qafel.deployment.client.state import ClientState, Memory, Sent
+from qafel.deployment.client.training import train_task
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
@@ -146,13 +146,13 @@ def test_an_upload_that_was_rejected_once_and_counted_then_is_what_the_memory_fo
             await client.send(start, made)
             assert await client.until(lambda: not len(client.outbox), 20)
             assert client._memory is not None
-            accept = client.outbox._counted
-            client.outbox._counted = lambda sequence, checksum: None
+            accept = client.outbox._on_counted
+            client.outbox._on_counted = lambda sequence, checksum: None
             client.outbox.add(start.sequence, made.upload, start.follows)  # as a copy that was sent before
             client.outbox._pending[start.sequence].due = 0.0
             await until(lambda: server.ledger.traffic.uploads == 2)
             assert await client.until(lambda: not len(client.outbox), 20)
-            client.outbox._counted = accept
+            client.outbox._on_counted = accept
             start = client.begin()
             await client.send(start, client.finish(start, client._train))
             if killed:

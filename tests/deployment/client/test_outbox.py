@@ -14,7 +14,8 @@ from qafel.algorithm import Algorithm, Client, Held, HiddenState, LocalTraining,
 from qafel.algorithm.admission import WINDOW, ReplayWindows
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient
-from qafel.deployment.client.outbox import ClientState, Kept, Outbox
+from qafel.deployment.client.outbox import Outbox
+from qafel.deployment.client.state import ClientState, Kept
 from qafel.deployment.connection import Stored
 from qafel.deployment.keys import Access, Signer
 from qafel.deployment.messages import Agreement, Receipt

@@ -12,12 +12,13 @@ import pytest
 
 from qafel.config import Config
 from qafel.deployment.client import ClientSettings
-from qafel.deployment.client.client import MakeTrain, open_client, train_task
-from qafel.deployment.client.outbox import ClientState
-from qafel.deployment.connection import cancel_and_wait
+from qafel.deployment.client.client import MakeTrain, open_client
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.training import train_task
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
+from qafel.deployment.transport import cancel_and_wait
 from qafel.errors import ConfigError
 from tests.deployment.live import CONFIG, same, serving, until, update
 from tests.own_parts import MODULE, write_folder
@@ -75,7 +76,7 @@ def test_a_path_that_only_the_server_names_is_refused_and_not_imported(
     given = {"arguments": arguments} if role == "task" else arguments
     told = named(role, {"name": path, **given} if arguments else path)
     others = (f"{HOSTILE}:Rooms", "elsewhere:Half", f"{HOSTILE}.sub:Half")
-    with pytest.raises(ConfigError, match=f"the run's {role} is {path}, and a client imports only.* `part` {path}$"):
+    with pytest.raises(ConfigError, match=f"the run's {role} is {path}, .* `part` {path}$"):
         asyncio.run(take_part(folder, access, told, parts=others))
     assert HOSTILE not in sys.modules
     assert not (folder / "trace").exists()

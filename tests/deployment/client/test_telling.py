@@ -12,8 +12,9 @@ from qafel.cli.client import _tell
 from qafel.config import Config
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
-from qafel.deployment.client.client import open_client, train_task
-from qafel.deployment.client.outbox import ClientState
+from qafel.deployment.client.client import open_client
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.training import train_task
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names

@@ -160,7 +160,7 @@ def split_brain(fleet: Fleet) -> None:
     fleet.server = fleet.start_server("--take-over")
     fleet.goes_on()
     before.process.send_signal(signal.SIGCONT)
-    _ends(before, f"another server has taken over run {RUN!r}")
+    _ends(before, f"another server took over run {RUN!r}")
 
 
 def second_server(fleet: Fleet) -> None:
@@ -175,8 +175,8 @@ def second_server(fleet: Fleet) -> None:
     fleet.run = intruder
     second = fleet.start_server()
     fleet.run = mine
-    refusals = ("another server serves run", "on the broker is another one", "went on without this folder")
-    _ends(second, *refusals, "were synced; nothing was changed")
+    refusals = ("another server serves run", "on the broker is a different run", "without this folder")
+    _ends(second, *refusals, "were synced")
     shutil.rmtree(intruder)
 
 
@@ -223,13 +223,13 @@ def flip_journal(fleet: Fleet) -> None:
     if server.alive:
         server.kill()
     else:
-        _ends(server, f"{path} is damaged at byte", f"{path} has version")
+        _ends(server, f"{path} is damaged at byte", f"{path} has format version")
         assert path.read_bytes() == damaged, "it was to be left as it is"
     if (left := path.read_bytes()) == damaged:
         path.write_bytes(whole)
     else:  # the flip was in the last record, which was not synced: nobody was told of it
         assert damaged.startswith(left)
-        assert server.said(f"{path}: {len(damaged) - len(left)} bytes from byte {len(left)} on are cut off")
+        assert server.said(f"{path}: cut off {len(damaged) - len(left)} bytes from byte {len(left)} on")
     fleet.server = fleet.start_server()
 
 
@@ -242,7 +242,7 @@ def flip_checkpoint(fleet: Fleet) -> None:
     fleet.server = fleet.start_server()
     wait_for(lambda: all(path.with_suffix(".unused").exists() for path in found), "another start", _ENDS_S)
     for path in found:
-        assert fleet.server.said(f"{path} cannot be used, trying the one before")
+        assert fleet.server.said(f"Cannot use {path}")
         path.with_suffix(".unused").unlink()
 
 

@@ -58,7 +58,10 @@ def _sessions(server: DeploymentServer) -> float:
     return server.metrics.registry.get_sample_value("qafel_broker_sessions_total", {"run": "live"}) or 0
 
 
-@pytest.mark.parametrize("damage", [_flip_key_value, _flip_snapshot, _flip_oldest_broadcast, _flip_consumer])
+_LONG = [pytest.param(flip, marks=pytest.mark.faults) for flip in (_flip_snapshot, _flip_oldest_broadcast)]
+
+
+@pytest.mark.parametrize("damage", [_flip_key_value, _flip_consumer, *_LONG])
 def test_a_flipped_bit_in_the_brokers_store_does_not_stop_a_run(
     tmp_path: Path,
     local_broker: LocalBroker,
@@ -103,16 +106,16 @@ def test_a_flipped_bit_in_the_brokers_store_does_not_stop_a_run(
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("stream", [KEY_VALUE_STREAM, OBJECT_STREAM, NAMES.broadcast_stream, NAMES.upload_stream])
-def test_a_stream_that_someone_deletes_is_made_again(tmp_path: Path, access: Access, stream: str) -> None:
+def test_streams_that_someone_deletes_are_made_again(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
         async with serving(tmp_path / "run", access, settings=SETTINGS) as server:
             async with taking_part(tmp_path, access, 0) as client:
-                await update(client)
-                async with session(access, "test") as broker:
-                    assert await broker.delete(stream)
-                for _ in range(6):
-                    await update(client, most_s=60)
+                for stream in (KEY_VALUE_STREAM, OBJECT_STREAM, NAMES.broadcast_stream, NAMES.upload_stream):
+                    await update(client)
+                    async with session(access, "test") as broker:
+                        assert await broker.delete(stream)
+                    for _ in range(6):
+                        await update(client, most_s=60)
             async with taking_part(tmp_path, access, 1) as late:
                 await until(lambda: same(server, late.core.hidden_state))
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from qafel.deployment.connection import read_headers
 from qafel.deployment.keys import Access
 from qafel.deployment.names import MALFORMED, StreamLimits
 from qafel.deployment.server import ServerSettings
+from qafel.deployment.transport import read_headers
 from tests.deployment.live import serving, taking_part, until, update
 from tests.deployment.raw import BAD_HEADERS, random_headers, raw_line
 

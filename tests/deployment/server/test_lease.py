@@ -67,11 +67,11 @@ def test_a_second_live_server_is_refused_and_disturbs_nothing(tmp_path: Path, ac
                 _copy(tmp_path / "one", tmp_path / "two")
             said = await _refused(tmp_path / "two", access)
             if copied:
-                assert said.startswith("another server serves run 'live' from another folder (heard of ")
-                assert said.endswith("gone for good, take its place with `take_over`")
+                assert said.startswith("another server serves run 'live' from another folder")
+                assert "take_over" in said
             else:
-                assert said.startswith("run 'live' on the broker is another one (running at version ")
-                assert said.endswith("): choose another `run`, or replace it with `take_over`")
+                assert said.startswith("run 'live' on the broker is a different run (running at version ")
+                assert "take_over" in said
             for _ in range(2):
                 await update(client)
             await until(lambda: same(server, client.core.hidden_state))
@@ -144,7 +144,7 @@ def test_who_takes_over_has_the_run_and_the_one_before_ends(tmp_path: Path, acce
                 await until(work.done)  # it connects again, and sees why it was refused
 
     async def check() -> None:
-        with pytest.raises(AnotherServer, match="another server has taken over run 'live': this one ends"):
+        with pytest.raises(AnotherServer, match="took over run 'live'"):
             await two_servers()
         assert accepted <= _journalled(tmp_path / "two")
         assert len(accepted) == 12
@@ -152,7 +152,7 @@ def test_who_takes_over_has_the_run_and_the_one_before_ends(tmp_path: Path, acce
         assert len(frames) == len(set(frames))
         # The loser may not come back, not even now that nobody serves.
         said = await _refused(tmp_path / "one", access)
-        assert said.startswith("run 'live' went on without this folder, which is at version 1 with ")
+        assert "without this folder" in said
         async with _served(tmp_path / "two", access) as two:
             assert two.ledger.traffic.uploads == 12
 
@@ -168,7 +168,7 @@ async def taking_part_later(folder: Path, access: Access, accepted: set[tuple[in
         async def train(count: int) -> None:
             if not clients:
                 client = await stack.enter_async_context(taking_part(folder, access, 0))
-                hear = client.outbox._heard
+                hear = client.outbox._on_outcome
 
                 def heard(sequence: int | None, outcome: str, text: str, version: int) -> None:
                     assert outcome == "accepted", (outcome, text)
@@ -176,7 +176,7 @@ async def taking_part_later(folder: Path, access: Access, accepted: set[tuple[in
                     accepted.add((0, sequence))
                     hear(sequence, outcome, text, version)
 
-                client.outbox._heard = heard
+                client.outbox._on_outcome = heard
                 clients.append(client)
             for _ in range(count):
                 await update(clients[0])

@@ -192,11 +192,11 @@ def test_a_server_starts_from_a_model_and_refuses_to_go_on_from_another(tmp_path
             await until(lambda: same(server, client.core.hidden_state))
             await update(client)
         for changed in (config, other):
-            with pytest.raises(ConfigError, match="a run of another configuration"):
+            with pytest.raises(ConfigError, match="another configuration"):
                 async with serving(tmp_path / "run", access, changed):
                     pass
         (tmp_path / "run" / "config.toml").unlink()
-        with pytest.raises(ConfigError, match=r"config.toml is missing, and of which recipe .*: restore it"):
+        with pytest.raises(ConfigError, match=r"config\.toml is missing"):
             async with serving(tmp_path / "run", access, begun):
                 pass
 

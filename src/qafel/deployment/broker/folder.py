@@ -1,19 +1,18 @@
-"""A folder with everything for a secured broker: its configuration, keys, certificates, and a folder for each user.
+"""A folder for a secured broker: its configuration, keys, certificates, and credentials for each user.
 
-    nats-server.conf  the broker's configuration
-    broker/           the broker's certificate, and accounts.conf: who may do what
-    ca/               the certificate authority
-    server/           what `qafel server --credentials` takes
-    operator/         what `qafel status --credentials` takes
-    clients/N/        what client N's `qafel client --credentials` takes: hand it over, then delete it
+nats-server.conf  the broker's configuration
+broker/           the broker's certificate, and accounts.conf with the permissions
+ca/               the certificate authority
+server/           credentials for `qafel server`
+operator/         credentials for `qafel status`
+clients/N/        credentials for client N: hand them over, then delete them
 
-The broker reads nats-server.conf, broker/ and ca/ca.pem, and needs nothing else: nobody's key but its own.
+The broker needs only nats-server.conf, broker/ and ca/ca.pem. It never has the users' private keys.
 
-Who may do what: the server's account holds the streams. Each client has an account of its own that imports publishing
-its uploads; reading broadcasts, configuration and state by subject; reading snapshots; and the live subjects. The
-operator has one that imports reading states. Whoever asks names a subject for the broker's answer: it is one of the
-asker's own account, where nobody else listens and nothing is stored. Connections and subscriptions of each are limited.
-docs/decisions/deployment-reads-by-subject.md
+Permissions: the server's account has the streams. Each client has a separate account, which may publish its uploads;
+read broadcasts, configuration, state and snapshots by subject; and subscribe to live subjects. The operator's account
+may read states. The broker answers within the account of the request, so no other account sees the answer. Connections
+and subscriptions per account are limited. docs/decisions/deployment-reads-by-subject.md
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from qafel.files import make_private, writing
 _YEARS: Final = 5
 _READ: Final = "$JS.API.DIRECT.GET"
 MOST_CONNECTIONS: Final = 8
-"""Of one key at a time. One is needed; those whose line broke stay until the broker's pings are not answered."""
+"""Connections per key. A client needs one; broken ones stay until the broker's pings time out."""
 MOST_SUBSCRIPTIONS: Final = 16
-"""Of one connection. A client has four."""
+"""Subscriptions per connection. A client has four."""
 
 
 def _services(run: str, client: str) -> list[str]:
-    """What a client may ask for."""
+    """Subjects that a client may publish to."""
     return [
         f"qafel.{run}.upload.{client}",
         f"{_READ}.*.qafel.{run}.broadcast.*",
@@ -60,18 +59,18 @@ def _services(run: str, client: str) -> list[str]:
 
 
 def _live(run: str, client: str) -> list[str]:
-    """What a client may listen to."""
+    """Subjects that a client may subscribe to."""
     return [f"qafel.{run}.broadcast.*", f"qafel.{run}.receipt.{client}", f"$KV.{BUCKET}.{run}.state"]
 
 
 _STATES: Final = f"{_READ}.{KEY_VALUE_STREAM}.$KV.{BUCKET}.*.*"
 _INFO: Final = "STREAM.INFO.*"
 OPERATOR_API: Final = "qafel.api"
-"""Under which the operator asks for a stream's figures: `$JS.API` would be that of its own account, which has none."""
+"""The operator's prefix for stream requests. `$JS.API` would mean the operator's account, which has no streams."""
 
 
 def accounts_config(server: str, operator: str, clients: Mapping[int, str], runs: list[str]) -> str:
-    """accounts.conf: the part that changes when a client is added or removed. Values are public keys."""
+    """Make accounts.conf, which changes when a client is added or removed. Values are public keys."""
     of_server = ["qafel.>", "$JS.API.>", "$JS.ACK.>", f"$KV.{BUCKET}.>", f"$O.{BUCKET}.>"]
     services = [*_services("*", "*"), _STATES, f"$JS.API.{_INFO}"]
     accounts: dict[str, Any] = {
@@ -94,7 +93,7 @@ def accounts_config(server: str, operator: str, clients: Mapping[int, str], runs
 
 
 def _account(key: str, name: str, asks: list[str], hears: list[str]) -> dict[str, Any]:
-    """An account of one user, which has nothing but what it imports from the server's."""
+    """An account with one user, which only imports from the server's account."""
     imports = [("service", subject) for subject in asks] + [("stream", subject) for subject in hears]
     return {
         "users": [_user(key, asks, [f"_INBOX_{name}.>", *hears])],
@@ -108,20 +107,20 @@ def _user(key: str, publish: list[str], subscribe: list[str]) -> dict[str, Any]:
 
 
 def broker_config(host: str, port: int, mutual_tls: bool, sync: str) -> str:
-    """nats-server.conf. Paths are relative to where the broker is started, except that of the include."""
+    """Make nats-server.conf. Paths are relative to the working directory, except that of the include."""
     return f"""# A NATS server for qafel: `qafel broker start FOLDER`, or there `nats-server -c nats-server.conf`.
 host: "{host}"
 port: {port}
 pid_file: "nats-server.pid"
-# A connection whose other end is gone counts among those that its key may have: find out within a minute.
+# Broken connections count towards the limit of their key. Detect them within a minute.
 ping_interval: "20s"
 ping_max: 2
-# The log has a bound: every forbidden publish takes a line in it.
+# Limit the log: every forbidden publish adds a line.
 {LOGGING}
 jetstream {{
   store_dir: "store"
-  # Sync to disk before acknowledging. The default, every two minutes, is faster and may lose acknowledged messages in a
-  # power cut; the server's journal would refill them.
+  # Sync to disk before acknowledging. The default of two minutes is faster, but a power cut may lose acknowledged
+  # messages. The server's journal would refill them.
   sync_interval: "{sync}"
 }}
 
@@ -139,7 +138,7 @@ include "broker/accounts.conf"
 
 @final
 class BrokerFolder:
-    """A secured broker's folder: written by `init`, changed by `add` and `revoke`."""
+    """A secured broker's folder. `init` writes it; `add` and `revoke` change it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -160,16 +159,16 @@ class BrokerFolder:
         mutual_tls: bool = False,
         sync: str = "always",
     ) -> BrokerFolder:
-        """Write a new folder, with keys for the server, the operator and so many `clients`, numbered from 0.
+        """Write a new folder with keys for the server, the operator and `clients`, numbered from 0.
 
-        hosts       names and addresses under which the broker is reached
-        address     where it listens, with `port`
-        runs        names of the runs that clients may take part in; all by default
-        mutual_tls  whether clients show a certificate as well
-        sync        how often the broker syncs its store to disk: "always", or an interval such as "2m"
+        hosts       the broker's host names and addresses
+        address     the address to listen at, with `port`
+        runs        the runs that clients may take part in. Default: all.
+        mutual_tls  whether clients need a certificate
+        sync        when the broker syncs its store: "always", or an interval such as "2m"
         """
         if (path / "broker.json").exists():
-            raise ConfigError(f"{path} holds a broker already: its keys would be lost; choose another folder")
+            raise ConfigError(f"{path} already has a broker, whose keys would be lost: choose another folder")
         run_names = [Names(run).run for run in runs] or ["*"]
         reached = list(hosts) or ["127.0.0.1"]
         names = list(dict.fromkeys([*reached, "127.0.0.1", "localhost"]))
@@ -183,7 +182,7 @@ class BrokerFolder:
         _write(path / "broker.json", json.dumps(settings).encode())
         folder = BrokerFolder(path)
         folder._bundle("server", {"signing.nk": signing})
-        folder._bundle("operator", {})  # `_write_accounts` says by which name it asks
+        folder._bundle("operator", {})  # `_write_accounts` adds its API prefix
         folder.add(range(clients))
         return folder
 
@@ -192,20 +191,20 @@ class BrokerFolder:
         return {int(number): key for number, key in self._settings["clients"].items()}
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Make keys for clients; one that is known gets new ones."""
+        """Make keys for clients. A known client gets new keys."""
         for number in numbers:
             key = self._bundle(f"clients/{number}", {}, client=number)
             self._settings["clients"][str(number)] = key
         self._write_accounts()
 
     def revoke(self, number: int) -> None:
-        """Remove a client: the broker shuts it out, and the server no longer knows it."""
+        """Remove a client's access to broker and server."""
         if self._settings["clients"].pop(str(number), None) is None:
-            raise ConfigError(f"{self.path} has no client {number}")
+            raise ConfigError(f"client {number} is not registered in {self.path}")
         self._write_accounts()
 
     def reload(self) -> bool:
-        """Have the running broker read its configuration again; False if none runs in this folder."""
+        """Make the running broker reload its configuration. Return False if none runs in this folder."""
         try:
             process = int((self.path / "nats-server.pid").read_text(encoding="ascii"))
             if not _is_broker(process, self.path):
@@ -236,38 +235,37 @@ class BrokerFolder:
         _write(self.path / "server" / "clients.json", json.dumps(self._settings["clients"]).encode())
         server, operator = (public_key((self.path / name / "user.nk").read_text()) for name in ("server", "operator"))
         text = accounts_config(server, operator, self.clients, self._settings["runs"])
-        beside = self.path / "accounts.conf"  # where folders have it that an earlier qafel wrote
-        _write(beside if beside.exists() else self.path / "broker" / "accounts.conf", text.encode())
+        _write(self.path / "broker" / "accounts.conf", text.encode())
 
 
 def _is_broker(process: int, folder: Path) -> bool:
-    """Whether the process is a nats-server that works in this folder. The file with its number stays when it ends, so
-    that another process may have the number by now; and a container's numbers are not the host's.
+    """Whether the process is a nats-server in this folder.
+
+    The process id may be outdated and belong to another process, or come from a container.
     """
     if process < 1:
         return False
     if not Path("/proc/self").exists():
-        return True  # nothing to look at
+        return True  # cannot check
     place = Path("/proc") / str(process)
     program = (place / "cmdline").read_bytes().split(b"\0")[0]
     return b"nats-server" in program and (place / "cwd").samefile(folder)
 
 
 def make_authority(folder: Path) -> None:
-    """Write a new authority, which signs the certificates of brokers, and of clients if TLS is mutual."""
+    """Write a new certificate authority, for brokers and, with mutual TLS, for clients."""
     key, name = ec.generate_private_key(ec.SECP256R1()), _name("qafel broker authority")
     certificate = _certificate(name, key.public_key(), name, key, [], authority=True)
     _write_certificate(folder / "ca.pem", certificate, folder / "ca-key.pem", key)
 
 
 def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[str] = ()) -> None:
-    """Write a certificate and its key: for a broker reached under these `hosts`, or for a client.
+    """Write a certificate and its key: for a broker with these `hosts`, or for a client.
 
-    The `authority` is a folder that `make_authority` wrote; `name` is the certificate's subject.
+    authority  a folder that `make_authority` wrote
+    name       the certificate's subject
     """
-    damaged = DataError(
-        f"{authority / 'ca-key.pem'} is not the key of {authority / 'ca.pem'}: restore both from a copy"
-    )
+    damaged = DataError(f"{authority / 'ca-key.pem'} does not match {authority / 'ca.pem'}: restore both from a copy")
     try:
         signing_key = load_pem_private_key((authority / "ca-key.pem").read_bytes(), None)
         issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
@@ -276,7 +274,7 @@ def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[
     if not isinstance(signing_key, ec.EllipticCurvePrivateKey) or signing_key.public_key() != issuer.public_key():
         raise damaged
     key = ec.generate_private_key(ec.SECP256R1())
-    # Brokers of a cluster are one another's clients.
+    # The brokers of a cluster are clients of each other.
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
     extensions: list[x509.ExtensionType] = [
         x509.ExtendedKeyUsage(purposes),
@@ -330,11 +328,8 @@ def _write_certificate(
 
 
 def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """Replace a file. Neither a secret nor the folder that it lies in can be read by others, whatever the umask, not
-    even for a moment.
-    """
-    # Not `write_atomically`, which syncs: a folder for a thousand clients has four thousand files, and one that a power
-    # cut damaged is made again.
+    """Replace a file. Other users can never read a secret or its folder, whatever the umask."""
+    # `write_atomically` would sync each of thousands of files. A folder damaged by a power cut can be written again.
     with writing(str(path)):
         make_private(path.parent, even_if_there=secret)
         beside = path.with_name(f".{path.name}.part")

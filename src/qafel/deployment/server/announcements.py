@@ -1,4 +1,4 @@
-"""Everything the server says: broadcasts, snapshots, receipts, its state; and again what a broker has lost."""
+"""All messages of the server: broadcasts, snapshots, receipts and state. Refills a broker that lost them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from qafel.runs.live import LiveState
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
-_READ_AGAIN_S: Final = (0.1, 0.5, 2.0, 0.0)  # a replica may be behind
+_READ_AGAIN_S: Final = (0.1, 0.5, 2.0, 0.0)  # a replica may lag
 
 
 class Published(NamedTuple):
-    """x̂ as the clients know it: the last one that went out."""
+    """The last x̂ that was broadcast."""
 
     hidden_state: HiddenState
     position: int
-    """The bytes broadcast in all by then."""
+    """The total bytes broadcast up to it."""
     last_bytes: int = 0
-    """Of the last broadcast."""
+    """The size of the last broadcast."""
 
     @staticmethod
     def of(server: Server) -> Published:
@@ -41,7 +41,7 @@ class Published(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a client that missed many broadcasts can fetch: x̂ whole, or a quantized copy."""
+    """The snapshot on the broker: its position and size, and the size of the quantized copy."""
 
     position: int = 0
     snapshot_bytes: int = 0
@@ -51,33 +51,32 @@ class Snapshot(NamedTuple):
 @final
 @dataclass(slots=True)
 class Publisher:
-    """Publishes what the server says, signed."""
+    """Signs and publishes the server's messages."""
 
     names: Names
     _signer: Signer
     run_id: str
     published: Published
     _quantizer: Quantizer | None = None
-    """Of copies that clients may start from."""
+    """The quantizer of copies that clients may start from."""
     _seed: int = 0
-    """The run's."""
+    """The run's seed."""
     epoch: int = 0
-    """The server's, as clients are told with every step and receipt."""
+    """The server's epoch, sent with every broadcast and receipt."""
     on_broker: Snapshot = field(default_factory=Snapshot)
-    """What the broker has."""
 
     async def value(self, broker: Broker, subject: str, data: bytes, after: int | None = None) -> int:
-        """A key's value: configuration or state; `after` as in `Broker.store`."""
+        """Store the configuration or the state. `after` as in `Broker.store`."""
         return await broker.store(subject, data, self._signer.headers(signed_name(subject), data), after=after)
 
     async def put(self, broker: Broker, name: str, data: bytes, position: int = 0) -> None:
-        """An object: a snapshot, a large broadcast, the final model; `position` is that of the x̂ in it."""
+        """Store an object: a snapshot, a large broadcast or the final model. `position`: of the x̂ in it."""
         signed = signed_name(f"{name} {position}", self.run_id, self.epoch)
         signature = self._signer.headers(signed, data).get(SIGNATURE, "")
         await broker.put_object(name, data, f"{self.epoch} {position} {signature}".strip())
 
     async def broadcasts(self, broker: Broker, broadcasts: Iterable[tuple[int, bytes]]) -> None:
-        """Steps in version order; returns when the broker has them all."""
+        """Publish broadcasts in version order. Returns when the broker has stored all."""
         waiting = list(broadcasts)
         for start in range(0, len(waiting), _AT_ONCE):
             await asyncio.gather(*(self._broadcast(broker, *step) for step in waiting[start : start + _AT_ONCE]))
@@ -94,7 +93,7 @@ class Publisher:
         await broker.store(subject, frame, headers)
 
     async def receipts(self, broker: Broker, groups: Iterable[Mapping[int, Receipt]]) -> None:
-        """Tell each client what became of its uploads in all of these groups: one signature for all."""
+        """Send each client one receipt for its uploads in these groups, all with one signature."""
         receipts: dict[int, Receipt] = {}
         for group in groups:
             for client, receipt in group.items():
@@ -105,9 +104,7 @@ class Publisher:
             await broker.send(subject, data, headers={EPOCH: str(self.epoch), **headers})
 
     async def state(self, broker: Broker, state: LiveState, after: int) -> int:
-        """How the run goes: clients see by it that they are behind, operators how it goes. `after` as in
-        `Broker.store`.
-        """
+        """Store the run's state, for clients and operators. `after` as in `Broker.store`."""
         return await self.value(broker, self.names.state, state.to_bytes(), after)
 
     async def snapshot(self, broker: Broker) -> None:
@@ -122,21 +119,21 @@ class Publisher:
         self.on_broker = Snapshot(position, len(frame), min(len(copy), len(frame)))
 
     async def _put_and_read(self, broker: Broker, name: str, frame: bytes, position: int) -> None:
-        """Put an object and read it back: a damaged store confirms objects that it cannot give."""
+        """Store an object and read it back: a damaged store confirms objects that it cannot return."""
         await self.put(broker, name, frame, position)
         for pause_s in _READ_AGAIN_S:
             found = await broker.object(name, len(frame))
             if found is not None and found[0] == frame:
                 return
             await asyncio.sleep(pause_s)
-        raise BrokerLost(f"the broker cannot give back object {name}, which it confirmed", OBJECT_STREAM)
+        raise BrokerLost(f"the broker confirmed object {name} but cannot return it", OBJECT_STREAM)
 
 
 async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement: bytes) -> None:
-    """Put on the broker what it lacks at the start of a session, whether it is new, was restarted, or was wiped.
+    """Store the broadcasts, snapshot and agreement that the broker lacks, at the start of a session.
 
-    That is broadcasts, a snapshot and the agreement. What belongs to another history is replaced: the lease is ours, so
-    it is of a server that has lost the run, or the user agreed.
+    Messages of another history are replaced. This server holds the lease, so they come from a superseded server, or the
+    user asked for it.
     """
     names, version = publisher.names, ledger.server.version
     config = await broker.stored(KEY_VALUE_STREAM, names.config)
@@ -145,14 +142,14 @@ async def refill(broker: Broker, publisher: Publisher, ledger: Ledger, agreement
     if another_run:
         await broker.purge(names.upload_stream)
     if another_run or any(number is not None and number >= version for number in held):
-        log.warning("the broker holds broadcasts of another history: they are replaced")
+        log.warning("The broker holds broadcasts of another history. Replacing them.")
         await broker.purge(names.broadcast_stream)
         held = set()
     missing = [step for step in ledger.broadcasts if step[0] not in held]
     await publisher.broadcasts(broker, missing)
     if missing:
-        log.info("gave the broker %d broadcasts that it lacked", len(missing))
+        log.info("Stored %d broadcasts that the broker lacked.", len(missing))
     publisher.published = Published.of(ledger.server)
     await publisher.snapshot(broker)
-    if config is None or config.data != agreement:  # last: a client that finds it finds all the rest
+    if config is None or config.data != agreement:  # last, so that a client that finds it finds everything
         await publisher.value(broker, names.config, agreement)

@@ -1,4 +1,4 @@
-"""When the model is measured and when the run ends; and metrics for Prometheus."""
+"""Evaluates the model, decides when the run ends, and exports metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ log = logging.getLogger(__name__)
 
 @final
 class ServerMetrics:
-    """The server's metrics for Prometheus, in a registry of its own."""
+    """The server's metrics for Prometheus, in a separate registry."""
 
     def __init__(self, run: str) -> None:
         self.registry = CollectorRegistry()
-        options: dict[str, Any] = {"namespace": "qafel", "registry": self.registry, "labelnames": ("run",)}
-        self.accepted = Counter("accepted_updates", "Updates taken into the buffer", **options).labels(run)
-        by_reason = {**options, "labelnames": ("run", "reason")}
-        self.rejected = partial(Counter("rejected_updates", "Updates refused", **by_reason).labels, run)
-        self.duplicates = Counter("duplicate_updates", "Updates that were counted before", **options).labels(run)
-        self.clipped = Counter("clipped_updates", "Updates whose norm or weight was bounded", **options).labels(run)
-        self.upload_bytes = Counter("upload_bytes", "Bytes of accepted updates", **options).labels(run)
-        self.broadcast_bytes = Counter("broadcast_bytes", "Bytes of broadcasts, each once", **options).labels(run)
-        received = Counter("received_bytes", "Bytes that clients received, as they say", **options)
-        self.received_bytes = received.labels(run)
-        self.version = Gauge("version", "Server steps done", **options).labels(run)
-        self.buffer = Gauge("buffer_updates", "Updates in the buffer", **options).labels(run)
-        self.metric = Gauge("metric", "The task's metric at the last evaluation", **options).labels(run)
-        lag = Gauge("hidden_state_lag", "‖x − x̂‖ / ‖x‖ at the last evaluation", **options)
-        self.hidden_state_lag = lag.labels(run)
-        self.active = Gauge("active_clients", "Clients that take part", **options).labels(run)
-        self.silent = Gauge("silent_clients", "Clients that took part and fell silent", **options).labels(run)
-        self.failures = Counter("failed_trainings", "Failures of clients' training", **options).labels(run)
-        self.failing = Gauge("failing_clients", "Clients whose last training failed", **options).labels(run)
-        failed = Counter("failed_checkpoints", "Checkpoints that could not be written", **options)
-        self.failed_checkpoints = failed.labels(run)
-        self.sessions = Counter("broker_sessions", "Connections to the broker", **options).labels(run)
-        buckets = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-        staleness = Histogram("staleness", "Versions between copy and upload", buckets=buckets, **options)
-        self.staleness = staleness.labels(run)
+
+        def make(kind: type[Any], name: str, text: str, labels: tuple[str, ...] = (), **options: Any) -> Any:
+            names = ("run", *labels)
+            metric = kind(name, text, namespace="qafel", registry=self.registry, labelnames=names, **options)
+            return partial(metric.labels, run) if labels else metric.labels(run)
+
+        self.accepted = make(Counter, "accepted_updates", "Updates taken into the buffer")
+        self.rejected = make(Counter, "rejected_updates", "Updates refused", ("reason",))
+        self.duplicates = make(Counter, "duplicate_updates", "Updates that were counted before")
+        self.clipped = make(Counter, "clipped_updates", "Updates whose norm or weight was bounded")
+        self.upload_bytes = make(Counter, "upload_bytes", "Bytes of accepted updates")
+        self.broadcast_bytes = make(Counter, "broadcast_bytes", "Bytes of broadcasts, each counted once")
+        self.received_bytes = make(Counter, "received_bytes", "Bytes that clients received, as they report")
+        self.version = make(Gauge, "version", "Server steps done")
+        self.buffer = make(Gauge, "buffer_updates", "Updates in the buffer")
+        self.metric = make(Gauge, "metric", "The task's metric at the last evaluation")
+        self.hidden_state_lag = make(Gauge, "hidden_state_lag", "‖x − x̂‖ / ‖x‖ at the last evaluation")
+        self.active = make(Gauge, "active_clients", "Clients that take part")
+        self.silent = make(Gauge, "silent_clients", "Clients that took part and fell silent")
+        self.failures = make(Counter, "failed_trainings", "Failures of clients' training")
+        self.failing = make(Gauge, "failing_clients", "Clients whose last training failed")
+        self.failed_checkpoints = make(Counter, "failed_checkpoints", "Checkpoints that could not be written")
+        self.sessions = make(Counter, "broker_sessions", "Connections to the broker")
+        versions = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+        self.staleness = make(Histogram, "staleness", "Versions between copy and upload", buckets=versions)
         seconds = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
-        self.sync_s = Histogram("journal_sync_seconds", "Syncing the journal", buckets=seconds, **options).labels(run)
+        self.sync_s = make(Histogram, "journal_sync_seconds", "Time to sync the journal", buckets=seconds)
         sizes = (1, 2, 5, 10, 20, 50, 100, 200)
-        self.group = Histogram("group_updates", "Updates made safe by one sync", buckets=sizes, **options).labels(run)
+        self.group = make(Histogram, "group_updates", "Updates made durable by one sync", buckets=sizes)
 
     @asynccontextmanager
     async def serving(self, port: int | None, address: str) -> AsyncIterator[None]:
-        """A context in which Prometheus finds the metrics at this address; without a port, nowhere."""
+        """A context that serves the metrics at this address. Without a port, nothing is served."""
         if port is None:
             yield
             return
@@ -85,9 +85,9 @@ class ServerMetrics:
 @final
 @dataclass
 class Evaluator:
-    """Measures the newest model in a thread when that is due, and says when the run ends.
+    """Evaluates the newest model in a thread when that is due, and decides when the run ends.
 
-    A slow evaluation skips models, and never holds up the server.
+    A slow evaluation skips models. It never delays the server.
     """
 
     _config: Config
@@ -96,28 +96,28 @@ class Evaluator:
     _directory: RunDirectory
     _metrics: ServerMetrics
     listeners: Sequence[Listener] = ()
-    """They hear of every row too."""
+    """Called with every row."""
     status: Status = "running"
     hidden_state_lag: float | None = None
     """‖x − x̂‖ / ‖x‖ in the last row."""
     _measured: tuple[int, int] = (-1, -1)
-    """Version and uploads of the last row; `progress` has those of the last model that was taken to be measured."""
+    """Version and uploads of the last row. `progress` has those of the last model taken for evaluation."""
     _waiting: EvaluationPoint | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        """Go on from the rows that the directory holds of the processes before this one."""
+        """Resume from the rows that earlier processes wrote."""
         self.limits = self._config.stop
         self.progress = Progress(self._config.evaluation, self.task.metric_goal)
         self._uploads_before = self._ledger.traffic.uploads
         self._see_rows()
-        self._take()  # the next evaluation is due a whole interval from here
+        self._take()  # the next evaluation is due after a whole interval
 
     def _see_rows(self) -> None:
         progress = self.progress
         for row in _rows(self._directory.path / "metrics.jsonl"):
-            # A row of uploads that the journal does not have was lost with them, and comes again.
+            # Rows of uploads that the journal lost will be written again.
             if row["uploads"] <= self._uploads_before:
                 metric = math.nan if row["metric"] is None else row["metric"]
                 progress.see(metric, row["uploads"], row["virtual_time"])
@@ -126,7 +126,7 @@ class Evaluator:
                 recent = row.get("staleness_histogram") or []
                 progress.seen_staleness = [a + b for a, b in zip_longest(progress.seen_staleness, recent, fillvalue=0)]
                 self._measured = row["version"], row["uploads"]
-        # The rows may count uploads that were lost, and others came in their place.
+        # The rows may count uploads that were lost and replaced.
         counts = self._ledger.traffic.staleness_counts
         progress.seen_staleness = [min(pair) for pair in zip(progress.seen_staleness, counts, strict=False)]
 
@@ -135,21 +135,21 @@ class Evaluator:
         return self.status == "running"
 
     def end(self, status: Status) -> None:
-        """End the run; the first end counts."""
+        """End the run. Only the first call counts."""
         if self.goes_on:
             self.status = status
 
     def end_at_limit(self) -> None:
-        """End a run that has reached one of its limits, or the target that ends it."""
+        """End the run if it has reached a limit, or its target."""
         at_target = self.limits.at_target and self.progress.target_reached
         traffic = self._ledger.traffic
         if at_target or self.limits.reached(self._ledger.server.version, traffic.uploads, traffic.total_bytes):
             self.end("finished")
 
     def after_message(self, diverged: str | None) -> None:
-        """Have the model measured if that is due, and end the run if it is at its end.
+        """Start an evaluation if one is due, and end the run if a limit is reached.
 
-        `diverged` says how the last upload made the model diverge, if it did.
+        `diverged`: how the last upload made the model diverge, if it did.
         """
         if self.progress.due(self._ledger.server.version, self._ledger.traffic.uploads):
             self._waiting = self._take()
@@ -160,7 +160,7 @@ class Evaluator:
         self.end_at_limit()
 
     async def run(self) -> None:
-        """Measure models as they come, forever."""
+        """Evaluate models when they are due, forever."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -170,7 +170,7 @@ class Evaluator:
                     await self._measure(standing)
 
     async def measure_last(self) -> None:
-        """Measure the model as it is now, unless the last row is of it. If its metric is not finite, it diverged."""
+        """Evaluate the current model, unless the last row has it. A metric that is not finite means divergence."""
         self._waiting = None
         async with self._measuring:
             if self._measured != (self._ledger.server.version, self._ledger.traffic.uploads):
@@ -179,7 +179,7 @@ class Evaluator:
             self.status = "diverged"
 
     def summary(self) -> Summary:
-        """What the run did so far. Its rate is that of this process: how long those before it took is not known."""
+        """Summarize the run so far. The rate is that of this process, because earlier durations are unknown."""
         progress, traffic, server = self.progress, self._ledger.traffic, self._ledger.server
         wall_s = progress.wall_s
         rate = (traffic.uploads - self._uploads_before) / max(1e-9, wall_s - progress.wall_before_s)
@@ -210,7 +210,7 @@ class Evaluator:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """All sound rows: what is damaged is for the report to tell, not for a server to stop at."""
+    """All valid rows. The report mentions damaged ones; the server ignores them."""
     for row in RowReader(file).more():
         if "metric" in row and not any(row.get(key) is None for key in ("version", "uploads", "virtual_time")):
             yield finite_or_none(row)

@@ -1,8 +1,7 @@
-"""From the broker's messages to the ledger: which uploads count, who gets what receipt, which steps go out. No network.
+"""From messages to the ledger: decide which uploads count, and collect receipts and broadcasts. No network.
 
-The core checks form, version and repetition; `UploadChecker` adds who sent it, how often, how large. Checks come in the
-order of their price, and an upload that was counted before is told so first: its client only missed the receipt. Time
-is an argument.
+The core checks form, version and repetition. `UploadChecker` checks sender, rate, share, weight and norm, cheap checks
+first. Duplicates come before all limits, because their clients only missed the receipt. Time is an argument.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ from qafel.tasks.protocol import Task, sample_weights
 from qafel.text import cut, printable
 
 _ASSEMBLY_BYTES: Final = 1 << 30
-_REMEMBERED: Final = 10_000  # clients, of whom it is known when they were heard of
+_REMEMBERED: Final = 10_000  # clients whose last contact is kept
 _SILENT_S: Final = 10.0
 _SILENT_GAPS: Final = 5.0
-_FAILURES: Final = 3  # at the same upload, before it is put aside
-_USUAL_WEIGHT: Final = 10.0  # times the mean: more than that nobody is believed
-_LEAST_VOTES: Final = 3  # clients, before the median says anything
+_FAILURES: Final = 3  # attempts at an upload before it is quarantined
+_USUAL_WEIGHT: Final = 10.0  # times the mean weight
+_LEAST_VOTES: Final = 3  # clients, before the median counts
 _MOST_VOTES: Final = 256
 _FIRST_VOTE_S: Final = 600.0
 _LEAST_VOTE_S: Final = 60.0
-_LARGEST: Final = float(np.finfo(np.float32).max) / 2  # of a coordinate of the sum, with room for rounding
+_LARGEST: Final = float(np.finfo(np.float32).max) / 2  # of a coordinate of the sum; leaves room for rounding
 _FAILURE_BYTES: Final = 300
 _FAILURE_CHARACTERS: Final = 120
 _NUMBER: Final = re.compile(r"-1|\d{1,10}", re.ASCII)
@@ -72,21 +71,20 @@ log = logging.getLogger(__name__)
 
 @final
 class RunningMedian:
-    """The median over clients of the norm that each sent last: one vote each, however often it uploads.
+    """The median of the clients' last norms: one vote per client, however often it uploads.
 
-    Updates that are rejected for their norm vote too. Were it only the accepted ones, a few clients near their own
-    optimum could shut all others out for good, because nothing would ever move the median again. A client that falls
-    silent loses its vote after ten of its own intervals, so that those who left do not judge those who stayed.
+    Rejected updates vote too. If only accepted ones did, a few clients near their optimum could exclude all others
+    forever, because nothing would move the median. A silent client loses its vote after ten of its usual intervals.
     """
 
     def __init__(self, norms: Mapping[int, float], now: float) -> None:
-        """Begin with the `norms` that clients sent last before a restart."""
+        """`norms`: the clients' last norms before a restart."""
         self._votes = OrderedDict((client, (norm, now, _FIRST_VOTE_S)) for client, norm in norms.items())
         self._counted: dict[int, float] = {}
-        """The votes that have not run out, and their norms in order: no upload waits for all to be sorted again."""
+        """The votes that have not expired. `_sorted` has their norms in order, so that no upload sorts them again."""
         self._sorted: list[float] = []
         self._until = -math.inf
-        """When the next of them runs out."""
+        """When the next vote expires."""
 
     def vote(self, client: int, norm: float, now: float) -> None:
         before = self._votes.pop(client, None)
@@ -100,7 +98,7 @@ class RunningMedian:
             self._uncount(self._votes.popitem(last=False)[0])
 
     def value(self, now: float) -> float | None:
-        """The upper median; None if too few clients have a say."""
+        """The upper median; None if too few clients have a vote."""
         if now >= self._until:
             last = [(then + lasts_s, client) for client, (_, then, lasts_s) in self._votes.items()]
             self._counted = {client: self._votes[client][0] for until, client in last if now <= until}
@@ -127,19 +125,19 @@ class Judged(NamedTuple):
 @final
 @dataclass(slots=True)
 class UploadChecker:
-    """Everything an upload must pass before the server sees it."""
+    """All checks that an upload must pass before the server receives it."""
 
     _algorithm: Algorithm
     _settings: DefenceSettings
     _clients: int
-    """How many the task has."""
+    """The number of clients of the task."""
     _keys: Mapping[int, str] | None = None
     """The registry of public keys, if there is one."""
     median: RunningMedian = field(default_factory=lambda: RunningMedian({}, 0.0))
     _run_id: str = ""
-    """What clients sign for, too: an upload of another run of this name is not ours."""
+    """The run's identity, which signatures cover."""
     _has_new_key: Callable[[int, int], bool] = lambda client, key: False
-    """Whether a client that signs with this key signed with another one before, and its numbers begin anew."""
+    """Whether this key of a client is new, so that its upload numbers restart."""
     shares: FairShare = field(init=False)
     _needs: Needs = field(init=False)
     _keys_problem: str | None = None
@@ -150,24 +148,23 @@ class UploadChecker:
         self._needs = self._algorithm.needs
 
     def judged(self, now: float) -> tuple[dict[int, float], list[Standing]]:
-        """What a restarted server needs in order to judge as before: clients' norms, and how their shares stand."""
+        """What a restarted server needs to judge as before: the clients' norms and shares."""
         return self.median.norms(), self.shares.standings(now)
 
     @property
     def registered(self) -> int:
-        """How many clients have a key; none if nobody signs."""
+        """The number of clients with a key; zero without a registry."""
         return len(self._keys or {})
 
     def knows(self, client: int) -> bool:
         return client in self._keys if self._keys is not None else 0 <= client < self._clients
 
     async def renew_keys(self, access: Access) -> None:
-        """Read the registry again; if that fails, keep the last one. A client that was removed is unknown from here on.
+        """Reload the registry; if that fails, keep the last one. Removed clients are unknown from now on.
 
-        A file that is being replaced is gone or half there for a moment, which must neither end the run nor let in
-        uploads that nobody signed: once there are keys, there is no way back to none.
+        The file may be missing or incomplete while it is replaced. That must not end the run or allow unsigned uploads.
         """
-        problem = None if self._keys is None else "the registry of clients is gone"
+        problem = None if self._keys is None else "the registry of clients is missing"
         try:
             keys = await asyncio.to_thread(access.registry)
             if keys is not None:
@@ -175,26 +172,26 @@ class UploadChecker:
         except ConfigError as error:
             problem = str(error)
         if problem not in (None, self._keys_problem):
-            log.warning("%s; the clients known before stay", problem)
+            log.warning("%s. Keeping the last registry.", problem)
         self._keys_problem = problem
 
     def check_signature(
         self, client: int, subject: str, data: bytes, signature: str | None, number: int | None = None
     ) -> None:
-        """Raise unless a known client signed this, if clients sign here; `number` as in `signed_name`."""
+        """Raise unless the client signed this, if there is a registry. `number` as in `signed_name`."""
         if self._keys is not None:
             _verifier(self._keys[client]).check(signed_name(subject, self._run_id, number), data, signature)
 
     def check(
         self, server: Server, client: int, upload: Message, now: float, follows: int | None = None, received: int = 0
     ) -> Judged:
-        """How this upload, sent as that client, is to be taken; raise if it is not.
+        """Return how to apply this upload of `client`; raise if it is rejected.
 
-        follows   the number of the upload that its client's memory follows, if clients have memories
-        received  the bytes that the client received since the upload before
+        follows   the upload that the client's memory follows, if the method has memories
+        received  bytes that the client received since its previous upload
         """
         if upload.sender != client:
-            raise WrongSender(f"the message says client {upload.sender}, it was sent by client {client}")
+            raise WrongSender(f"the message names client {upload.sender}, but client {client} sent it")
         admitted = server.admit(upload, anew=self._has_new_key(client, self._key_number(client)))
         if self._needs.client_memory:
             self._check_memory(server, client, upload.sequence, follows)
@@ -204,16 +201,17 @@ class UploadChecker:
         return Judged(self._bound(server, upload, decoded, now, received), decoded, admitted)
 
     def check_number(self, server: Server, client: int, sequence: int) -> None:
-        """Raise if an upload of this number was counted before. With a new key, a client's numbers begin anew."""
+        """Raise if an upload with this number was counted. A new key restarts a client's numbers."""
         server.seen.check(client, sequence, self._has_new_key(client, self._key_number(client)))
 
     def _check_memory(self, server: Server, client: int, sequence: int, follows: int | None) -> None:
-        """Raise unless the client's memory follows its last counted upload: it could have lost its folder, or have
-        given up an upload of which a copy was counted. Its numbers only ascend.
+        """Raise unless the client's memory follows its last counted upload. Numbers must increase.
+
+        The client may have lost its folder, or have given up an upload of which a copy was counted.
         """
         highest, _ = server.seen.windows.get(client, (-1, 0))
         if highest > sequence:
-            raise DuplicateUpload(f"upload {sequence} of client {client} comes after its upload {highest}: not taken")
+            raise DuplicateUpload(f"upload {sequence} of client {client} arrived after its upload {highest}")
         if follows != highest:
             raise MemoryMismatch(
                 f"the last counted update of client {client} is {highest}, its memory follows update {follows}"
@@ -223,7 +221,7 @@ class UploadChecker:
         return 0 if self._keys is None else key_number(self._keys[client])
 
     def _spend(self, client: int, now: float) -> None:
-        """Take a token from the client's bucket, or raise."""
+        """Take a token from the client's bucket; raise if it is empty."""
         rate = self._settings.max_rate
         if rate is None:
             return
@@ -231,34 +229,32 @@ class UploadChecker:
         left, then = self._allowance.get(client, (burst, now))
         left = min(burst, left + (now - then) * rate)
         if left < 1:
-            raise RateLimited(f"at most {rate:g} uploads a second: wait {(1 - left) / rate:.1f} s")
+            raise RateLimited(f"expected at most {rate:g} uploads per second: wait {(1 - left) / rate:.1f} s")
         self._allowance[client] = (left - 1, now)
 
     def _bound(self, server: Server, upload: Message, update: Vector, now: float, received: int) -> Applied:
-        """Bound weight and norm; raise if the sum of K such updates may not be finite, or if the norm is far beyond
-        those of other clients and such updates are rejected.
-        """
+        """Limit weight and norm. Raise if a sum of K such updates could overflow, or if the limit means rejection."""
         algorithm, settings, key = self._algorithm, self._settings, self._key_number(upload.sender)
         weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
         if weight < upload.weight and self._needs.exact_uploads:
             raise NormTooLarge(f"the update's weight is {upload.weight:.3g}, more than {weight:.3g}")
-        # What divides by weights gives back what a tiny weight took from the norm: there none counts for less than one.
+        # An accumulator that divides by weights cancels a tiny weight, so the norm uses at least weight one.
         share = max(1.0, weight) if algorithm.accumulator.divides_by_weights else weight
         norm = share * _norm(update)
         if not norm <= _LARGEST / algorithm.buffer_size:
-            raise NormTooLarge(f"the update's weighted norm is {norm:.3g}: a sum of such updates would not be finite")
+            raise NormTooLarge(f"the update's weighted norm is {norm:.3g}; a sum of such updates would overflow")
         mixes = algorithm.client_rule.sends_model
         if mixes:
             norm = share * _norm(update - server.model)
         self.median.vote(upload.sender, norm, now)
         most = math.inf if settings.max_norm is None else settings.max_norm
-        usual = min(self.median.value(now) or 0.0, most)  # whoever is heard of first could say anything
+        usual = min(self.median.value(now) or 0.0, most)  # the first clients could claim anything
         judged = bool(usual) and settings.max_norm_ratio is not None
         if usual and settings.max_norm_ratio is not None:
             most = settings.max_norm_ratio * usual
         if norm <= most:
             return Applied.of(weight, 1.0, norm, key, received)
-        # An accumulator that keeps single models sees them whole: no factor brings them nearer to ours.
+        # An accumulator that keeps single models uses them unscaled, so a factor has no effect.
         exact = self._needs.exact_uploads or (mixes and isinstance(algorithm.accumulator, Kept))
         if exact or (judged and settings.norm_excess == "reject"):
             beyond = f"{settings.max_norm_ratio:g} times the median, {usual:.3g}" if judged else f"{most:.3g}"
@@ -267,10 +263,10 @@ class UploadChecker:
 
 
 def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> DefenceSettings:
-    """The settings with the bounds that follow from the recipe, where they are not given.
+    """Return the settings with missing limits derived from the recipe.
 
-    The norm is that of P local steps with learning rate η_ℓ along gradients as long as the clipping allows or, without
-    clipping, of one in every coordinate: η_ℓ·P·√d. It is loose on purpose. A few honest clients must not be slowed.
+    The norm is that of P local steps with learning rate η_ℓ along clipped gradients. Without clipping, the gradient has
+    one in every coordinate: η_ℓ·P·√d. This limit is loose on purpose, so that it does not slow honest clients.
     """
     known = sample_weights(task) if algorithm.client_weights == "samples" else [1.0]
     local = algorithm.local
@@ -284,74 +280,73 @@ def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> Defe
 
 
 def _norm(vector: Vector) -> float:
-    squares = float(np.vdot(vector, vector))  # which, unlike dot, does not warn of an overflow
+    squares = float(np.vdot(vector, vector))  # unlike dot, vdot does not warn on overflow
     return math.sqrt(squares) if math.isfinite(squares) else float(np.linalg.norm(vector.astype(np.float64)))
 
 
 def _number(headers: Mapping[str, str], name: str) -> int | None:
-    """The number that a header says, if there is such a header."""
+    """A header's number; None without the header."""
     if (found := headers.get(name)) is None:
         return None
     if not _NUMBER.fullmatch(found):
-        raise MalformedHeader(f"{name} is a number, found {found[:40]!r}")
+        raise MalformedHeader(f"expected a number in {name}, got {found[:40]!r}")
     return int(found)
 
 
 class Contact(NamedTuple):
-    """When an upload of a client was accepted last."""
+    """A client's last accepted upload."""
 
     staleness: int
-    """Of that upload."""
     at: float
     gap_s: float | None
-    """How long it usually takes from one to the next; None after the first."""
+    """The usual time between two accepted uploads; None after the first."""
 
     @staticmethod
     def after(before: Contact | None, staleness: int, now: float) -> Contact:
-        """The contact now, given the one before. Gaps are smoothed: a single long one does not change much."""
+        """The contact after an upload now. Gaps are smoothed."""
         if before is None:
             return Contact(staleness, now, None)
         gap = now - before.at
         return Contact(staleness, now, gap if before.gap_s is None else 0.8 * before.gap_s + 0.2 * gap)
 
     def silent(self, now: float) -> bool:
-        """Whether nothing was accepted for ten seconds and for five times the usual gap; a minute after a first one."""
+        """Whether no upload was accepted for ten seconds and five usual gaps; for a minute after the first upload."""
         return now - self.at > max(_SILENT_S, 60.0 if self.gap_s is None else _SILENT_GAPS * self.gap_s)
 
 
 @final
 @dataclass(slots=True)
 class UploadGroup:
-    """Uploads that become safe together, and what follows when they are."""
+    """Uploads that one sync makes safe, and what to send after it."""
 
     acknowledge: list[Msg] = field(default_factory=list)
     receipts: dict[int, Receipt] = field(default_factory=dict)
     broadcasts: list[tuple[int, bytes]] = field(default_factory=list)
     published: Published | None = None
-    """x̂ after the last of the broadcasts."""
+    """x̂ after the last broadcast."""
     accepted: int = 0
     upload_bytes: int = 0
-    """Of those that were accepted."""
+    """Bytes of accepted uploads."""
     received_bytes: int = 0
-    """What their clients received."""
+    """Bytes that their clients received."""
     checkpoint: Callable[[], None] | None = None
 
 
 @final
 @dataclass
 class Intake:
-    """Takes messages one by one: counts an upload in the ledger, or rejects it and says why."""
+    """Processes messages one by one: counts an upload in the ledger, or rejects it with a reason."""
 
     ledger: Ledger
     checker: UploadChecker
     metrics: ServerMetrics
     contacts: OrderedDict[int, Contact] = field(default_factory=OrderedDict)
-    """The clients of which an upload was accepted, the last one heard of last."""
+    """Clients with an accepted upload, the latest last."""
     failing: OrderedDict[int, str] = field(default_factory=OrderedDict)
-    """The clients whose last training failed, and why; the last one heard of last."""
+    """Clients whose last training failed, with the reason, the latest last."""
     diverged: str | None = None
     _failures: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """How often a check failed at an upload."""
+    """Unexpected errors per upload."""
 
     def __post_init__(self) -> None:
         server = self.ledger.server
@@ -360,27 +355,27 @@ class Intake:
         self.begin_session(self.max_upload_bytes)
 
     def begin_session(self, part_bytes: int) -> int:
-        """Forget unfinished uploads: a new consumer delivers their parts again, perhaps under other numbers.
+        """Drop unfinished uploads, because a new consumer delivers their parts again.
 
-        Messages carry at most `part_bytes`. Returns how many parts of unfinished uploads may wait at any time.
+        Messages carry at most `part_bytes`. Returns the most parts of unfinished uploads that wait at any time.
         """
         self._assembler = PartAssembler(self.max_upload_bytes, part_bytes, _ASSEMBLY_BYTES)
         return self._assembler.most_held
 
     def take(self, message: Msg, group: UploadGroup, now: float) -> None:
-        """Count an upload, or reject it and say why; a part of an upload only waits.
+        """Count an upload, or reject it with a reason. A part of an upload waits for the others.
 
-        `group` gets the receipt, the broadcast, and what is to be acknowledged; `now` is a time in seconds.
+        `group` receives the receipt, the broadcast and the messages to acknowledge. `now`: a time in seconds.
         """
         client, headers = number_in(message.subject), message.headers or {}
         frame, spent, upload = message.data, [message], None
         try:
             if MALFORMED in headers:
-                raise MalformedHeader(f"the message's headers cannot be read: {headers[MALFORMED]}")
+                raise MalformedHeader(f"cannot read the message's headers: {headers[MALFORMED]}")
             if client is None:
                 raise UnknownClient(f"{message.subject} does not name a client")
             if not self.checker.knows(client):
-                with suppress(MessageError):  # its number, for the receipt
+                with suppress(MessageError):  # to name its number in the receipt
                     upload = Message.from_bytes(frame)
                 raise UnknownClient(f"client {client} is not registered here")
             if FAILED in headers:
@@ -400,7 +395,7 @@ class Intake:
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
             self._refuse(client, upload.sequence if upload else None, error, group)
-        except Exception as error:  # nothing that a client sends may end a session
+        except Exception as error:  # no upload may end a session
             if not self._put_aside(client, frame, upload, error, group):
                 return
         else:
@@ -408,12 +403,12 @@ class Intake:
         group.acknowledge += spent
 
     def _hear_of_failure(self, client: int, message: Msg) -> None:
-        """Note that a client's training failed, in its own words."""
+        """Record that a client's training failed, with its reason."""
         headers, subject = message.headers or {}, f"{message.subject} {FAILED}"
         self.checker.check_signature(client, subject, message.data, headers.get(SIGNATURE), _number(headers, FAILED))
         why = cut(printable(message.data[:_FAILURE_BYTES].decode(errors="replace")), _FAILURE_CHARACTERS)
         if self.failing.pop(client, None) is None:
-            log.warning("the training of client %d fails: %s", client, why)
+            log.warning("Training of client %d fails: %s", client, why)
         self.failing[client] = why
         self.metrics.failures.inc()
         if len(self.failing) > _REMEMBERED:
@@ -422,28 +417,29 @@ class Intake:
     def _put_aside(
         self, client: int | None, frame: bytes, upload: Message | None, error: Exception, group: UploadGroup
     ) -> bool:
-        """Whether to give up an upload that a check failed at, which is our own fault or a lack of memory.
+        """Return whether to give up an upload after an unexpected error, such as a bug or lack of memory.
 
-        The broker delivers it again, or its client sends it; the third time it goes to the quarantine, for an operator
-        to look at, and its client is told.
+        The upload arrives again. The third time it is quarantined for the operator, and its client is informed.
         """
         name = f"{client}-{xxhash.xxh3_64_hexdigest(frame)}"
         times = self._failures[name] = self._failures.pop(name, 0) + 1
         if len(self._failures) > _REMEMBERED:
             self._failures.popitem(last=False)
-        log.error("checking an upload of client %s failed, time %d", client, times, exc_info=error)
+        log.error("Checking an upload of client %s failed (attempt %d).", client, times, exc_info=error)
         if times < _FAILURES:
             return False
         if times == _FAILURES:
             self.ledger.quarantine(name, frame)
-        told = QuarantinedUpload("the server fails at this upload, and has put it aside")
-        self.ledger.server.rejected[told.reason] += 1
-        self._refuse(client, upload.sequence if upload else None, told, group)
+        refusal = QuarantinedUpload("the server could not process this upload and quarantined it")
+        self.ledger.server.rejected[refusal.reason] += 1
+        self._refuse(client, upload.sequence if upload else None, refusal, group)
         return True
 
     def _add_part(self, client: int, part: Part, message: Msg, group: UploadGroup, now: float) -> bytes | None:
-        """The whole upload, if this was its last part. A part of one that cannot count any more must not get at the
-        one in progress; its client, which may have missed the receipt, is told with the last part.
+        """Return the whole upload after its last part.
+
+        Parts of a counted upload are dropped, so that they do not replace the one in progress. The last part produces a
+        receipt, because the client may have missed the first one.
         """
         self._assembler.check(part, len(message.data))
         try:

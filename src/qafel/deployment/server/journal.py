@@ -1,20 +1,20 @@
-"""The journal: accepted uploads and server steps in append-only files, synced many at a time.
+"""The journal: accepted uploads and server steps in append-only files. One sync covers many records.
 
-A file is named for the number of its first record, journal-000000005000.log, and begins with two lines: the format's
-name and version, then a salt and a checksum of all before it. A record is
+A file is named after its first record, as in journal-000000005000.log. It begins with two lines: the format's name and
+version, then a salt and a checksum of the lines. A record is
 
     mark | kind | length | checksum of the record before | note | checksum of all of it under the salt | bytes
 
-so that a lost or exchanged record breaks the chain, and a sound record is found behind an unsound one. Each start
-begins a file. The file `synced` says how many bytes of the newest one are safe; it is written after each sync and not
-synced itself, so it may say too little, never too much.
+A lost or exchanged record breaks the chain. A valid record behind a damaged one can be found by its mark. Each start
+begins a new file. The file `synced` stores how many bytes of the newest file are safe. It is written after each sync
+but not synced itself, so its number may be too small, never too large.
 
-upload   a frame as it was received; the note says what the defence made of it
-step     the server stepped with the uploads since the step before; the note has the digest of x̂ after it
-dropped  the step that the upload before it made due diverged: that upload does not count
+upload   a frame as received; the note stores how it was applied
+step     a server step with the uploads since the previous step; the note has the digest of the new x̂
+dropped  the step of the upload before this record diverged, so that upload does not count
 
-A process killed in the middle of a write leaves a torn tail, which nobody was told of: it is cut off, and logged.
-Anything else that cannot be read is damage: it is refused and left as it is.
+A process killed during a write leaves a torn tail, which was never acknowledged. It is cut off and logged. Any other
+unreadable data is damage: the server refuses to start and changes nothing.
 docs/decisions/deployment-formats.md
 """
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class Entry(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     UPLOAD = 1
     STEP = 2
@@ -60,45 +60,41 @@ class Entry(IntEnum):
 
 @final
 class Record(NamedTuple):
-    """One entry."""
+    """One record of the journal."""
 
     entry: Entry
     data: bytes
-    """Of an upload, its frame; else empty."""
+    """The frame of an upload; else empty."""
     note: bytes
-    """24 bytes, which the ledger reads."""
+    """24 bytes for the ledger."""
     before: int
-    """The checksum of the record before."""
+    """The checksum of the previous record."""
     checksum: int
 
 
 @final
 class Journal:
-    """Appends records. Append in the event loop, `sync` in a thread: what was appended before it began is safe when it
-    returns.
-    """
+    """Appends records. `append` in the event loop; `sync` in a thread. `sync` makes all earlier appends durable."""
 
     def __init__(self, folder: Path, count: int = 0, checksum: int = 0) -> None:
-        """Go on behind the first `count` records, the last of which has this checksum, in a new file."""
+        """Continue in a new file after `count` records. `checksum`: of the last record."""
         self.folder = folder
         self.count = count
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
         self.safe = count
-        """How many records are synced, at least."""
+        """A lower bound on the number of synced records."""
         self.checksum = checksum
-        """Of the last record, be it written or not."""
+        """The checksum of the last record, written or not."""
         with writing(f"the journal in {folder}"):
             self._synced = _open_synced(folder)
             self._begin_file(count, salt := secrets.randbits(64))
         self._waiting: list[tuple[int, int, list[bytes]]] = [(count, salt, [])]
-        """What is not written yet, with first record and salt of its file: first what goes into the open one, then a
-        part for every file to begin.
-        """
+        """Unwritten data with first record and salt of its file: first for the open file, then for each new file."""
         self._failure: OutputError | None = None
 
     def append(self, data: bytes, note: bytes = b"", entry: Entry = Entry.UPLOAD) -> None:
-        """Add a record, which is not safe before the next `sync`."""
+        """Add a record. The next `sync` makes it durable."""
         with self._lock:
             _, salt, pieces = self._waiting[-1]
             pieces += (head := _head(salt, entry, data, self.checksum, note)), data
@@ -106,16 +102,16 @@ class Journal:
         self.count += 1
 
     def rotate(self) -> None:
-        """Go on in a new file: what a checkpoint holds and what follows it lie apart.
+        """Continue in a new file, so that records before and after a checkpoint are separate.
 
-        `sync` makes it, when the file before it is whole on disk: a file with a successor is never torn.
+        `sync` creates it after the previous file is complete on disk, so only the last file can be torn.
         """
         with self._lock:
             if self._waiting[-1][0] < self.count:
                 self._waiting.append((self.count, secrets.randbits(64), []))
 
     def sync(self) -> None:
-        """Write and sync, for all that wait at once. After a failure nothing counts as safe any more."""
+        """Write and sync all appended records. After a failure, no record counts as safe."""
         with self._syncing:
             if self._failure is not None:
                 raise self._failure
@@ -136,7 +132,7 @@ class Journal:
                 raise self._failure from None
 
     def _write(self, pieces: list[bytes]) -> None:
-        """All of it: a disk that fills up takes a part first, and complains at the next write."""
+        """Write all pieces. A full disk accepts a part first and fails at the next write."""
         whole = b"".join(pieces)
         rest = memoryview(whole)
         while rest:
@@ -156,14 +152,14 @@ class Journal:
             self._synced.close()
 
     def drop_before(self, count: int) -> None:
-        """Delete the files all of whose records come before that one."""
+        """Delete files that contain only records before this one."""
         for (_, path), (following, _) in pairwise(_files(self.folder)):
             if following <= count:
                 path.unlink(missing_ok=True)
 
     def _begin_file(self, first: int, salt: int) -> None:
         self._first, self._length = first, _HEADER_BYTES
-        # It holds what clients sent: nobody else is to read it.
+        # Only the owner may read clients' uploads.
         self._file = FileIO(open_private(self.folder / f"journal-{first:012}.log", os.O_WRONLY | os.O_EXCL), "w")
         self._file.write(_header(salt))
         sync_folder(self.folder)
@@ -171,19 +167,19 @@ class Journal:
 
 @final
 class JournalReader:
-    """Reads records in order, and changes nothing before `go_on`.
+    """Reads records in order. Only `resume` changes files.
 
-    Synced records that are missing or cannot be read raise `DamagedJournal`, which says what to do.
+    Missing or unreadable synced records raise `DamagedJournal`.
     """
 
     def __init__(self, folder: Path, start: int = 0, checksum: int | None = None) -> None:
-        """Begin with record number `start`; `checksum` is that of the record before it, if it is known."""
+        """Start at record `start`. `checksum`: of the record before it, if known."""
         self.folder = folder
         self._start = self.count = start
         """The number of the next record."""
         self.checksum = checksum
         self._end = 0
-        """How many records were found, with all before them."""
+        """The number of records up to the last one found."""
         self._torn: tuple[Path, int, int] | None = None
 
     def __iter__(self) -> Iterator[Record]:
@@ -195,34 +191,32 @@ class JournalReader:
                 continue
             if first > self.count:
                 raise DamagedJournal(
-                    f"{self.folder} lacks records {self.count} to {first - 1} of the journal, because a file was "
-                    "deleted: restore it from a copy"
+                    f"records {self.count} to {first - 1} of the journal in {self.folder} are missing: restore the "
+                    "deleted file from a copy"
                 )
             try:
                 with path.open("rb") as file:
                     yield from self._read(file, path, first, following is not None, synced.get(first, 0))
             except OSError as error:
-                raise DamagedJournal(f"{path} cannot be read ({error.strerror}): restore it from a copy") from None
+                raise DamagedJournal(f"cannot read {path} ({error.strerror}): restore it from a copy") from None
         if files and self._end < self._start:
-            raise DataError(f"it counts {self._start} records, and the journal has {self._end}")
+            raise DataError(f"the checkpoint counts {self._start} records, the journal has {self._end}")
         first = next(iter(synced), -1)
         if first > (files[-1][0] if files else -1):
             raise DamagedJournal(
-                f"{self.folder} lacks the journal from record {first} on: restore journal-{first:012}.log from a copy, "
-                f"or give up its records and delete {self.folder / 'synced'}"
+                f"the journal in {self.folder} is missing from record {first} on: restore journal-{first:012}.log from "
+                f"a copy, or discard its records by deleting {self.folder / 'synced'}"
             )
 
     def _check_end(self, path: Path) -> None:
-        """Raise if the file's last record is not the one that a checkpoint counts last. A damaged file, which is not
-        needed any more, tells nothing.
-        """
+        """Raise if the file does not end with the checkpoint's last record. Damage is ignored here."""
         with path.open("rb") as file:
             size, salt = os.fstat(file.fileno()).st_size, _read_header(file, path)
             sound, last = 0, None
             while (record := _read_record(file, size, salt)) is not None:
                 sound, last = file.tell(), record.checksum
             if sound == size and self.checksum not in (None, last):
-                raise DataError(f"record {self._start - 1} in {path} is not the one that it counts last")
+                raise DataError(f"record {self._start - 1} in {path} is not the checkpoint's last record")
 
     def _read(self, file: BinaryIO, path: Path, first: int, followed: bool, synced: int) -> Iterator[Record]:
         size = os.fstat(file.fileno()).st_size
@@ -233,7 +227,7 @@ class JournalReader:
             expected = self.checksum if number >= self.count else last
             if expected not in (None, record.before):
                 if number == self._start:
-                    raise DataError(f"record {number} in {path} is not the one that followed")
+                    raise DataError(f"record {number} in {path} does not follow the checkpoint")
                 break
             sound, last, number = file.tell(), record.checksum, number + 1
             self._end = number
@@ -244,30 +238,30 @@ class JournalReader:
             return
         file.seek(sound)
         if followed or sound < synced or _sound_follows(file.read(), salt):
-            why = f"{synced} bytes of it were synced" if sound < synced else "sound records follow"
+            why = f"{synced} bytes of it were synced" if sound < synced else "valid records follow"
             raise DamagedJournal(
-                f"{path} is damaged at byte {sound}, in record {number}, and {why}; nothing was changed: restore it "
-                f"from a copy, or give up this record and all after it (truncate -s {sound} {path}; delete "
+                f"{path} is damaged at byte {sound}, in record {number}, and {why}. Nothing was changed: restore it "
+                f"from a copy, or discard this record and all after it (truncate -s {sound} {path}; delete "
                 f"{self.folder / 'synced'}{' and the journal files after it' if followed else ''})"
             )
         self._torn = path, sound, size
 
-    def go_on(self) -> Journal:
-        """After the last record: the journal to append to. A torn tail is cut off."""
+    def resume(self) -> Journal:
+        """Cut off a torn tail, and return the journal to append to."""
         if self._torn is not None:
             path, sound, size = self._torn
             log.warning(
-                "%s: %d bytes from byte %d on are cut off; a write was interrupted there, and nobody was told of it",
+                "%s: cut off %d bytes from byte %d on, of an interrupted write that was never acknowledged.",
                 path, size - sound, sound,
             )  # fmt: skip
             os.truncate(path, sound)
         if (empty := self.folder / f"journal-{self.count:012}.log").exists():
-            empty.unlink()  # it has a header at most: the next one takes its name
+            empty.unlink()  # it has no records; the new file takes its name
         return Journal(self.folder, self.count, self.checksum or 0)
 
 
 def read_journal(folder: Path, start: int = 0) -> Iterator[bytes]:
-    """The uploads from record `start` on, as they were received. Changes nothing, and leaves out a torn tail."""
+    """The uploads from record `start` on, as received. Changes nothing, and skips a torn tail."""
     return (record.data for record in JournalReader(folder, start) if record.entry is Entry.UPLOAD)
 
 
@@ -288,13 +282,13 @@ def _checksum(salt: int, start: bytes, data: bytes) -> int:
 
 
 def _read_header(file: BinaryIO, path: Path) -> int | None:
-    """Go to the first record, and return the salt. None of what is not a header: a torn tail, or damage."""
+    """Read the header and return the salt; None if the header is torn or damaged."""
     start = file.read(_HEADER_BYTES)
     found = _HEADER.match(start)
     if found is not None and int(found[1]) != _VERSION:
         raise DataError(
-            f"{path} has version {int(found[1])} of its format, and this qafel reads version {_VERSION}: use the "
-            "qafel that wrote it, or begin again in another folder"
+            f"{path} has format version {int(found[1])}, this qafel reads version {_VERSION}: use the qafel that wrote "
+            "it, or start again in another folder"
         )
     if found is not None and found[2] is not None and start == _header(salt := int(found[2], 16)):
         return salt
@@ -303,7 +297,7 @@ def _read_header(file: BinaryIO, path: Path) -> int | None:
 
 
 def _read_record(file: BinaryIO, size: int, salt: int | None) -> Record | None:
-    """The next record, or None if there is no sound one. Memory is taken for what is there, not for what it claims."""
+    """The next record; None if it is not valid. A wrong length cannot allocate more than the file's size."""
     head = file.read(_RECORD.size)
     if len(head) < _RECORD.size or salt is None:
         return None
@@ -316,7 +310,7 @@ def _read_record(file: BinaryIO, size: int, salt: int | None) -> Record | None:
 
 
 def _sound_follows(rest: bytes, salt: int | None) -> bool:
-    """Whether a sound record lies anywhere in what could not be read; without the salt, whether one may."""
+    """Whether the unreadable rest contains a valid record; without the salt, whether it may."""
     if salt is None:
         return len(rest.rstrip(b"\0")) >= _HEADER_BYTES + _RECORD.size
     file, found = io.BytesIO(rest), rest.find(_MARK)
@@ -329,20 +323,20 @@ def _sound_follows(rest: bytes, salt: int | None) -> bool:
 
 
 def _read_synced(folder: Path) -> dict[int, int]:
-    """Which file is safe up to which byte, if that is known."""
+    """The synced bytes of the newest file, by its first record; empty if unknown."""
     try:
         line = read_regular(folder / "synced", 1000)
     except FileNotFoundError:
         return {}
     found = _SYNCED.fullmatch(line)
     if line and (found is None or line != _synced_line(int(found[1]), int(found[2]))):
-        log.warning("%s is damaged: the journal is judged without it", folder / "synced")
+        log.warning("%s is damaged. Reading the journal without it.", folder / "synced")
         return {}
     return {} if found is None else {int(found[1]): int(found[2])}
 
 
 def _open_synced(folder: Path) -> FileIO:
-    """For a line to be replaced in place."""
+    """Open `synced`, to replace its line in place."""
     return FileIO(open_private(folder / "synced", os.O_RDWR), "r+")
 
 
@@ -356,5 +350,5 @@ def _files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def begins_at_start(folder: Path) -> bool:
-    """Whether the journal is whole: its first file is there."""
+    """Whether the journal's first file is there."""
     return any(first == 0 for first, _ in _files(folder))

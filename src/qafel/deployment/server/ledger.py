@@ -1,9 +1,8 @@
-"""The server's state and its proof: the pure `Server`, a checkpoint of it, and the journal of uploads since.
+"""The server's state: the pure `Server`, its checkpoints, and the journal of uploads since the last one.
 
-x and x̂ are a function of the journal. A start restores the newest sound checkpoint and receives the uploads after it
-again, and steps where the server stepped; the broadcasts that this makes again are bit-identical, because their
-randomness is named by the version. If the process was killed between the upload that closes a batch and its step, the
-start makes the step.
+x and x̂ are a function of the journal. A start restores the newest valid checkpoint and replays the uploads and steps
+after it. The replayed broadcasts are bit-identical, because the version names their random stream. If the process was
+killed between the upload that closes a batch and its step, the start makes the step.
 docs/decisions/deployment-broker-is-not-the-truth.md
 """
 
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -48,46 +48,46 @@ from qafel.params import Vector
 from qafel.runs.checkpoints import RowLog, read_checkpoint, write_checkpoint
 from qafel.runs.progress import Amount, Count, Traffic, fault_of
 
-_JOURNAL_BYTES: Final = 1 << 30  # received again at most, besides what comes while a checkpoint is written
+_JOURNAL_BYTES: Final = 1 << 30  # uploads after which a checkpoint is due
 _QUARANTINED: Final = 100
 _APPLIED: Final = struct.Struct("<fffIQ")
 _DIGEST: Final = struct.Struct("<Q")
-_KEPT: Final = 2  # checkpoints: the one before the last survives a damaged disk block
+_KEPT: Final = 2  # checkpoints, in case a disk block is damaged
 
 log = logging.getLogger(__name__)
 
 
 @final
 class Applied(NamedTuple):
-    """What the defence made of an upload, in float32 as the journal holds it: counting it again gives the same bits."""
+    """How an upload was applied, in float32 as in the journal, so that a replay gives the same bits."""
 
     weight: float
-    """The client's, as far as the server believes it."""
+    """The client's weight, limited."""
     factor: float = 1.0
-    """What the update is multiplied by, so that its norm is within the bound."""
+    """The factor that brings the update's norm within its limit."""
     norm: float = 0.0
-    """The weighted norm before that: the client's vote on what is usual."""
+    """The weighted norm before scaling: the client's vote in the median."""
     key: int = 0
-    """Which of its keys the client signed with, as `key_number` tells them apart; zero if nobody signs."""
+    """The `key_number` of the client's key; zero without keys."""
     received_bytes: int = 0
-    """What the client received since its upload before, as far as the server believes it."""
+    """Bytes that the client received since its previous upload, limited."""
 
     def to_bytes(self) -> bytes:
         return _APPLIED.pack(*self)
 
     @staticmethod
     def read(record: Record, upload: Message) -> Applied:
-        """What was applied to an upload of the journal; as it came, if nobody judged it."""
+        """How an upload of the journal was applied; unchanged if its record has no note."""
         return Applied(*_APPLIED.unpack_from(record.note)) if any(record.note) else Applied(upload.weight)
 
     @staticmethod
     def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0, received_bytes: int = 0) -> Applied:
-        """Rounded to what the journal keeps."""
+        """Round to what the journal stores."""
         return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key, received_bytes)))
 
 
 class _Saved(NamedTuple):
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     server: Server
     traffic: Traffic
@@ -96,9 +96,9 @@ class _Saved(NamedTuple):
     last: Mapping[int, tuple[int, int]]
     shares: Sequence[Standing] = ()
     void: int = 0
-    """How many records of the journal before it count nothing: steps that diverged, with the uploads before them."""
+    """Earlier records of the journal that do not count: diverged steps and the uploads before them."""
     checksum: int = 0
-    """Of the last record that it counts."""
+    """The checksum of its last record."""
     rows: RowLog | None = None
     """Holds the rows of this checkpoint."""
 
@@ -121,30 +121,30 @@ _VALUES: Final = TypeAdapter(_Values)
 
 @final
 class Ledger:
-    """The one place where uploads count. `take` and `step` change the state, `journal.sync` makes it last."""
+    """Counts uploads. `take` and `step_if_due` change the state; `journal.sync` makes it durable."""
 
     def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
-        """Made by `open`: receive the journal after what was saved; `history` broadcasts are kept in memory."""
+        """Called by `open`: replay the journal after `saved`. `history`: broadcasts to keep in memory."""
         self.folder = folder
         self.server, self.traffic, norms, keys, last, self.shares, self._void, checksum, rows = saved
         self._rows = rows or RowLog(folder, _KEPT)
         self.norms = dict(norms)
-        """Each client's last norm, so that a restarted server judges as before."""
+        """Each client's last norm, so that a restarted server uses the same median."""
         self.keys = dict(keys)
-        """The key with which each client signed its last upload that counted. With a new one its numbers begin anew:
-        nobody can play it what was signed with the old one.
+        """The key of each client's last counted upload. A new key restarts the client's numbers, because uploads signed
+        with the old key are not accepted.
         """
         self._last = dict(last)
-        """For each client the checksum of its counted upload with the highest number, and how many bytes had been
-        broadcast when its last upload counted.
+        """For each client: the checksum of its counted upload with the highest number, and the total bytes broadcast at
+        its last counted upload.
         """
         self._with_memory = self.server.algorithm.needs.client_memory
         self.since: list[int] = []
-        """Whose updates were received again: they came after `shares`, which is how clients stood at the checkpoint."""
+        """The senders of replayed uploads. `shares` has the shares at the checkpoint before them."""
         self.broadcasts: deque[tuple[int, bytes]] = deque(maxlen=history)
-        """The last broadcasts with their versions: what a broker that lost them is given again."""
+        """The last broadcasts with their versions, to refill a broker."""
         self._batch: Batch | None = None
-        """Closed by the last upload; its step is due."""
+        """A batch closed by the last upload, whose step is due."""
         before = self.saved_uploads = self.traffic.uploads
         reader = JournalReader(folder, self.traffic.uploads + self.traffic.broadcasts + self._void, checksum)
         before_it: Record | None = None
@@ -159,13 +159,13 @@ class Ledger:
             self._repeat(before_it)
         if self.traffic.uploads > before:
             uploads, version = self.traffic.uploads - before, self.server.version
-            log.info("received %d journalled uploads again, now at version %d", uploads, version)
+            log.info("Replayed %d uploads of the journal. Version %d.", uploads, version)
         self._saved = self.traffic.copy()
         self._diverged = False
         self.run_id = _run_id(folder)
         self.epoch = _epoch(folder)
-        """The last one in which a server of this folder served the run; zero if none did."""
-        self.journal = reader.go_on()
+        """The last epoch in which this folder served the run; zero if none."""
+        self.journal = reader.resume()
 
     @staticmethod
     @contextmanager
@@ -179,38 +179,39 @@ class Ledger:
         history: int = 1000,
         clients: int | None = None,
     ) -> Iterator[Ledger]:
-        """Open a run's ledger, a context: the run begins, or goes on from what its folder holds.
+        """Open a run's ledger, as a context. Start the run, or resume it from its folder.
 
         folder         the run's state: run-id, journal and checkpoints
-        initial_model  makes x⁰, for a run that begins
-        algorithm      how server and clients are wired
+        initial_model  makes x⁰ for a new run
+        algorithm      the run's algorithm
         seed           the run's seed
-        size           the number of the model's parameters
-        history        how many broadcasts are kept in memory
-        clients        how many there are, for methods that need it
+        size           the number of model parameters
+        history        the number of broadcasts kept in memory
+        clients        the number of clients, for methods that need it
         """
         busy = ConfigError(f"another server uses {folder}: stop it, or choose another `out`")
         with writing(f"to {folder}", "; choose another folder"):
-            make_private(folder)  # it holds what clients sent
+            make_private(folder)  # it holds clients' uploads
         with Lock(folder / "lock", busy):
-            ledger = _newest_sound(folder, initial_model, algorithm, seed, size, history, clients)
+            load = partial(_newest_sound, folder, initial_model, algorithm, seed, size, history, clients)
+            ledger = load()
             try:
-                ledger.step_if_due()  # killed before it made it
+                ledger.step_if_due()  # the process was killed before it
             except NonFiniteVector as error:
-                log.warning("%s; going on without this step", error)
+                log.warning("%s. Continuing without this step.", error)
                 ledger.journal.close()
-                ledger = _newest_sound(folder, initial_model, algorithm, seed, size, history, clients)
+                ledger = load()
             with closing(ledger.journal):
                 yield ledger
 
     @property
     def place(self) -> str:
-        """Tells this folder from every copy of it: of the lock's file, neither number nor age can be copied."""
+        """Distinguishes this folder from its copies: the inode and change time of the lock file cannot be copied."""
         found = (self.folder / "lock").stat()
         return f"{found.st_ino:x}-{found.st_ctime_ns:x}"
 
     def begin_epoch(self, epoch: int) -> None:
-        """Keep the number of the epoch in which this folder's server serves the run."""
+        """Store the epoch of this folder's server."""
         self.epoch = epoch
         write_word(self.folder / "epoch", str(epoch))
 
@@ -222,9 +223,9 @@ class Ledger:
         decoded: Vector | None = None,
         admitted: Admitted | None = None,
     ) -> Accepted:
-        """Receive an upload and journal its frame. A rejected upload raises, and leaves no record but its count.
+        """Receive an upload and journal its frame. A rejected upload raises and leaves no record.
 
-        If it closes a batch, `step_if_due` comes next.
+        If it closes a batch, call `step_if_due` next.
         """
         accepted = self._count(frame, upload, applied or Applied(upload.weight), decoded, admitted)
         self.journal.append(frame, applied.to_bytes() if applied else b"")
@@ -233,7 +234,7 @@ class Ledger:
     def step_if_due(self) -> bytes | None:
         """Make the step of a closed batch and journal it; return the broadcast.
 
-        A step that makes the model diverge raises `NonFiniteVector`. A restart goes on without the upload before it.
+        A step that makes the model diverge raises `NonFiniteVector`. A restart drops the upload before it.
         """
         if self._batch is None:
             return None
@@ -247,11 +248,11 @@ class Ledger:
         return broadcast
 
     def _repeat(self, record: Record) -> None:
-        """Do what a record of the journal says. A step gave an x̂, which clients hold: another one now is a failure."""
+        """Replay a record of the journal. A step must give the same x̂ as before, because clients hold it."""
         if record.entry is Entry.STEP:
             self._step()
             if _DIGEST.unpack_from(record.note) != (self.server.hidden_state.digest,):
-                raise DataError(f"step {self.server.version} of the journal does not give the hidden state of before")
+                raise DataError(f"step {self.server.version} of the journal gives another hidden state than before")
         else:
             upload = Message.from_bytes(record.data)
             applied = Applied.read(record, upload)
@@ -262,18 +263,16 @@ class Ledger:
                 self.norms[upload.sender] = applied.norm
 
     def has_new_key(self, client: int, key: int) -> bool:
-        """Whether a client that signs with this key signed with another one before, and may begin anew: a client with a
-        memory cannot.
-        """
+        """Whether this key of a client is new, so that its numbers restart. With a client memory they never restart."""
         return bool(key) and not self._with_memory and self.keys.get(client, key) != key
 
     def last_of(self, client: int) -> tuple[int, int]:
-        """Number and checksum of the client's counted upload with the highest number; (-1, 0) if there is none."""
+        """Number and checksum of the client's last counted upload; (-1, 0) if there is none."""
         highest, _ = self.server.seen.windows.get(client, (-1, 0))
         return highest, self._last.get(client, (0, 0))[0]
 
     def receivable_bytes(self, client: int) -> int:
-        """The most that a client can have received since its last counted upload: the broadcasts since, and x̂ whole."""
+        """The most bytes that a client can have received since its last counted upload: broadcasts and one snapshot."""
         _, position = self._last.get(client, (0, 0))
         return self.server.broadcast_bytes - position + self.server.hidden_state.snapshot_bytes
 
@@ -315,12 +314,13 @@ class Ledger:
     def begin_checkpoint(
         self, every: int, judged: Callable[[], tuple[Mapping[int, float], Sequence[Standing]]] = lambda: ({}, ())
     ) -> Callable[[], None] | None:
-        """Every so many uploads, fewer if large: what writes the state of this moment, to be called in a thread.
+        """Return a function that writes the current state, to be called in a thread; None if no checkpoint is due.
 
-        `judged` gives the clients' norms and how their shares stand; it is asked only if a checkpoint is due.
+        every   uploads between two checkpoints, fewer if they are large
+        judged  returns the clients' norms and shares
         """
         before, now = self._saved, self.traffic
-        if self._diverged:  # a step that failed half-way is nothing to go on from
+        if self._diverged:  # a failed step leaves a partial state
             return None
         if now.uploads - before.uploads < every and now.upload_bytes - before.upload_bytes < _JOURNAL_BYTES:
             return None
@@ -351,31 +351,31 @@ class Ledger:
         return write
 
     def quarantine(self, name: str, frame: bytes) -> None:
-        """Keep an upload that the server fails at, for an operator to look at: the first hundred of them."""
+        """Store an upload that the server cannot process, for the operator. At most a hundred are stored."""
         folder = self.folder / "quarantine"
         try:
             folder.mkdir(exist_ok=True)
             if sum(1 for _ in folder.iterdir()) < _QUARANTINED:
                 write_atomically(folder / name, frame)
         except (OSError, OutputError) as error:
-            log.error("upload %s is not in the quarantine: %s", name, error)
+            log.error("Could not quarantine upload %s: %s", name, error)
 
     def drop_old_journal(self) -> None:
-        """Delete what no kept checkpoint needs."""
+        """Delete records that no kept checkpoint needs."""
         kept = _checkpoints(self.folder)
         if len(kept) >= _KEPT:
             self.journal.drop_before(kept[-_KEPT][0])
 
 
 def _run_id(folder: Path) -> str:
-    """Tells a run from another of the same name: a client's saved hidden state belongs to one of them."""
+    """The run's identity, which distinguishes it from other runs of the same name."""
     path = folder / "run-id"
     try:
         found = read_word(path)
     except DataError as error:
         raise DataError(
-            f"{error}: restore it from a copy, or delete it and start with `take_over`; then all that was counted "
-            "stays, and clients see another run"
+            f"{error}: restore it from a copy, or delete it and start with `take_over`. All counted updates stay, and "
+            "clients see a new run"
         ) from None
     if found is None:
         write_word(path, found := uuid.uuid4().hex)
@@ -386,7 +386,7 @@ def _epoch(folder: Path) -> int:
     try:
         return int(read_word(folder / "epoch") or 0)
     except (DataError, ValueError):
-        log.warning("%s is damaged: the broker's word counts", folder / "epoch")
+        log.warning("%s is damaged. Using the broker's epoch.", folder / "epoch")
         return 0
 
 
@@ -399,9 +399,7 @@ def _newest_sound(
     history: int,
     clients: int | None,
 ) -> Ledger:
-    """From the newest checkpoint after which the journal can be received again; from x⁰ if there is none, or the whole
-    journal is there.
-    """
+    """Restore the newest checkpoint whose journal can be replayed, or start from x⁰ if the whole journal is there."""
     failed: list[tuple[Path, Exception]] = []
     for _, path in reversed(_checkpoints(folder)):
         try:
@@ -409,16 +407,16 @@ def _newest_sound(
             break
         except (DamagedJournal, OutputError):
             raise
-        except Exception as error:  # whatever a flipped bit may lead to
-            log.warning("%s cannot be used, trying the one before: %s", path, error)
+        except Exception as error:  # a flipped bit can cause any error
+            log.warning("Cannot use %s, trying the previous one: %s", path, error)
             failed.append((path, error))
     else:
-        if failed and not begins_at_start(folder):  # without the first records, the run would start from nothing
-            raise DataError(f"no checkpoint in {folder} can be used; {failed[0][0]}: {failed[0][1]}") from None
+        if failed and not begins_at_start(folder):
+            raise DataError(f"cannot use any checkpoint in {folder}; {failed[0][0]}: {failed[0][1]}") from None
         server = Server(initial_model(), algorithm, seed, log_capacity=0, clients=clients)
         require_savable(server)
         ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}, {}), history)
-    for path, _ in failed:  # it must not count as one of those that are kept
+    for path, _ in failed:  # do not count it among the kept ones
         path.rename(path.with_suffix(".unused"))
     return ledger
 

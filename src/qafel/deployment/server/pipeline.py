@@ -1,10 +1,10 @@
-"""From an upload to its receipt, in three stages that work side by side:
+"""From an upload to its receipt, in three concurrent stages:
 
-    a group from the work queue → check and receive each (Algorithm 1)
+    read a group from the work queue → check and receive each upload (Algorithm 1)
         → sync the journal once → broadcast
             → acknowledge → send receipts
 
-While one group is being synced the next is received. docs/decisions/deployment-broker-is-not-the-truth.md
+The server receives the next group while it syncs one. docs/decisions/deployment-broker-is-not-the-truth.md
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from typing import Any, Final, final
 
 from nats.aio.msg import Msg
 
-from qafel.deployment.connection import Broker, cancel_and_wait, wait_for_event
+from qafel.deployment.connection import Broker
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
+from qafel.deployment.transport import cancel_and_wait, wait_for_event
 from qafel.errors import BrokerError, BrokerLost, OutputError
 from qafel.text import counted
 
-_AHEAD: Final = 256  # messages asked for before they are needed
-_AHEAD_BYTES: Final = 16 << 20  # and at most so much at a time: a broker drops a connection that lets 64 MB wait
+_AHEAD: Final = 256  # messages requested ahead
+_AHEAD_BYTES: Final = 16 << 20  # a broker drops a connection with 64 MB of unread messages
 _EXPIRES_S: Final = 2.0
 log = logging.getLogger(__name__)
 
 
 @final
 class UploadQueue:
-    """Reads the work queue of uploads: asks for batches ahead of need, and hands on in groups what has come."""
+    """Reads the work queue of uploads: requests batches ahead, and returns groups."""
 
     def __init__(self, broker: Broker, names: Names, epoch: int) -> None:
         self._broker = broker
@@ -53,7 +54,7 @@ class UploadQueue:
         self._stopped = False
 
     def stop(self) -> None:
-        """Let `group` return, with nothing if nothing came."""
+        """Make `group` return immediately, with an empty list if nothing arrived."""
         self._stopped = True
         self._wake.set()
 
@@ -61,12 +62,12 @@ class UploadQueue:
         await self._broker.connection.subscribe(self._inbox, cb=self._receive, pending_bytes_limit=0)
 
     async def group(self, most: int) -> list[Msg]:
-        """Up to `most` messages, as soon as there is one. A consumer that is gone raises `BrokerLost`."""
+        """Return up to `most` messages, as soon as there is one. Raises `BrokerLost` if the consumer is gone."""
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
         while not self._came and not self._stopped:
             if loop.time() - self._heard_at > 2 * _EXPIRES_S:
-                raise BrokerLost("the broker's consumer fell silent", self._stream)
+                raise BrokerLost("the broker's consumer does not answer", self._stream)
             await self._ask()
             self._wake.clear()
             await wait_for_event(self._wake, _EXPIRES_S)
@@ -89,14 +90,13 @@ class UploadQueue:
         headers = message.headers or {}
         status = headers.get("Status")
         if message.reply:
-            # It says where to acknowledge it, so it is an upload. Its headers are its client's, and prove nothing.
+            # Only uploads have a reply subject. The client wrote the headers, so they prove nothing.
             self._asked = max(0, self._asked - 1)
             self._came.append(message)
         elif status is None or status == "100":
             return
         else:
-            # A request has run out of time or bytes (408, 409), or the consumer is gone (409, 503): what it still had
-            # to deliver is void.
+            # The request expired or reached its byte limit (408, 409), or the consumer is gone (409, 503).
             undelivered = headers.get("Nats-Pending-Messages")
             self._asked = max(0, self._asked - int(undelivered)) if undelivered else 0
             if status == "503" or "deleted" in headers.get("Description", "").lower():
@@ -107,7 +107,7 @@ class UploadQueue:
 @final
 @dataclass(slots=True)
 class BackgroundWriter:
-    """Writes checkpoints to the disk and snapshots to the broker, in the background: at most one of each at a time."""
+    """Writes checkpoints to disk and snapshots to the broker in the background, one of each at a time."""
 
     _ledger: Ledger
     _publisher: Publisher
@@ -115,30 +115,30 @@ class BackgroundWriter:
     _metrics: ServerMetrics
     failed_checkpoints: int = 0
     problem: str = ""
-    """Why the last checkpoint could not be written; empty if it was."""
+    """Why the last checkpoint failed; empty if it succeeded."""
     _works: set[asyncio.Task[None]] = field(default_factory=set)
     _checkpointing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _snapshotting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _dropping: asyncio.Lock = field(default_factory=asyncio.Lock)
     _undropped: int = 0
-    """The lowest version whose large broadcast may still be on the broker; a new process looks from the start."""
+    """The lowest version whose large broadcast may still be on the broker."""
 
     async def end(self) -> None:
-        """Leave nothing running, as the session ends."""
+        """Stop all background work, at the end of a session."""
         await cancel_and_wait(self._works)
 
     def start_checkpoint(self, write: Callable[[], None]) -> None:
         self._start(self.checkpoint(write))
 
     def start_snapshot(self, broker: Broker, versions: Iterable[int]) -> None:
-        """If one of these steps makes it due."""
-        # A snapshot and the broadcasts since must overlap.
+        """Start a snapshot if one of these steps makes it due."""
+        # The stream must hold all broadcasts since the snapshot.
         every = min(self._settings.snapshot_every, max(1, self._settings.limits.history // 2))
         if any((version + 1) % every == 0 for version in versions):
             self._start(self._snapshot(broker))
 
     async def checkpoint(self, write: Callable[[], None]) -> None:
-        """Write one. If that fails, the journal is kept: nothing is lost, and a restart takes longer."""
+        """Write a checkpoint. If that fails, the journal is kept: nothing is lost, but a restart takes longer."""
         async with self._checkpointing:
             try:
                 await asyncio.to_thread(write)
@@ -158,13 +158,13 @@ class BackgroundWriter:
         async with self._snapshotting:
             try:
                 await self._publisher.snapshot(broker)
-            except BrokerError as error:  # late clients need it: a session that cannot give it is no use
+            except BrokerError as error:  # late clients need it, so start a new session
                 broker.give_up(error)
                 return
-        await self._drop_large_broadcasts(broker)  # which may be many, and holds up no snapshot
+        await self._drop_large_broadcasts(broker)
 
     async def _drop_large_broadcasts(self, broker: Broker) -> None:
-        """Objects do not leave with the messages that point to them."""
+        """Delete old broadcast objects. The stream drops only the messages that point to them."""
         broadcasts = self._ledger.broadcasts
         if self._dropping.locked() or not broadcasts or len(broadcasts[-1][1]) <= broker.part_bytes:
             return
@@ -174,7 +174,7 @@ class BackgroundWriter:
                     await broker.delete_object(self._publisher.names.broadcast_object(self._undropped))
                     self._undropped += 1
             except BrokerError as error:
-                log.warning("large broadcasts from version %d on are not dropped yet: %s", self._undropped, error)
+                log.warning("Could not delete old broadcasts from version %d on: %s", self._undropped, error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -185,7 +185,7 @@ class BackgroundWriter:
 @final
 @dataclass(slots=True)
 class Pipeline:
-    """One session's three stages. The last ends when all that was taken is acknowledged; the others wait for that."""
+    """The three stages of a session. `acknowledge` ends last; the others wait for it."""
 
     _intake: Intake
     _evaluator: Evaluator
@@ -196,7 +196,7 @@ class Pipeline:
     _safe: asyncio.Queue[list[UploadGroup] | None] = field(default_factory=lambda: asyncio.Queue(4))
 
     async def take(self, queue: UploadQueue) -> None:
-        """Groups of uploads into the ledger, until the run ends."""
+        """Receive groups of uploads, until the run ends."""
         metrics = self._intake.metrics
         while self._evaluator.goes_on:
             group = UploadGroup()
@@ -216,7 +216,7 @@ class Pipeline:
         await asyncio.Event().wait()
 
     async def make_safe(self, broker: Broker) -> None:
-        """Sync once for all groups that wait; only then let anyone know."""
+        """Sync the journal once for all waiting groups, then broadcast their steps."""
         publisher, metrics = self._publisher, self._intake.metrics
         while True:
             taken = [await self._taken.get()]
@@ -241,7 +241,7 @@ class Pipeline:
                 await asyncio.Event().wait()
 
     async def acknowledge(self, broker: Broker) -> None:
-        """Let the broker forget what is safe, then tell the clients: so they cannot outrun the broker."""
+        """Acknowledge synced uploads to the broker, then send receipts to the clients."""
         while (groups := await self._safe.get()) is not None:
             await broker.acknowledge([message for group in groups for message in group.acknowledge])
             await self._publisher.receipts(broker, [group.receipts for group in groups])

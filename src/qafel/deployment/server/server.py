@@ -1,7 +1,7 @@
-"""The server: session after session with the broker, until its run ends.
+"""The server: one session with the broker after another, until the run ends.
 
-A session that breaks loses nothing: what was received is in the journal, and the next session begins, as a restarted
-process does, by giving the broker what it lacks.
+A broken session loses nothing. The journal has what was received. The next session, like a restarted process, starts by
+refilling the broker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tomli_w
 
 from qafel.algorithm import Needs, require_provided
 from qafel.config import Config
-from qafel.deployment.connection import Broker, run_until_one_ends, session, wait_for_event
+from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import SHARED_STREAMS, Names
@@ -35,6 +35,7 @@ from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker,
 from qafel.deployment.server.lease import Lease
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
+from qafel.deployment.transport import run_until_one_ends, wait_for_event
 from qafel.errors import BrokerError, ConfigError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
 from qafel.runs.live import NAMED_CLIENTS, NAMED_FAILURES, LiveState, Rate, live_state
@@ -43,15 +44,15 @@ from qafel.runs.summary import Listener, Summary
 from qafel.runs.trackers import TrackedRun, follow
 from qafel.tasks import Task
 
-_HISTORY_BYTES: Final = 256 << 20  # of broadcasts, on the broker
-_KEPT_BYTES: Final = 4 << 20  # the same, in memory: what a wiped broker gets beside a snapshot
+_HISTORY_BYTES: Final = 256 << 20  # broadcasts on the broker
+_KEPT_BYTES: Final = 4 << 20  # broadcasts in memory, to refill a wiped broker
 _RETRY_S: Final = 0.2
-_FAILURES: Final = 3  # of a stream in a row, after which it counts as damaged
-_STEADY_S: Final = 300.0  # a session that lasts longer has nothing to do with the failures before it
-_CONCLUDE_S: Final = 20.0  # for the last uploads, snapshot and state of a run that is stopped
+_FAILURES: Final = 3  # consecutive failures after which a stream counts as damaged
+_STEADY_S: Final = 300.0  # a session of this length resets the failure counts
+_CONCLUDE_S: Final = 20.0  # time for the last uploads, snapshot and state after `stop`
 
 PROVIDED: Final = Needs(clients=True, client_memory=True, exact_uploads=True, quantized_starts=True)
-"""What a deployment gives a method."""
+"""What a deployment provides to methods."""
 
 log = logging.getLogger(__name__)
 StateListener: TypeAlias = Callable[[LiveState], None]
@@ -69,19 +70,19 @@ class DeploymentServer:
     _settings: ServerSettings
     _directory: RunDirectory
     _listener: StateListener | None
-    """Called with every state that is sent."""
+    """Called with every state sent."""
     _row_listeners: Sequence[Listener] = ()
     _session_id: str = ""
-    """Changes with every connection: clients that see a new one send again what may be lost."""
+    """Changes with every connection. Clients that see a new one send unconfirmed uploads again."""
     _rate: Rate = field(default_factory=Rate)
-    """Of uploads; it begins with what earlier processes counted."""
+    """The rate of uploads, starting from what earlier processes counted."""
 
     def __post_init__(self) -> None:
         ledger, access, task, settings = self.ledger, self._access, self._task, self._settings
         run = settings.run or self._config.name
         self.wire = Counter[str]()
         self.metrics = ServerMetrics(run)
-        agreed = self._config.model_copy(update={"start": None})  # clients get x̂ from the server, and read no file
+        agreed = self._config.model_copy(update={"start": None})  # clients get x̂ from the server
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
         abandon_after = getattr(algorithm.staleness, "abandon_after", None)
         self._agreement = Agreement(ledger.run_id, agreed, task.layout, abandon_after).to_bytes()
@@ -98,30 +99,30 @@ class DeploymentServer:
         self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
         self._connected = False
         self._failures = Counter[str]()
-        """Sessions in a row that ended because of a stream."""
+        """Consecutive sessions that each stream ended."""
         self._stopped = asyncio.Event()
         self._rate.mark(time.monotonic(), ledger.traffic.uploads)
 
     def stop(self) -> None:
-        """Take no more uploads, and return from `run` within seconds: whatever the broker does, the state is kept."""
+        """Accept no more uploads and end `run` within seconds. The state is kept, whatever the broker does."""
         self.evaluator.end("stopped")
         self._stopped.set()
 
     async def run(self) -> None:
         async with self.metrics.serving(self._settings.metrics_port, self._settings.metrics_address):
-            # An evaluator that fails ends the run: without it the metric would stand still and no target be reached.
+            # A failing evaluator ends the run: without a metric no target can be reached.
             await run_until_one_ends(self._sessions(), self.evaluator.run(), self._give_up())
             await self.evaluator.measure_last()
 
     async def _give_up(self) -> None:
-        """Return once `stop` was called and the broker has had its time to hear of it."""
+        """Return some time after `stop`, even if the broker does not answer."""
         await self._stopped.wait()
         if self._connected:
             await asyncio.sleep(_CONCLUDE_S)
-            log.warning("the broker did not take the run's last state within %g s: ending without it", _CONCLUDE_S)
+            log.warning("The broker did not accept the run's last state within %g s. Exiting without it.", _CONCLUDE_S)
 
     async def _sessions(self) -> None:
-        """Session after session, until one concludes the run; after `stop` no further one is begun."""
+        """Run sessions until one concludes the run. After `stop`, start no further session."""
         patience_s = self._settings.patience_s
         while not self._stopped.is_set():
             try:
@@ -132,18 +133,20 @@ class DeploymentServer:
                     return
             except BrokerError as error:
                 self._connected, patience_s = False, None
-                log.warning("%s; %s", error, "ending" if self._stopped.is_set() else "trying again")
+                log.warning("%s. %s.", error, "Exiting" if self._stopped.is_set() else "Trying again")
             await wait_for_event(self._stopped, _RETRY_S)
 
     async def _watched(self, broker: Broker) -> None:
-        """A session. A stream that fails several in a row, though the broker answers for it, is made again: its files
-        may be damaged, and whatever it holds is in the journal, or has no receipt and is sent again.
+        """Run a session, and count the failures of each stream.
+
+        A stream that ends several sessions in a row is recreated, because its files may be damaged. Nothing is lost:
+        the journal has its messages, or clients send them again.
         """
         for stream, count in list(self._failures.items()):
             if count >= _FAILURES:
                 log.warning(
-                    "stream %s of the broker failed %d times in a row: making it again. If that does not help, stop "
-                    "the broker, move its store away and start it: nothing that counted is lost",
+                    "The broker's stream %s failed %d times in a row. Recreating it. If that does not help, stop the "
+                    "broker, move its store away and start it. No counted update is lost.",
                     stream,
                     count,
                 )
@@ -181,13 +184,13 @@ class DeploymentServer:
         await self._conclude(broker)
 
     async def _stop_taking(self, queue: UploadQueue) -> None:
-        """Have the queue return as soon as `stop` is called; the session goes on until all that was taken is safe."""
+        """Stop the queue when `stop` is called. The session continues until all received uploads are safe."""
         await self._stopped.wait()
         queue.stop()
         await asyncio.Event().wait()
 
     async def _begin(self, broker: Broker) -> None:
-        """See that the run is ours; give the broker what it lacks, and ask for all that is not acknowledged."""
+        """Take the lease, refill the broker and create a consumer."""
         names = self._publisher.names
         await asyncio.to_thread(self.ledger.journal.sync)
         await broker.ensure_buckets(self._settings.limits.replicas)
@@ -201,22 +204,22 @@ class DeploymentServer:
         await broker.new_consumer(names, self._lease.epoch, waiting_parts)
 
     async def _conclude(self, broker: Broker) -> None:
-        """The last state, and with a run that has ended its model; if the run is still ours."""
+        """Write the last checkpoint, snapshot and state, and the model of a finished run."""
         await self._beat(broker, "running")
         checkpoint = self.ledger.begin_checkpoint(1, partial(self.intake.checker.judged, time.monotonic()))
         if checkpoint is not None:
             await self._background.checkpoint(checkpoint)
         await self._publisher.snapshot(broker)
         if self.evaluator.status != "stopped":
-            await self.evaluator.measure_last()  # a run whose metric is not finite has diverged, and says so
+            await self.evaluator.measure_last()  # a metric that is not finite means that the run diverged
             names, model = self._publisher.names, self.ledger.server.model
             await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
-            await broker.delete(names.upload_stream)  # and what the broker reserves for it
+            await broker.delete(names.upload_stream)  # frees the space reserved for it
         await self._beat(broker, self.evaluator.status)
         await broker.flush()
 
     async def _keep_beating(self, broker: Broker) -> None:
-        """Renew the run's state every few seconds, forever, and read the registry of clients again."""
+        """Renew the run's state and reload the client registry every few seconds, forever."""
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
             await self.intake.checker.renew_keys(self._access)
@@ -225,7 +228,7 @@ class DeploymentServer:
     async def _beat(self, broker: Broker, word: Status) -> None:
         """Renew the run's state on the broker.
 
-        A run says that it has ended once its last broadcast is out: clients leave on hearing it.
+        The final state follows the last broadcast, because clients leave when they receive it.
         """
         state = await self._lease.renew(broker, self._run_state(word))
         self._directory.on_live(state)
@@ -249,7 +252,7 @@ class DeploymentServer:
             traffic,
             progress,
             evaluator.limits,
-            0.0,  # a deployed run ends at no time
+            0.0,  # a deployed run has no time limit
             virtual_time=progress.wall_s,
             version=published.hidden_state.version,
             virtual_time_unit="s",
@@ -284,13 +287,13 @@ def run_server(
     task: Task | None = None,
     progress: StateListener | None = None,
 ) -> Summary:
-    """Serve a run until its last step, its target, or a signal; go on with it if its folder holds it already.
+    """Serve a run until its last step, its target, or a signal. Resume it if `out` already holds it.
 
-    config    the run
-    out       its folder, for state and results
-    access    how to reach the broker; one without keys on this machine by default
+    config    the run's configuration
+    out       the run's folder, for state and results
+    access    the broker's address and credentials. Default: a broker without keys on this machine.
     settings  how the server works
-    task      the configuration's task, if it is made already
+    task      the configuration's task, if already made
     progress  called with the run's state every few seconds
     """
 
@@ -323,13 +326,13 @@ def open_server(
     task: Task,
     progress: StateListener | None = None,
 ) -> Iterator[DeploymentServer]:
-    """A context with the server and its state from disk, not yet connected. `directory` must be entered."""
+    """A context with a server that has loaded its state and is not connected. `directory` must be entered."""
     out = directory.path
     algorithm = config.algorithm.compose(task.layout)
     correction = getattr(task, "takes_correction", False)
     require_provided(algorithm, PROVIDED._replace(correction=correction), "a deployment")
     if (out / "config.toml").exists() and state_of(out, config) == "other":
-        raise ConfigError(f"{out} holds a run of another configuration: choose another `out`")
+        raise ConfigError(f"{out} holds a run with another configuration: choose another `out`")
     broadcast_bytes = max(1, algorithm.server_quantizer.max_payload_bytes(task.layout.size))
     history = max(2, min(settings.limits.history, _HISTORY_BYTES // broadcast_bytes))
     with Ledger.open(
@@ -343,8 +346,8 @@ def open_server(
     ) as ledger:
         if ledger.traffic.uploads and not (out / "config.toml").exists():
             raise ConfigError(
-                f"{out / 'config.toml'} is missing, and of which recipe the updates in {out / 'state'} are is not "
-                "known: restore it from a copy"
+                f"{out / 'config.toml'} is missing, so the recipe of the updates in {out / 'state'} is unknown: "
+                "restore it from a copy"
             )
         table = settings_of(config)
         directory.begin(tomli_w.dumps(table), keep_metrics_bytes=None)

@@ -1,0 +1,105 @@
+"""Local training at a client: the run's own task, in a thread or in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from multiprocessing import get_context
+
+from qafel.algorithm import HiddenState, LocalTraining, Trained
+from qafel.algorithm.client import Train
+from qafel.config import Config
+from qafel.config.tasks import OwnTask
+from qafel.deployment.client import ClientSettings
+from qafel.deployment.messages import Agreement
+from qafel.errors import ConfigError, QafelError
+from qafel.params import Vector
+from qafel.rng import Stream
+from qafel.tasks import Task
+from qafel.tasks.protocol import sample_weights
+from qafel.workers import pack, portable, unpack
+
+
+def train_task(
+    agreement: Agreement, client: int, settings: ClientSettings, expected: str | None = None
+) -> tuple[Train, float]:
+    """Return the training function of the run's task, and the weight of the client's updates.
+
+    agreement  the run's agreement, which has its configuration
+    client     the client whose data are used
+    settings   the client's settings, which must name a custom task
+    expected   the task that the user named, if any. Another task is refused.
+    """
+    config = agreement.config
+    if expected not in (None, config.task.name):
+        raise ConfigError(
+            f"the run learns {config.task.name}, not {expected}: leave out `task`, or choose another `run`"
+        )
+    if isinstance(config.task, OwnTask):
+        settings.require_named("task", config.task.name)
+    toml = config.to_toml()
+    task = _made_task(toml)
+    if not 0 <= client < task.clients:
+        raise ConfigError(f"expected a client from 0 to {task.clients - 1}, got {client}")
+    weight = 1.0 if config.algorithm.client_weights == "equal" else sample_weights(task)[client]
+    return partial(_train_task, toml, client), weight
+
+
+@lru_cache(maxsize=1)
+def _made_task(toml: str) -> Task:
+    task: Task = Config.from_toml(toml, "the run's configuration").task.make()
+    return task
+
+
+def _train_task(toml: str, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
+    """Train the task. Another process makes its own task."""
+    return _made_task(toml).train(client, start, local, stream)
+
+
+@contextmanager
+def training_in(worker: str, train: Train) -> Iterator[Train]:
+    """A context with the training function itself, for "thread", or with one that runs it in another process."""
+    if worker == "thread":
+        yield train
+        return
+    packed = pack(train)
+
+    def new_pool() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_set_packed, initargs=(packed,))
+
+    pool = new_pool()
+
+    def train_elsewhere(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
+        nonlocal pool
+        try:
+            return pool.submit(_train, start, local, stream).result()
+        except BrokenExecutor:  # the process died: the next attempt uses a new one
+            pool = new_pool()
+            raise
+
+    try:
+        yield train_elsewhere
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_packed: list[bytes] = []  # the packed training function, in a worker process
+
+
+def _set_packed(packed: bytes) -> None:
+    _packed[:] = [packed]
+
+
+@lru_cache(maxsize=1)
+def _unpacked() -> Train:
+    train: Train = unpack(_packed[0])
+    return train
+
+
+def _train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
+    try:
+        return _unpacked()(start, local, stream)
+    except QafelError as error:
+        raise portable(error) from error.__cause__
