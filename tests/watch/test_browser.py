@@ -62,7 +62,7 @@ def test_values_and_curves_change_while_a_run_goes_on_and_the_console_is_silent(
             browser.wait_for(f"document.querySelector('.run') && {STATE} === 'running'")
             moves(browser, UPLOADS)
             browser.wait_for("document.documentElement.dataset.drawn === '7'")
-            moves(browser, "document.querySelector('#plot-uploads .js-line').getAttribute('d')")
+            moves(browser, "document.querySelector('#plot-uploads .js-line')?.getAttribute('d')")
             browser.value("document.querySelector('.clients summary').click()")
             browser.value("document.querySelector('button[data-chart=uploads][data-axis=x]').click()")
             moves(browser, UPLOADS)

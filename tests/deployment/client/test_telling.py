@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qafel.cli.client import _tell
+from qafel.cli.client import _log_event
 from qafel.config import Config
 from qafel.deployment.broker.local import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
@@ -69,7 +69,7 @@ def test_a_client_says_how_it_goes_and_what_it_waits_for(tmp_path: Path, caplog:
     caplog.clear()
     with caplog.at_level("INFO", "qafel.cli"):
         for event in told:
-            _tell(event)
+            _log_event(event)
     lines = caplog.messages
     assert lines[0].startswith("waiting: no broker at")
     assert any(line.endswith("waiting for the server, which was stopped") for line in lines)

@@ -195,10 +195,10 @@ def test_a_folder_that_lacks_what_was_acknowledged_is_refused_and_one_that_has_i
             await update(client)
         _copy(tmp_path / "one", tmp_path / "late")
         said = await _refused(tmp_path / "early", access)
-        assert "which is at version 0 with 1 updates, to version 0 with 2: start the server in the newer" in said
+        assert "version 0 with 2 updates, this folder at version 0 with 1" in said
         async with _served(tmp_path / "late", access) as late:
             assert late.ledger.traffic.uploads == 2
-        assert "went on without this folder" in await _refused(tmp_path / "one", access)
+        assert "without this folder" in await _refused(tmp_path / "one", access)
 
     asyncio.run(check())
 
@@ -208,7 +208,7 @@ def test_another_run_of_the_name_is_replaced_only_if_the_user_says_so(tmp_path: 
         async with _served(tmp_path / "one", access), taking_part(tmp_path, access, 0) as client:
             for _ in range(3):
                 await update(client)
-        assert "is another one (stopped at version 1)" in await _refused(tmp_path / "two", access)
+        assert "is a different run (stopped at version 1)" in await _refused(tmp_path / "two", access)
         async with session(access, "test") as broker:
             assert len(await broker.subjects(NAMES.broadcast_stream, NAMES.broadcasts)) == 1
             async with _served(tmp_path / "two", access, take_over=True) as server:

@@ -95,10 +95,10 @@ def test_a_full_disk_at_a_checkpoint_is_counted_logged_and_shown(
     full = True
     write_bytes = ledger.write_checkpoint
 
-    def write(path: Path, checkpoint: Checkpoint) -> None:
+    def write(path: Path, checkpoint: Checkpoint, *rows: Any) -> None:
         if full:
             raise OutputError(f"cannot write {path}: No space left on device")
-        write_bytes(path, checkpoint)
+        write_bytes(path, checkpoint, *rows)
 
     monkeypatch.setattr(ledger, "write_checkpoint", write)
     told: list[LiveState] = []
