@@ -12,7 +12,7 @@ import pytest
 
 from qafel.algorithm import Held, HiddenState, Message
 from qafel.config import Config
-from qafel.deployment.client.outbox import ClientState, Kept
+from qafel.deployment.client.state import ClientState, Kept
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.server import ServerSettings
