@@ -1,9 +1,9 @@
-"""QAFeL in ten lines: 4 bits both ways on the paper's first problem."""
+"""QAFeL with 4 bits in both directions on the paper's first problem."""
 
 import qafel
 
 task = qafel.Mushrooms(clients=100)
-algorithm = qafel.method("qafel", buffer_size=10, client_lr=2.0, server_lr=0.1)  # trellis:4 unless told otherwise
+algorithm = qafel.method("qafel", buffer_size=10, client_lr=2.0, server_lr=0.1)  # default quantizer: trellis:4
 result = qafel.simulate(task, algorithm, server_steps=1000)
 print(f"f(x) − f* = {result.summary['metric_final']:.4f} after {result.summary['uploads']:,} uploads")
 print(

@@ -1,4 +1,4 @@
-"""Who is done first when lines are thin? Three methods, the same clients, the same virtual time."""
+"""Compare the time to a target of three methods on a slow network."""
 
 from qafel import Mushrooms, Network, Timing, method, simulate
 
@@ -14,7 +14,7 @@ METHODS = {
 }
 
 task = Mushrooms(clients=100)
-# 500 bytes per unit of time: to send an unquantized model takes one unit, to train on it 0.8 on average.
+# An unquantized upload takes about one unit of time. Training takes 0.8 units on average.
 network = Network(upload_rate=500.0, download_rate=2000.0, latency=0.05, spread=0.5)
 print(f"time and traffic until f(x) − f* ≤ {TARGET}")
 print(f"{'method':<15}{'time':>8}{'uploads':>10}{'kB up':>9}{'kB broadcast':>14}")

@@ -1,7 +1,6 @@
-"""Print the changelog's section of a version as release notes: `python scripts/release_notes.py [VERSION]`.
+"""Print a version's section of the changelog as release notes: `python scripts/release_notes.py [VERSION]`.
 
-Without a version it is the one of src/qafel/version.py. Lines that were wrapped for reading are joined, as pages that
-show release notes break lines where they stand.
+The default version is that of src/qafel/version.py. Wrapped lines are joined.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def notes(changelog: str, version: str) -> str:
-    """The section `## VERSION – DATE` without its heading; `SystemExit` if there is none, or nothing in it."""
+    """The section `## VERSION – DATE` without its heading. Raise `SystemExit` if it is missing or empty."""
     heading = re.compile(rf"^## {re.escape(version)} – \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     found = heading.search(changelog)
     if found is None or not found[1].strip():

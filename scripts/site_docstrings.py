@@ -1,4 +1,4 @@
-"""Docstrings as the reference shows them: a block of `name   what it is` lines becomes a list, code stays code."""
+"""Convert docstrings for the reference: blocks of `name   meaning` lines become lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_ROWS = 2
 
 
 class Tables(griffe.Extension):
-    """A griffe extension; mkdocs.yml names this file."""
+    """A griffe extension, named in mkdocs.yml."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         if obj.docstring is not None:
@@ -19,7 +19,7 @@ class Tables(griffe.Extension):
 
 
 def as_markdown(docstring: str) -> str:
-    """The docstring with its two-column blocks as Markdown lists."""
+    """Return the docstring with its two-column blocks as Markdown lists."""
     blocks = re.split(r"\n[ \t]*\n", docstring)
     return "\n\n".join(_as_list(block) for block in blocks)
 

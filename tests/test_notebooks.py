@@ -11,12 +11,12 @@ from .notebooks import NOTEBOOKS, ROOT, UNCOMPARED, printed, words_and_numbers
 
 pytest.importorskip("torch", reason="the extra torch is not installed")
 LARGEST = 400_000
-SLOW = {"choose_bits", "own_model"}  # many runs; PyTorch
+SLOW = {"choose_bits", "custom_model"}  # many runs; PyTorch
 names = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def test_there_are_three():
-    assert {path.stem for path in NOTEBOOKS} == {"compare_methods", "own_model", "choose_bits"}
+    assert {path.stem for path in NOTEBOOKS} == {"compare_methods", "custom_model", "choose_bits"}
 
 
 @names

@@ -1,10 +1,10 @@
-"""A secured broker, a server and five clients of different speeds, each a process of its own, on this machine.
+"""Run a secured broker, a server and five clients of different speeds on this machine.
 
     python examples/deployment/five_clients.py                    # mushrooms, half a minute
     python examples/deployment/five_clients.py --task cifar10     # needs the extra torch and the data
 
-In the end it simulates the same recipe: in the order in which uploads really came, which gives the same bits; in that
-order with other seeds, which shows how much chance there is in a result; and with the recipe's own timing.
+Then simulate the same recipe in the recorded order of uploads (equal bits), in that order with other seeds, and with
+the recipe's timing.
 """
 
 from __future__ import annotations

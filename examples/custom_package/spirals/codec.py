@@ -1,4 +1,4 @@
-"""The quantizer: four bits a coordinate, a sign and a power of two."""
+"""A quantizer with four bits per coordinate: a sign and a power of two."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ LEVELS = np.concatenate([HALVINGS, -HALVINGS]).astype(np.float32)
 
 
 class PowersOfTwo:
-    """Round to the level below or above, at random so that the mean is right: Q is unbiased."""
+    """Round at random to the level below or above, without bias."""
 
     def encode(self, vector, stream):
         scale = np.abs(vector).max()

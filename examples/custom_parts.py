@@ -23,7 +23,7 @@ from qafel import (
 
 
 class TemperatureOfEachRoom:
-    """Every client holds a few noisy readings of the same eight rooms; the model is their estimate."""
+    """Clients hold noisy readings of the same eight rooms. The model is their estimate."""
 
     name, clients, layout = "rooms", 50, Layout.flat(8)
     metric_name, metric_goal = "distance from the truth", "min"
@@ -47,7 +47,7 @@ class TemperatureOfEachRoom:
 
 
 class HalfPrecision:
-    """A quantizer: sixteen bits a coordinate, NumPy's float16."""
+    """A quantizer: NumPy's float16."""
 
     def encode(self, vector: Vector, stream: Stream) -> bytes:
         return vector.astype(np.float16).tobytes()
@@ -57,14 +57,14 @@ class HalfPrecision:
 
 
 class Median(Kept):
-    """An accumulator: the median of the buffer, coordinate by coordinate, whatever the updates weigh."""
+    """An accumulator: the median of each coordinate. It ignores weights."""
 
     def combine(self, uploads: list[Upload], updates: Vector, weights: Vector) -> Vector:
         return np.median(updates, axis=0)
 
 
 class Momentum(ServerRule):
-    """A server rule. Its state is the attributes that are arrays or numbers: checkpoints save and restore them."""
+    """A server rule. Checkpoints save its attributes that are arrays or numbers."""
 
     def begin_(self, algorithm: Algorithm, size: int, clients: int | None) -> None:
         self.velocity = np.zeros(size, np.float32)
@@ -75,12 +75,12 @@ class Momentum(ServerRule):
 
 
 def only_fresh(staleness: int) -> float:
-    """A staleness law: updates older than three steps count a tenth."""
+    """A staleness law: updates older than three steps have weight 0.1."""
     return 1.0 if staleness <= 3 else 0.1
 
 
 def office_hours() -> Iterator[tuple[float, int]]:
-    """An arrival law: twenty clients in a burst every hour."""
+    """An arrival law: a burst of twenty clients every hour."""
     for hour in range(100):
         for client in range(20):
             yield hour + client / 1000, (hour * 20 + client) % 50

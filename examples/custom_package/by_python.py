@@ -1,4 +1,4 @@
-"""The run of own.toml by Python, FedBuff beside it, and a plot of both."""
+"""Run spirals.toml from Python, compare it with FedBuff, and plot both."""
 
 from spirals.codec import PowersOfTwo
 from spirals.server import HalfLife, TrimmedMean
@@ -8,7 +8,7 @@ from qafel import method, simulate
 
 TRAINING = {"buffer_size": 5, "client_lr": 0.2, "server_lr": 1.0, "local_steps": 10, "batch_size": 32}
 
-own = method(
+custom = method(
     "qafel",
     client_quantizer=PowersOfTwo(),
     server_quantizer=PowersOfTwo(),
@@ -23,7 +23,7 @@ def run(algorithm, out):
 
 
 if __name__ == "__main__":
-    result, plain = run(own, "runs/own"), run(method("fedbuff", **TRAINING), "runs/fedbuff")
+    result, plain = run(custom, "runs/custom"), run(method("fedbuff", **TRAINING), "runs/fedbuff")
     print(result)
     print(plain)
     result.plot(plain).save("runs/spirals.png")

@@ -1,4 +1,4 @@
-"""Parts of the server: how much an old update counts, and how the buffer becomes one update."""
+"""Parts of the server: a staleness law and an accumulator."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from qafel import Kept
 
 
 class HalfLife:
-    """A staleness law: an update counts half as much for every `steps` that the model has moved on."""
+    """A staleness law: the weight halves every `steps` server steps."""
 
     def __init__(self, steps=5):
         self.steps = steps
@@ -16,7 +16,7 @@ class HalfLife:
 
 
 class TrimmedMean(Kept):
-    """An accumulator: of each coordinate, the mean without the `trim` largest and smallest values."""
+    """An accumulator: the mean of each coordinate without its `trim` largest and smallest values."""
 
     def __init__(self, trim=2):
         self.trim = trim

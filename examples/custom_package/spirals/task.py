@@ -1,4 +1,4 @@
-"""The task: points on three spirals, and a small network that says which."""
+"""A task: a small network classifies points on three spirals."""
 
 import numpy as np
 from torch import nn
@@ -11,7 +11,7 @@ def network():
 
 
 def points(count, generator):
-    """Points in the plane, and the number of the spiral that each lies on."""
+    """Points in the plane and the number of each point's spiral."""
     spiral = generator.integers(3, size=count)
     radius = np.sqrt(generator.random(count))
     angle = 3.5 * radius + spiral * 2 * np.pi / 3 + generator.normal(scale=0.12, size=count)
@@ -20,7 +20,7 @@ def points(count, generator):
 
 
 def spirals(clients=20, partition="dirichlet:1", data_seed=0):
-    """A client holds a hundred points or so, more of one spiral than of the others."""
+    """Each client holds about a hundred points, unequally divided among the spirals."""
     generator = np.random.default_rng(data_seed)
     (places, labels), test = points(2000, generator), points(1000, generator)
     return TorchTask("spirals", network, (places, labels), test, split(partition, labels, clients, seed=data_seed))

@@ -1,4 +1,4 @@
-"""examples/own_everything, as its README has it: by Python, on the command line, killed and resumed, deployed.
+"""examples/custom_package, as its README has it: by Python, on the command line, killed and resumed, deployed.
 
 `tests/cli/test_own_parts.py` tests the same with parts that load and train faster.
 """
@@ -20,14 +20,14 @@ from tests.deployment.processes import wait_for
 
 pytest.importorskip("torch", reason="the extra torch is not installed")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "own_everything"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "custom_package"
 SHORT = ["--set", "stop.server_steps=12"]
 
 
 @pytest.fixture
 def folder(tmp_path):
     """The example, copied: its commands write beside it."""
-    for name in ("own.toml", "by_python.py"):
+    for name in ("spirals.toml", "by_python.py"):
         shutil.copy(EXAMPLE / name, tmp_path)
     shutil.copytree(EXAMPLE / "spirals", tmp_path / "spirals", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
@@ -76,12 +76,12 @@ def test_python_and_the_command_line_end_with_the_same_bits(folder):
     assert out.startswith("Result of spirals, qafel, seed 0\n")
     assert err == ""
     assert (folder / "runs/spirals.png").stat().st_size > 10_000
-    qafel(folder, "run", "own.toml", "--quiet")
-    assert ends(folder / "runs/own") == ends(folder / "runs/spirals-seed0")
-    rows = metrics(folder / "runs/own")
+    qafel(folder, "run", "spirals.toml", "--quiet")
+    assert ends(folder / "runs/custom") == ends(folder / "runs/spirals-seed0")
+    rows = metrics(folder / "runs/custom")
     assert rows == metrics(folder / "runs/spirals-seed0")
     assert rows[-1] > 0.9
-    assert ends(folder / "runs/own") != ends(folder / "runs/fedbuff")
+    assert ends(folder / "runs/custom") != ends(folder / "runs/fedbuff")
     qafel(folder, "report", "runs")
     page = (folder / "runs/report.html").read_text(encoding="utf-8")
     assert "spirals.codec:PowersOfTwo" in page
@@ -92,21 +92,21 @@ def test_python_and_the_command_line_end_with_the_same_bits(folder):
 def test_a_killed_run_goes_on_to_the_same_bits(folder):
     """The end is set after the kill: the machine's speed does not matter."""
     endless = ["--set", "stop.server_steps=1000000", "--checkpoint-every", 0]
-    killed = start(folder, "-P", "-m", "qafel", "run", "own.toml", "--out", "killed", "--quiet", *endless)
+    killed = start(folder, "-P", "-m", "qafel", "run", "spirals.toml", "--out", "killed", "--quiet", *endless)
     wait_for((folder / "killed" / CHECKPOINT).exists, "a checkpoint", 60)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     saved = read_checkpoint(folder / "killed" / CHECKPOINT).values["server"]["version"]
     end = ["--set", f"stop.server_steps={saved + 30}", "--quiet"]
-    qafel(folder, "run", "own.toml", "--out", "killed", "--resume", *end)
-    qafel(folder, "run", "own.toml", "--out", "whole", *end)
+    qafel(folder, "run", "spirals.toml", "--out", "killed", "--resume", *end)
+    qafel(folder, "run", "spirals.toml", "--out", "whole", *end)
     assert ends(folder / "killed") == ends(folder / "whole")
     assert metrics(folder / "killed") == metrics(folder / "whole")
 
 
 @pytest.mark.slow
 def test_three_seeds_are_one_row_of_a_report_that_imports_nothing(folder):
-    qafel(folder, "sweep", "own.toml", "--seeds", 3, "--workers", 2, *SHORT)
+    qafel(folder, "sweep", "spirals.toml", "--seeds", 3, "--workers", 2, *SHORT)
     runs = [folder / f"sweep/spirals-seed{seed}" for seed in range(3)]
     assert len({ends(run)["model_sha256"] for run in runs}) == 3
     table = (folder / "sweep/table.csv").read_text(encoding="utf-8").splitlines()
@@ -125,7 +125,7 @@ def test_a_search_over_arguments_and_parts(folder):
         *("--search", "algorithm.staleness.steps=1:10"),
         *("--search", "algorithm.client_quantizer=spirals.codec:PowersOfTwo,qsgd:4"),
     ]
-    out, _ = qafel(folder, "tune", "own.toml", *search, "--target", 0.7, "--trials", 3, "--check", 0, *SHORT)
+    out, _ = qafel(folder, "tune", "spirals.toml", *search, "--target", 0.7, "--trials", 3, "--check", 0, *SHORT)
     assert "staleness.steps" in out
     assert "outcome" in out, "the table fits in 80 columns"
     qafel(folder, "run", "tune/spirals/best.toml", "--out", "best", "--quiet", *SHORT)
@@ -135,7 +135,7 @@ def test_a_search_over_arguments_and_parts(folder):
 def test_deployed_with_two_clients_by_the_command_that_the_server_prints(folder):
     pytest.importorskip("nats", reason="the extra nats is not installed")
     limits = ["--port", free_port(), "--set", "stop.server_steps=10"]
-    serving = start(folder, "-P", "-m", "qafel", "server", "own.toml", "--local-broker", *limits)
+    serving = start(folder, "-P", "-m", "qafel", "server", "spirals.toml", "--local-broker", *limits)
     clients = []
     try:
         banner = serving.stderr.readline()
