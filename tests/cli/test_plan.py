@@ -29,7 +29,6 @@ every = 20
 [stop]
 uploads = 4000
 """
-FIGURES = ["--size", 29282, "--clients", 1000, "--uploads", 40_000]
 
 
 @pytest.fixture
@@ -44,14 +43,14 @@ def qafel_plan(*arguments):
 
 
 def test_a_plan_is_shown_written_and_can_be_run(here):
-    short = ["--pilot-uploads", 600, "--checks", 1, "--workers", 1, "--quiet"]
+    short = ["--pilot-uploads", 640, "--seeds", 2, "--workers", 1, "--quiet"]
     found = qafel_plan("small.toml", "--byte-budget", "100kB", *short, "--out", "plan.toml")
     assert found.exit_code == 0, found.output
     for words in (
         "recommended",
         "FedBuff",
         "clients send",
-        "received by starts",
+        "bytes received",
         "• step sizes",
         "qafel run plan.toml",
     ):
@@ -60,34 +59,18 @@ def test_a_plan_is_shown_written_and_can_be_run(here):
     again = json.loads(qafel_plan("small.toml", "--byte-budget", "100kB", *short, "--json").stdout)
     assert load_recipe("plan.toml").algorithm.client_quantizer == again["recommended"]["client_quantizer"]
     assert again["recommended"]["upload_bytes"] + again["recommended"]["broadcast_bytes"] <= 101_000
-    other = qafel_plan("small.toml", "--target", 0.5, *short, "--checks", 0)
+    other = qafel_plan("small.toml", "--target", 0.5, *short)
     assert other.exit_code == 0, other.output
     assert not list((here / "plan").glob("*.old*")), "a pilot serves every target"
-
-
-def test_without_a_recipe_figures_give_bytes_and_what_is_unknown_is_said_first(here):
-    shown = qafel_plan(*FIGURES).stdout
-    assert shown.startswith("note: nothing is known of what the client and the server's quantizer costs")
-    costs = ["--client-cost", 0.02, "--server-cost", 0.01]
-    found = json.loads(qafel_plan(*FIGURES, *costs, "--json").stdout)
-    assert found["caveats"] == []
-    assert found["recommended"]["upload_bytes"] < found["fedbuff"]["upload_bytes"] / 50
-    assert found["recommended"]["slowdown"] > 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "nothing can be predicted without a measurement"),
-        (("--size", 10, "--clients", 3), "give --size, --clients and --uploads"),
-        ((*FIGURES, "--byte-budget", "1MB"), "--byte-budget needs a RECIPE"),
-        (("--size", 10, "--clients", 3, "--uploads", "inf"), "--uploads takes a finite number"),
-        ((*FIGURES, "--client-cost", "inf"), "--client-cost takes a finite number"),
-        (("small.toml",), "a plan needs an aim"),
+        (("small.toml",), "byte budget"),
         (("small.toml", "--byte-budget", "5mb"), "could be bits or bytes"),
-        (("small.toml", "--target", 0.1, "--size", 7), "--size is for a plan without a recipe"),
         (("small.toml", "--target", 0.1, "--client-quantizer", "sign"), "is biased"),
-        (("small.toml", "--target", 0.1, "--set", "algorithm.method=fedbuff-direct"), "needs a recipe of qafel"),
+        (("small.toml", "--target", 0.1, "--set", "algorithm.method=fedbuff-direct"), "qafel or fedbuff"),
         (("smal.toml", "--target", 0.1), "cannot be read"),
     ],
 )

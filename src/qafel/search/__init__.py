@@ -9,9 +9,14 @@ study      the Optuna study that proposes trials
 tuning     `qafel tune`: the search loop
 result     the trials in order, and sentences about them
 page       trials.csv, best.toml and index.html
-planning   `qafel plan`: quantizers and K for a budget
+planning   `qafel plan`: a race of quantizers and K for a budget
+courses    the metric by uploads, and its extrapolation
+plan_text  a plan in words and as JSON
 """
 
+from qafel.search.courses import Interval
+from qafel.search.plan_text import plan_json
+from qafel.search.planning import Candidates, Pair, Plan, PlanRequest, Prediction, default_candidates, make_plan
 from qafel.search.result import Tuning
 from qafel.search.runner import RunSpec, Watcher, make_runs, perform, unfinished
 from qafel.search.space import Choices, Range, Search, default_search, parse_search
@@ -21,9 +26,15 @@ from qafel.search.tuning import tune
 
 __all__ = [
     "OBJECTIVES",
+    "Candidates",
     "Choices",
+    "Interval",
     "Objective",
     "ObjectiveName",
+    "Pair",
+    "Plan",
+    "PlanRequest",
+    "Prediction",
     "Range",
     "RunOutcome",
     "RunSpec",
@@ -32,10 +43,13 @@ __all__ = [
     "TrialOutcome",
     "Tuning",
     "Watcher",
+    "default_candidates",
     "default_search",
+    "make_plan",
     "make_runs",
     "parse_search",
     "perform",
+    "plan_json",
     "sweep",
     "tune",
     "unfinished",

@@ -1,0 +1,403 @@
+"""`qafel plan`: quantizers and buffer size K for a budget or a target, by a race of short simulations.
+
+Every pair of quantizers with every K runs for a short time on a common seed. The better quarter runs four times as
+long, and so on. The finalists, and FedBuff beside them, run for the whole pilot with several seeds. Candidates are
+compared by the bytes (or time) that they spend to reach a level that all acceptable ones reached.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, final
+
+import numpy as np
+
+from qafel.config import Config
+from qafel.errors import ConfigError
+from qafel.params import Layout
+from qafel.quantizers import fitness, make_quantizer
+from qafel.rng import Stream
+from qafel.runs.directory import has_summary, state_of
+from qafel.runs.reading import Run
+from qafel.search.courses import Course, Interval, Scale
+from qafel.search.runner import RunSpec
+
+RATES = (4.0, 2.0, 1.0, 0.5, 0.25)
+"""Bits per coordinate of the default candidates."""
+SMALLEST_TRELLIS = 1024
+"""With fewer coordinates `trellis` has no advantage over `rotated`."""
+SMALL_CLIENTS = ("rotated:4", "rotated:3", "rotated:2", "rotated:1")
+SMALL_SERVERS = ("rotated:4", "rotated:3", "sign")
+SNAPSHOT = "trellis:4"
+"""The snapshot quantizer of a plan that counts received bytes."""
+FACTOR = 4
+"""Each round of the race keeps one candidate in so many, and is so many times as long as the round before."""
+FINALISTS = 3
+_LISTED = 5
+_FIRST_ROUND = 16
+"""The first round is at least the pilot's length divided by this."""
+_SLACK = 1.1
+"""A candidate may be slower than acceptable by this factor at an early level."""
+_FEWEST, _MOST = 160, 400
+"""Evaluations of a pilot."""
+
+Counted: TypeAlias = Literal["sent", "received"]
+"""The bytes that count: uploads and each broadcast once; or uploads and downloads of clients that start."""
+MakeRuns: TypeAlias = Callable[[Sequence[RunSpec]], None]
+
+
+class Pair(NamedTuple):
+    """A client quantizer, a server quantizer and a buffer size K."""
+
+    client: str
+    server: str
+    buffer_size: int
+
+    def __str__(self) -> str:
+        return f"{self.client} up, {self.server} down, K = {self.buffer_size}"
+
+
+@final
+@dataclass(frozen=True)
+class Candidates:
+    """The choices of a plan: every pair of quantizers with every K."""
+
+    clients: Sequence[str]
+    servers: Sequence[str]
+    buffers: Sequence[int]
+
+    def pairs(self) -> list[Pair]:
+        return [Pair(up, down, size) for up in self.clients for down in self.servers for size in self.buffers]
+
+    def require_fit(self, layout: Layout) -> None:
+        """Raise a ConfigError for a quantizer that does not suit its role."""
+        for role, specs in (("client", self.clients), ("server", self.servers)):
+            for spec in specs:
+                if unfit := fitness(make_quantizer(spec, layout), layout.size, role):  # type: ignore[arg-type]
+                    raise ConfigError(unfit[0])
+
+
+def default_candidates(config: Config, layout: Layout) -> Candidates:
+    """Quantizers of several rates, and the recipe's K, its double and its fourfold where there are enough clients."""
+    if layout.size < SMALLEST_TRELLIS:
+        up, down = list(SMALL_CLIENTS), list(SMALL_SERVERS)
+    else:
+        up, down = [f"trellis:{rate:g}" for rate in RATES], [f"trellis:{rate:g},scale=least" for rate in RATES]
+    size, clients = config.algorithm.buffer_size, config.value("task.clients")
+    scaled = config.algorithm.accumulator in ("mean", "sum")
+    sizes = [times * size for times in (1, 2, 4) if times == 1 or (scaled and times * size <= (clients or size))]
+    return Candidates(up, down, sizes)
+
+
+def for_thin_downlinks(config: Config, layout: Layout) -> Config:
+    """The recipe with quantized snapshots, unless it has a snapshot quantizer or the model is small."""
+    algorithm = config.algorithm
+    if algorithm.snapshot_quantizer is not None or layout.size < SMALLEST_TRELLIS:
+        return config
+    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"snapshot_quantizer": SNAPSHOT})})
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """The question of a plan.
+
+    config          the recipe
+    candidates      the quantizers and K to choose from
+    target          the metric to reach
+    budget_bytes    bytes to spend at most, as `counted` defines them
+    budget_s        time to spend at most, in units of the recipe's clock
+    most_uploads    how many times FedBuff's uploads to the same level are acceptable
+    pilot_uploads   uploads of each run in the last round
+    seeds           runs of each finalist
+    seed            the first of their seeds
+    """
+
+    config: Config
+    candidates: Candidates
+    target: float | None = None
+    budget_bytes: float | None = None
+    budget_s: float | None = None
+    counted: Counted = "sent"
+    most_uploads: float = 2.0
+    pilot_uploads: int = 20_000
+    seeds: int = 3
+    seed: int = 100
+
+    def __post_init__(self) -> None:
+        method, name = self.config.algorithm.method, self.config.name
+        if method not in ("qafel", "fedbuff"):
+            raise ConfigError(f"A plan needs a recipe of qafel or fedbuff. The method of {name} is {method}.")
+        if self.target is None and self.budget_bytes is None and self.budget_s is None:
+            raise ConfigError("A plan needs a byte budget, a time budget or a `target`. The recipe has no target.")
+        if self.target is not None and not math.isfinite(self.target):
+            raise ConfigError(f"The target must be a finite number; got {self.target}.")
+        if self.budget_bytes is not None and not 1 <= self.budget_bytes < math.inf:
+            raise ConfigError(f"The byte budget must be at least 1 byte and finite; got {self.budget_bytes:g}.")
+        if self.budget_s is not None and not 0 < self.budget_s < math.inf:
+            raise ConfigError(f"The time budget must be positive and finite; got {self.budget_s:g}.")
+        if self.seeds < 2:
+            raise ConfigError(f"A plan needs at least 2 seeds to estimate their difference; got {self.seeds}.")
+
+
+class Spent(NamedTuple):
+    """What one upload costs, measured over a run."""
+
+    upload_bytes: float
+    broadcast_bytes: float
+    received_bytes: float
+    time: float
+
+    def bytes_of(self, counted: Counted) -> float:
+        return self.upload_bytes + (self.broadcast_bytes if counted == "sent" else self.received_bytes)
+
+    def times(self, uploads: float) -> Spent:
+        return Spent(*(uploads * value for value in self))
+
+
+@final
+@dataclass(frozen=True)
+class Entrant:
+    """A candidate after a round of the race."""
+
+    pair: Pair
+    course: Course
+    each: Spent
+    every: int
+    """Uploads between two evaluations of a full run."""
+    cost: float = math.nan
+    """Bytes, or time, to the level of the round."""
+    slowdown: float = math.nan
+    """Uploads to that level over those of FedBuff."""
+
+
+@final
+@dataclass(frozen=True)
+class Round:
+    """A round of the race: its length in uploads, the level at which it compares, and its entrants, best first."""
+
+    uploads: int
+    level: float
+    ranked: tuple[Entrant, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one pair.
+
+    uploads      to the target; without a target, those that the budget allows
+    slowdown     uploads to a level that was reached over those of FedBuff
+    run_uploads  the uploads of the run: those to the target, or fewer if the budget ends before
+    spent        bytes and time of that run
+    metric       the metric at its end
+    within       whether it reaches the target within the budget and the allowed uploads
+    measured     whether every seed of the pilot reached the target
+    """
+
+    pair: Pair
+    uploads: Interval
+    slowdown: float
+    run_uploads: float
+    spent: Spent
+    metric: Interval
+    within: bool
+    measured: bool
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """The recommendation, its alternatives, and the race."""
+
+    request: PlanRequest
+    recommended: Prediction
+    fedbuff: Prediction
+    others: tuple[Prediction, ...]
+    """The other finalists, best first."""
+    rounds: tuple[Round, ...]
+    reference: Course
+    """The course of FedBuff."""
+
+    def recipe(self) -> Config:
+        """The recommended pair as a recipe, which ends at the budget or at the target."""
+        request, config = self.request, self.request.config
+        stop = config.stop.model_dump(exclude_none=True)
+        if request.budget_bytes is not None and request.counted == "sent":
+            stop = {"traffic_bytes": int(request.budget_bytes)}
+        elif request.budget_bytes is not None:
+            stop = {"uploads": max(1, math.floor(self.recommended.run_uploads))}
+        if request.budget_s is not None:
+            stop["virtual_time"] = request.budget_s
+        stop["at_target"] = request.target is not None
+        evaluation = config.evaluation.model_copy(update={"target": request.target})
+        aimed = config.model_copy(update={"evaluation": evaluation})
+        made = with_pair(aimed, self.recommended.pair, f"{config.name}-plan", stop=stop)
+        return made.model_copy(update={"description": f"planned: {self.recommended.pair}"})
+
+
+def with_pair(config: Config, pair: Pair, name: str, **sections: Any) -> Config:
+    """The recipe with other quantizers and K, and with other `sections`. The step per upload stays the same."""
+    table = config.model_dump(exclude_none=True)
+    algorithm = table["algorithm"]
+    grown = pair.buffer_size / algorithm["buffer_size"] if algorithm["accumulator"] == "mean" else 1.0
+    algorithm |= {
+        "method": "qafel",
+        "client_quantizer": pair.client,
+        "server_quantizer": pair.server,
+        "buffer_size": pair.buffer_size,
+        "server_lr": algorithm["server_lr"] * grown,
+    }
+    return Config.from_dict(table | sections | {"name": name}, name)
+
+
+def evaluation_interval(config: Config) -> int:
+    """Uploads between two evaluations of a recipe."""
+    every = config.evaluation.every
+    return every if config.evaluation.unit == "uploads" else every * config.algorithm.buffer_size
+
+
+def make_plan(request: PlanRequest, folder: Path, make: MakeRuns) -> Plan:
+    """Race the candidates, predict the finalists and recommend one.
+
+    folder   holds the run directories; finished runs are used again
+    make     makes runs in the folder; raises if one fails
+    """
+    race = _Race(request, folder, make)
+    rounds = race.run()
+    last, fedbuff = rounds[-1], race.fedbuff
+    predict = partial(_predict, request, fedbuff.course.scale)
+    finalists = [predict(it) for it in last.ranked[:_LISTED]]
+    best = next((it for it in finalists if it.within), finalists[0])
+    others = tuple(it for it in finalists if it is not best)
+    return Plan(request, best, predict(fedbuff), others, tuple(rounds), fedbuff.course)
+
+
+def round_lengths(candidates: int, pilot_uploads: int, largest_buffer: int) -> list[int]:
+    """The uploads of each round. A round has at least 10 server steps, and the last one is the whole pilot."""
+    shortest = max(pilot_uploads / _FIRST_ROUND, 10 * largest_buffer)
+    lengths, left = [pilot_uploads], FINALISTS
+    while left < candidates and lengths[0] / FACTOR >= shortest:
+        lengths.insert(0, lengths[0] // FACTOR)
+        left *= FACTOR
+    return lengths
+
+
+class _Race:
+    """The race of a request."""
+
+    def __init__(self, request: PlanRequest, folder: Path, make: MakeRuns) -> None:
+        self.request, self._folder, self._make = request, folder, make
+        self._reference = Pair("none", "none", request.config.algorithm.buffer_size)
+        self.fedbuff: Entrant
+        """FedBuff in the last round so far."""
+
+    def run(self) -> list[Round]:
+        """Run all rounds."""
+        request = self.request
+        pairs = request.candidates.pairs()
+        lengths = round_lengths(len(pairs), request.pilot_uploads, max(pair.buffer_size for pair in pairs))
+        rounds: list[Round] = []
+        for number, uploads in enumerate(lengths):
+            is_last = number == len(lengths) - 1
+            rounds.append(self._round(pairs, uploads, request.seeds if is_last else 1))
+            keep = max(FINALISTS, math.ceil(len(pairs) / FACTOR)) if number < len(lengths) - 2 else FINALISTS
+            pairs = [entrant.pair for entrant in rounds[-1].ranked[:keep]]
+        return rounds
+
+    def _round(self, pairs: Sequence[Pair], uploads: int, seeds: int) -> Round:
+        """Run these pairs, and FedBuff, for so many uploads, and rank them."""
+        runs = {
+            pair: [self._spec(pair, uploads, self.request.seed + seed) for seed in range(seeds)]
+            for pair in dict.fromkeys([self._reference, *pairs])
+        }
+        todo = [run for several in runs.values() for run in several if not self._covers(run)]
+        if todo:
+            self._make(todo)
+        loaded = {pair: [Run.load(self._folder / run.folder) for run in several] for pair, several in runs.items()}
+        scale = Scale.of(loaded[self._reference], self.request.target)
+        entrants = {pair: self._entrant(pair, found, scale, uploads) for pair, found in loaded.items()}
+        self.fedbuff = entrants[self._reference]
+        self.fedbuff.course.require_progress()
+        return self._ranked([entrants[pair] for pair in pairs], uploads)
+
+    def _spec(self, pair: Pair, uploads: int, seed: int) -> RunSpec:
+        config, pilot = self.request.config, self.request.pilot_uploads
+        every = min(max(evaluation_interval(config), pilot // _MOST), max(1, pilot // _FEWEST))
+        evaluation = config.evaluation.model_dump(exclude_none=True) | {"unit": "uploads", "every": every}
+        evaluation.pop("target", None)
+        tag = re.sub(r"[^\w.]+", "-", f"{pair.client}-{pair.server}-k{pair.buffer_size}-every{every}")
+        name = f"{config.name}-{tag}"
+        made = with_pair(config, pair, name, stop={"uploads": uploads}, evaluation=evaluation)
+        return RunSpec(str(pair), made.model_copy(update={"seed": seed}))
+
+    def _covers(self, run: RunSpec) -> bool:
+        """Whether the folder holds the run, or a longer one, or one that diverged."""
+        path = self._folder / run.folder
+        state = state_of(path, run.config)
+        if state != "other limits" or not has_summary(path):
+            return state == "finished"
+        found = Run.load(path)
+        return found.diverged or found.number("uploads") >= (run.config.stop.uploads or 0)
+
+    def _entrant(self, pair: Pair, runs: Sequence[Run], scale: Scale, uploads: int) -> Entrant:
+        names = ("upload_bytes_total", "broadcast_bytes_total", "received_bytes_total", "virtual_time")
+        spent = []
+        for run in runs:
+            row = max(1, int(np.searchsorted(run.column("uploads"), uploads, side="right")) - 1)
+            spent.append([run.column(name)[row] / run.column("uploads")[row] for name in names])
+        every = evaluation_interval(with_pair(self.request.config, pair, "plan"))
+        return Entrant(pair, Course.of(runs, scale, uploads), Spent(*np.mean(spent, axis=0).tolist()), every)
+
+    def _ranked(self, entrants: Sequence[Entrant], uploads: int) -> Round:
+        """Rank by what an entrant spends to a level that every acceptable one reached."""
+        request, course, scale = self.request, self.fedbuff.course, self.fedbuff.course.scale
+        horizon = min(float(uploads), max(affordable(request, it.each) for it in entrants))
+        level = course.height_at(horizon / (_SLACK * request.most_uploads))
+        ends = [-math.inf if it.course.diverged else it.course.height_at(horizon) for it in entrants]
+        level = max(level, min((end for end in ends if end >= level), default=level))
+        if request.target is not None:
+            level = min(level, float(scale.height(np.array(request.target))))
+        plain = course.uploads_to(min(level, course.height_at(uploads)))
+        found = []
+        for it in entrants:
+            needed = it.course.uploads_to(level)
+            by_time = request.budget_bytes is None and request.target is None
+            each = it.each.time if by_time else it.each.bytes_of(request.counted)
+            found.append(Entrant(it.pair, it.course, it.each, it.every, each * needed, needed / plain))
+        order = sorted(
+            range(len(found)), key=lambda at: (found[at].slowdown > request.most_uploads, found[at].cost, -ends[at])
+        )
+        return Round(uploads, scale.metric(level), tuple(found[at] for at in order))
+
+
+def affordable(request: PlanRequest, each: Spent) -> float:
+    """The uploads within both budgets; infinite without any."""
+    by_bytes = math.inf if request.budget_bytes is None else request.budget_bytes / each.bytes_of(request.counted)
+    by_time = math.inf if request.budget_s is None or not each.time else request.budget_s / each.time
+    return min(by_bytes, by_time)
+
+
+def _predict(request: PlanRequest, scale: Scale, it: Entrant) -> Prediction:
+    """The prediction for a finalist, or for FedBuff."""
+    most = affordable(request, it.each)
+    measured, uploads = False, Interval(most, most, most)
+    if request.target is not None:
+        height = float(scale.height(np.array(request.target)))
+        measured = not it.course.diverged and it.course.reaches(height)
+        uploads = it.course.uploads_until(
+            height, it.every, Stream.named(request.seed, "plan", number=it.pair.buffer_size)
+        )
+    used = min(uploads.middle, most)
+    used = used if math.isfinite(used) else float(request.pilot_uploads)
+    used = max(float(it.pair.buffer_size), used)
+    low, middle, high = (math.nan,) * 3 if it.course.diverged else it.course.height_after(used)
+    metric = Interval(scale.metric(low), scale.metric(middle), scale.metric(high))
+    slowdown = 1.0 if math.isnan(it.slowdown) else it.slowdown
+    within = math.isfinite(uploads.middle) and uploads.middle <= most * 1.0000001 and slowdown <= request.most_uploads
+    return Prediction(it.pair, uploads, slowdown, used, it.each.times(used), metric, within, measured)
