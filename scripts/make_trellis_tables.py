@@ -1,4 +1,4 @@
-"""Make src/qafel/quantizers/trellis/tables.json: the code tables of `trellis` and what each of them does to a Gaussian.
+"""Make src/qafel/quantizers/kernels/tables.json: the code tables of `trellis` and what each of them does to a Gaussian.
 
     python scripts/make_trellis_tables.py
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-FILE = Path(__file__).parents[1] / "src" / "qafel" / "quantizers" / "trellis" / "tables.json"
+FILE = Path(__file__).parents[1] / "src" / "qafel" / "quantizers" / "kernels" / "tables.json"
 TOTAL = 4096  # of the frequencies of the even numbers, and of the odd ones
 UNIT = 1024  # levels are whole numbers of this part of σ
 REACH = 4.5  # standard deviations that a fine table covers

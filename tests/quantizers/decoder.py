@@ -23,7 +23,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 NONE, QSGD, TOP_K, RAND_K, AFFINE, SIGN, DITHERED, SCALED, ROTATED, TRELLIS = 1, 2, 3, 4, 5, 6, 7, 9, 10, 12
 LARGEST = np.finfo(np.float32).max
-TABLES = Path(__file__).parents[2] / "src" / "qafel" / "quantizers" / "trellis" / "tables.json"
+TABLES = Path(__file__).parents[2] / "src" / "qafel" / "quantizers" / "kernels" / "tables.json"
 LEVELS = {
     1: "0.797884583",
     2: "0.452780038 1.51041758",

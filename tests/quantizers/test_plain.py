@@ -13,13 +13,12 @@ import pytest
 from qafel.algorithm.server_rules import step_in_numpy, step_kernel
 from qafel.errors import ConfigError, MalformedPayload, NonFiniteVector
 from qafel.params import Vector
-from qafel.quantizers import Quantizer, kernels, parse, payloads
-from qafel.quantizers.plain import blocks, levels, shared, sparse
-from qafel.quantizers.trellis import plain as windows
+from qafel.quantizers import Quantizer, kernels, parse, plain, threads
+from qafel.quantizers.plain import levels, rotated, sparse, windows
 from tests.quantizers.specs import CELEBA, every_spec, same_bits, stream, vectors
 
 ROOT = Path(__file__).parents[2]
-PLAIN = {"blocks": blocks, "levels": levels, "shared": shared, "sparse": sparse, "windows": windows}
+PLAIN = {"levels": levels, "rotated": rotated, "shared": plain, "sparse": sparse, "windows": windows}
 SIZES = (1, 3, 33, 511, 513, 1100, 9000)
 
 
@@ -69,7 +68,7 @@ def test_a_large_vector_on_threads_gives_the_same_bits_in_numpy(spec: str, monke
     payload = bytes(quantizer.encode(vector, stream()))
     decoded = quantizer.decode(payload, size)
     take_plain(monkeypatch)
-    with payloads.threads(2):
+    with threads(2):
         assert bytes(quantizer.encode(vector, stream())) == payload
         assert same_bits(quantizer.decode(payload, size), decoded)
 

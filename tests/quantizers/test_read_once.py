@@ -6,7 +6,6 @@ import pytest
 
 from qafel.params import Layout
 from qafel.quantizers import Affine, Zstd, parse, spec
-from qafel.quantizers.arguments import SpecArguments
 from tests.command import qafel_here
 
 QUICK = ("--quiet", "--set", "stop.server_steps=2")
@@ -23,11 +22,11 @@ def test_a_command_reads_the_text_of_each_quantizer_once(command, tmp_path):
     spec._read.cache_clear()
     read = []
 
-    def arguments(name, parse, rest):
-        read.append(f"{name}:{rest}")
-        return SpecArguments(name, parse, rest)
+    def arguments(family, rest, original=spec._arguments):
+        read.append(f"{family.NAME}:{rest}")
+        return original(family, rest)
 
-    with mock.patch.object(spec, "SpecArguments", arguments):
+    with mock.patch.object(spec, "_arguments", arguments):
         qafel_here(*command, "--set", "algorithm.client_quantizer=qsgd:3", "--out", tmp_path / "out")
     assert read.count("qsgd:3") == 1
     assert len(read) == len(set(read))

@@ -11,10 +11,10 @@ import pytest
 
 from qafel.errors import MalformedPayload
 from qafel.params import Vector
-from qafel.quantizers import measured, parse
+from qafel.quantizers import measured, parse, trellis
+from qafel.quantizers.kernels.tables import cut, tables_for
 from qafel.quantizers.measure import gaussian, heavy_tailed
-from qafel.quantizers.trellis import codec, plain
-from qafel.quantizers.trellis.tables import cut, tables_for
+from qafel.quantizers.plain import windows
 from tests.quantizers.specs import same_bits, stream, vectors
 
 SIZE = 29_282
@@ -48,13 +48,13 @@ def test_the_rate_is_met_in_bytes(options: str) -> None:
 @pytest.mark.parametrize("spec", ["trellis:0.25", "trellis:0.5,states=32", "trellis:0.78", "trellis:0.8", "trellis:1"])
 def test_a_message_is_made_once(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What misses the rate is put right within the search, by the last groups, not by another message."""
-    attempts, make = [], codec.Trellis._attempt
+    attempts, make = [], trellis.Trellis._attempt
 
-    def counted(self: codec.Trellis, *arguments: Any) -> Any:
+    def counted(self: trellis.Trellis, *arguments: Any) -> Any:
         attempts.append(spec)
         return make(self, *arguments)
 
-    monkeypatch.setattr(codec.Trellis, "_attempt", counted)
+    monkeypatch.setattr(trellis.Trellis, "_attempt", counted)
     quantizer = parse(spec)
     for number in range(20):
         quantizer.encode(heavy_tailed(SIZE) if number % 2 else gaussian(SIZE), stream(number))
@@ -87,8 +87,8 @@ def test_an_error_above_omega_is_drawn_again(monkeypatch: pytest.MonkeyPatch) ->
     vector, quantizer = gaussian(2000), parse("trellis:1")
     first = quantizer.encode(vector, stream())
     error = float(np.square(quantizer.decode(first, 2000) - vector).sum() / np.square(vector).sum())
-    usual = codec._figures(1.0, 8, 2000)
-    monkeypatch.setattr(codec, "_figures", lambda *_: usual._replace(tangent=0.999 * error))
+    usual = trellis._figures(1.0, 8, 2000)
+    monkeypatch.setattr(trellis, "_figures", lambda *_: usual._replace(tangent=0.999 * error))
     again = quantizer.encode(vector, stream())
     assert again != first
     assert np.square(quantizer.decode(again, 2000) - vector).sum() < error * np.square(vector).sum()
@@ -155,7 +155,7 @@ def test_plain_numpy_writes_and_reads_the_same_bits(spec: str, monkeypatch: pyte
         added = vector.copy()
         quantizer.add_decoded_(added, payload, 0.3)
         with monkeypatch.context() as patched:
-            patched.setattr(codec, "kernels", SimpleNamespace(windows=plain))
+            patched.setattr(trellis, "kernels", SimpleNamespace(windows=windows))
             assert quantizer.encode(vector, stream()) == payload, (size, name)
             assert quantizer.decode(payload, size).tobytes() == decoded.tobytes(), (size, name)
             again = vector.copy()

@@ -41,7 +41,7 @@ from qafel.errors import (
     WrongDimension,
     WrongKind,
 )
-from qafel.quantizers.protocol import CODEC_BYTES, OWN, Payload, Quantizer
+from qafel.quantizers.protocol import CODEC_BYTES, CUSTOM, Payload, Quantizer
 
 MAGIC = b"QF"
 FORMAT = 1
@@ -127,7 +127,7 @@ class Message(NamedTuple):
             raise WrongDimension(f"the receiver's model has {dimension} parameters, the message {self.dimension}")
         codec, most = expectations(quantizer, dimension)
         if self.codec != codec:
-            other = "another custom quantizer" if self.codec[0] == OWN else "another quantizer"
+            other = "another custom quantizer" if self.codec[0] == CUSTOM else "another quantizer"
             raise WrongCodec(f"the receiver reads {quantizer.spec} ({codec.hex()}), found {other} ({self.codec.hex()})")
         if len(self.payload) > most:
             raise OversizedMessage(

@@ -1,4 +1,4 @@
-"""Affine: min-max per weight tensor, deterministic. What the paper's neural-network runs used."""
+"""Affine: min-max per weight tensor, deterministic. The paper's neural-network runs use it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final, TypeAlias, final
+from typing import Any, ClassVar, Final, TypeAlias, final
 
 import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError, WrongCodec
 from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
-from qafel.quantizers.arguments import SpecArguments
+from qafel.quantizers.family import Bytes, FixedRate, as_bytes, as_finite_vector, as_payload, check_size
 from qafel.quantizers.kernels import ASSIGN, packed_bytes
-from qafel.quantizers.payloads import Bytes, FixedRate, as_bytes, as_finite_vector, as_payload, check_size
 from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
 _HEAD: Final = struct.Struct("<ffI")  # minimum, step, number of weights: the 12 bytes of the paper's size model
 
 _Piece: TypeAlias = tuple[int, int, int, bool]
-"""Start, count, first byte, and whether it goes as float32, of a tensor."""
+"""Start, count and first byte of a tensor, and whether it is sent as float32."""
 
 
 @lru_cache(64)
 def pieces_of(layout: Layout | None, bits: int, size: int) -> tuple[tuple[_Piece, ...], int]:
-    """Every tensor's place, and the bytes of all."""
+    """The place of every tensor, and the bytes of all."""
     if layout is not None and layout.size != check_size(size):
-        raise ValueError(f"affine was made for a layout of {layout.size} parameters, found {size}")
+        raise ValueError(f"affine expects the {layout.size} parameters of its layout, found {size}")
     pieces, start, at = [], 0, 0
     for shape in [(size, 1)] if layout is None else [shape for _, shape in layout.tensors]:
         count, plain = math.prod(shape), len(shape) < 2
@@ -43,14 +42,16 @@ def pieces_of(layout: Layout | None, bits: int, size: int) -> tuple[tuple[_Piece
 class Affine(FixedRate):
     """Round every weight to the nearest of 2ᵇ levels between its tensor's minimum and maximum.
 
-    Q(x) = min + step · round((x − min)/step), step = (max − min)/(2ᵇ − 1). Tensors of one dimension go as float32.
-    Without a layout the vector is one weight tensor. Bytes: weights·b/8 + 4·(one-dimensional) + 12·(weight tensors).
+    Q(x) = min + step · round((x − min)/step), step = (max − min)/(2ᵇ − 1). Tensors of one dimension are sent
+    as float32. Without a layout the vector is one weight tensor.
+    Bytes: weights·b/8 + 4·(one-dimensional) + 12·(weight tensors).
     """
 
     NAME: ClassVar[str] = "affine"
     CODEC_ID: ClassVar[int] = 5
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": int}
 
-    bits: int = 8
+    bits: int
     layout: Layout | None = None
 
     def __post_init__(self) -> None:
@@ -66,22 +67,15 @@ class Affine(FixedRate):
         return pack_codec(self.CODEC_ID, bytes([self.bits]) + (self.layout.fingerprint if self.layout else b""))
 
     @classmethod
-    def from_spec(cls, given: SpecArguments) -> Affine:
-        return given.read().end(Affine(given.needed("bits")))
-
-    @classmethod
     def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Affine:
         if not any(fields[1:5]):
             return Affine(fields[0])
         if layout is None or layout.fingerprint != fields[1:5]:
-            raise WrongCodec("the affine codec was made for another model: the tensors' shapes differ from ours")
+            raise WrongCodec("the affine codec belongs to another model: its tensors have other shapes")
         return Affine(fields[0], layout)
 
     def for_layout(self, layout: Layout) -> Affine:
         return Affine(self.bits, layout)
-
-    def unbiased(self, size: int) -> bool:
-        return self.omega(size) == 0
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         vector = as_finite_vector(vector)
@@ -104,15 +98,12 @@ class Affine(FixedRate):
         return 0
 
     def omega(self, size: int) -> float:
-        """The worst tensor: two of n weights at ±m are exact, the others half a step off, ω = (n − 2)/(2(2ᵇ − 1)²)."""
+        """The worst tensor: two of n weights at ±m are exact, the others half a step off. ω = (n − 2)/(2(2ᵇ − 1)²)."""
         largest = max(
             (count for _, count, _, plain in pieces_of(self.layout, self.bits, size)[0] if not plain), default=0
         )
         top = float(2**self.bits - 1)
         return max(0, largest - 2) / (2 * top * top)
-
-    def delta(self, size: int) -> float:
-        return 1.0 - self.omega(size)
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
         where, length = pieces_of(self.layout, self.bits, target.size)
@@ -128,7 +119,7 @@ class Affine(FixedRate):
             view[...] = values if mode == ASSIGN else view + np.float32(weight) * values
 
     def _checked(self, data: Bytes, start: int, count: int, at: int, plain: bool) -> tuple[float, float]:
-        """Minimum and step of a tensor, after making sure that all it decodes to is finite."""
+        """Minimum and step of a tensor, after a check that it decodes to finite numbers."""
         if plain:
             values = np.frombuffer(data[at : at + 4 * count], "<f4").astype(np.float32)
             if not kernels.shared.is_finite(values):

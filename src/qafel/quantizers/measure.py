@@ -1,8 +1,4 @@
-"""What a quantizer does to given data, whether it suits a role, and specs and data that stand for all.
-
-`measured` is the error on data, beside what theory promises in the worst case; `fitness` says whether a quantizer can
-do the job it is given; `SHOWN`, `gaussian` and `heavy_tailed` serve the table, the benchmark and the tests.
-"""
+"""The measured error of a quantizer, its fitness for a role, and the specs and data of tables and benchmarks."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from typing import Final, Literal, final
 import numpy as np
 
 from qafel.params import Vector
+from qafel.quantizers.levels import Qsgd
 from qafel.quantizers.protocol import Codec, Quantizer, is_measured
-from qafel.quantizers.qsgd import Qsgd
 from qafel.rng import Stream
 
 Role = Literal["client", "server", "snapshot"]
@@ -31,12 +27,11 @@ SHOWN: Final = (
 @final
 @dataclass(frozen=True, slots=True)
 class MeasuredError:
-    """A quantizer's error on data: means over vectors and repeats; zero vectors do not count.
+    """A quantizer's error on data: means over vectors and repeats, without zero vectors.
 
     nmse    E‖Q(x) − x‖² / ‖x‖², the measured ω
     delta   1 − nmse, the measured δ
-    bias    ‖E Q(x) − x‖² / ‖x‖², estimated without the noise of few repeats (so it may fall slightly below zero);
-            NaN with a single repeat
+    bias    ‖E Q(x) − x‖² / ‖x‖², an unbiased estimate that may fall slightly below zero; NaN with a single repeat
     """
 
     nmse: float
@@ -47,7 +42,7 @@ class MeasuredError:
 
 
 def measured(quantizer: Quantizer | Codec, vectors: Iterable[Vector], repeats: int, stream: Stream) -> MeasuredError:
-    """Encode and decode every vector `repeats` times, with randomness from the stream, and compare."""
+    """Measure the error of a quantizer: encode and decode every vector `repeats` times, drawing from `stream`."""
     generator = stream.generator()
     nmse, bias, bits, length = [], [], [], []
     for vector in vectors:
@@ -78,48 +73,47 @@ def measured(quantizer: Quantizer | Codec, vectors: Iterable[Vector], repeats: i
 
 
 def fitness(quantizer: Quantizer, size: int, role: Role, memory_rate: float = 1.0) -> list[str]:
-    """Why this quantizer does not suit the role at `size` coordinates, each with a remedy; empty when it does.
+    """Reasons why this quantizer does not suit the role at `size` coordinates, each with a remedy. Empty if it does.
 
-    The server's Q_s must contract (δ > 0, or the hidden state may run away from the model); the clients' Q_c must be
-    unbiased (or the errors of the K buffered updates do not average out). Section II-A of the paper. A Q_s whose
-    messages a memory takes up at a `memory_rate` below one (MCM) must be unbiased, and the rate below 2/(1 + ω). A
-    snapshot's quantizer may be biased, since nobody takes its error up, but must keep at least half of ‖x̂‖².
+    The server's Q_s must contract: without δ > 0 the hidden state may diverge from the model. The clients' Q_c must be
+    unbiased, so that the errors of the K buffered updates average out. Section II-A of the paper. With a `memory_rate`
+    below one (MCM), Q_s must be unbiased and the rate below 2/(1 + ω). A snapshot's quantizer may be biased, because
+    its error does not accumulate, but must keep at least half of ‖x̂‖².
     """
     if role == "server" and memory_rate != 1:
         return _unfit_for_a_memory(quantizer, size, memory_rate)
     found = _as_measured(quantizer)
     if role == "client" and not quantizer.unbiased(size):
         return [
-            f"client quantizer {quantizer.spec!r} is biased{found}: its errors add up over the buffered updates "
-            "instead of averaging out; use an unbiased one, such as trellis:4"
+            f"client quantizer {quantizer.spec!r} is biased{found}: its errors accumulate over the buffered "
+            "updates; use an unbiased one, such as trellis:4"
         ]
     if role == "server" and quantizer.delta(size) <= 0:
         return [
-            f"server quantizer {quantizer.spec!r} has no δ > 0 at {size} coordinates: its error can exceed what it "
-            f"sends (ω = {quantizer.omega(size):.3g}{found or ' in the worst case'}), so the hidden state may run away "
+            f"server quantizer {quantizer.spec!r} has no δ > 0 at {size} coordinates: its error can exceed its "
+            f"signal (ω = {quantizer.omega(size):.3g}{found or ' in the worst case'}), so the hidden state may diverge "
             "from the model; " + _remedy(quantizer, size)
         ]
     if role == "snapshot" and quantizer.delta(size) < 0.5:
         return [
             f"snapshot quantizer {quantizer.spec!r} can lose {min(1.0, 1 - quantizer.delta(size)):.0%} of the hidden "
-            f"state's energy at {size} coordinates{found or ' in the worst case'}, so clients may train from a model "
-            "that is far from it; use more bits, such as trellis:4"
+            f"state's energy at {size} coordinates{found or ' in the worst case'}, so clients may train from a distant "
+            "model; use more bits, such as trellis:4"
         ]
     return []
 
 
 def _unfit_for_a_memory(quantizer: Quantizer, size: int, rate: float) -> list[str]:
-    said, found = f"server quantizer {quantizer.spec!r}", _as_measured(quantizer)
+    subject, found = f"server quantizer {quantizer.spec!r}", _as_measured(quantizer)
     if not quantizer.unbiased(size):
         return [
-            f"{said} is biased{found}: a memory that takes up a part of what it sends (MCM) needs an unbiased one, "
-            "such as trellis:4"
+            f"{subject} is biased{found}: a memory with a rate below 1 (MCM) needs an unbiased one, such as trellis:4"
         ]
     # E‖h + αQ(x − h) − x‖² ≤ (1 − 2α + α²(1 + ω))‖x − h‖²
     if rate * (1 + quantizer.omega(size)) >= 2:
         return [
-            f"{said} has ω = {quantizer.omega(size):.3g}{found} at {size} coordinates: a memory of rate {rate:g} may "
-            'run away from the model; set its rate to "from-omega", which is 1/(2(1 + ω))'
+            f"{subject} has ω = {quantizer.omega(size):.3g}{found} at {size} coordinates: a memory of rate {rate:g} "
+            'may diverge from the model; set its rate to "from-omega", which is 1/(2(1 + ω))'
         ]
     return []
 
@@ -138,11 +132,11 @@ def _remedy(quantizer: Quantizer, size: int) -> str:
         choices.append(f"use buckets ({fit.spec})" if fit else "use more bits")
     if quantizer.unbiased(size) and not is_measured(quantizer) and not quantizer.spec.startswith("scaled:"):
         choices.append(f"divide by 1 + ω (scaled:{quantizer.spec}, a contraction with δ = 1/(1+ω))")
-    return ", or ".join(choices) or "use one with δ > 0, as `qafel quantizers` lists them"
+    return ", or ".join(choices) or "use one with δ > 0; `qafel quantizers` lists δ"
 
 
 def gaussian(size: int) -> Vector:
-    """Independent standard normal coordinates, always the same."""
+    """Standard normal coordinates, always the same."""
     return Stream.named(0, "gaussian sample").generator().standard_normal(size, dtype=np.float32)
 
 

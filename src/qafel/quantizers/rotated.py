@@ -1,20 +1,19 @@
-"""Rotated: a random rotation makes any vector look Gaussian, for which the best levels are known. The quality mode."""
+"""Rotated: a random rotation makes any vector look Gaussian, and the best levels for a Gaussian are known."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import SpecError
 from qafel.params import Layout, Vector
-from qafel.quantizers import kernels, payloads
-from qafel.quantizers.arguments import SpecArguments
+from qafel.quantizers import family, kernels
+from qafel.quantizers.family import Scalable
 from qafel.quantizers.kernels import BLOCK, COLUMNS, OK, SEED_BYTES, SHORTEST, packed_bytes
-from qafel.quantizers.payloads import Unbiased
 from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
@@ -26,7 +25,7 @@ def _levels(text: str) -> Vector:
 
 
 # The positive half of the 2ᵇ levels with the least mean squared error for N(0, 1) (Lloyd–Max). They are part of the
-# format: both ends must hold the same float32 numbers.
+# format: both ends need the same float32 numbers.
 LEVELS: Final[dict[int, Vector]] = {
     1: _levels("0.797884583"),
     2: _levels("0.452780038 1.51041758"),
@@ -45,14 +44,14 @@ LEVELS: Final[dict[int, Vector]] = {
 }
 
 # E‖Q(x) − x‖² ≤ ω‖x‖² for every x. Given x, a rotated coordinate in units of σ is a sum of random signs times fixed
-# numbers with variance one, so its even moments are at most a Gaussian's (Khintchine): E z² = 1, E z⁴ ≤ 3, E z⁶ ≤ 15, …
+# numbers with variance one. So its even moments are at most a Gaussian's (Khintchine): E z² = 1, E z⁴ ≤ 3, E z⁶ ≤ 15, …
 # With θ the angle between y = Rx and q(y/σ), the error is tan²θ‖x‖².
 #     1. Any polynomial c₀ + c₂z² + c₄z⁴ + … ≥ (|z| − q(z))² with c₄, c₆, … ≥ 0 gives
 #        E sin²θ ≤ c₀ + c₂ + 3c₄ + 15c₆ + …; the best one is a linear program. Call it B.
 #     2. sin²θ ≤ s < 1 for every y of up to 512 coordinates, from ‖y − αq‖² ≤ s‖y‖² with the best α.
-#     3. tan²θ ≤ sin²θ / (1 − s), hence ω = B / (1 − s).
-# A test solves both again. On actual data the error is far smaller: D/(1−D), D being the Lloyd–Max distortion.
-# docs/decisions/quantizers-rotated.md has the reasons.
+#     3. tan²θ ≤ sin²θ / (1 − s), so ω = B / (1 − s).
+# A test solves both again. On real data the error is far smaller: D/(1−D), with D the Lloyd–Max distortion.
+# See docs/decisions/quantizers-rotated.md.
 OMEGA: Final[dict[int, float]] = {1: 367.0, 2: 14.4, 3: 0.75, 4: 0.1125, 5: 0.024, 6: 0.0055}
 
 
@@ -60,12 +59,12 @@ OMEGA: Final[dict[int, float]] = {1: 367.0, 2: 14.4, 3: 0.75, 4: 0.1125, 5: 0.02
 def blocks(size: int, bits: int) -> tuple[NDArray[np.int64], int, int, int]:
     """Table of the last blocks, number of blocks, number of scales, bytes of the codes.
 
-    Full blocks of 4096 coordinates in 16 columns come first. The rest is cut into powers of two from 32 on, and a piece
-    is padded to the next one only if that adds less than a third, or to 32 or 64. Pieces from 1024 on have columns of
-    256. Row 0 of the table holds the number of full blocks and of scales; a row is start, coordinates, padded size,
-    columns, first code, first scale, first byte.
+    Full blocks of 4096 coordinates in 16 columns come first. The rest is cut into powers of two, the smallest 32. A
+    piece is padded to the next power only if that adds less than a third, or to 32 or 64. Pieces of 1024 and more have
+    columns of 256. Row 0 of the table holds the number of full blocks and of scales. Each other row holds start,
+    coordinates, padded size, columns, first code, first scale, first byte.
     """
-    full, rest = divmod(payloads.check_size(size), BLOCK)
+    full, rest = divmod(family.check_size(size), BLOCK)
     start, code, scale, byte = full * BLOCK, full * BLOCK, full * COLUMNS, full * packed_bytes(BLOCK, bits)
     rows = [[full, 0, 0, 0, 0, 0, 0]]
     while rest:
@@ -81,24 +80,23 @@ def blocks(size: int, bits: int) -> tuple[NDArray[np.int64], int, int, int]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rotated(Unbiased):
+class Rotated(Scalable):
     """Rotate blocks at random, send each coordinate as one of the 2ᵇ best levels for a Gaussian, rotate back.
 
-    Q(x) = Rᵀ S·q(Rx/σ), S = ‖Rx‖² / ⟨Rx, q⟩, with R random signs, turns and Hadamard transforms, from a seed in the
-    message. ⟨Q(x), x⟩ = ‖x‖² always. With a uniformly random rotation E Q(x) = x for every x (EDEN, Theorem 2.1); R
-    comes so close that the relative squared bias is below 10⁻⁴ at every size. Vargaftik et al., 2021 and 2022.
+    Q(x) = Rᵀ S·q(Rx/σ), S = ‖Rx‖² / ⟨Rx, q⟩. R consists of random signs, turns and Hadamard transforms, from a seed in
+    the message. ⟨Q(x), x⟩ = ‖x‖² always. With a uniformly random rotation E Q(x) = x for every x (EDEN, Theorem 2.1).
+    With R the relative squared bias is below 10⁻⁴ at every size. Vargaftik et al., 2021 and 2022.
     """
 
     NAME: ClassVar[str] = "rotated"
     CODEC_ID: ClassVar[int] = 10
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": int}
 
-    bits: int = 4
+    bits: int
 
     def __post_init__(self) -> None:
         if self.bits not in LEVELS:
-            raise SpecError(
-                f"rotated takes 1 to {max(LEVELS)} bits a coordinate, found {self.bits}; for more, use qsgd"
-            )
+            raise SpecError(f"rotated takes 1 to {max(LEVELS)} bits a coordinate, found {self.bits}: use qsgd for more")
 
     @property
     def spec(self) -> str:
@@ -109,22 +107,18 @@ class Rotated(Unbiased):
         return pack_codec(self.CODEC_ID, bytes([self.bits]))
 
     @classmethod
-    def from_spec(cls, given: SpecArguments) -> Rotated:
-        return given.read().end(Rotated(given.needed("bits")))
-
-    @classmethod
     def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Rotated:
         return Rotated(fields[0])
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        vector = payloads.as_vector(vector)
+        vector = family.as_vector(vector)
         table, count, _, _ = blocks(vector.size, self.bits)
         out = np.empty(self.payload_bytes(vector.size), np.uint8)
-        seed = payloads.seed_of(stream)
+        seed = family.seed_of(stream)
         out[:SEED_BYTES] = np.frombuffer(seed, np.uint8)
-        common = (vector, out, payloads.seed_word(seed), table, LEVELS[self.bits], self.bits, gain)
-        payloads.encode_spanwise(kernels.blocks.encode_blocks, vector, common, count)
-        return payloads.as_payload(out)
+        common = (vector, out, family.seed_word(seed), table, LEVELS[self.bits], self.bits, gain)
+        family.encode_spans(kernels.rotated.encode_blocks, vector, common, count)
+        return family.as_payload(out)
 
     def payload_bytes(self, size: int) -> int:
         return self.head_bytes(size) + blocks(size, self.bits)[3]
@@ -138,8 +132,8 @@ class Rotated(Unbiased):
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
         table, count, _, _ = blocks(target.size, self.bits)
-        data = payloads.as_bytes(payload, self.payload_bytes(target.size))
-        word = payloads.seed_word(data[:SEED_BYTES].tobytes())
+        data = family.as_bytes(payload, self.payload_bytes(target.size))
+        word = family.seed_word(data[:SEED_BYTES].tobytes())
         common = (target, data, mode, weight, word, table, LEVELS[self.bits], self.bits)
-        if payloads.apply_spanwise(kernels.blocks.apply_blocks, target.size, common, count) != OK:
-            raise payloads.bad_scale("scales")
+        if family.apply_spans(kernels.rotated.apply_blocks, target.size, common, count) != OK:
+            raise family.bad_scale("scales")

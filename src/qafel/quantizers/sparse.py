@@ -1,13 +1,14 @@
-"""A few of the coordinates: the largest (top-k, biased, a contraction), or any (rand-k, scaled up so that the mean is
-exact, and only the seed says which).
+"""A few of the coordinates: the largest (top-k, biased, a contraction) or random ones (rand-k, unbiased).
+
+Rand-k scales its values up so that the mean is exact, and sends a seed instead of indices.
 """
 
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Self, TypeAlias, cast, final, get_args
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +16,22 @@ from numpy.typing import NDArray
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
-from qafel.quantizers.arguments import SpecArguments
-from qafel.quantizers.dithered import Dithered
+from qafel.quantizers.family import (
+    Family,
+    FixedRate,
+    Scalable,
+    as_bytes,
+    as_finite_vector,
+    as_sent,
+    check_size,
+    seed_of,
+    seed_word,
+)
 from qafel.quantizers.identity import Identity
-from qafel.quantizers.kernels import BITMAP, LARGEST, MAX_RICE, SEED_BYTES
-from qafel.quantizers.payloads import as_bytes, as_finite_vector, as_sent, as_target, check_size, seed_of, seed_word
-from qafel.quantizers.protocol import FixedLength, Payload, Quantizer, pack_codec
-from qafel.quantizers.qsgd import Qsgd
+from qafel.quantizers.kernels import ASSIGN, BITMAP, LARGEST, MAX_RICE, SEED_BYTES
+from qafel.quantizers.levels import Dithered, Qsgd, Sign
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.quantizers.rotated import Rotated
-from qafel.quantizers.sign import Sign
 from qafel.rng import Stream
 
 Indices: TypeAlias = NDArray[np.uint32]
@@ -34,9 +42,9 @@ _FRACTION, _COUNT, _ROUNDED_DOWN = range(3)
 
 
 def encode_indices(indices: Indices, size: int) -> bytes:
-    """Increasing indices below `size` in close to log₂ C(size, count) bits; nothing when every coordinate is chosen.
+    """Increasing indices below `size` in close to log₂ C(size, count) bits. Empty if every coordinate is chosen.
 
-    The first byte says how: a Rice parameter, or 255 for a bitmap. The encoder measures and takes the shortest.
+    The first byte is a Rice parameter, or 255 for a bitmap. The encoder chooses the shortest.
     """
     count = indices.size
     if count == size:
@@ -51,7 +59,7 @@ def encode_indices(indices: Indices, size: int) -> bytes:
 
 
 def _rice_parameters(count: int, size: int) -> range:
-    """Those worth measuring: around the logarithm of the mean gap."""
+    """The parameters worth trying: around the logarithm of the mean gap."""
     centre = max(0, (size // count).bit_length() - 1)
     return range(max(0, centre - 2), min(MAX_RICE, centre + 2))
 
@@ -60,7 +68,7 @@ def decode_indices(payload: Payload, count: int, size: int) -> Indices:
     """The indices, checked: exactly `count`, increasing, below `size`, and no byte left over."""
     if count == size:
         if len(payload):
-            raise MalformedPayload(f"expected no index bytes: all {size} coordinates are kept, found {len(payload)}")
+            raise MalformedPayload(f"expected no index bytes for all {size} coordinates, found {len(payload)}")
         return np.arange(size, dtype=np.uint32)
     data = as_bytes(payload, len(payload))
     indices = np.empty(count, np.uint32)
@@ -71,7 +79,7 @@ def decode_indices(payload: Payload, count: int, size: int) -> Indices:
 
 
 def max_index_bytes(count: int, size: int) -> int:
-    """No code of `count` indices below `size` is longer: the bitmap is always open to the encoder."""
+    """The longest code of `count` indices below `size`. The encoder can always choose the bitmap."""
     if count == size:
         return 0
     worst = min(count * (rice + 1) + ((size - count) >> rice) for rice in _rice_parameters(count, size))
@@ -79,19 +87,18 @@ def max_index_bytes(count: int, size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse(ABC):
-    """Send k coordinates and set the others to zero: what top-k and rand-k share.
+class Sparse(Family):
+    """Send k coordinates and set the others to zero: the common part of top-k and rand-k.
 
-    `share` is k as a whole number, or as a fraction of all coordinates, which `rounding` makes a whole number. The kept
-    values go as float32 or through `values`, another quantizer over the k of them.
+    `share` is k as a whole number, or a fraction of all coordinates that `rounding` makes a whole number. The kept
+    values are sent as float32, or through the quantizer `values`.
     """
 
-    share: float | int
-    values: FixedLength = PLAIN
-    rounding: Rounding = "nearest"
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"fraction": float, "count": int, "round": str, "values": Quantizer}
 
-    NAME: ClassVar[str]
-    CODEC_ID: ClassVar[int]
+    share: float | int
+    values: FixedRate = PLAIN
+    rounding: Rounding = "nearest"
 
     def __post_init__(self) -> None:
         if isinstance(self.share, int):
@@ -106,26 +113,24 @@ class Sparse(ABC):
             )
         if self.rounding not in get_args(Rounding) or (self.rounding == "down" and isinstance(self.share, int)):
             raise SpecError(f"{self.NAME} rounds a fraction nearest or down, found {self.rounding!r} of {self.share}")
+        if self.values != PLAIN and not isinstance(self.values, Qsgd | Sign | Dithered | Rotated):
+            raise SpecError(
+                f"{self.NAME}: values must be qsgd, dithered, rotated or sign, such as qsgd:4, "
+                f"found {self.values.spec!r}"
+            )
 
     @classmethod
-    def from_spec(cls, given: SpecArguments) -> Self:
-        fraction, count = given.read().number("fraction", float, first=True), given.number("count", int)
-        share = fraction if count is None else count
-        if share is None or (fraction is not None and count is not None):
-            raise SpecError(f"{cls.NAME} takes a fraction or a count: {cls.NAME}:0.01, or {cls.NAME}:count=10")
-        rounding = cast(Rounding, given.text("round", "nearest"))
-        spec = given.text("values")
-        values = PLAIN if spec is None else given.parse(spec)
-        if values != PLAIN and not isinstance(values, Qsgd | Sign | Dithered | Rotated):
-            raise SpecError(
-                f"{cls.NAME}: values must be qsgd, dithered, rotated or sign, such as qsgd:4, found {spec!r}"
-            )
-        return given.end(cls(share, cast(FixedLength, values), rounding))
+    def from_spec(cls, **given: Any) -> Self:
+        fraction, count = given.get("fraction"), given.get("count")
+        if (fraction is None) == (count is None):
+            raise SpecError(f"{cls.NAME} takes a fraction or a count: write {cls.NAME}:0.01, or {cls.NAME}:count=10")
+        share: Any = fraction if count is None else count
+        return cls(share, given.get("values", PLAIN), given.get("round", "nearest"))
 
     @classmethod
     def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Self:
-        """From a codec's parameters: how the share is meant, then the count or the float32 fraction."""
-        values = PLAIN if inner is None else cast(FixedLength, inner)
+        """The first byte says whether a count or a float32 fraction follows."""
+        values: Any = PLAIN if inner is None else inner
         if fields[0] == _COUNT:
             return cls(int.from_bytes(fields[1:5], "little"), values)
         rounding: Rounding = "down" if fields[0] == _ROUNDED_DOWN else "nearest"
@@ -146,39 +151,33 @@ class Sparse(ABC):
         return pack_codec(self.CODEC_ID, share, b"" if self.values == PLAIN else self.values.codec)
 
     def count(self, size: int) -> int:
-        """k: a count as it is, a fraction of `size` rounded to the nearest (halves up) or down, at least one.
+        """k: a count, or a fraction of `size` rounded to the nearest (halves up) or down; at least one.
 
         1 % of 113 is 1; 50 % of 113 is 57, and 56 rounded down.
         """
         if isinstance(self.share, int):
             return min(size, self.share)
-        # 29 % of 100 is 29 rounded down, though its product as a float is a hair less.
+        # 29 % of 100 rounded down is 29, although the float product is slightly less.
         return min(size, max(1, int(self.share * size + (0.5 if self.rounding == "nearest" else 1e-9))))
 
-    def decode(self, payload: Payload, size: int) -> Vector:
-        indices, values = self._read(payload, check_size(size))
-        vector = np.zeros(size, np.float32)
-        vector[indices] = values
-        return vector
-
-    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        """Add at the sent coordinates only; the others are not touched, so a −0.0 there stays −0.0."""
-        indices, values = self._read(payload, as_target(target).size)
-        kernels.sparse.scatter_add(target, indices, values, float(weight))
-
-    @abstractmethod
-    def max_payload_bytes(self, size: int) -> int:
-        """No payload for `size` coordinates is longer than this."""
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        """Add at the sent coordinates only. The others are not touched, so a −0.0 there stays −0.0."""
+        indices, values = self._read(payload, target.size)
+        if mode == ASSIGN:
+            target.fill(0.0)
+            target[indices] = values
+        else:
+            kernels.sparse.scatter_add(target, indices, values, weight)
 
     @abstractmethod
     def _read(self, payload: Payload, size: int) -> tuple[Indices, Vector]:
-        """The indices and the values in a payload, checked."""
+        """The indices and the values in a payload, after all checks."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TopK(Sparse):
-    """Keep the k coordinates of largest magnitude, set the others to zero.
+    """Keep the k coordinates of largest magnitude and set the others to zero.
 
     ‖x − Q(x)‖² ≤ (1 − k/d)‖x‖², with equality when all magnitudes are equal.
     """
@@ -187,7 +186,7 @@ class TopK(Sparse):
     CODEC_ID = 3
 
     def unbiased(self, size: int) -> bool:
-        """Only where all coordinates are kept."""
+        """Only if all coordinates are kept."""
         return self.count(size) == size and self.values.unbiased(size)
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
@@ -205,7 +204,7 @@ class TopK(Sparse):
         return 1.0 - self.delta(size)
 
     def delta(self, size: int) -> float:
-        """k/d times the values' δ; a values' quantizer without δ > 0 spoils the whole in the worst case."""
+        """k/d times the δ of the values. If that δ is not positive, neither is the result."""
         if not size:
             return 1.0
         count = self.count(size)
@@ -225,11 +224,10 @@ class TopK(Sparse):
 
 @final
 @dataclass(frozen=True, slots=True)
-class RandK(Sparse):
-    """Keep k coordinates chosen uniformly at random, times d/k; the others become zero.
+class RandK(Sparse, Scalable):
+    """Keep k coordinates chosen uniformly at random, times d/k, and set the others to zero.
 
-    E Q(x) = x and E‖Q(x) − x‖² = (d/k − 1)‖x‖² exactly. The receiver draws the same indices from the message's seed, so
-    none are sent.
+    E Q(x) = x and E‖Q(x) − x‖² = (d/k − 1)‖x‖² exactly. The receiver derives the indices from the message's seed.
     """
 
     NAME = "rand_k"
@@ -238,16 +236,12 @@ class RandK(Sparse):
     def unbiased(self, size: int) -> bool:
         return self.values.unbiased(self.count(size))
 
-    def encode(self, vector: Vector, stream: Stream) -> Payload:
-        return self.encode_scaled(vector, stream, 1.0)
-
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        """A payload that decodes to gain · Q(vector)."""
         vector = as_finite_vector(vector)
         seed = seed_of(stream)
         chosen = vector[self._indices(seed, vector.size)].astype(np.float64)
         chosen *= gain * vector.size / max(1, chosen.size)
-        # d/k times a value near the end of the float32 range has no float32: it is cut, not made infinite
+        # d/k times a value near the end of the float32 range is clipped, not made infinite
         values = np.clip(chosen, -LARGEST, LARGEST).astype(np.float32)
         return seed + self.values.encode(values, stream)
 
@@ -257,18 +251,12 @@ class RandK(Sparse):
     def head_bytes(self, size: int) -> int:
         return SEED_BYTES + self.values.head_bytes(self.count(check_size(size)))
 
-    def max_payload_bytes(self, size: int) -> int:
-        return self.payload_bytes(size)
-
     def omega(self, size: int) -> float:
         """Exactly d/k − 1 with plain values; (1 + ω of the values)·d/k − 1 with quantized ones."""
         if not size:
             return 0.0
         count = self.count(size)
         return (1.0 + self.values.omega(count)) * size / count - 1.0
-
-    def delta(self, size: int) -> float:
-        return 1.0 - self.omega(size)
 
     def _indices(self, seed: bytes, size: int) -> Indices:
         chosen = np.empty(self.count(size), np.uint32)

@@ -1,14 +1,14 @@
-"""Quantizers around another one: `+zstd` codes its payload without loss, `scaled:` makes it fit for the server."""
+"""Wrappers of another quantizer: `+zstd` compresses its payload, `scaled:` makes it a contraction for the server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast, final
+from typing import Any, ClassVar, final
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
-from qafel.quantizers.arguments import SpecArguments
-from qafel.quantizers.protocol import ZSTD_FLAG, FixedLength, Payload, Quantizer, Scalable, pack_codec, with_flags
+from qafel.quantizers.family import FixedRate, Scalable
+from qafel.quantizers.protocol import ZSTD_FLAG, Payload, Quantizer, pack_codec, with_flags
 from qafel.quantizers.sparse import PLAIN, RandK
 from qafel.rng import Stream
 
@@ -19,13 +19,13 @@ _MANY = 1 << 20  # coordinates: a size at which nothing is exact by chance
 @final
 @dataclass(frozen=True, slots=True)
 class Zstd:
-    """Send the scales as they are and the codes as one zstandard frame; or all as it was, if that is not shorter.
+    """Send the scales unchanged and the codes as one zstandard frame, if that is shorter than the plain payload.
 
-    The length says which: a payload as long as the plain one is the plain one, a shorter one holds a frame. Two 4-bit
-    codes share a byte, so zstandard's Huffman code over bytes comes close to the entropy of the levels.
+    The length tells the receiver: only a shorter payload holds a frame. Two 4-bit codes share a byte, so zstandard's
+    Huffman code over bytes comes close to the entropy of the levels.
     """
 
-    inner: FixedLength
+    inner: FixedRate
 
     def for_layout(self, layout: Layout) -> Zstd:
         return Zstd(self.inner.for_layout(layout)) if hasattr(self.inner, "for_layout") else self
@@ -42,7 +42,7 @@ class Zstd:
         return self.inner.unbiased(size)
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
-        import zstandard  # noqa: PLC0415 — only who compresses pays for loading it
+        import zstandard  # noqa: PLC0415 — load it only when needed
 
         plain = self.inner.encode(vector, stream)
         head = self.inner.head_bytes(vector.size)
@@ -66,7 +66,7 @@ class Zstd:
         return self.inner.delta(size)
 
     def _plain(self, payload: Payload, size: int) -> Payload:
-        """The inner payload. Never makes more than its exact length, whatever the frame claims."""
+        """The inner payload. Allocates no more than its exact length, whatever the frame claims."""
         expected, head = self.inner.payload_bytes(size), self.inner.head_bytes(size)
         if len(payload) == expected:
             return payload
@@ -79,7 +79,7 @@ class Zstd:
 
 
 def _decompressed(frame: memoryview, expected: int) -> bytes:
-    import zstandard  # noqa: PLC0415 — only who decompresses pays for loading it
+    import zstandard  # noqa: PLC0415 — load it only when needed
 
     try:
         parameters = zstandard.get_frame_parameters(frame)
@@ -97,29 +97,31 @@ def _decompressed(frame: memoryview, expected: int) -> bytes:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(FixedRate):
     """Send Q(x) / (1 + ω) of an unbiased Q: biased, but a contraction with δ = 1/(1 + ω) > 0.
 
-    E‖x − Q(x)/(1+ω)‖² ≤ (1 − 1/(1+ω))‖x‖². The division happens to the scales, which are sent anyway.
+    E‖x − Q(x)/(1+ω)‖² ≤ (1 − 1/(1+ω))‖x‖². Only the scales are divided, so the payload stays as long.
     """
 
     NAME: ClassVar[str] = "scaled"
     CODEC_ID: ClassVar[int] = 9
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"inner": Quantizer}
 
     inner: Scalable
 
     def __post_init__(self) -> None:
+        spec = self.inner.spec
+        if not isinstance(self.inner, Scalable):
+            remedy = ": use trellis with scale=least" if spec.startswith("trellis") else ""
+            raise SpecError(f"scaled takes qsgd, rand_k, dithered or rotated, all unbiased, found {spec!r}{remedy}")
+        if isinstance(self.inner, RandK) and self.inner.values != PLAIN:
+            raise SpecError(f"scaled cannot wrap {spec!r}: a codec names one quantizer inside another")
         if not self.inner.unbiased(_MANY):
-            raise SpecError(f"scaled takes an unbiased quantizer; {self.inner.spec!r} is biased: use it as it is")
+            raise SpecError(f"scaled takes an unbiased quantizer, found {spec!r}: use it without scaled")
 
     @classmethod
-    def from_spec(cls, given: SpecArguments) -> Scaled:
-        return Scaled(_scalable(given.parse(given.rest)))
-
-    @classmethod
-    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Scaled:
-        assert inner is not None
-        return Scaled(_scalable(inner))
+    def from_fields(cls, fields: bytes, inner: Any, layout: Layout | None) -> Scaled:
+        return Scaled(inner)
 
     @property
     def spec(self) -> str:
@@ -129,17 +131,11 @@ class Scaled:
     def codec(self) -> bytes:
         return pack_codec(self.CODEC_ID, b"", self.inner.codec)
 
-    def unbiased(self, size: int) -> bool:
-        return self.omega(size) == 0
-
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         return self.inner.encode_scaled(vector, stream, 1.0 / (1.0 + self.inner.omega(vector.size)))
 
-    def decode(self, payload: Payload, size: int) -> Vector:
-        return self.inner.decode(payload, size)
-
-    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        self.inner.add_decoded_(target, payload, weight)
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        self.inner._apply(target, payload, mode, weight)
 
     def payload_bytes(self, size: int) -> int:
         return self.inner.payload_bytes(size)
@@ -147,22 +143,8 @@ class Scaled:
     def head_bytes(self, size: int) -> int:
         return self.inner.head_bytes(size)
 
-    def max_payload_bytes(self, size: int) -> int:
-        return self.inner.max_payload_bytes(size)
-
     def omega(self, size: int) -> float:
         return 1.0 - self.delta(size)
 
     def delta(self, size: int) -> float:
         return 1.0 / (1.0 + self.inner.omega(size))
-
-
-def _scalable(inner: Quantizer) -> Scalable:
-    if not hasattr(inner, "encode_scaled"):
-        remedy = ": trellis has scale=least" if inner.spec.startswith("trellis") else ""
-        raise SpecError(
-            f"scaled takes qsgd, rand_k, dithered or rotated, which are unbiased, found {inner.spec!r}{remedy}"
-        )
-    if isinstance(inner, RandK) and inner.values != PLAIN:
-        raise SpecError(f"{inner.spec!r} is too deep inside scaled: there is room for one quantizer within another")
-    return cast(Scalable, inner)

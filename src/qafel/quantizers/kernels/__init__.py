@@ -1,33 +1,31 @@
-"""Compiled kernels: what runs over every coordinate, and nothing else.
+"""Compiled kernels: the loops over every coordinate.
 
-They are module-level Numba functions, cached on disk, free of the GIL and of fast-math (qafel/compiled.py), and they
-work on ranges of independent spans, so that any number of threads gives the same bytes. See
+They are module-level Numba functions, cached on disk, free of the GIL and of fast-math (qafel/compiled.py). They work
+on ranges of independent spans, so that any number of threads gives the same bytes. See
 docs/decisions/quantizers-kernels.md.
 
-    levels    a step per bucket or tensor and a code per coordinate: QSGD, sign, dither, affine
-    rotation  a random rotation of a block
-    blocks    rotated blocks to the best levels for a Gaussian and back
+    levels    a step per bucket or tensor and a code per coordinate: QSGD, sign, dithered, affine
+    rotated   a random rotation of blocks, to the best levels for a Gaussian and back
     windows   rotated windows to the numbers of trellis and back, with
-    sharing   which table a group takes,
-    search    the best path through a trellis, and
-    rans      numbers to as many bits as they carry
+    trellis   the best path through a trellis and the entropy coder, and
+    tables    the code tables and the windows of a vector (without Numba)
     sparse    selection and index coding for top-k and rand-k
-    shared    what they share: a keyed counter hash, a maximum over absolute values, packing, the end of every decoder
+    shared    a keyed counter hash, a maximum over absolute values, packing, the end of every decoder
 
-Here are the constants of the formats, which load nothing. The kernels load when they are first used, and Numba with
-them: write `kernels.levels.encode_spans(…)` and import no kernel's name elsewhere. Without Numba these names stand for
-the same kernels in NumPy, quantizers/plain.
+This file holds the constants of the formats and loads nothing else. A kernel, and Numba with it, loads at its first
+use: write `kernels.levels.encode_spans(…)` and do not import kernels by name elsewhere. Without Numba these names refer
+to the same kernels in NumPy, quantizers/plain.
 
-Random numbers are a hash of the coordinate's counter, so any part of a vector can be made alone, in any order and by
-any thread. 32-bit multiplications vectorise on every CPU of the last decade; 64-bit ones do not.
+Random numbers are a hash of the coordinate's counter, so any thread can compute any part of a vector in any order.
+32-bit multiplications vectorise on every CPU of the last decade; 64-bit ones do not.
 
-Packing is planar. A group of up to 512 codes is packed plane by plane: a b-bit code is cut into pieces of 8, 4, 2 and 1
-bits (b's binary digits), and each piece goes to its own plane. In a plane of w-bit pieces, byte j holds the codes
+Packing is planar. A group of up to 512 codes is packed plane by plane: a b-bit code is split into pieces of 8, 4, 2 and
+1 bits (b's binary digits), and each piece goes to its own plane. In a plane of w-bit pieces, byte j holds the codes
 j, j + m, j + 2m, … with m the plane's length in bytes. Neighbouring bytes come from neighbouring codes, so both
 directions vectorise.
 
-Indices are unsigned (`at + uint64(j)`): Numba need not look for negative ones, which would stop vectorisation, and
-slices, which count references atomically, are not needed.
+Indices are unsigned (`at + uint64(j)`). Then Numba does not test for negative indices, which would prevent
+vectorisation. Kernels avoid slices, which count references atomically.
 """
 
 from __future__ import annotations
@@ -41,52 +39,53 @@ from qafel.errors import ConfigError
 from qafel.lazy import is_installed, lazily
 
 if TYPE_CHECKING:
-    from qafel.quantizers.kernels import blocks as blocks
     from qafel.quantizers.kernels import levels as levels
+    from qafel.quantizers.kernels import rotated as rotated
     from qafel.quantizers.kernels import shared as shared
     from qafel.quantizers.kernels import sparse as sparse
     from qafel.quantizers.kernels import windows as windows
 
 CHOICE = "QAFEL_KERNELS"
-"""The environment's name for which kernels to take, numba or numpy; by default Numba's where it is installed."""
+"""The environment variable that selects the kernels: numba or numpy. The default is Numba if it is installed."""
 
 
 def are_compiled() -> bool:
-    """Whether the kernels are Numba's, or NumPy's, which give the same bits, take a third of the memory and start at
-    once, and are some ten times slower (those of `trellis` some hundred times).
+    """Whether the kernels are Numba's. NumPy's give the same bits with a third of the memory and no compilation.
+
+    They are some ten times slower, those of `trellis` some hundred times.
     """
     choice = os.environ.get(CHOICE, "")
     if choice not in ("", "numba", "numpy"):
-        raise ConfigError(f"{CHOICE} is numba or numpy, found {choice!r}")
+        raise ConfigError(f"{CHOICE} must be numba or numpy, found {choice!r}")
     if choice == "numpy":
         return False
-    there = is_installed("numba")
-    if choice == "numba" and not there:
-        raise ConfigError(f"{CHOICE}=numba needs Numba: pip install 'qafel[fast]', or take numpy")
-    return there
+    installed = is_installed("numba")
+    if choice == "numba" and not installed:
+        raise ConfigError(f"{CHOICE}=numba needs Numba: pip install 'qafel[fast]', or set numpy")
+    return installed
 
 
 def _homes() -> dict[str, str]:
-    names = ("blocks", "levels", "shared", "sparse", "windows")
+    names = ("levels", "rotated", "shared", "sparse", "windows")
     if are_compiled():
         return {name: f"{__name__}.{name}" for name in names}
-    plain = __name__.removesuffix("kernels")
-    return {name: f"{plain}plain.{name}" for name in names} | {"windows": f"{plain}trellis.plain"}
+    plain = __name__.removesuffix("kernels") + "plain"
+    return {name: f"{plain}.{name}" for name in names} | {"shared": plain}
 
 
 __getattr__, __dir__ = lazily(__name__, _homes())
 
 GROUP = 512  # codes that are packed together
-ASSIGN, ADD = 0, 1  # what a decoder does with the target
-OK, BAD_STEP, BAD_CODE = 0, 1, 2  # what a decoder found
-MAX_ABS, L2 = 0, 1  # the norm that is a bucket's scale
-BITMAP, MAX_RICE = 255, 31  # how indices are coded: 255 in the place of the Rice parameter is a bitmap
-BLOCK, COLUMNS = 4096, 16  # coordinates that are rotated together
+ASSIGN, ADD = 0, 1  # modes of a decoder
+OK, BAD_STEP, BAD_CODE = 0, 1, 2  # results of a decoder's checks
+MAX_ABS, L2 = 0, 1  # norms for a bucket's scale
+BITMAP, MAX_RICE = 255, 31  # coding of indices: 255 instead of a Rice parameter is a bitmap
+BLOCK, COLUMNS = 4096, 16  # coordinates and columns of a full block
 SHORTEST = 32  # rows of the shortest column
 SEED_BYTES = 8
 CODES, MIDDLE = 4096, 256  # of trellis: codes of a table, half of its numbers
-HIDDEN_BYTES = 30  # that its coders begin with
-ROOM = 48  # words that a stream of it may take beside one for each number
+HIDDEN_BYTES = 30  # bytes of its notes that its coders start with
+ROOM = 48  # words of a stream of it, beside one per number
 
 INFINITY_BITS = np.int32(0x7F800000)
 MAGNITUDE_BITS = np.int32(0x7FFFFFFF)

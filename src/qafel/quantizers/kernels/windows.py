@@ -9,12 +9,10 @@ import numpy as np
 from numba import float32, float64, int16, njit, uint8, uint16, uint32, uint64
 
 from qafel.compiled import INNER, KERNEL, LANES, as_floats, below, choose, floats, largest, least, load, store, words
-from qafel.quantizers.kernels import ADD, BLOCK, HIDDEN_BYTES, LARGEST, ROOM, SEED_BYTES, sharing
-from qafel.quantizers.kernels.blocks import power_of_two
-from qafel.quantizers.kernels.rans import read, read_two, write
-from qafel.quantizers.kernels.rotation import draw_signs, rotate_window, rotate_window_back
-from qafel.quantizers.kernels.search import back, ends, forward, start
+from qafel.quantizers.kernels import ADD, BLOCK, COLUMNS, HIDDEN_BYTES, LARGEST, ROOM, SEED_BYTES, tables
+from qafel.quantizers.kernels.rotated import draw_signs, power_of_two, rotate, rotate_back
 from qafel.quantizers.kernels.shared import hash_pair, round_keys, weyl
+from qafel.quantizers.kernels.trellis import back, ends, forward, read, read_two, start, write
 
 _SMALLEST_POWER, _LARGEST_POWER = -126, 127
 _TURNS = 6  # of a stream's search, at most
@@ -23,7 +21,7 @@ _FIRST = 0.75  # of the change that should do, for the second turn
 _FLATTEST, _LEAST = 0.2, 0.1  # of the slope and of the bits that are expected
 
 
-share_out, nudged = njit(**KERNEL)(sharing.share_out), njit(**INNER)(sharing.nudged)
+share_out, nudged = njit(**KERNEL)(tables.share_out), njit(**INNER)(tables.nudged)
 
 
 @njit(**INNER)
@@ -83,7 +81,7 @@ def _rotate_stream(x, windows, first, last, power, keys, y):  # type: ignore[no-
         for i in range(end, begin + size):
             y[i - origin] = float32(0)
         draw_signs(uint32(number * BLOCK), size, 1, keys, signs)
-        rotate_window(y[begin - origin : begin - origin + size], size, signs)
+        rotate(y[begin - origin : begin - origin + size], size, COLUMNS, 1, True, signs)
         filled = begin + size
 
 
@@ -333,7 +331,7 @@ def apply_streams(target, v, windows, streams, classes, scales, levels, word, mo
             for i in range(count, size):
                 block[i] = later[i - count] * shrink
             draw_signs(uint32(number * BLOCK), size, 1, keys, signs)
-            rotate_window_back(block, size, signs)
+            rotate_back(block, size, COLUMNS, 1, True, signs)
             at = 0
             if number > 0 and windows[number - 1, 0] + windows[number - 1, 1] > begin:
                 at = windows[number - 1, 0] + windows[number - 1, 1] - begin

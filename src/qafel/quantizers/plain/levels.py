@@ -9,24 +9,23 @@ import numpy as np
 
 from qafel.params import Vector
 from qafel.quantizers.kernels import BAD_CODE, BAD_STEP, GROUP, L2, LARGEST, OK
-from qafel.quantizers.plain.shared import (
+from qafel.quantizers.plain import (
     Array,
     apply_values,
     is_finite,
     pack,
+    round_keys,
     steps_are_sound,
     steps_in,
     uniform16,
     unpack,
 )
-from qafel.quantizers.trellis.plain import round_keys
 
 _FLOAT = np.float32
 _SHRINK = np.float32(1.0 - 2.0**-22)
 _NORMAL, _SUBNORMAL = np.float32(2.0**-126), np.float32(2.0**-149)
 _TINY, _LIFT = np.float32(2.0**-80), np.float32(2.0**80)
 _ONE_BITS = 0x4B000000  # the pattern of 2²³
-_MASK64 = (1 << 64) - 1
 _PIECE = 1 << 16  # coordinates that are worked on together
 
 
@@ -88,7 +87,7 @@ def encode_spans(
     """As the kernel of this name."""
     size = x.size
     head = skip + 4 * -(-size // bucket)
-    keys = round_keys((word0 & _MASK64, word1 & _MASK64))
+    keys = round_keys(word0, word1)
     fraction = 15 if bits == 8 else 16
     half = _FLOAT(0.5) if bits == 1 and levels == 1.0 else _FLOAT(1)
     level = _FLOAT(1 << fraction)
@@ -183,7 +182,7 @@ def apply_dithered(
     steps = steps_in(payload, 8, -(-size // bucket))
     if check and not steps_are_sound(steps, 1.0):
         return BAD_STEP
-    head, keys = 8 + 4 * steps.size, round_keys((word0 & _MASK64, 0))
+    head, keys = 8 + 4 * steps.size, round_keys(word0, 0)
     fraction = 15 if bits == 8 else 16
     unit, middle = _FLOAT(1.0 / (2 << fraction)), (1 << fraction) - 1 - (((1 << bits) - 1) << fraction)
     for begin, end in _pieces(size, span, first, last):

@@ -6,10 +6,7 @@ import numpy as np
 
 from qafel.params import Vector
 from qafel.quantizers.kernels import BITMAP, MAGNITUDE_BITS
-from qafel.quantizers.plain.shared import Array
-from qafel.quantizers.trellis.plain import mix64
-
-_MASK64 = (1 << 64) - 1
+from qafel.quantizers.plain import MASK64, Array, mix64
 
 
 def select_largest(bits: Array, count: int, chosen: Array) -> None:
@@ -34,7 +31,7 @@ def select_random(seed: int, size: int, chosen: Array) -> None:
     """As the kernel of this name: the first different indices that the seed draws, in whatever order."""
     count = chosen.size
     wanted = min(count, size - count)
-    marks, start, counter = np.zeros(size, np.bool_), mix64(seed & _MASK64), 0
+    marks, start, counter = np.zeros(size, np.bool_), mix64(seed & MASK64), 0
     missing = wanted
     while missing:
         draws = missing + missing // 4 + 16

@@ -1,101 +1,24 @@
-"""The kernels of `trellis` in plain NumPy: same names, same arguments, same bits, some hundred times slower.
-
-For a device without Numba, and the oracle of the compiled ones: put these in the place of those in kernels/windows.py,
-and `Trellis` needs no compiled code. Written from docs/wire-format.md: every product and sum of float32 is rounded
-once, in the order given there.
-"""
+"""Kernels of trellis in NumPy, some hundred times slower than the compiled ones."""
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qafel.params import Vector
-from qafel.quantizers.kernels import BLOCK, CODES, COLUMNS, HIDDEN_BYTES, MIDDLE, ROOM, SEED_BYTES
-from qafel.quantizers.kernels.sharing import nudged, share_out
+from qafel.quantizers.kernels import BLOCK, CODES, COLUMNS, HIDDEN_BYTES, LARGEST, MIDDLE, ROOM, SEED_BYTES
+from qafel.quantizers.kernels.tables import nudged, share_out
+from qafel.quantizers.plain import Array, Keys, apply_values, hash_pair, round_keys
+from qafel.quantizers.plain.rotated import rotate, rotate_back
 
 __all__ = ["apply_streams", "decode_streams", "deviations", "encode_streams", "share_out"]
 
-Array = NDArray[Any]
-Keys = tuple[int, int, int, int]
-
-_MASK64 = (1 << 64) - 1
 _LOWEST = 1 << 15
 _TURNS, _SLACK, _FIRST, _FLATTEST, _LEAST = 6, 24.0, 0.75, 0.2, 0.1  # see kernels/windows.py
 _TAPS = {8: (1, 3, 2), 32: (2, 5, 3)}  # z₁ = u ⊕ u₋ₐ ⊕ u₋ᵦ, codebook u₋ᵧ
 _FLOAT = np.float32
-_LARGEST = np.finfo(np.float32).max
-
-
-def mix64(word: int) -> int:
-    """Scatter 64 bits (the finaliser of SplitMix64)."""
-    z = (word + 0x9E3779B97F4A7C15) & _MASK64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK64
-    return z ^ (z >> 31)
-
-
-def round_keys(words: tuple[int, int]) -> Keys:
-    """Four 32-bit keys of the counter hash."""
-    first = mix64(words[0] ^ mix64(words[1]))
-    second = mix64(words[1] ^ first)
-    return first & 0xFFFFFFFF, first >> 32, second & 0xFFFFFFFF, second >> 32
-
-
-def hash_pair(counters: Array, keys: Keys) -> tuple[Array, Array]:
-    """Two words of 32 random bits for every counter."""
-    k0, k1, k2, k3 = (np.uint32(k) for k in keys)
-    h = counters.astype(np.uint32) * np.uint32(0x9E3779B1) + k0
-    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D) + k1
-    h ^= h >> np.uint32(15)
-    first, second = h * np.uint32(0x846CA68B) + k2, h * np.uint32(0x31848BAB) + k3
-    return first ^ (first >> np.uint32(16)), second ^ (second >> np.uint32(16))
-
-
-def signs(first: int, size: int, keys: Keys, shape: tuple[int, ...]) -> list[Array]:
-    """D₁ and D₂ from size/32 counters: bit 31 − p of word j is the sign of coordinate p·size/32 + j."""
-    words = hash_pair(first + np.arange(size // 32), keys)
-    shifts = np.arange(32, dtype=np.uint32)[:, None]
-    negative = [((word[None, :] << shifts) >> np.uint32(31)).ravel() for word in words]
-    return [np.where(which, _FLOAT(-1), _FLOAT(1)).reshape(shape) for which in negative]
-
-
-def stages(x: Array, strides: list[int]) -> Array:
-    """Butterflies (a + b, a − b) of rows that lie so far apart, one stride after another."""
-    for h in strides:
-        pairs = x.reshape(-1, 2, h, x.shape[1])
-        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(x.shape)
-    return x
-
-
-def turn(x: Array) -> Array:
-    """Row j and row j + rows/2, turned by the angle of j mod 16, times √2."""
-    half = x.shape[0] // 2
-    j = np.arange(half) % 16
-    t = 0.25 + 0.375 * ((2 * j + 1) * 0x9E3779B1 % 2**32 / 2.0**32)
-    root = math.sqrt(2.0) / (1.0 + t * t)
-    cos, sin = ((root * v).astype(np.float32)[:, None] for v in (1.0 - t * t, t + t))
-    return np.concatenate([cos * x[:half] + sin * x[half:], sin * x[:half] - cos * x[half:]])
-
-
-def _mixed(x: Array) -> Array:
-    return np.ascontiguousarray(stages(np.ascontiguousarray(x.T), [1, 2, 4, 8]).T)
-
-
-def _rotated(x: Array, number: int, keys: Keys, back: bool) -> Array:
-    """A window of sixteen columns, H·M·D₂·G·H′·M·D₁, or the transpose of that; both multiply by its size."""
-    rows = x.reshape(-1, COLUMNS)
-    d1, d2 = signs(number * BLOCK, x.size, keys, rows.shape)
-    strides = [1 << k for k in range(len(rows).bit_length() - 1)]
-    if back:
-        rows = turn(_mixed(stages(rows, strides)) * d2)
-        return np.asarray(_mixed(stages(rows, [strides[-2], *strides[:-2]])) * d1).ravel()
-    rows = turn(stages(_mixed(rows * d1), strides[:-1])) * d2
-    return stages(_mixed(rows), strides).ravel()
 
 
 def _energy(x: Array) -> float:
@@ -133,7 +56,8 @@ def _rotate_stream(x: Vector, windows: Array, first: int, last: int, power: int,
         begin, size = int(windows[number, 0]) - origin, int(windows[number, 1])
         overlap = int(windows[number - 1, :2].sum()) - begin - origin if number > first else 0
         y[begin : begin + overlap] *= _FLOAT(1.0 / windows[number - 1, 1])
-        y[begin : begin + size] = _rotated(y[begin : begin + size], number, keys, back=False)
+        window = y[begin : begin + size].reshape(-1, COLUMNS)
+        y[begin : begin + size] = rotate(window, 1, True, number * BLOCK, keys).ravel()
     return y
 
 
@@ -199,7 +123,7 @@ def _numbers(y: Array, j: Array, levels: Array | None, biases: Array, reach: int
 
 
 def _scale_bits(scale: float, number: int, keys: Keys) -> int:
-    pattern = int(np.array(min(scale, float(_LARGEST)), np.float32).view(np.uint32))
+    pattern = int(np.array(min(scale, float(LARGEST)), np.float32).view(np.uint32))
     chance = int(hash_pair(np.array([number * BLOCK + BLOCK // 2]), keys)[0][0]) & 0x7FFF
     return min((pattern >> 15) + int(pattern & 0x7FFF > chance), 0xFEFF)
 
@@ -210,7 +134,7 @@ def encode_streams(
     room: Array, found: Array, begin: int, end: int,
 ) -> bool:  # fmt: skip
     """As the kernel of this name."""
-    keys = round_keys((word & _MASK64, 0))
+    keys = round_keys(word, 0)
     for s in range(begin, end):
         first, last = map(int, streams[s, :2])
         y = _rotate_stream(x, windows, first, last, power, keys).reshape(-1, COLUMNS)
@@ -366,8 +290,8 @@ def apply_streams(
     target: Vector, v: Array, windows: Array, streams: Array, classes: Array, scales: Array, levels: Array, word: int,
     mode: int, factor: float, begin: int, end: int,
 ) -> bool:  # fmt: skip
-    """As the kernel of this name; mode 0 assigns, 1 adds."""
-    keys = round_keys((word & _MASK64, 0))
+    """As the kernel of this name."""
+    keys = round_keys(word, 0)
     power = min(max(int(scales.max() >> 8) - 127, -126), 127)
     later = np.empty(0, np.float32)
     for number in range(int(streams[end - 1, 1]) - 1, int(streams[begin, 0]) - 1, -1):
@@ -376,12 +300,11 @@ def apply_streams(
         unit = scale * (_FLOAT(2.0**-power) * _FLOAT(1.0 / size))
         numbers, k = v[first : first + count], int(classes[number])
         values = (levels[k][numbers + 3] if k < len(levels) else numbers.astype(np.float32)) * unit
-        block = np.concatenate([values, later * _FLOAT(1.0 / size)])
-        block = _rotated(block, number, keys, back=True)
+        rotated = np.concatenate([values, later * _FLOAT(1.0 / size)]).reshape(-1, COLUMNS)
+        block = rotate_back(rotated, 1, True, number * BLOCK, keys).ravel()
         overlap = int(windows[number - 1, :2].sum()) - first if number > 0 else 0
         later = block[:overlap]
         with np.errstate(over="ignore"):
-            rest = np.clip(block[overlap : target.size - first] * _FLOAT(2.0**power), -_LARGEST, _LARGEST)
-        part = slice(first + overlap, min(first + size, target.size))
-        target[part] = rest if mode == 0 else target[part] + _FLOAT(factor) * rest
+            rest = block[overlap : target.size - first] * _FLOAT(2.0**power)
+        apply_values(target[first + overlap : min(first + size, target.size)], rest, mode, factor)
     return True

@@ -1,14 +1,14 @@
-"""A user's own quantizer: any object with `encode(vector, stream)` and `decode(payload, size)`, without a base class.
+"""Custom quantizers: any object with `encode(vector, stream)` and `decode(payload, size)`. No base class is needed.
 
-`as_quantizer` derives the rest. What the object must know is its own matter, what others must know follows here:
+`as_quantizer` derives the rest of a `Quantizer`:
 
     adding       decode, then add
     name         module:Class(parameters), from its public attributes; a digest of it names the codec in messages
     size limit   from encoding a few vectors
     ω, δ, bias   measured on Gaussian and heavy-tailed data, and shown as measured
 
-An object that knows better offers `max_payload_bytes(size)`, or `omega(size)` and `unbiased(size)` (and `delta(size)`
-where it is not 1 − ω), as in `protocol.Quantizer`; then its word counts.
+An object can define `max_payload_bytes(size)`, or `omega(size)` and `unbiased(size)`, to replace the derived values.
+It can also define `delta(size)` if that is not 1 − ω.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, Final, NamedTuple, cast, final
 import numpy as np
 
 from qafel.errors import ConfigError, MalformedPayload
-from qafel.params import Layout, Vector
+from qafel.params import Layout, Vector, require_finite, require_vector
 from qafel.parts import Kind, blaming, make, own_path, told
+from qafel.quantizers.family import as_finite_vector, as_target, check_size
 from qafel.quantizers.measure import gaussian, heavy_tailed, measured
-from qafel.quantizers.payloads import as_finite_vector, as_target, check_size
-from qafel.quantizers.protocol import OWN, Codec, Payload, Quantizer, pack_codec
+from qafel.quantizers.protocol import CUSTOM, Codec, Payload, Quantizer, pack_codec
 from qafel.quantizers.spec import FAMILIES, parse
 from qafel.rng import Stream
 from qafel.text import described, path_of
@@ -35,33 +35,33 @@ QUANTIZER: Final = Kind("quantizer", ("encode", "decode"))
 _WHOLE: Final = (
     "spec", "codec", "unbiased", "encode", "decode", "add_decoded_", "max_payload_bytes", "omega", "delta",
 )  # fmt: skip
-_MOST_BIAS: Final = 1e-4  # what the protocol lets pass as unbiased
+_MOST_BIAS: Final = 1e-4  # the limit for an unbiased quantizer
 _ESTIMATES: Final = 8
 _STANDARD_ERRORS: Final = 5.0
 
 
 def as_quantizer(part: object, name: str | None = None) -> Quantizer:
-    """The part as a quantizer: an object with all of `Quantizer` unchanged, one with `encode` and `decode` adapted.
+    """Adapt an object with `encode` and `decode`. An object with all members of `Quantizer` is returned unchanged.
 
-    `name` stands for its module and class: where two ends import the class from different places, both give the same.
+    `name` replaces its module and class in messages. Set it if two ends import the class from different places.
     """
     if not isinstance(part, type) and all(hasattr(part, name) for name in _WHOLE):
         return cast(Quantizer, part)
-    wanted = "an own quantizer is an object with encode(vector, stream) and decode(payload, size)"
+    wanted = "a custom quantizer is an object with encode(vector, stream) and decode(payload, size)"
     if isinstance(part, str):
-        raise ConfigError(f"{wanted}, found the text {part!r}: `method` and `quantizer` read texts such as 'qsgd:4'")
+        raise ConfigError(f"{wanted}, found the text {part!r}: use `method` or `quantizer` for a text such as 'qsgd:4'")
     if isinstance(part, type):
-        raise ConfigError(f"{wanted}; {part.__name__} is a class: make an object of it, {part.__name__}(…)")
+        raise ConfigError(f"{wanted}, found the class {part.__name__}: pass an object, {part.__name__}(…)")
     for method in ("encode", "decode"):
         if not callable(getattr(part, method, None)):
-            raise ConfigError(f"{wanted}; this {type(part).__name__} has no {method}")
-    return Own(cast(Codec, part), described(part, name or path_of(part)))
+            raise ConfigError(f"{wanted}, found {type(part).__name__} without {method}")
+    return Custom(cast(Codec, part), described(part, name or path_of(part)))
 
 
 def make_quantizer(part: object, layout: Layout | None = None) -> Quantizer:
-    """The quantizer that a setting names, such as "qsgd:4", an import path, or the object that it is.
+    """The quantizer of a setting: a spec such as "qsgd:4", an import path, or an object.
 
-    `layout` is the model's, which some quantizers need.
+    `layout` gives the shapes of the model's tensors, which some quantizers need.
     """
     if (path := own_path(part, FAMILIES)) is not None:
         return as_quantizer(make(cast(str, part), QUANTIZER, known=dict.fromkeys(FAMILIES)), name=path)
@@ -70,35 +70,35 @@ def make_quantizer(part: object, layout: Layout | None = None) -> Quantizer:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Own:
-    """An own codec with what a quantizer has beyond it. Made by `as_quantizer`."""
+class Custom:
+    """A custom codec with the derived members of a quantizer. `as_quantizer` creates it."""
 
     part: Codec
     spec: str
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Own) and self.spec == other.spec
+        return isinstance(other, Custom) and self.spec == other.spec
 
     def __hash__(self) -> int:
         return hash(self.spec)
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(OWN, hashlib.blake2b(self.spec.encode(), digest_size=6).digest())
+        return pack_codec(CUSTOM, hashlib.blake2b(self.spec.encode(), digest_size=6).digest())
 
     @property
     def is_measured(self) -> bool:
-        """Whether ω, δ and bias are measured on data, because the object does not say them."""
+        """Whether ω, δ and bias are measured on data, because the object does not define them."""
         return self._offered("omega") is None or self._offered("unbiased") is None
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
-        """Let the object encode a copy: what it does to its argument harms nobody."""
+        """Let the object encode a copy, so that it cannot change the vector."""
         vector = as_finite_vector(vector)
         payload, most = self._encoded(vector, stream), self.max_payload_bytes(vector.size)
         if len(payload) > most:
             raise ConfigError(
-                f"{self.spec} wrote {len(payload)} bytes for {vector.size} coordinates, and a few samples say that it "
-                f"needs at most {most}: give it a method max_payload_bytes(size)"
+                f"{self.spec} wrote {len(payload)} bytes for {vector.size} coordinates; in a few samples it needed at "
+                f"most {most}: add a method max_payload_bytes(size)"
             )
         return payload
 
@@ -138,38 +138,31 @@ class Own:
             return payload
         if isinstance(payload, bytearray | memoryview):
             return bytes(payload)
-        raise ConfigError(f"encode of {self.spec} returned {type(payload).__name__}, not bytes: see array.tobytes()")
+        raise ConfigError(f"encode of {self.spec} returned {type(payload).__name__}, not bytes: use array.tobytes()")
 
     def _decoded(self, payload: Payload, size: int) -> Vector:
-        """What the object decodes, if that is a sound vector of `size`. Whatever else happens refuses the payload."""
+        """The decoded vector. Any failure refuses the payload."""
         if len(payload) > (most := self.max_payload_bytes(size)):
-            raise MalformedPayload(f"{self.spec} needs at most {most} bytes for {size}, found {len(payload)}")
+            raise MalformedPayload(f"{self.spec} needs at most {most} bytes for size {size}, found {len(payload)}")
         try:
             with np.errstate(all="ignore"):
-                found: object = self.part.decode(bytes(payload), size)
-                return _sound(found, size)
+                return _decoded(self.part, bytes(payload), size)
         except Exception as error:
             raise MalformedPayload(f"{self.spec} cannot read these {len(payload)} bytes: {told(error)}") from error
 
 
-def _sound(found: object, size: int) -> Vector:
-    if not isinstance(found, np.ndarray) or not np.issubdtype(found.dtype, np.floating):
-        kind = f"an array of {found.dtype}" if isinstance(found, np.ndarray) else type(found).__name__
-        raise TypeError(f"decode returned {kind}, not a NumPy array of floats")
-    if found.shape != (size,):
-        raise ValueError(f"decode returned an array of shape {found.shape}, not ({size},)")
-    vector = np.ascontiguousarray(found, np.float32)
-    if not np.isfinite(vector).all():
-        raise ValueError("decode returned NaN or infinity")
+def _decoded(part: Codec, payload: bytes, size: int) -> Vector:
+    vector = require_vector(part.decode(payload, size), size, "decode")
+    require_finite(vector, "the result of decode")
     return vector
 
 
 @lru_cache(256)
-def _probed(own: Own, size: int) -> int:
-    """The size limit, from encoding a few vectors; each must come back, and come out the same again.
+def _probed(custom: Custom, size: int) -> int:
+    """The size limit, from encoding a few vectors. Each must decode, and encode to the same bytes again.
 
-    One length for all of them is the length of every payload. If they differ, the limit leaves room: twice the
-    longest, and no less than float32 takes.
+    If all payloads have one length, that is the limit. Otherwise the limit is twice the longest, and at least that of
+    float32.
     """
     spike = np.zeros(size, np.float32)
     spike[size // 2 :][:1] = -3.0
@@ -183,18 +176,18 @@ def _probed(own: Own, size: int) -> int:
     stream = Stream.named(0, "probe of an own quantizer")
     lengths = set()
     for kind, vector in samples.items():
-        payload = own._encoded(vector, stream)
-        if payload != own._encoded(vector, stream):
+        payload = custom._encoded(vector, stream)
+        if payload != custom._encoded(vector, stream):
             raise ConfigError(
-                f"encode of {own.spec} gives different bytes for the same vector and stream: take all randomness from "
-                "stream.generator(), and keep no state"
+                f"encode of {custom.spec} gives different bytes for the same vector and stream: draw all randomness "
+                "from stream.generator(), and keep no state"
             )
         lengths.add(len(payload))
         try:
-            _sound(own.part.decode(payload, size), size)
+            _decoded(custom.part, payload, size)
         except Exception as error:
             raise ConfigError(
-                f"{own.spec} does not decode what it encodes of a {kind} vector of {size} coordinates: {told(error)}"
+                f"{custom.spec} does not decode what it encodes of a {kind} vector of {size} coordinates: {told(error)}"
             ) from error
     longest = max(lengths)
     return longest if len(lengths) == 1 else max(2 * longest, 4 * size)
@@ -206,16 +199,16 @@ class _Theory(NamedTuple):
 
 
 @lru_cache(256)
-def _theory(own: Own, size: int) -> _Theory:
-    """ω as measured, the larger of two kinds of data; and whether a bias shows.
+def _theory(custom: Custom, size: int) -> _Theory:
+    """The measured ω, the larger of two kinds of data, and whether Q appears unbiased.
 
-    One shows if the mean of some independent estimates of it lies above what the protocol lets pass, by many standard
-    errors: below one wrong alarm in a thousand.
+    Q counts as biased if the mean of several independent estimates exceeds the limit by five standard errors. Less
+    than one in a thousand unbiased quantizers fails.
     """
     omega, unbiased = 0.0, True
     for name, vector in (("Gaussian", gaussian(size)), ("heavy-tailed", heavy_tailed(size))):
         streams = (Stream.named(0, f"theory of an own quantizer, {name}", 0, n) for n in range(_ESTIMATES))
-        found = [measured(own, [vector], 2, stream) for stream in streams]
+        found = [measured(custom, [vector], 2, stream) for stream in streams]
         biases = np.array([each.bias for each in found])
         noise = _STANDARD_ERRORS * biases.std(ddof=1) / np.sqrt(_ESTIMATES)
         unbiased &= bool(biases.mean() <= _MOST_BIAS + noise)

@@ -1,9 +1,9 @@
-"""What `trellis` agrees on beforehand: code tables, how a vector is cut, which table a group takes. Without Numba.
+"""The code tables of `trellis`, the windows of a vector, and the choice of a table for each group. Without Numba.
 
-The tables are in tables.json, made by scripts/make_trellis_tables.py; all that decoding needs of them is whole
-numbers, so that every machine holds the same. Table 0 sends nothing, of a group of zeros. Then come the coarse ones,
-with seven levels each, then the fine ones, in which a number stands for itself. Of 4096 codes every even number has its
-count, of another 4096 every odd one; they begin where those of all lower numbers end.
+The file tables.json holds the tables. scripts/make_trellis_tables.py writes it. Decoding uses only its whole numbers,
+so every machine has the same tables. Table 0 sends nothing, for a group of zeros. Then come the coarse tables with
+seven levels each, then the fine ones, where a number is its own value. Each even number owns a count of 4096 codes,
+and each odd number a count of another 4096, in the order of the numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _NARROWEST: Final = 256  # coordinates of a window
 _GROUPS: Final = 16  # of a stream, at least
 _LEVEL_UNIT: Final = 1024
 _BITS_OF_E: Final = 1.4426950408889634  # log₂ e
-_NEVER: Final = 1e4  # bits that no encoder pays
+_NEVER: Final = 1e4  # bits; more than any encoder spends
+_PULL: Final = 4.0  # λ must move this many times the distance between tables for the rate to follow
 _NOTHING: Final = {
     "rate": 0.0, "error": math.inf, "place": 0.0, "lambda": 1.0, "levels": [0] * 7,
     "counts": [0, 0, 0, CODES, CODES, 0, 0], "bits": [_NEVER, _NEVER, _NEVER, 0.0, 0.0, _NEVER, _NEVER],
@@ -40,16 +41,16 @@ _NOTHING: Final = {
 class Tables:
     """All tables for one number of states, the lowest rate first.
 
-    rates     bits a coordinate of N(0, σ²)
+    rates     bits per coordinate of N(0, σ²)
     errors    ‖Q(x) − x‖² / ‖x‖² of the unbiased Q
-    places    σ over a common unit at which a table is the right one, see kernels/sharing.py
+    places    σ over a common unit for which a table is the right one, see `share_out`
     knobs     λ of a coarse table, σ/step of a fine one
-    levels    of coarse tables: what the numbers −3 … 3 stand for, in units of σ
-    bits      of coarse tables: what they cost
+    levels    of coarse tables: the values of the numbers −3 … 3, in units of σ
+    bits      of coarse tables: the bits of these numbers
     reach     the largest number
-    prices    of fine tables: a and b, where a number v takes about a + b·v² bits
-    writing   for every table and number from −256 on: its count, and where its codes begin · 2¹³
-    reading   for every table and code, first the even numbers': count − 1, place within it · 2¹², (⌊v/2⌋ + 128) · 2²⁴
+    prices    of fine tables: a and b; a number v takes about a + b·v² bits
+    writing   for every table and number from −256: its count, and its first code · 2¹³
+    reading   for every table and code, even numbers first: count − 1, place within it · 2¹², (⌊v/2⌋ + 128) · 2²⁴
     """
 
     rates: NDArray[np.float64]
@@ -67,7 +68,7 @@ class Tables:
 @lru_cache(2)
 def tables_for(states: int) -> Tables:
     """The tables for 8 or for 32 states."""
-    text = resources.files("qafel.quantizers.trellis").joinpath("tables.json").read_text()
+    text = resources.files("qafel.quantizers.kernels").joinpath("tables.json").read_text()
     rows: list[dict[str, Any]] = [_NOTHING, *json.loads(text)[str(states)]]
     coarse = [row for row in rows if "levels" in row]
     counts = np.zeros((len(rows), 2 * MIDDLE), np.int64)
@@ -89,7 +90,7 @@ def tables_for(states: int) -> Tables:
 
 
 def _prices(row: dict[str, Any]) -> list[float]:
-    """The counts are those of a Gaussian, so bits grow with v², and `rate` is what they are at the usual ‖v‖²."""
+    """The counts are those of a Gaussian, so bits grow with v². `rate` is their mean at the usual ‖v‖²."""
     if "ratio" not in row:
         return [0.0, 0.0]
     slope = _BITS_OF_E / (2 * (row["ratio"] ** 2 + 0.26))
@@ -115,13 +116,13 @@ def _reading(counts: Table) -> NDArray[np.uint32]:
 
 
 class Cut(NamedTuple):
-    """How a vector is cut.
+    """The windows, groups and streams of a vector.
 
     windows     a row each: first coordinate, coordinates of the window, coordinates of its group
     streams     a row each: first group, end of its groups, first byte and end of its notes
-    plain       which bytes of the notes stand in a message as they are; the others are hidden in the coders
-    padded      coordinates with what fills up the last row
-    head_bytes  what stands before the words: numbers of tables, plain notes, lengths of all streams but one
+    plain       the bytes of the notes that a message holds openly; the others are hidden in the coders
+    padded      coordinates with the padding of the last row
+    head_bytes  bytes before the words: numbers of tables, plain notes, lengths of all streams except the last
 
     The notes are the seed, and 16 bits for the scale of every group.
     """
@@ -135,11 +136,11 @@ class Cut(NamedTuple):
 
 @lru_cache(256)
 def cut(size: int) -> Cut:
-    """Windows of 4096, or of the largest power of two that fits; the last one takes what they leave over.
+    """Cut a vector into windows of 4096, or of the largest power of two that fits. A last window takes the rest.
 
-    It is a power of two too, so it takes some of its neighbour's, rotated, and rotates that again: the whole is a
-    rotation, and nothing is padded but the last row. A group is what its window leaves to be sent, a stream is what
-    is searched and coded together.
+    That window is a power of two as well, so it overlaps its neighbour: it rotates some rotated coordinates again. The
+    whole is still a rotation, and only the last row is padded. A group holds the coordinates that a window sends, and a
+    stream holds the groups that are searched and coded together.
     """
     padded = -(-size // COLUMNS) * COLUMNS
     width = min(BLOCK, 1 << (padded.bit_length() - 1))
@@ -157,3 +158,48 @@ def cut(size: int) -> Cut:
     plain = np.setdiff1d(np.arange(notes[-1]), hidden)
     head_bytes = len(rows) + plain.size + 4 * (len(streams) - 1)
     return Cut(np.array(rows, np.int64), streams, plain, padded, head_bytes)
+
+
+def share_out(sigmas, windows, places, rates, knobs, coarse, target, classes, knob, planned):  # type: ignore[no-untyped-def]
+    """Choose a table and a knob for every group, so that group g takes planned[g] bits and all take `target` bits.
+
+    With e the relative error of the unbiased Q at some rate, the sum of all errors is least if σ²·(e² + e) is the same
+    in all groups. So a table has the place 1/√(e² + e), and one factor, found by bisection, maps all σ to places.
+    Kernels compile this function; the NumPy path calls it.
+    """
+    count = places.size
+    most, least = 0.0, math.inf
+    for sigma in sigmas:
+        if sigma > 0:
+            most, least = max(most, sigma), min(least, sigma)
+    low, high = (places[1] / most, places[count - 1] / least) if most > 0 else (1.0, 1.0)
+    for _ in range(21):
+        factor, total = math.sqrt(low) * math.sqrt(high), 0.0
+        for group in range(sigmas.size):
+            classes[group], knob[group], planned[group] = 0, 1.0, 0.0
+            if sigmas[group] > 0:
+                place = min(max(sigmas[group] * factor, places[1]), places[count - 1])
+                below, above = 1, count - 1
+                while above - below > 1:
+                    middle = (below + above) // 2
+                    below, above = (middle, above) if places[middle] <= place else (below, middle)
+                share = (place - places[below]) / (places[above] - places[below])
+                planned[group] = windows[group, 2] * (rates[below] + share * (rates[above] - rates[below]))
+                total += planned[group]
+                nearest = above if share > 0.5 else below
+                between = knobs[below] + share * (knobs[above] - knobs[below])
+                pull = 0.0 if below == coarse else _PULL if nearest <= coarse else 1.0
+                classes[group], knob[group] = nearest, knobs[nearest] + pull * (between - knobs[nearest])
+        if total < target:
+            low = factor
+        else:
+            high = factor
+
+
+def nudged(k, knob, change, rates, knobs, coarse):  # type: ignore[no-untyped-def]
+    """The knob for about `change` more bits per coordinate in the same table."""
+    low, high = (1, coarse) if k <= coarse else (coarse + 1, rates.size - 1)
+    a, b = max(k - 1, low), min(k + 1, high)
+    pull = _PULL if k <= coarse else 1.0
+    moved = knob + pull * change * (knobs[b] - knobs[a]) / (rates[b] - rates[a])
+    return min(max(moved, 0.5 * knobs[k]), 2.0 * knobs[k])

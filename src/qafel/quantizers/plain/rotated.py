@@ -9,11 +9,70 @@ import numpy as np
 
 from qafel.params import Vector
 from qafel.quantizers.kernels import BAD_STEP, BLOCK, COLUMNS, LARGEST, OK, packed_bytes
-from qafel.quantizers.plain.shared import Array, apply_values, is_finite, pack, steps_are_sound, steps_in, unpack
-from qafel.quantizers.trellis.plain import Keys, round_keys, signs, stages, turn
+from qafel.quantizers.plain import (
+    Array,
+    Keys,
+    apply_values,
+    hash_pair,
+    is_finite,
+    pack,
+    round_keys,
+    steps_are_sound,
+    steps_in,
+    unpack,
+)
 
 _FLOAT = np.float32
-_MASK64 = (1 << 64) - 1
+
+
+def signs(first: int, size: int, keys: Keys, shape: tuple[int, ...]) -> list[Array]:
+    """D₁ and D₂ from size/32 counters: bit 31 − p of word j is the sign of coordinate p·size/32 + j."""
+    words = hash_pair(first + np.arange(size // 32), keys)
+    shifts = np.arange(32, dtype=np.uint32)[:, None]
+    negative = [((word[None, :] << shifts) >> np.uint32(31)).ravel() for word in words]
+    return [np.where(which, _FLOAT(-1), _FLOAT(1)).reshape(shape) for which in negative]
+
+
+def stages(x: Array, strides: list[int]) -> Array:
+    """Butterflies (a + b, a − b) of rows that lie so far apart, one stride after another."""
+    for h in strides:
+        pairs = x.reshape(-1, 2, h, x.shape[1])
+        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(x.shape)
+    return x
+
+
+def turn(x: Array) -> Array:
+    """Row j and row j + rows/2, turned by the angle of j mod 16, times √2."""
+    half = x.shape[0] // 2
+    j = np.arange(half) % 16
+    t = 0.25 + 0.375 * ((2 * j + 1) * 0x9E3779B1 % 2**32 / 2.0**32)
+    root = math.sqrt(2.0) / (1.0 + t * t)
+    cos, sin = ((root * v).astype(np.float32)[:, None] for v in (1.0 - t * t, t + t))
+    return np.concatenate([cos * x[:half] + sin * x[half:], sin * x[:half] - cos * x[half:]])
+
+
+def _mixed(x: Array, mix: bool) -> Array:
+    return np.ascontiguousarray(stages(np.ascontiguousarray(x.T), [1, 2, 4, 8]).T) if mix else x
+
+
+def rotate(x: Array, turns: int, mix: bool, counter: int, keys: Keys) -> Array:
+    """Rotate a block of rows and columns: H·(M)·D₂·G·H′·(M)·D₁. Each turn multiplies by rows (with M by size)."""
+    strides = [1 << k for k in range(len(x).bit_length() - 1)]
+    for again in range(turns):
+        d1, d2 = signs(counter + again * (x.size // 32), x.size, keys, x.shape)
+        x = turn(stages(_mixed(x * d1, mix), strides[:-1])) * d2
+        x = stages(_mixed(x, mix), strides)
+    return x
+
+
+def rotate_back(x: Array, turns: int, mix: bool, counter: int, keys: Keys) -> Array:
+    """The transpose of `rotate`."""
+    strides = [1 << k for k in range(len(x).bit_length() - 1)]
+    for again in reversed(range(turns)):
+        d1, d2 = signs(counter + again * (x.size // 32), x.size, keys, x.shape)
+        x = turn(_mixed(stages(x, strides), mix) * d2)
+        x = _mixed(stages(x, [strides[-2], *strides[:-2]]), mix) * d1
+    return x
 
 
 def _blocks(tail: Array, bits: int, first: int, last: int) -> Iterator[tuple[int, ...]]:
@@ -28,26 +87,8 @@ def _blocks(tail: Array, bits: int, first: int, last: int) -> Iterator[tuple[int
 
 
 def _turns(rows: int) -> tuple[int, float]:
-    """How often a column of so many rows is rotated, and the inverse of what that multiplies it by."""
+    """The number of turns for a column, and the inverse of their factor."""
     return (1, 1.0 / rows) if rows >= 128 else (2, 1.0 / (rows * rows))
-
-
-def _rotated(x: Array, counter: int, keys: Keys) -> Array:
-    """A block of rows and columns, times rows at every turn: H·D₂·G·H′·D₁."""
-    strides = [1 << k for k in range(len(x).bit_length() - 1)]
-    for again in range(_turns(len(x))[0]):
-        d1, d2 = signs(counter + again * (x.size // 32), x.size, keys, x.shape)
-        x = stages(turn(stages(x * d1, strides[:-1])) * d2, strides)
-    return x
-
-
-def _rotated_back(x: Array, counter: int, keys: Keys) -> Array:
-    """The transpose of `_rotated`."""
-    strides = [1 << k for k in range(len(x).bit_length() - 1)]
-    for again in reversed(range(_turns(len(x))[0])):
-        d1, d2 = signs(counter + again * (x.size // 32), x.size, keys, x.shape)
-        x = stages(turn(stages(x, strides) * d2), [strides[-2], *strides[:-2]]) * d1
-    return x
 
 
 def _column_sums(x: Array) -> Array:
@@ -61,7 +102,7 @@ def encode_blocks(
 ) -> bool:
     """As the kernel of this name."""
     head = 8 + 4 * int(tail[0, 1])
-    keys = round_keys((word & _MASK64, 0))
+    keys = round_keys(word, 0)
     edges = (levels[:-1] + levels[1:]) * _FLOAT(0.5)
     for start, count, size, cols, at, scale_at, byte in _blocks(tail, bits, first, last):
         part = x[start : start + count]
@@ -71,7 +112,7 @@ def encode_blocks(
         block = np.zeros(size, np.float32)
         block[:count] = part * _FLOAT(2.0**-power)
         rows = size // cols
-        y = _rotated(block.reshape(rows, cols), at, keys)
+        y = rotate(block.reshape(rows, cols), _turns(rows)[0], False, at, keys)
         sums = _column_sums(y * y)
         inverse = [math.sqrt(rows / square) if square > 0 else 0.0 for square in sums.tolist()]
         y = y * np.array(inverse, np.float32)
@@ -96,11 +137,12 @@ def apply_blocks(
     scales = steps_in(payload, 8, int(tail[0, 1]))
     if check and not steps_are_sound(scales, 1.0):
         return BAD_STEP
-    keys, head = round_keys((word & _MASK64, 0)), 8 + 4 * scales.size
+    keys, head = round_keys(word, 0), 8 + 4 * scales.size
     both = np.concatenate([levels, -levels])
     for start, count, size, cols, at, scale_at, byte in _blocks(tail, bits, first, last):
         codes = unpack(payload[head + byte :], size, bits).reshape(-1, cols)
-        x = _rotated_back(both[codes] * _FLOAT(_turns(len(codes))[1]), at, keys)
+        turns, unit = _turns(len(codes))
+        x = rotate_back(both[codes] * _FLOAT(unit), turns, False, at, keys)
         with np.errstate(over="ignore"):
             values = (x * scales[scale_at : scale_at + cols]).ravel()[:count]
         apply_values(target[start : start + count], values, mode, factor)

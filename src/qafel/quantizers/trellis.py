@@ -1,11 +1,13 @@
-"""Trellis: any rate from a quarter of a bit on, at 1.1 to 1.3 times the least error that a code of that rate can have.
+"""Trellis: any rate from a quarter of a bit, at 1.1 to 1.3 times the least possible error of that rate.
 
 A payload:
 
-    tables    a byte a group: the number of its code table
-    notes     the seed (8 bytes) and the scales (2 bytes a group), but for those hidden in the coders
-    lengths   4 bytes a stream, except the last: how many words it has
-    words     16 bits each, stream by stream, see kernels/rans.py
+    tables    a byte per group: the number of its code table
+    notes     the seed (8 bytes) and the scales (2 bytes per group), except those hidden in the coders
+    lengths   4 bytes per stream, except the last: its number of words
+    words     16 bits each, stream by stream, see kernels/trellis.py
+
+docs/decisions/quantizers-trellis.md explains the design.
 """
 
 from __future__ import annotations
@@ -14,34 +16,34 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, cast, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
-from qafel.quantizers import kernels, payloads
-from qafel.quantizers.arguments import SpecArguments
-from qafel.quantizers.kernels import ADD, ASSIGN, COLUMNS, ROOM, SEED_BYTES
+from qafel.quantizers import family, kernels
+from qafel.quantizers.family import Family
+from qafel.quantizers.kernels import COLUMNS, ROOM, SEED_BYTES
+from qafel.quantizers.kernels.tables import Cut, cut, tables_for
 from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.quantizers.rotated import LEVELS, Rotated
-from qafel.quantizers.trellis.tables import Cut, cut, tables_for
 from qafel.rng import Stream
 
 Scale: TypeAlias = Literal["unbiased", "least"]
 
 LOWEST_RATE, HIGHEST_RATE = 0.25, 6.0
-SHORTEST: Final = 1024  # coordinates; shorter vectors go to `rotated`
+SHORTEST: Final = 1024  # coordinates; `rotated` encodes shorter vectors
 _SCALES: Final = ("unbiased", "least")
 _STREAM_BYTES: Final = 4 * COLUMNS  # of the shortest stream
-_FLUSHED_BYTES: Final = 3 * COLUMNS  # of these, what is no number, in the mean
+_FLUSHED_BYTES: Final = 3 * COLUMNS  # of these, the mean number of bytes without information
 _ATTEMPTS, _ENOUGH = 20, 6
-_MARGIN: Final = 1.5  # an error may be so much larger than a Gaussian's
+_MARGIN: Final = 1.5  # how many times the error of a Gaussian vector is accepted
 _SEED_STEP: Final = 0x9E3779B97F4A7C15
 
 
 class _Encoded(NamedTuple):
-    """One attempt: everything that a payload is made of, its bytes, and ‖Q(x) − x‖²."""
+    """One attempt: the parts of a payload, its bytes, and ‖Q(x) − x‖²."""
 
     tables: Any
     notes: Any
@@ -53,18 +55,19 @@ class _Encoded(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Trellis:
-    """Rotate windows at random, quantize along the best path through a trellis, send as many bits as that carries.
+class Trellis(Family):
+    """Rotate windows at random, quantize along the best path through a trellis, and entropy code the result.
 
-    Q(x) = Rᵀ S·q(Rx): as `rotated`, but q is found for all coordinates together, and each group of 4096 has the code
-    table that makes the sum of all errors least. S = ‖y‖²/⟨y, q⟩ makes it unbiased; S = ⟨y, q⟩/‖q‖², `scale=least`,
-    makes the error least, which is for the server. Marcellin and Fischer, 1990; Vargaftik et al., 2022.
+    Q(x) = Rᵀ S·q(Rx): as `rotated`, but q is chosen for all coordinates together. Each group of 4096 has the code table
+    that minimizes the sum of all errors. S = ‖y‖²/⟨y, q⟩ makes Q unbiased. S = ⟨y, q⟩/‖q‖², `scale=least`, minimizes
+    the error and is for the server. Marcellin and Fischer, 1990; Vargaftik et al., 2022.
     """
 
     NAME: ClassVar[str] = "trellis"
     CODEC_ID: ClassVar[int] = 12
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"rate": float, "states": int, "scale": str}
 
-    rate: float = 2.0
+    rate: float
     states: int = 8
     scale: Scale = "unbiased"
 
@@ -72,10 +75,10 @@ class Trellis:
         if not LOWEST_RATE <= self.rate <= HIGHEST_RATE:
             raise SpecError(f"trellis takes {LOWEST_RATE} to {HIGHEST_RATE:g} bits a coordinate, found {self.rate}")
         if self.states not in {8, 32}:
-            raise SpecError(f"trellis has 8 or 32 states, found {self.states}")
+            raise SpecError(f"trellis takes 8 or 32 states, found {self.states}")
         if self.scale not in _SCALES:
-            raise SpecError(f"trellis knows the scales unbiased and least, found {self.scale!r}")
-        object.__setattr__(self, "rate", payloads.as_sent(self.rate))
+            raise SpecError(f"trellis takes scale=unbiased or scale=least, found {self.scale!r}")
+        object.__setattr__(self, "rate", family.as_sent(self.rate))
 
     @property
     def spec(self) -> str:
@@ -87,67 +90,56 @@ class Trellis:
         return pack_codec(self.CODEC_ID, struct.pack("<fBB", self.rate, self.states, _SCALES.index(self.scale)))
 
     @classmethod
-    def from_spec(cls, given: SpecArguments) -> Trellis:
-        rate, states = given.read().number("rate", float, first=True), given.number("states", int)
-        if rate is None:
-            raise SpecError("trellis needs a rate in bits a coordinate: write trellis:2, or trellis:0.5")
-        scale = cast(Scale, given.text("scale", "unbiased"))
-        return given.end(Trellis(rate, 8 if states is None else states, scale))
-
-    @classmethod
     def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Trellis:
         rate, states, scale = struct.unpack("<fBB", fields)
-        return Trellis(payloads.as_sent(rate), states, "least" if scale else "unbiased")
+        return Trellis(family.as_sent(rate), states, "least" if scale else "unbiased")
 
     def unbiased(self, size: int) -> bool:
         return self.scale == "unbiased" or size < SHORTEST
 
     def omega(self, size: int) -> float:
-        """The encoder sees to it: where the error is larger, it draws another rotation.
+        """A bound for every vector: if the error is larger, the encoder draws another rotation.
 
-        So no vector has more. A Gaussian vector has two thirds of it (tan²θ, for the unbiased scale), others have less.
+        A Gaussian vector has two thirds of it (tan²θ, for the unbiased scale), other vectors have less.
         """
         if size < SHORTEST:
             return self._short.omega(size)
         tangent = _figures(self.rate, self.states, size).tangent
         return tangent if self.scale == "unbiased" else tangent / (1 + tangent)
 
-    def delta(self, size: int) -> float:
-        return 1.0 - self.omega(size)
-
     def max_payload_bytes(self, size: int) -> int:
-        """The rate and 2 % more, and a few bytes that only short vectors notice."""
+        """The rate plus 2 %, plus a few bytes that matter for short vectors only."""
         if size < SHORTEST:
             return self._short.payload_bytes(size)
         return _figures(self.rate, self.states, size).most_bytes
 
     @property
     def _short(self) -> Rotated:
-        """What short vectors are sent with."""
+        """The quantizer for short vectors."""
         return Rotated(min(max(round(self.rate), 1), max(LEVELS)))
 
     @property
     def _tolerance(self) -> float:
-        """By which part of its bytes a payload may miss them."""
+        """The relative deviation from the target length that is accepted."""
         return 0.009 if self.rate >= 0.75 else 0.018
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
-        vector = payloads.as_vector(vector)
-        size, seed = vector.size, payloads.seed_of(stream)
+        vector = family.as_vector(vector)
+        size, seed = vector.size, family.seed_of(stream)
         if size < SHORTEST:
             return self._short.encode(vector, stream)
-        parts = cut(payloads.check_size(size))
+        parts = cut(family.check_size(size))
         sigmas = np.empty(len(parts.windows))
         energy = kernels.windows.deviations(vector, parts.windows, sigmas)
         if not energy < math.inf:
-            raise payloads.non_finite(vector)
+            raise family.non_finite(vector)
         return _joined(parts, self._near_rate(vector, parts, sigmas, energy, seed))
 
     def _near_rate(self, vector: Vector, parts: Cut, sigmas: Any, energy: float, seed: bytes) -> _Encoded:
-        """Encode until bytes and error are as promised: nearly always once, since the search minds its bits.
+        """Encode until bytes and error are as promised. One attempt nearly always suffices.
 
-        Bits for the numbers are raised or lowered by what the last attempt missed; an interval that holds the right
-        ones keeps this from going in circles.
+        Each attempt corrects the bits for the numbers by the last deviation. An interval around the right value makes
+        the search converge.
         """
         size = vector.size
         target, most, overhead, _ = _figures(self.rate, self.states, size)
@@ -173,7 +165,7 @@ class Trellis:
         return best or encoded
 
     def _attempt(self, vector: Vector, parts: Cut, sigmas: Any, energy: float, seed: bytes, wanted: float) -> _Encoded:
-        """Encode with rotations from the seed, in about `wanted` bits for the numbers alone."""
+        """Encode with rotations from the seed, in about `wanted` bits for the numbers."""
         windows, streams = parts.windows, parts.streams
         known = tables_for(self.states)
         classes, knob, planned = np.empty(len(windows), np.int64), np.empty(len(windows)), np.empty(len(windows))
@@ -185,54 +177,45 @@ class Trellis:
         room, found = np.empty(parts.padded + ROOM * len(streams), np.uint16), np.empty((len(streams), 2))
         tables = (known.levels, known.bits, known.reach, known.prices, known.writing)
         common = (
-            *(vector, windows, streams, power, payloads.seed_word(seed), self.states, self.scale == "least"),
+            *(vector, windows, streams, power, family.seed_word(seed), self.states, self.scale == "least"),
             *((sigmas, classes, knob, planned), tables, curve, 0.9 * self._tolerance, notes, room, found),
         )
-        payloads.encode_spanwise(kernels.windows.encode_streams, vector, common, len(streams))
+        family.encode_spans(kernels.windows.encode_streams, vector, common, len(streams))
         rows = found.tolist()
         lengths = [int(words) for words, _ in rows]
         size = parts.head_bytes + 2 * sum(lengths)
         return _Encoded(classes, notes, room, lengths, size, sum(error for _, error in rows))
 
-    def decode(self, payload: Payload, size: int) -> Vector:
-        if size < SHORTEST:
-            return self._short.decode(payload, size)
-        target = np.empty(payloads.check_size(size), np.float32)
-        self._apply(target, payload, ASSIGN, 1.0)
-        return target
-
-    def add_decoded_(self, target: Vector, payload: Payload, weight: float = 1.0) -> None:
-        if target.size < SHORTEST:
-            self._short.add_decoded_(target, payload, weight)
-        else:
-            self._apply(payloads.as_target(target), payload, ADD, float(weight))
-
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
-        """Assign (mode ASSIGN) or add (mode ADD) weight · decoded to the target; on an error, leave it as it was."""
         size = target.size
+        if size < SHORTEST:
+            self._short._apply(target, payload, mode, weight)
+            return
         parts, known = cut(size), tables_for(self.states)
         windows, streams = parts.windows, parts.streams
         classes, notes, data, ends = self._split(payload, parts, size)
         v = np.empty(parts.padded, np.int16)
         reading = (data, ends, windows, streams, classes, self.states, known.reading, v, notes)
-        sound = payloads.true_spanwise(kernels.windows.decode_streams, size, reading, len(streams))
+        sound = family.all_spans(kernels.windows.decode_streams, size, reading, len(streams))
         scales = notes[SEED_BYTES:].view("<u2")
         if not sound or max(scales.tolist()) >= 0xFF00:
-            raise MalformedPayload("expected coded numbers and finite scales, found others: damaged or forged")
-        word = payloads.seed_word(notes[:SEED_BYTES].tobytes())
+            raise MalformedPayload("expected coded numbers and finite scales: the payload is damaged or forged")
+        word = family.seed_word(notes[:SEED_BYTES].tobytes())
         numbers = (target, v, windows, streams, classes, scales, known.levels, word, mode, weight)
-        payloads.true_spanwise(kernels.windows.apply_streams, size, numbers, len(streams))
+        family.all_spans(kernels.windows.apply_streams, size, numbers, len(streams))
 
     def _split(self, payload: Payload, parts: Cut, size: int) -> tuple[Any, Any, Any, Any]:
-        """Tables, notes, words and where streams begin in these. All lengths are checked here."""
+        """Split a payload into tables, notes, words and the first words of all streams. Checks all lengths."""
         groups, streams, head = len(parts.windows), len(parts.streams), parts.head_bytes
         least, most = head + _STREAM_BYTES * streams, self.max_payload_bytes(size)
         if not least <= len(payload) <= most or (len(payload) - head) % 2:
             raise MalformedPayload(
                 f"expected {least} to {most} bytes for a size of {size}, an even number of words, found {len(payload)}"
             )
-        array = payloads.as_bytes(payload, len(payload))
-        data = np.zeros((len(payload) - head) // 2 + 2 * COLUMNS, np.uint16)  # some are looked at in vain
+        array = family.as_bytes(payload, len(payload))
+        data = np.zeros(
+            (len(payload) - head) // 2 + 2 * COLUMNS, np.uint16
+        )  # the reader may look at words past the end
         data[: -2 * COLUMNS].view(np.uint8)[:] = array[head:]
         ends = np.array([0] * streams + [data.size - 2 * COLUMNS])
         if streams > 1:
@@ -240,7 +223,7 @@ class Trellis:
         classes = array[:groups].astype(np.int64)
         known = max(classes.tolist()) < len(tables_for(self.states).rates)
         if not known or (streams > 1 and (ends[1:] - ends[:-1]).min() < 2 * COLUMNS):
-            raise MalformedPayload("expected known tables, and streams that fill the payload, found others")
+            raise MalformedPayload("expected known tables, and streams that fill the payload: it is damaged or forged")
         notes = np.zeros(SEED_BYTES + 2 * groups, np.uint8)
         if parts.plain.size:
             notes[parts.plain] = array[groups : groups + parts.plain.size]
@@ -248,7 +231,7 @@ class Trellis:
 
 
 class _Figures(NamedTuple):
-    """What a payload should take and may take, what of it is no number, tan² of the largest angle that is let pass."""
+    """Target, limit and overhead of a payload's length, and tan² of the largest accepted angle."""
 
     target_bytes: float
     most_bytes: int
@@ -258,8 +241,8 @@ class _Figures(NamedTuple):
 
 @lru_cache(256)
 def _figures(rate: float, states: int, size: int) -> _Figures:
-    """The target is the rate, but no less than what a message holds beside numbers, and the lowest rate for these."""
-    parts, known = cut(payloads.check_size(size)), tables_for(states)
+    """The target is the rate, but at least the overhead of a message plus the lowest rate for the numbers."""
+    parts, known = cut(family.check_size(size)), tables_for(states)
     least = parts.head_bytes + _STREAM_BYTES * len(parts.streams) + float(known.rates[1]) * size / 8
     target, overhead = max(rate * size / 8, least), parts.head_bytes + _FLUSHED_BYTES * len(parts.streams)
     error = float(np.interp(8 * (target - overhead) / parts.padded, known.rates[1:], known.errors[1:]))
@@ -267,11 +250,11 @@ def _figures(rate: float, states: int, size: int) -> _Figures:
 
 
 def _joined(parts: Cut, encoded: _Encoded) -> Payload:
-    """The payload; the words of a stream stand in its room the last one first."""
+    """Join the parts of a payload. The room of a stream holds its words in reverse."""
     lengths = encoded.lengths
     plain = encoded.notes[parts.plain].tobytes() if parts.plain.size else b""
     head = encoded.tables.astype(np.uint8).tobytes() + plain + np.array(lengths[:-1], "<u4").tobytes()
-    if len(lengths) == 1:  # the common case, in half of the time
+    if len(lengths) == 1:  # the common case, in half the time
         whole: bytes = head + encoded.room[lengths[0] - 1 :: -1].astype("<u2").tobytes()
         return whole
     out = np.empty(encoded.size, np.uint8)
@@ -281,4 +264,4 @@ def _joined(parts: Cut, encoded: _Encoded) -> Payload:
         begin = int(parts.windows[parts.streams[number, 0], 0]) + ROOM * number
         words[at : at + length] = encoded.room[begin : begin + length][::-1]
         at += length
-    return payloads.as_payload(out)
+    return family.as_payload(out)
