@@ -45,6 +45,8 @@ class Family(Quantizer):
     CODEC_ID: ClassVar[int]
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
     """The arguments of a spec, each with a function that converts its text; `Quantizer` for another quantizer."""
+    ALLOCATE: ClassVar[Any] = np.empty
+    """The function that makes the target for mode ASSIGN."""
 
     def __hash__(self) -> int:
         return hash(self.codec)
@@ -73,7 +75,7 @@ class Family(Quantizer):
         return 1.0 - self.omega(size)
 
     def decode(self, payload: Payload, size: int) -> Vector:
-        target = np.empty(check_size(size), _FLOAT32)
+        target: Vector = self.ALLOCATE(check_size(size), _FLOAT32)
         self._apply(target, payload, ASSIGN, 1.0)
         return target
 

@@ -43,12 +43,17 @@ class Identity(Scalable):
         return self.encode(as_vector(vector) * np.float32(gain), stream)
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
-        values = target if mode == ASSIGN else np.empty_like(target)
-        values[:] = as_bytes(payload, self.payload_bytes(target.size)).view("<f4")
+        data, values = as_bytes(payload, self.payload_bytes(target.size)).view("<f4"), target
+        if mode == ASSIGN:
+            target[:] = data
+        else:
+            values = data.astype(np.float32)
         if not kernels.shared.is_finite(values):
             raise MalformedPayload("expected finite coordinates, found NaN or infinity: the sender's model diverged")
+        if weight != 1.0:
+            values *= np.float32(weight)
         if mode == ADD:
-            target += values if weight == 1.0 else np.float32(weight) * values
+            target += values
 
     def payload_bytes(self, size: int) -> int:
         return 4 * check_size(size)

@@ -96,6 +96,8 @@ class Sparse(Family):
 
     ARGUMENTS: ClassVar[dict[str, Any]] = {"fraction": float, "count": int, "round": str, "values": Quantizer}
 
+    ALLOCATE: ClassVar[Any] = np.zeros
+
     share: float | int
     values: FixedRate = PLAIN
     rounding: Rounding = "nearest"
@@ -164,7 +166,6 @@ class Sparse(Family):
         """Add at the sent coordinates only. The others are not touched, so a −0.0 there stays −0.0."""
         indices, values = self._read(payload, target.size)
         if mode == ASSIGN:
-            target.fill(0.0)
             target[indices] = values
         else:
             kernels.sparse.scatter_add(target, indices, values, weight)

@@ -134,6 +134,9 @@ class Scaled(FixedRate):
     def encode(self, vector: Vector, stream: Stream) -> Payload:
         return self.inner.encode_scaled(vector, stream, 1.0 / (1.0 + self.inner.omega(vector.size)))
 
+    def decode(self, payload: Payload, size: int) -> Vector:
+        return self.inner.decode(payload, size)
+
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
         self.inner._apply(target, payload, mode, weight)
 
