@@ -1,7 +1,7 @@
 """Base classes of the families, checks of vectors and payloads, and threads.
 
 Kernels release the GIL and work on spans that share no byte. So plain threads suffice, and the result does not depend
-on their number. docs/decisions/quantizers-kernels.md explains why Numba's parallel loops are not used.
+on their number. docs/decisions/quantizers.md explains why Numba's parallel loops are not used.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ LEVELS: Final[dict[int, Vector]] = {
 #     2. sin²θ ≤ s < 1 for every y of up to 512 coordinates, from ‖y − αq‖² ≤ s‖y‖² with the best α.
 #     3. tan²θ ≤ sin²θ / (1 − s), so ω = B / (1 − s).
 # A test solves both again. On real data the error is far smaller: D/(1−D), with D the Lloyd–Max distortion.
-# See docs/decisions/quantizers-rotated.md.
+# See docs/decisions/quantizers.md.
 OMEGA: Final[dict[int, float]] = {1: 367.0, 2: 14.4, 3: 0.75, 4: 0.1125, 5: 0.024, 6: 0.0055}
 
 

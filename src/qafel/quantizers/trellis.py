@@ -7,7 +7,7 @@ A payload:
     lengths   4 bytes per stream, except the last: its number of words
     words     16 bits each, stream by stream, see kernels/trellis.py
 
-docs/decisions/quantizers-trellis.md explains the design.
+docs/decisions/quantizers.md explains the design.
 """
 
 from __future__ import annotations

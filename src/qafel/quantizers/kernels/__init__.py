@@ -2,7 +2,7 @@
 
 They are module-level Numba functions, cached on disk, free of the GIL and of fast-math (qafel/compiled.py). They work
 on ranges of independent spans, so that any number of threads gives the same bytes. See
-docs/decisions/quantizers-kernels.md.
+docs/decisions/quantizers.md.
 
     levels    a step per bucket or tensor and a code per coordinate: QSGD, sign, dithered, affine
     rotated   a random rotation of blocks, to the best levels for a Gaussian and back

@@ -5,7 +5,7 @@ D₂ are random signs. H is the Hadamard matrix, and H′ is H without its last 
 j and j + rows/2 by one of sixteen angles instead of 45°. Without G, a vector of a few equal numbers would give few
 different sums, often zero, and Q would be biased. A column of fewer than 128 rows is rotated twice. Columns side by
 side make every butterfly a contiguous, vectorised loop. H is not normalised: R multiplies by `rows`, a power of two
-that divides out exactly. See docs/decisions/quantizers-rotated.md.
+that divides out exactly. See docs/decisions/quantizers.md.
 
 `trellis` rotates a window as a whole: sixteen columns, and a Hadamard transform M along the rows mixes them twice:
 H·M·D₂·G·H′·M·D₁. That multiplies by `size`.
