@@ -136,7 +136,7 @@ def test_a_message_cut_off_in_the_middle_counts_as_a_death():
 def test_workers_that_end_before_they_are_ready_are_not_started_for_ever():
     with Workers(1, partial(die, 3), tries=9) as pool:
         pool.give("anything")
-        with pytest.raises(WorkerLost, match="end before they begin .exit code 3.*__main__"):
+        with pytest.raises(WorkerLost, match="__main__"):
             pool.next()
 
 
@@ -153,7 +153,7 @@ def test_a_module_of_another_part_that_is_gone_keeps_nobody_from_working(tmp_pat
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts():
-    with pytest.raises(ConfigError, match="define it, its class or function at module level"):
+    with pytest.raises(ConfigError, match="module level"):
         Workers(1, lambda: perform, tries=1)
 
 
