@@ -1,8 +1,8 @@
-"""Every setting of a run, frozen and validated. In the order in which a run gets its settings:
+"""Every setting of a run, frozen and validated.
 
-tasks      [task]: what is learnt, and the check that its data is there
-start      [start]: the model that a run begins from
-sections   recipes, `extends` and `--set`; [algorithm], [timing], [evaluation], [stop]; `Config`, which holds all
+tasks      [task]: the problem, and a check that its data is there
+start      [start]: the model that a run starts from
+sections   recipes, `extends` and `--set`; the other sections; `Config`, which holds all sections
 """
 
 from qafel.config.sections import Config, Evaluation, Limits, Network, Timing, load_recipe, recipes

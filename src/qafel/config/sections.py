@@ -1,6 +1,6 @@
-"""The sections of a configuration and the whole of it: frozen, validated, from TOML and back.
+"""Sections of a configuration, and `Config`, which reads and writes TOML.
 
-An unknown key is an error that names the nearest known one. The section [task] is in `config.tasks`.
+Errors about unknown keys suggest the closest known key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from qafel.algorithm import AlgorithmSettings
 from qafel.config.start import StartConfig
-from qafel.config.tasks import OWN, SHIPPED, TASKS, MushroomsConfig, OwnTask, Seed, TaskConfig
+from qafel.config.tasks import CUSTOM, SHIPPED, TASKS, CustomTask, MushroomsConfig, Seed, TaskConfig
 from qafel.errors import ConfigError, plain_number
 from qafel.params import Vector
 from qafel.parts import PartName, Section, explain, is_path, one_of, read_part
@@ -35,16 +35,16 @@ _MANY_PARTS = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){{{_DEEPEST
 
 @cache
 def recipes() -> Mapping[str, str]:
-    """The recipes that ship with the package, read once per process: name to TOML text, in order of the names."""
+    """The recipes that ship with the package: name to TOML text, sorted by name."""
     paths = sorted(files("qafel").joinpath("recipes").iterdir(), key=lambda path: path.name)
     named = {path.name.removesuffix(".toml"): path for path in paths if path.name.endswith(".toml")}
     return MappingProxyType({name: path.read_text(encoding="utf-8") for name, path in named.items()})
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text. `ValueError` says why it is none, or that values are nested more than 32 deep."""
+    """Parse TOML. Raises `ValueError` if it is invalid, or nested more than 32 deep."""
     try:
-        if _MANY_PARTS.search(text):  # for which the parser would need quadratic time
+        if _MANY_PARTS.search(text):  # the parser would need quadratic time
             raise RecursionError
         table = tomllib.loads(text)
     except RecursionError:
@@ -59,7 +59,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_table(text: str, source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Read TOML `text` as a table: first what it extends, then what it says, then `overrides` such as "stop.uploads=9".
+    """Parse TOML `text` over the recipe that it extends, then apply `overrides` such as "stop.uploads=9".
 
     `source` names the text in errors.
     """
@@ -71,8 +71,8 @@ def read_table(text: str, source: str, overrides: Iterable[str] = ()) -> dict[st
         if base not in recipes():
             raise ConfigError(f"{source} extends the unknown recipe {base!r}{did_you_mean(str(base), recipes())}")
         whole = read_table(recipes()[base], f"recipe {base}")
-        if _names_own_task(table.get("task")):
-            del whole["task"]  # whose settings are another task's
+        if _names_custom_task(table.get("task")):
+            del whole["task"]  # these settings belong to another task
         table = _merged(whole, table)
     for override in overrides:
         _override(table, override)
@@ -87,27 +87,27 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _names_own_task(task: Any) -> bool:
+def _names_custom_task(task: Any) -> bool:
     return isinstance(task, Mapping) and isinstance(name := task.get("name"), str) and is_path(name)
 
 
 def _override(table: dict[str, Any], override: str) -> None:
-    """Set one value, `a.b=c`: c as TOML, or as text where it is not. An own task takes nothing over from another."""
+    """Set `a.b=c`, with c as TOML if it is valid, else as text. A custom task drops the settings of the task before."""
     path, equals, value = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"a setting is section.key=value, got {override!r}")
+        raise ConfigError(f"expected a setting section.key=value, got {override!r}")
     try:
         read = parse_toml(f"v = {value}")["v"]
     except ValueError:
         read = value.strip()
     put(table, keys, read, f"the setting {override}")
-    if keys == ["task", "name"] and _names_own_task(table["task"]):
-        table["task"] = {key: kept for key, kept in table["task"].items() if key in OwnTask.model_fields}
+    if keys == ["task", "name"] and _names_custom_task(table["task"]):
+        table["task"] = {key: kept for key, kept in table["task"].items() if key in CustomTask.model_fields}
 
 
 def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) -> None:
-    """Set the value at the end of the `keys`, with tables made on the way; `source` names the setting in errors."""
+    """Set a nested value, with new tables where needed. `source` names the setting in errors."""
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
@@ -120,25 +120,25 @@ def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) 
 _INSTEAD = {"rate": "concurrency", "concurrency": "rate"}
 """Settings of [timing] that replace each other. The later one counts."""
 _WIDEST = 50.0
-"""The largest spread: e^(spread·N(0, 1)) stays a finite number, and far beyond any fleet."""
+"""The largest spread: e^(spread·N(0, 1)) stays finite."""
 ARRIVALS = ("always-training", "constant", "poisson", "trace", "rounds")
 DURATIONS = ("half-normal", "log-normal", "uniform", "constant")
 _FOR_LAWS = {
     "arrivals": (ARRIVALS, ("rate", "concurrency", "trace", "draw", "over_selection", "round_timeout")),
     "duration": (DURATIONS, ("scale", "spread")),
 }
-"""The laws by name, and the settings that are theirs alone: a custom law has arguments of its own."""
+"""Names of laws, and settings that apply to these laws only. A custom law takes arguments instead."""
 
 
 def _as_list(values: Any) -> Any:
-    """The numbers of a sequence or an array, one for each client, as a list; any other value as it is."""
+    """Convert a sequence or an array to a list of numbers. Return other values unchanged."""
     is_several = hasattr(values, "tolist") or (isinstance(values, Sequence) and not isinstance(values, str))
     return [plain_number(value) for value in values] if is_several else values
 
 
 def _read_arrivals(value: Any) -> Any:
     if isinstance(value, Iterator):
-        raise ValueError("the first run would use a generator up: give the generator function itself, or a list")
+        raise ValueError("expected a generator function or a list, got a generator, which serves one run only")
     return value if isinstance(value, list | tuple) else read_part(value)
 
 
@@ -146,13 +146,11 @@ def _read_dropout(value: Any) -> Any:
     shares = value if isinstance(value, list) else [value]
     if callable(value) or all(isinstance(share, int | float) and 0 <= share < 1 for share in shares):
         return float(value) if isinstance(value, int) else value
-    raise ValueError(
-        f"a share from 0 to less than 1, a list with a share for each client, or a function; got {value!r}"
-    )
+    raise ValueError(f"expected a share in [0, 1), a list with one share per client, or a function; got {value!r}")
 
 
 PerClient: TypeAlias = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(_as_list)]
-"""A positive factor for each client."""
+"""One positive factor per client."""
 
 
 class Network(Section):
@@ -313,13 +311,15 @@ class Config(Section):
 
     @staticmethod
     def from_dict(table: Mapping[str, Any], source: str = "the configuration") -> Config:
-        """Validate a `table` of sections; `source` names it in errors."""
+        """Validate a `table` of sections. `source` names it in errors."""
         if table.get("made_in") == "python":
-            raise ConfigError(f"{source} describes a run that Python made: go on with simulate(…, out=…, resume=True)")
+            raise ConfigError(
+                f"{source} is of a run started from Python: resume it with simulate(…, out=…, resume=True)"
+            )
         try:
             return Config.model_validate(table)
         except ValidationError as error:
-            raise ConfigError(f"{source}: {explain(error, (*TASKS, SHIPPED, OWN))}") from None
+            raise ConfigError(f"{source}: {explain(error, (*TASKS, SHIPPED, CUSTOM))}") from None
         except ConfigError as error:
             raise type(error)(f"{source}: {error}") from None
 
@@ -327,18 +327,18 @@ class Config(Section):
     def from_toml(text: str, source: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
         """Read TOML `text`, apply `overrides` such as "stop.uploads=9", then set `seed` unless it is None.
 
-        If it says `extends = "RECIPE"`, it holds only what differs from that recipe. `source` names it in errors.
+        With `extends = "RECIPE"`, the text holds only changes to that recipe. `source` names it in errors.
         """
         table = read_table(text, source, overrides)
         return Config.from_dict(table if seed is None else {**table, "seed": seed}, source)
 
     def custom_parts_of_clients(self) -> list[str]:
-        """The import paths that a deployed client must name: a task and quantizers of the user's own."""
-        task = [self.task.name] if isinstance(self.task, OwnTask) else []
+        """Import paths of the custom task and quantizers, which a deployed client must allow."""
+        task = [self.task.name] if isinstance(self.task, CustomTask) else []
         return list(dict.fromkeys([*task, *self.algorithm.custom_parts_at_client().values()]))
 
     def arguments(self, task: Task | None = None) -> dict[str, Any]:
-        """The arguments of `simulate` for this configuration; `task` is its task, if that is made already."""
+        """Arguments of `simulate` for this configuration. `task`: the task, if it exists already."""
         task = task or self.task.make()
         return {
             "task": task,
@@ -352,27 +352,27 @@ class Config(Section):
         }
 
     def initial_model(self, task: Task) -> Vector:
-        """x⁰: the model that [start] names, or the task's own of this seed."""
+        """x⁰: the model that [start] names, or the task's initial model for this seed."""
         if self.start is not None:
             return self.start.read(task.layout)
         return initial_model(task, self.seed)
 
     def value(self, path: str) -> Any:
-        """What it says of the setting `path`, such as "stop.uploads"; None if it says nothing."""
+        """The value of the setting `path`, such as "stop.uploads"; None if it is not set."""
         value: Any = self
         for key in path.split("."):
             value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
         return value
 
     def to_toml(self) -> str:
-        """All settings, those by default included, as TOML that `from_toml` reads back."""
+        """All settings, including defaults, as TOML for `from_toml`."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
 def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = None) -> Config:
-    """The configuration of the recipe `name`, or of the TOML file at that path.
+    """Load the recipe `name`, or the TOML file at that path.
 
-    `overrides` are settings such as "stop.uploads=9"; `seed` replaces the recipe's own.
+    `overrides` are settings such as "stop.uploads=9". `seed` replaces the recipe's seed.
     """
     if name in recipes():
         return _pinned(Config.from_toml(recipes()[name], f"recipe {name}", overrides, seed))
@@ -386,5 +386,5 @@ def load_recipe(name: str, overrides: Iterable[str] = (), seed: int | None = Non
 
 
 def _pinned(config: Config) -> Config:
-    """With the digest of the model to start from. Only a user's own recipe is pinned: a peer's names no files here."""
+    """Add the digest of the start model. Only local recipes may name files, so a peer's recipe is not pinned."""
     return config if config.start is None else config.model_copy(update={"start": config.start.pinned()})

@@ -1,4 +1,4 @@
-"""[start]: the model that a run begins from, in place of its task's own initial one."""
+"""[start]: the model that a run starts from, in place of the task's initial model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qafel.params import Layout, Vector
 from qafel.parts import Section
 
 StartFrom: TypeAlias = str | PathLike[str] | NDArray[Any] | Mapping[str, NDArray[Any]]
-"""A model: a safetensors file, all parameters in one vector, or tensors by name."""
+"""A model: a safetensors file, one vector of all parameters, or tensors by name."""
 _HEADER_BYTES = 16 << 20  # with the names of all tensors
 
 
@@ -39,28 +39,28 @@ class StartConfig(Section):
     sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
 
     def pinned(self) -> StartConfig:
-        """The same with the digest of the file as it is now, unless one is stated."""
+        """Add the digest of the file, unless one is stated."""
         sha256 = self.sha256
         if sha256 is None:
             with self._reading(), open_regular(Path(self.model)) as file:
                 if not 0 < int.from_bytes(file.peek(8)[:8], "little") < _HEADER_BYTES:
-                    raise DataError(f"{self.model} is not a whole safetensors file")
+                    raise DataError(f"{self.model} is not a complete safetensors file")
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return self.model_copy(update={"sha256": sha256})
 
     def read(self, layout: Layout) -> Vector:
-        """The model. `DataError` if it is not the stated one, is damaged, or does not fit the task's `layout`."""
+        """Read the model. Raises `DataError` if it is damaged, another file, or does not fit the `layout`."""
         with self._reading():
-            data = read_regular(Path(self.model), 8 * layout.size + _HEADER_BYTES)  # be it of float64
+            data = read_regular(Path(self.model), 8 * layout.size + _HEADER_BYTES)  # float64 is the largest type
         if self.sha256 not in (None, found := hashlib.sha256(data).hexdigest()):
             raise DataError(
-                f"{self.model} is not the model that this run starts from: its sha256 is {found[:12]}…, "
-                f"and should be {str(self.sha256)[:12]}…"
+                f"{self.model} is not the model that this run starts from: expected sha256 "
+                f"{str(self.sha256)[:12]}…, found {found[:12]}…"
             )
         try:
             tensors = safetensors.numpy.load(data)
         except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{self.model} is not a whole safetensors file of floats: {error}") from None
+            raise DataError(f"{self.model} is not a complete safetensors file of floats: {error}") from None
         return model_of(tensors, layout, self.model)
 
     @contextmanager
@@ -72,7 +72,7 @@ class StartConfig(Section):
 
 
 def model_of(given: NDArray[Any] | Mapping[str, NDArray[Any]], layout: Layout, source: str) -> Vector:
-    """The flat model of a vector or of tensors by name; `DataError` names the `source` of what does not fit."""
+    """The flat model of a vector or of named tensors. Errors name the `source`."""
     if isinstance(given, Mapping):
         if unknown := [name for name in given if name not in dict(layout.tensors)]:
             known = ", ".join(name for name, _ in layout.tensors)
@@ -90,20 +90,20 @@ def model_of(given: NDArray[Any] | Mapping[str, NDArray[Any]], layout: Layout, s
     except DataError as error:
         raise DataError(f"{source} does not fit the task: {error}") from None
     if not np.isfinite(model).all():
-        raise DataError(f"{source} holds a NaN or an infinity: start from a model that did not diverge")
+        raise DataError(f"{source} holds a NaN or an infinity: use a model that did not diverge")
     return model
 
 
 def _floats(values: object, source: str) -> Vector:
     array = np.asarray(values)
     if array.dtype.kind != "f":
-        raise DataError(f"{source} holds {array.dtype}, and a model has floats")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and said to be
+        raise DataError(f"{source} holds {array.dtype}; a model holds floats")
+    with np.errstate(over="ignore"):  # overflow becomes infinite, which `model_of` refuses
         return array.astype(np.float32)
 
 
 def start_of(given: StartFrom | StartConfig, layout: Layout) -> tuple[dict[str, Any], Callable[[], Vector]]:
-    """The model to start from: what the run directory states of it, and a function that reads it."""
+    """The start model: its entry in the run directory, and a function that reads it."""
     if isinstance(given, str | PathLike):
         given = StartConfig(model=str(Path(given)))
     if isinstance(given, StartConfig):

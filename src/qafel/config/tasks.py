@@ -1,4 +1,4 @@
-"""The settings of each task, how they become one, and whether what it needs is there. `name` says which task."""
+"""[task]: the settings of each task, which make the task and check that its data is there."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TASK = Kind(
     ),
 )
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""Random streams are named by 64-bit numbers."""
+"""A 64-bit number."""
 
 
 class _TaskSection(Section):
-    """A task's settings are its constructor's arguments; `data_seed` is its seed, apart from the run's."""
+    """Settings of a task are arguments of its constructor. `data_seed` becomes its `seed`."""
 
     name: str
 
     def make(self) -> Task:
-        """The task of these settings. A neural one needs torch, which is loaded only here."""
+        """Make the task. Neural tasks import torch here."""
         self._require_torch()
         settings = self.model_dump(exclude={"name"})
         if "data_seed" in settings:
@@ -45,7 +45,7 @@ class _TaskSection(Section):
         return task
 
     def missing(self, fetch: bool = False) -> str | None:
-        """Why the task cannot be made here, found without making it: no torch, or no data; None if it can.
+        """Why the task cannot be made here, such as missing data; None if it can.
 
         `fetch` first downloads data that is not there, if its authors allow that.
         """
@@ -96,7 +96,7 @@ class LogisticConfig(_TaskSection):
 
 
 class _NeuralSection(_TaskSection):
-    """What the tasks of `qafel.tasks.neural` share."""
+    """Settings that neural tasks share."""
 
     clients: int | None = Field(None, ge=1, description="number of clients; none: all users of the dataset")
     partition: str = Field("user", description="how samples are divided among clients, such as `dirichlet:0.1`")
@@ -133,8 +133,8 @@ class ShakespeareConfig(_NeuralSection):
 
 
 @final
-class OwnTask(Section):
-    """a user's own, by its import path"""
+class CustomTask(Section):
+    """a custom task, by its import path"""
 
     name: str
     arguments: Arguments = Field(default_factory=dict)
@@ -146,7 +146,7 @@ class OwnTask(Section):
         return task
 
     def missing(self, fetch: bool = False) -> str | None:
-        """Why the task cannot be made here, as far as that shows without importing it. Its data is its own affair."""
+        """Why the task cannot be imported here; None if it can."""
         return parts.missing(self.name)
 
 
@@ -156,18 +156,18 @@ _ShippedTask: TypeAlias = (
 TASKS: dict[str, type[Section]] = {
     get_args(section.model_fields["name"].annotation)[0]: section for section in get_args(_ShippedTask)
 }
-"""Each task's settings by its name; the docstring is its summary."""
+"""Settings of each task by name. The docstring is a summary."""
 
 
-def _who_made(task: Any) -> str:
+def _origin(task: Any) -> str:
     name = task.get("name") if isinstance(task, Mapping) else getattr(task, "name", None)
-    return OWN if isinstance(name, str) and name not in TASKS and is_path(name) else SHIPPED
+    return CUSTOM if isinstance(name, str) and name not in TASKS and is_path(name) else SHIPPED
 
 
-SHIPPED, OWN = "shipped", "own"
+SHIPPED, CUSTOM = "shipped", "custom"
 TaskConfig: TypeAlias = Annotated[
-    Annotated[_ShippedTask, Field(discriminator="name"), Tag(SHIPPED)] | Annotated[OwnTask, Tag(OWN)],
-    Discriminator(_who_made),
+    Annotated[_ShippedTask, Field(discriminator="name"), Tag(SHIPPED)] | Annotated[CustomTask, Tag(CUSTOM)],
+    Discriminator(_origin),
 ]
 _CONVEX: dict[str, Callable[..., Task]] = {task.name: task for task in (Mushrooms, Quadratic, SyntheticLogistic)}
 _FIND = {"cifar10": find_cifar10, "celeba": find_celeba, "shakespeare": find_shakespeare}

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from qafel.algorithm import HiddenState, LocalTraining, Trained
 from qafel.algorithm.client import Train
 from qafel.config import Config
-from qafel.config.tasks import OwnTask
+from qafel.config.tasks import CustomTask
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.messages import Agreement
 from qafel.errors import ConfigError, QafelError
@@ -37,7 +37,7 @@ def train_task(
         raise ConfigError(
             f"the run learns {config.task.name}, not {expected}: leave out `task`, or choose another `run`"
         )
-    if isinstance(config.task, OwnTask):
+    if isinstance(config.task, CustomTask):
         settings.require_named("task", config.task.name)
     toml = config.to_toml()
     task = _made_task(toml)
