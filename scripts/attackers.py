@@ -1,11 +1,10 @@
-"""What clients that lie can do to mushrooms: f − f* after so many steps, by the defence and by how many lie.
+"""Measure the effect of malicious clients on mushrooms: f − f* by defence and by number of malicious clients.
 
     python scripts/attackers.py --seeds 3 --steps 1000 --workers 2
 
-The fleet of the recipe mushrooms-qafel-4bit, 100 clients that always train, in virtual time; uploads go through the
-deployed server's own checks (`UploadChecker`) into the core's `Server`. A client that lies sends its honest update
-reversed, with the largest norm that counts: it knows the median. One that floods also starts twenty times as often.
-The table in docs/security.md is what this prints.
+The recipe mushrooms-qafel-4bit in virtual time: 100 clients that always train. Uploads pass the deployed server's
+checks (`UploadChecker`). A malicious client sends its reversed update with the largest accepted norm; it knows the
+median. A flooding client also starts twenty times as often. The table in docs/security.md is this script's output.
 """
 
 from __future__ import annotations

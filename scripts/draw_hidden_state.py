@@ -1,7 +1,6 @@
 """Draw the pictures of docs/hidden-state.md: a server and two clients learn two numbers, and a broadcast carries one.
 
-Every number in them comes from the package's own `Server` and `Client`. It writes
-docs/images/hidden-state-*.svg, and a test compares.
+All numbers come from `Server` and `Client`. The script writes docs/images/hidden-state-*.svg, and a test compares.
 """
 
 from __future__ import annotations

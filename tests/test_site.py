@@ -2,6 +2,7 @@
 
 import fcntl
 import importlib
+import json
 import os
 import re
 import shutil
@@ -91,6 +92,14 @@ def test_the_page_of_recipe_keys_is_current():
         sys.path.pop(0)
     written = recipe_keys.PAGE.read_text(encoding="utf-8")
     assert written == recipe_keys.page(), "run: python scripts/recipe_keys.py"
+
+
+@pytest.mark.parametrize("word", ["GPU", "Adam", "BatchNorm", "FedAdam", "systemd", "LaTeX", "resume"])
+def test_the_search_index_has_the_words_that_newcomers_look_for(site, word):
+    index = (site / "search/search_index.js").read_text(encoding="utf-8")
+    pages = json.loads(index.partition("=")[2])["docs"]
+    guides = [page for page in pages if not page["location"].startswith(("index", "CHANGELOG", "decisions"))]
+    assert any(re.search(rf"\b{word}\b", page["title"] + page["text"]) for page in guides)
 
 
 def test_every_command_is_in_the_reference(site):
