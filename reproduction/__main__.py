@@ -87,7 +87,7 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only runs with matching names, for example `'*-c100*'`. Repeatable."),
     ] = None,
-    uploads: Annotated[int | None, typer.Option(min=1, help="End every run after so many uploads.")] = None,
+    uploads: Annotated[int | None, typer.Option(min=1, help="End every run after N uploads.")] = None,
     results: Annotated[
         Path | None, typer.Option(help="Folder of stored runs: use those in it, and store finished runs there.")
     ] = None,

@@ -1,7 +1,4 @@
-"""Table III: uploads to the target for nine pairs of client and server bits, and for FedBuff.
-
-Every comparison is seed by seed.
-"""
+"""Table III: uploads to the target for nine pairs of client and server bits, and for FedBuff."""
 
 from __future__ import annotations
 
@@ -40,51 +37,49 @@ ALL: tuple[Bits, ...] = tuple((client, server) for client in BITS for server in 
 UNQUANTIZED: Bits = (32, 32)
 
 PUBLISHED_KB = {8: 29.924, 4: 15.380, 2: 8.108, 32: 117.128}
-"""Payloads, of an upload and of a broadcast alike."""
+"""The payload of an upload and of a broadcast."""
 
 PUBLISHED_UPLOADS: dict[Bits, tuple[float, float]] = {
     (8, 8): (27.6, 4.82), (8, 4): (29.8, 2.76), (8, 2): (35.7, 14.5),
     (4, 8): (39.7, 3.32), (4, 4): (27.8, 10.4), (4, 2): (37.7, 9.10),
     (2, 8): (58.6, 7.16), (2, 4): (74.6, 35.7), (2, 2): (91.9, 34.4), UNQUANTIZED: (26.1, 6.7),
 }  # fmt: skip
-"""In thousands, on CelebA: mean and standard deviation of three seeds."""
+"""Mean and standard deviation of three seeds on CelebA, in thousands."""
 
 EIGHT = 8.0
-"""What 4 bits in the place of 32 save, approximately."""
+"""The approximate saving of 4 bits in place of 32."""
 TABLE_ALIKE = 2.0
-"""The margin of a pair's uploads as in the published table, whose own standard deviations are up to half the mean."""
+"""The margin of the published uploads, whose standard deviations are up to half of the mean."""
 BYTES_ALIKE = 1.5
-"""The margin of similar upload bytes: in the published table, 2 over 4 client bits are at 0.78, 1.41 and 1.29."""
+"""The margin of similar upload bytes. In the published table, 2 over 4 client bits gives 0.78, 1.41 and 1.29."""
 
 UPLOADS, UP, DOWN = (to_target(name) for name in ("uploads", "upload_bytes_total", "broadcast_bytes_total"))
 TOTAL = to_target(traffic)
 
 _PUBLISHED = Change("r100", ("timing.rate=100.0", "algorithm.staleness_exponent=0.0", "algorithm.server_lr=1000.0"))
-"""Of the table, on CelebA: a constant arrival rate of 100, and no staleness scaling."""
+"""The table's setting on CelebA: a constant arrival rate of 100, without staleness scaling."""
 
 _SOME = {"celeba-part": ((8, 8), (4, 4), (2, 2))}
-"""The pairs of a family of which not all are run, unless every one is asked for."""
+"""The pairs to run for a family, unless --all-methods asks for all nine."""
 
 MOST_UPLOADS = {"cifar10": 120_000}
-"""Where a run ends that has not met the target, if not where its recipe ends it: after three times as many uploads as
-FedBuff needs.
-"""
+"""The latest end of a run: three times the uploads that FedBuff needs to the target."""
 
 
 def latest_end(family: str, extent: Extent) -> list[Change]:
-    """The end of runs that may never meet the target; none where the recipe, or what was asked for, has one."""
+    """The latest end of a family's runs; empty if the configuration or --uploads ends them."""
     return [uploads_limit(MOST_UPLOADS[family])] if family in MOST_UPLOADS and not extent.uploads else []
 
 
 def _plan(extent: Extent) -> list[RunSpec]:
-    """On CelebA as published; on CIFAR-10, of which there is no such table, recipes whose bits alone differ.
+    """On CelebA as published. CIFAR-10 has no published table: there only the bits differ.
 
-    FedBuff and 4 bits both ways are the runs of the other entries there.
+    Other entries share the runs of FedBuff and of 4 bits in both directions on CIFAR-10.
     """
     family = extent.family or ("cifar10" if configuration("celeba-fedbuff-c100", 0).task.missing() else "celeba")
     task = configuration(f"{family}-fedbuff-c100", 0).task.name
     if task not in ("celeba", "cifar10"):
-        raise ConfigError(f"the family {family} is of the task {task}; bits are varied on celeba or cifar10")
+        raise ConfigError(f"The family {family} has the task {task}. Choose a family of celeba or cifar10.")
     base = [_PUBLISHED] if task == "celeba" else []
     end = latest_end(family, extent)
     planned = []
@@ -105,7 +100,7 @@ def _at(measured: EntryRuns, bits: Bits) -> EntryRuns:
 
 
 def _require_met(measured: EntryRuns, pairs: Iterable[Bits]) -> None:
-    """Raise NotComparable unless every seed met the target with these pairs of bits."""
+    """Raise NotComparable unless all seeds met the target with these pairs of bits."""
     never = [bits for bits in pairs if not _met(measured, bits)]
     if never:
         raise NotComparable(f"not every seed met the target with bits {', '.join(map(str, never))}")
@@ -113,11 +108,11 @@ def _require_met(measured: EntryRuns, pairs: Iterable[Bits]) -> None:
 
 def _require_celeba(measured: EntryRuns) -> None:
     if measured.task != "celeba":
-        raise NotComparable("the claim is about CelebA; CIFAR-10 is another task, with a model of another size")
+        raise NotComparable("the claim is about CelebA; CIFAR-10 has another model")
 
 
 def _sizes(measured: EntryRuns) -> Verdict:
-    """All four sizes, in every run and both ways; not comparable where a width was not run."""
+    """All four sizes in every run, in both directions."""
     _require_celeba(measured)
     found = {bits: _kilobytes(measured, bits) for bits in PUBLISHED_KB}
     listed = ", ".join(
@@ -129,18 +124,18 @@ def _sizes(measured: EntryRuns) -> Verdict:
 
 
 def _kilobytes(measured: EntryRuns, bits: int) -> set[float]:
-    """The payloads of every run's uploads, or of its broadcasts, with so many bits."""
+    """The payload sizes of all uploads and broadcasts with these bits."""
     up = [run.number("upload_bytes_mean") for run in measured.runs(client=bits)]
     down = [run.number("broadcast_bytes_mean") for run in measured.runs(server=bits)]
     return {(size - HEADER_BYTES) / 1000 for size in (*up, *down)}
 
 
 def _as_in_the_table(measured: EntryRuns) -> Verdict:
-    """As published but for a margin, by both spreads over seeds; on the whole of CelebA only."""
+    """The published uploads within a margin, by both spreads over seeds; only on the whole of CelebA."""
     _require_celeba(measured)
     require_published(measured)
     if len(measured.seeds) < PUBLISHED_SEEDS:
-        raise NotComparable(f"the published means are of {PUBLISHED_SEEDS} seeds")
+        raise NotComparable(f"the published means have {PUBLISHED_SEEDS} seeds")
     _require_met(measured, (*ALL, UNQUANTIZED))
     found = {
         bits: over_published([UPLOADS(run) / 1000 for run in _at(measured, bits).runs()], mean, std, PUBLISHED_SEEDS)
@@ -152,26 +147,28 @@ def _as_in_the_table(measured: EntryRuns) -> Verdict:
 
 
 def _ratios(measured: EntryRuns, column: Quantity, *pairs: tuple[Bits, Bits]) -> list[Interval]:
-    """A figure at the target with some bits over that with others, for each of the pairs."""
+    """A figure at the target with one pair of bits over the same with another."""
     return [target_ratio(column, _at(measured, ours), _at(measured, theirs)) for ours, theirs in pairs]
 
 
 def _four_bits_suffice(measured: EntryRuns) -> Verdict:
     (found,) = _ratios(measured, "uploads", ((4, 4), UNQUANTIZED))
     stated = f"; {text}" if (text := found.excess("uploads")) else ""
-    said = f"{found} times FedBuff's uploads with 4 bits both ways, margin {SIMILAR:g}; {power([found])}{stated}"
+    said = (
+        f"{found} times FedBuff's uploads with 4 bits in both directions, margin {SIMILAR:g}; {power([found])}{stated}"
+    )
     return Verdict.of(found.similar(SIMILAR), said, f"{found.estimate:.2f} times the uploads{stated}")
 
 
 def _eight_fold(measured: EntryRuns) -> Verdict:
-    """Up and broadcast together, with 4 bits both ways."""
+    """Uploads and broadcasts together, with 4 bits in both directions."""
     (found,) = (one.inverse for one in _ratios(measured, traffic, ((4, 4), UNQUANTIZED)))
-    said = f"{found} times fewer bytes with 4 bits both ways, 8 but for a margin of {SIMILAR:g}; {power([found])}"
+    said = f"{found} times fewer bytes with 4 bits in both directions, claimed 8, margin {SIMILAR:g}; {power([found])}"
     return Verdict.of(found.within(EIGHT / SIMILAR, EIGHT * SIMILAR), said)
 
 
 def _fewer_server_bits(measured: EntryRuns) -> Verdict:
-    """Each step down, for each of the client's bits; nothing is known of those with which the target was not met."""
+    """Each reduction of server bits, for each number of client bits that met the target."""
     steps = {client: [((client, fewer), (client, more)) for more, fewer in pairwise(BITS)] for client in BITS}
     unmet = [client for client in BITS if not all(_met(measured, pair) for step in steps[client] for pair in step)]
     if len(unmet) == len(BITS):
@@ -179,18 +176,18 @@ def _fewer_server_bits(measured: EntryRuns) -> Verdict:
     judged = [step for client in BITS if client not in unmet for step in steps[client]]
     found = _ratios(measured, "broadcast_bytes_total", *judged)
     each = ", ".join(f"{one} {ours} over {theirs}" for one, (ours, theirs) in zip(found, judged, strict=True))
-    not_met = f"; the target was not met with {' and '.join(map(str, unmet))} client bits" if unmet else ""
+    not_met = f"; some seed missed the target with {' and '.join(map(str, unmet))} client bits" if unmet else ""
     holds = every((None if unmet else True, jointly((one, lambda it: it.below(1.0)) for one in found)))
     return Verdict.of(holds, f"bytes broadcast: {each}; {power(found)}{not_met}")
 
 
 def _met(measured: EntryRuns, bits: Bits) -> bool:
-    """Whether these bits met the target with every seed."""
+    """Whether all seeds met the target with these bits."""
     return math.isfinite(_at(measured, bits).spread(UPLOADS).mean)
 
 
 def _two_client_bits_cost(measured: EntryRuns) -> Verdict:
-    """For each of the server's bits that were run with both."""
+    """For each number of server bits with runs of both."""
     found, said = _two_over_four(measured, "uploads")
     return Verdict.of(jointly((one, lambda it: it.above(1.0)) for one in found), f"uploads with {said}")
 
@@ -202,41 +199,43 @@ def _similar_upload_bytes(measured: EntryRuns) -> Verdict:
 
 
 def _two_over_four(measured: EntryRuns, column: Quantity) -> tuple[list[Interval], str]:
-    """A figure with 2 client bits over that with 4, for each of the server's bits that were run with both.
+    """A figure with 2 client bits over the same with 4, for each number of server bits with runs of both.
 
-    Where none was, the server's bits changed as well: that tells nothing of the client's.
+    NotComparable if the server's bits change as well in all runs.
     """
     servers = [bits for bits in BITS if all(measured.has(client=client, server=bits) for client in (4, 2))]
     if not servers:
         (found,) = _ratios(measured, column, ((2, 2), (4, 4)))
-        raise NotComparable(f"the server's bits change as well in what was run: {found} with 2 over 4 bits both ways")
+        raise NotComparable(
+            f"the server's bits change as well in these runs: {found} with 2 over 4 bits in both directions"
+        )
     all_of_them = _ratios(measured, column, *(((2, bits), (4, bits)) for bits in servers))
     each = ", ".join(f"{one} (server {bits} bits)" for one, bits in zip(all_of_them, servers, strict=True))
     return all_of_them, f"2 over 4 client bits: {each}; {power(all_of_them)}"
 
 
 def _client_matters_more(measured: EntryRuns) -> Verdict:
-    """From 8 to 2 bits, the client's mean factor on uploads over the server's, on the logarithm: (2, 8) over (8, 2)."""
+    """Uploads with 2 client and 8 server bits over those with 8 and 2."""
     (found,) = _ratios(measured, "uploads", ((2, 8), (8, 2)))
-    said = f"2 bits at the client and 8 at the server need {found} times the uploads of 8 and 2; {power([found])}"
+    said = f"2 client bits and 8 server bits need {found} times the uploads of 8 and 2; {power([found])}"
     return Verdict.of(found.above(1.0), said, f"{found.estimate:.2f} times the uploads")
 
 
 def _fewer_bytes_than_fedbuff(measured: EntryRuns) -> Verdict:
-    """Up and broadcast, together; with every pair of bits."""
+    """Uploads and broadcasts together, with every pair of bits."""
     pairs = [bits for bits in ALL if measured.has(client=bits[0], server=bits[1])]
     met = [bits for bits in pairs if _met(measured, bits)]
     if not met:
-        raise NotComparable("no runs of QAFeL met the target with every seed")
+        raise NotComparable("no pair of bits met the target with every seed")
 
     def fewer(of: Iterable[Bits]) -> list[Interval]:
         return [one.inverse for one in _ratios(measured, traffic, *((bits, UNQUANTIZED) for bits in of))]
 
     found = sorted(fewer(met), key=lambda one: one.estimate)
     ends = " to ".join(map(str, (found[0], found[-1])))
-    said = f"times fewer bytes up and broadcast, {len(met)} pairs of bits: {ends}; {power(found)}"
+    said = f"times fewer bytes uploaded and broadcast, {len(met)} pairs of bits: {ends}; {power(found)}"
     unmet = ", ".join(str(bits) for bits in pairs if bits not in met)
-    said += f"; the target was not met with every seed with {unmet}" if unmet else ""
+    said += f"; some seed missed the target with {unmet}" if unmet else ""
     return Verdict.of(jointly((one, lambda it: it.above(1.0)) for one in fewer(pairs)), said)
 
 
@@ -262,7 +261,7 @@ def _published(runs: EntryRuns) -> str:
 
 
 def _panels(measured: EntryRuns) -> list[Panel]:
-    """Accuracy by uploads, and what the target takes against the server's bits, a line for each of the client's."""
+    """Accuracy by uploads; uploads and bytes to the target by server bits, with a line per client bits."""
     panels, across = [accuracy_panel(measured, "accuracy", "accuracy by uploads")], BITS[::-1]
     clients = [client for client in BITS if all(measured.has(client=client, server=bits) for bits in across)]
     x = Axis("server bits", ticks=across)
@@ -277,10 +276,10 @@ def _panels(measured: EntryRuns) -> list[Panel]:
 
 
 def _notes(measured: EntryRuns) -> list[str]:
-    """Those of all neural runs, and that the task is another one if it is."""
+    """The notes of all neural runs, and a remark if the task is not CelebA."""
     other = (
-        "The published table is of CelebA, with an arrival rate of 100 and without staleness scaling; these runs are "
-        f"of {measured.task} with the recipes of concurrency 100, where bits alone differ. Its figures do not compare."
+        "The published table is about CelebA, with an arrival rate of 100 and without staleness scaling. These runs "
+        f"are about {measured.task} at concurrency 100. Their figures do not compare with it."
     )
     return notes(measured) + ([other] if measured.task != "celeba" else [])
 

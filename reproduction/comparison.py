@@ -31,34 +31,34 @@ Figure: TypeAlias = Callable[[Run], float]
 """One number of a run."""
 T = TypeVar("T")
 Paired: TypeAlias = list[tuple[float, float]]
-"""A figure of two groups of runs, seed by seed."""
+"""A figure of two groups of runs, per seed."""
 Quantity: TypeAlias = str | Callable[[Run], Column]
-"""A column of a run by its name, or one that is made of others."""
+"""A column of a run by name, or a function that computes one."""
 
 SETTLED = 0.1
-"""The last tenth of a run is what it settled at."""
+"""The share of evaluations at the end of a run that give its final level."""
 ROWS = 3
-"""The fewest evaluations of such a tenth: one alone may be luck."""
+"""The fewest evaluations of that share: a single one may be luck."""
 
 STILL = 0.1
-"""A run has settled if it got better by less than a tenth over its second half."""
+"""A run has settled if its second half improves it by less than this share."""
 
 FAR = 2.0
-"""Twice as much suboptimality, or half the accuracy, is far from another."""
+"""The factor in suboptimality or accuracy that counts as far away."""
 
 LEARNED = 0.5
-"""A run that ends below half of a good run's accuracy has not learned what the other has."""
+"""A run that ends below this share of a good accuracy has not learned."""
 
 
 @final
 @dataclass(frozen=True)
 class EntryRuns:
-    """Runs of an entry, each with its place in the entry's plan."""
+    """Runs of an entry, each with its specification."""
 
     pairs: tuple[tuple[RunSpec, Run], ...]
     quick: bool = False
     cut: bool = False
-    """Whether they were made to end sooner than the entry has it."""
+    """The runs were shortened."""
 
     @property
     def methods(self) -> list[str]:
@@ -73,15 +73,15 @@ class EntryRuns:
         return self.pairs[0][0].config.task.name
 
     def places(self, key: str) -> list[float]:
-        """The values of `key` in the sweep, in order."""
+        """The values of `key` in the sweep, sorted."""
         return sorted({float(planned.at[key]) for planned, _ in self.pairs if key in planned.at})
 
     def has(self, method: str | None = None, **at: float | str) -> bool:
-        """Whether there is a run of `method` (any, if None) at the place `at` in the sweep."""
+        """Whether a run of `method` (None: any) is at the place `at` in the sweep."""
         return any(_is_at(planned, method, at) for planned, _ in self.pairs)
 
     def of(self, method: str | None = None, **at: float | str) -> EntryRuns:
-        """Only the runs of `method` (any, if None) at the place `at` in the sweep; NotComparable if there is none."""
+        """The runs of `method` (None: any) at the place `at` in the sweep; NotComparable if none is there."""
         if not (found := tuple(pair for pair in self.pairs if _is_at(pair[0], method, at))):
             where = ", ".join(f"{key} {value}" for key, value in at.items())
             raise NotComparable(f"the runs of {' at '.join(part for part in (method, where) if part)} are missing")
@@ -91,27 +91,27 @@ class EntryRuns:
         return [self.of(method) for method in self.methods]
 
     def runs(self, method: str | None = None, **at: float | str) -> list[Run]:
-        """The runs that `of` gives, without their places."""
+        """The runs of `of`, without their specifications."""
         return [run for _, run in self.of(method, **at).pairs]
 
     def spread(self, figure: Figure | str, method: str | None = None, **at: float | str) -> Spread:
-        """A figure, or a number of the summary, of the runs that `of` gives, over their seeds."""
+        """A figure, or a number of the summary, over the seeds of the runs of `of`."""
         return Spread.of(
             run.number(figure) if isinstance(figure, str) else figure(run) for run in self.runs(method, **at)
         )
 
     @staticmethod
     def on_common_seeds(*groups: EntryRuns) -> EntryRuns:
-        """These groups of runs, each with the seeds that all of them have; NotComparable if there is no such seed."""
+        """The groups, reduced to their common seeds; NotComparable if no seed is common."""
         common = set.intersection(*(set(group.seeds) for group in groups))
         if not common:
             names = " and ".join(dict.fromkeys(group.methods[0] for group in groups))
-            raise NotComparable(f"the runs of {names} have no seed in common")
+            raise NotComparable(f"the runs of {names} share no seed")
         kept = tuple(pair for group in groups for pair in group.pairs if pair[0].config.seed in common)
         return replace(groups[0], pairs=kept)
 
     def paired(self, figure: Figure, others: EntryRuns) -> Paired:
-        """A figure of these runs and of `others` for every seed that both have; NotComparable if there is none."""
+        """A figure of these runs and of `others` for each common seed; NotComparable if no seed is common."""
         seeds = EntryRuns.on_common_seeds(self, others).seeds
         ours, theirs = ({planned.config.seed: figure(run) for planned, run in it.pairs} for it in (self, others))
         return [(ours[seed], theirs[seed]) for seed in seeds]
@@ -122,21 +122,21 @@ def _is_at(planned: RunSpec, method: str | None, at: dict[str, float | str]) -> 
 
 
 def end_ratio(measured: EntryRuns, method: str, reference: str) -> Interval:
-    """What a method settled at over what the reference did; infinite if the method diverged with any seed.
+    """The method's final level over the reference's; infinite if a seed of the method diverged.
 
-    Anything is small next to a reference that diverged, so with one there is nothing to compare.
+    NotComparable if the reference diverged.
     """
     found = measured.of(method).paired(settled, measured.of(reference))
     if not all(math.isfinite(theirs) for _, theirs in found):
-        raise NotComparable(f"{reference}, which {method} is measured against, diverged")
+        raise NotComparable(f"the reference {reference} diverged")
     return ratio([(math.inf if math.isnan(ours) else ours, theirs) for ours, theirs in found])
 
 
 def target_ratio(column: Quantity, ours: EntryRuns, theirs: EntryRuns) -> Interval:
-    """A figure at the target, ours over theirs; NotComparable unless theirs met it with every seed.
+    """A figure at the target, ours over theirs; NotComparable unless every seed of theirs met the target.
 
-    A run of ours that ended before it met the target counts with what it had used by then, and leaves the interval
-    without a high end; one that diverged would never meet it.
+    If our run ended before it met the target, its last value counts as a lower bound. A run that diverged counts
+    as infinite.
     """
     if not all(map(met_target, theirs.runs())):
         raise NotComparable(f"{theirs.methods[0]}, the reference, did not meet the target with every seed")
@@ -147,27 +147,27 @@ def target_ratio(column: Quantity, ours: EntryRuns, theirs: EntryRuns) -> Interv
 
 
 def _step_to_target(run: Run) -> float:
-    """From the evaluation before the one that met the target, as a share of all uploads until then."""
+    """The uploads between the evaluation that met the target and the one before it, as a share of all."""
     met = run.first_at(run.number("target"), "max")
     return 0.0 if met is None else _step(run, met)
 
 
 def _step(run: Run, row: int) -> float:
-    """From the evaluation before this `row`, as a share of all uploads until then."""
+    """The uploads between this `row` and the row before it, as a share of all uploads so far."""
     uploads = run.column("uploads")
     return 1 - float(uploads[row - 1]) / float(uploads[row]) if row else 0.0
 
 
 def _rounding(steps: Paired) -> float:
-    """The standard deviation of log(ours/theirs) for figures that are rounded up to the next evaluation."""
+    """The standard deviation of log(ours/theirs) that comes from rounding up to the next evaluation."""
     return math.sqrt(float(np.square(steps).sum(axis=1).mean()) / 12)
 
 
 def level_ratio(level: float, ours: EntryRuns, theirs: EntryRuns, column: Quantity = "version") -> Interval:
-    """Server steps until f(x) − f* is at or below a `level`, or another `column` there, ours over theirs.
+    """Server steps, or another `column`, until f(x) − f* reaches a `level`, ours over theirs.
 
-    A run that never came down so far counts with its whole length, which bounds what it needs from below; one that
-    diverged before is infinitely far. Where theirs never did, the ratio may be as small as it likes.
+    If our run never reaches the level, its whole length counts as a lower bound; if it diverged, infinity. If one
+    of theirs never reaches the level, the lower end is zero.
     """
 
     def reached(run: Run) -> bool:
@@ -187,7 +187,7 @@ def level_ratio(level: float, ours: EntryRuns, theirs: EntryRuns, column: Quanti
 
 
 def _used(column: Quantity) -> Figure:
-    """What a run needed to the target, or used without meeting it."""
+    """The value at the target, or the last value if the run did not meet it."""
 
     def used(run: Run) -> float:
         needed = to_target(column)(run)
@@ -201,12 +201,12 @@ def _rows(run: Run, column: Quantity) -> Column:
 
 
 def traffic(run: Run) -> Column:
-    """All bytes so far, a broadcast counted once."""
+    """All bytes so far. A broadcast counts once."""
     return run.traffic
 
 
 def if_comparable(value: Callable[[], T], otherwise: T) -> T:
-    """What `value` gives; `otherwise` if it raises NotComparable."""
+    """The result of `value`, or `otherwise` if it raises NotComparable."""
     try:
         return value()
     except NotComparable:
@@ -214,7 +214,7 @@ def if_comparable(value: Callable[[], T], otherwise: T) -> T:
 
 
 def settled(run: Run) -> float:
-    """The mean metric over the last tenth of the evaluations; infinite (or zero accuracy) for a run that diverged."""
+    """The mean metric over the last tenth of the evaluations; infinity (accuracy: zero) if the run diverged."""
     if run.diverged:
         return 0.0 if run.goal == "max" else math.inf
     metric = run.column("metric")
@@ -226,7 +226,7 @@ def _tenth(metric: Column) -> int:
 
 
 def best_level(run: Run) -> float:
-    """The best mean over any tenth of the run: like against like with where it settled, however noisy it is."""
+    """The best mean over any tenth of the run, to compare with the final level."""
     metric = run.column("metric")
     rows = _tenth(metric)
     metric = metric[np.isfinite(metric)]
@@ -235,7 +235,7 @@ def best_level(run: Run) -> float:
 
 
 def diverges(run: Run) -> bool:
-    """Not finite in the end, or moved away: it ends at twice the best level it had, an accuracy at half of it."""
+    """Whether a run stops being finite, or ends at twice its best level (accuracy: half of it)."""
     if run.diverged:
         return True
     end, best = settled(run), best_level(run)
@@ -243,13 +243,13 @@ def diverges(run: Run) -> bool:
 
 
 def _middle(run: Run) -> float:
-    """The mean metric over the tenth in the middle of the run."""
+    """The mean metric over the middle tenth of the run."""
     metric = run.column("metric")
     return float(metric[int(0.45 * len(metric)) : int(0.55 * len(metric)) + 1].mean())
 
 
 def late_progress(run: Run) -> float:
-    """By what share the metric got better from the middle of the run to its end."""
+    """The relative gain of the metric from the middle of the run to its end."""
     if run.diverged:
         return 0.0
     end, middle = settled(run), _middle(run)
@@ -257,29 +257,29 @@ def late_progress(run: Run) -> float:
 
 
 def has_settled(run: Run) -> bool:
-    """Whether it no longer gets better: by less than a tenth over its second half."""
+    """Whether the second half improved the metric by less than a tenth."""
     return late_progress(run) < STILL
 
 
 def stalls(run: Run) -> bool:
-    """Whether it has settled below its target: it would stay there if it rose once more as over its second half."""
+    """Whether it has settled below its target, and a second half of the same gain would not reach it."""
     end = settled(run)
     return has_settled(run) and not met_target(run) and end + max(0.0, end - _middle(run)) < run.number("target")
 
 
 def at_level(run: Run, level: float, values: Column) -> float:
-    """That of the `values`, one per evaluation, where f(x) − f* is first at or below a `level`; infinite if nowhere."""
+    """The value at the first evaluation with f(x) − f* at or below a `level`; infinity if there was none."""
     first = run.first_at(level, "min")
     return math.inf if first is None else float(values[first])
 
 
 def to_target(column: Quantity) -> Figure:
-    """The value of `column` where a run's accuracy first meets its target; infinite if it never does."""
+    """The value of `column` at the first evaluation that meets the target; infinity if none does."""
     return lambda run: run.at_target(_rows(run, column), "max")
 
 
 def received(name: str) -> Figure:
-    """A number of the summary, bytes received, of a run that ends where it meets its target; infinite if it did not."""
+    """A number of the summary for a run that ends at its target; infinity if it did not meet it."""
     return lambda run: run.number(name) if met_target(run) else math.inf
 
 
@@ -288,7 +288,7 @@ def met_target(run: Run) -> bool:
 
 
 def learned(run: Run, good: float) -> bool:
-    """Whether a run came near the accuracy `good`. A slow run did; one that diverged or got stuck did not."""
+    """Whether a run ended at half of the accuracy `good` or more."""
     return not run.diverged and settled(run) >= LEARNED * good
 
 

@@ -1,4 +1,4 @@
-"""The paper's logistic regression on mushrooms: direct quantization, the hidden state, local steps, and Table I."""
+"""Logistic regression on mushrooms: direct quantization, the hidden state, local steps, and Table I."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIRECT_QSGD, HIDDEN_QSGD = "direct, server 3 bits", "QAFeL, server 3 bits"
 DIRECT_TOP, HIDDEN_TOP = "direct, server top 50 %", "QAFeL, server top 1 %"
 
 CLOSE = 1.25
-"""Up to a quarter more suboptimality counts as close to another."""
+"""The factor in suboptimality that counts as close."""
 
 FEDBUFF, QAFEL = "FedBuff", "QAFeL, 4 bits"
 MCM, PLAIN_MCM = "MCM, 4 bits", "MCM, unquantized"
@@ -42,7 +42,7 @@ DIRECT, HIDDEN = "FedAsync, direct 4 bits", "FedAsync, hidden state, 4 bits"
 LOCAL_STEPS = (1, 2, 4, 8, 16, 32)
 
 EARLY = 0.05
-"""The suboptimality at which "faster at first" is judged."""
+"""The suboptimality for the claim "faster at first"."""
 
 _RELATED = {
     QAFEL: "mushrooms-qafel-4bit",
@@ -70,7 +70,7 @@ _RECIPES = _RELATED | {
 
 _UNQUANTIZED = Change("none", ('algorithm.client_quantizer="none"', 'algorithm.server_quantizer="none"'))
 _CHANGES = {PLAIN_MCM: _UNQUANTIZED, **_BY_STEPS}
-"""What a method changes in its recipe."""
+"""The changes of a method to its recipe."""
 
 TRAITS = ("asynchronous", "buffered", "quantized")
 
@@ -81,7 +81,7 @@ _TABLE_I = {
     FEDBUFF: (True, True, False),
     QAFEL: (True, True, True),
 }
-"""The traits of each method, as the paper has them: aggregation is buffered, communication quantized."""
+"""The traits of each method in the paper's Table I."""
 
 
 def _entry(
@@ -96,7 +96,7 @@ def _entry(
     notes: Sequence[str] = (),
     more_seeds: int = 0,
 ) -> Entry:
-    """Methods side by side; `columns` follow those of every such table, and curves are drawn `across` these figures."""
+    """An entry with methods side by side, additional `columns`, and curves `across` these axes."""
     planned = {method: (_RECIPES[method], [_CHANGES[method]] if method in _CHANGES else ()) for method in methods}
 
     def table(measured: EntryRuns) -> Table:
@@ -110,20 +110,20 @@ def _entry(
 
 
 def _claim(where: str, text: str, check: Callable[..., Verdict], *of: str, key: bool = False) -> Claim:
-    """A claim about the methods `of`, which its check takes."""
+    """A claim whose check takes the methods `of`."""
     return Claim(where, text, lambda measured: check(measured, *of), key=key)
 
 
 def _is_close(measured: EntryRuns, method: str) -> Verdict:
     if any(map(diverges, measured.runs(UNQUANTIZED))):
-        raise NotComparable("the unquantized runs diverged themselves")
+        raise NotComparable("the unquantized runs diverged")
     found = end_ratio(measured, method, UNQUANTIZED)
     said = f"{_end(measured, method)}: {found} times the unquantized run's; {power([found])}"
     return Verdict.of(found.at_most(CLOSE), said, f"{found.estimate:.2f} times the unquantized error")
 
 
 def _does_not_converge(measured: EntryRuns, method: str) -> Verdict:
-    """Far from the unquantized run, and no longer getting better with any seed."""
+    """Far from the unquantized run, and settled with every seed."""
     found, runs = end_ratio(measured, method, UNQUANTIZED), measured.runs(method)
     still = [late_progress(run) for run in runs]
     return Verdict.of(
@@ -135,11 +135,11 @@ def _does_not_converge(measured: EntryRuns, method: str) -> Verdict:
 
 
 def _diverges(measured: EntryRuns, method: str) -> Verdict:
-    """With every seed of three at least, as `measured.diverges` defines it; with none, it does not."""
+    """Pass if all of at least three seeds diverge, fail if none does."""
     runs = measured.runs(method)
     lowest = human_metric(Spread.of(map(best_level, runs)).mean)
     gone, count = sum(map(diverges, runs)), len(runs)
-    said = f"{gone} of {count} seeds moved away: {_end(measured, method)}, after a lowest level of {lowest} on the way"
+    said = f"{gone} of {count} seeds diverged: {_end(measured, method)} after a lowest level of {lowest}"
     if gone not in (0, count) or count < 3:
         return Verdict.of(None, said)
     brief = f"{gone} of {count} seeds"
@@ -159,7 +159,7 @@ def _early(run: Run) -> float:
 
 
 def _fair(measured: EntryRuns) -> dict[int, EntryRuns]:
-    """The runs with each P, over the seeds that all of them have."""
+    """The runs with each P, on their common seeds."""
     fair = EntryRuns.on_common_seeds(*(measured.of(f"P = {steps}") for steps in LOCAL_STEPS))
     return dict(zip(LOCAL_STEPS, fair.by_method(), strict=True))
 
@@ -174,10 +174,10 @@ def _faster_at_first(measured: EntryRuns) -> Verdict:
 
 
 def _worse_in_the_end(measured: EntryRuns) -> Verdict:
-    """Settles higher: the next P's level over the one before.
+    """The final level of each P over the level of the P before it.
 
-    A run that is still falling ends at most where it is: what has settled above it ends higher. Where it falls itself,
-    nothing is known of its end.
+    The level of a falling run is an upper bound of its end: a settled run above it ends higher. The end of a falling
+    run itself is unknown.
     """
     fair = _fair(measured)
     still = {steps for steps, runs in fair.items() if not all(map(has_settled, runs.runs()))}
@@ -192,7 +192,7 @@ def _worse_in_the_end(measured: EntryRuns) -> Verdict:
 
 
 def _is_higher(found: Interval, falling: bool) -> bool | None:
-    """Whether a level is above another; where the other is `falling`, it may be even if it is not yet."""
+    """Whether a level is above another; undecided if it is not, while the other is `falling`."""
     above = found.above(1.0)
     return None if falling and not above else above
 
@@ -253,15 +253,15 @@ LOCAL_STEPS_ENTRY = _entry(
     time="2 min",
     columns=[TableColumn.spread(f"server steps to {EARLY:g}", _early, human_count)],
     notes=(
-        "Seeds 3 and 4 were added after three had left the first claim undecided: with such a second look a wrong pass "
-        "is not at 5 but at 8 %.",
+        "Seeds 3 and 4 were added because three seeds left the first claim undecided. Such a second look raises the "
+        "probability of a wrong pass from 5 to 8 %.",
     ),
     more_seeds=2,
 )
 
 
 def _traits(run: Run) -> tuple[bool, bool, bool]:
-    """What a run shows of its method: stale updates, several updates a step, less than 32 bits a parameter up."""
+    """The traits of a run: stale updates, several updates per step, uploads with less than 32 bits per parameter."""
     return (
         run.number("staleness_max") > 0,
         run.number("uploads") / run.number("server_steps") > 1.5,
@@ -274,19 +274,19 @@ def _trait(index: int, runs: EntryRuns) -> str:
 
 
 def _as_in_table_1(measured: EntryRuns) -> Verdict:
-    """Every method shows in its runs the traits that Table I gives it."""
+    """The runs of every method show its traits in Table I."""
     wrong = [method for method, traits in _TABLE_I.items() if {traits} != set(map(_traits, measured.runs(method)))]
     listed = f"otherwise for {', '.join(wrong)}" if wrong else "staleness, updates per step and bytes per upload agree"
     return Verdict.of(not wrong, listed)
 
 
 def _require_error(measured: EntryRuns) -> None:
-    """Raise NotComparable unless direct quantization ends higher than none: else there is nothing to mitigate."""
+    """Raise NotComparable unless direct quantization ends higher than FedBuff: otherwise nothing is to mitigate."""
     found = end_ratio(measured, DIRECT, FEDBUFF)
     if not found.above(1.0):
-        known = "direct quantization propagates no error here that could be mitigated"
+        known = "direct quantization propagates no error here to mitigate"
         if found.above(1.0) is None:
-            known = "whether direct quantization propagates an error here that could be mitigated is not known"
+            known = "it is undecided whether direct quantization propagates an error here"
         raise NotComparable(f"{known}: {DIRECT} ends at {found} times {FEDBUFF}'s f(x) − f*")
 
 
@@ -322,8 +322,8 @@ RELATED_WORK = _entry(
     ],
     across=("uploads", "bytes", "time"),
     notes=(
-        "Methods differ in their step sizes and in how often they step: the column of suboptimality ranks recipes, not "
-        "ideas. 4-bit QSGD in buckets is too good a quantizer to show what direct quantization does wrong on a model "
-        "of this size; with 3 bits for the whole vector, or with top-k, it stalls or diverges (Fig. 2).",
+        "Methods differ in step sizes and in steps per upload: the column of suboptimality ranks recipes, not ideas.",
+        "4-bit QSGD in buckets is too precise to show the error of direct quantization on a model of this size. With 3 "
+        "bits for the whole vector, or with top-k, direct quantization stalls or diverges (Fig. 2).",
     ),
 )

@@ -1,4 +1,4 @@
-"""How entries show their runs: tables for people and for programs, and the panels that several figures share."""
+"""Tables of an entry as text, Markdown and CSV, and panels that several figures share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Show: TypeAlias = Callable[[float], str]
 @final
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A column: its title, and how its numbers are shown."""
+    """The title of a column, and the format of its numbers."""
 
     title: str
     show: Show = human_metric
@@ -33,7 +33,7 @@ class Heading:
 @final
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column to be: its title, what it says of the runs of one row, and how its numbers are shown."""
+    """A column: its title, its cell for the runs of one row, and the format of its numbers."""
 
     title: str
     cell: Callable[[EntryRuns], Cell]
@@ -53,14 +53,14 @@ class TableColumn:
 @final
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows; a cell is text, a number, or a figure over seeds."""
+    """Headings and rows. A cell is text, a number, or a figure over seeds."""
 
     headings: tuple[Heading, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
     @staticmethod
     def of(title: str, rows: Iterable[EntryRuns], *columns: TableColumn) -> Table:
-        """A table with a row for each group of runs; its first column, called `title`, names the method."""
+        """A table with a row for each group of runs. The first column, `title`, has the method."""
         headings = (Heading(title), *(Heading(column.title, column.show) for column in columns))
         return Table(headings, tuple((runs.methods[0], *(column.cell(runs) for column in columns)) for runs in rows))
 
@@ -69,14 +69,14 @@ class Table:
         return [[_shown(cell, heading) for cell, heading in zip(row, self.headings, strict=True)] for row in self.rows]
 
     def markdown(self) -> str:
-        """A Markdown table; a bar within a cell would end it, so it is escaped."""
+        """A Markdown table, with bars in cells escaped."""
         titles = [heading.title for heading in self.headings]
         numeric = [all(not isinstance(row[index], str) for row in self.rows) for index in range(len(titles))]
         lines = [titles, ["--:" if right else "---" for right in numeric], *self.shown()]
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
     def csv(self, comments: Sequence[str] = ()) -> str:
-        """CSV with all digits; a figure over seeds takes five columns. `comments` become lines that begin with #."""
+        """CSV with all digits. A figure over seeds takes five columns. `comments` become lines with a leading #."""
         text = io.StringIO()
         text.writelines(f"# {line}\n" for comment in comments for line in comment.splitlines())
         columns: list[list[object]] = []
@@ -106,18 +106,18 @@ END_COLUMNS = (
     TableColumn.mean("sent up", "upload_bytes_total", human_bytes),
     TableColumn.mean("broadcast", "broadcast_bytes_total", human_bytes),
 )
-"""Where a method ends, and what it sent."""
+"""The final level and the traffic of a method."""
 ACROSS: Mapping[Across, tuple[str, Axis, Callable[[Run], Column]]] = {
     "steps": ("by server steps", Axis("server steps", unit="count"), lambda run: run.column("version")),
     "uploads": ("by uploads", Axis("uploads", unit="count"), lambda run: run.column("uploads")),
     "bytes": ("by bytes", Axis("bytes uploaded and broadcast", log=True, unit="B"), lambda run: run.traffic),
     "time": ("by virtual time", Axis("virtual time", log=True), lambda run: run.column("virtual_time")),
 }
-"""What curves are drawn against: the panel's title, its x axis, and a run's values on it."""
+"""The x axes of curves: the panel's title, the axis, and a run's values on it."""
 
 
 def curve(label: str, runs: Sequence[Run], across: Across) -> Series:
-    """The mean metric of some runs, with its range over seeds. A logarithmic axis has no place for where runs start."""
+    """The mean metric of runs, with its range over seeds. A logarithmic axis leaves out the start of runs."""
     _, axis, values = ACROSS[across]
     first = 1 if axis.log else 0
     found = mean_curve([values(run)[first:] for run in runs], [run.column("metric")[first:] for run in runs])
@@ -125,13 +125,13 @@ def curve(label: str, runs: Sequence[Run], across: Across) -> Series:
 
 
 def curve_panels(measured: EntryRuns, keys: Sequence[Across]) -> tuple[Panel, ...]:
-    """f(x) − f* on a logarithmic axis, against each of `keys`; the first panel names the methods that diverged."""
+    """f(x) − f* on a logarithmic axis against each of `keys`. The first panel names methods that diverged."""
     gone = [group.methods[0] for group in measured.by_method() if any(run.diverged for run in group.runs())]
     start = max(float(run.column("metric")[0]) for run in measured.runs())
     panels: list[Panel] = []
     for key in keys:
         series = [curve(method, measured.runs(method), key) for method in measured.methods]
-        # A method that diverged before its second evaluation has an empty curve; perhaps all have.
+        # A method that diverged before its second evaluation has an empty curve.
         values = np.concatenate([one.y for one in series])
         values = values[np.isfinite(values)]
         limits = (float(values.min()) / 1.5, 1.5 * start) if values.size else None
@@ -142,7 +142,7 @@ def curve_panels(measured: EntryRuns, keys: Sequence[Across]) -> tuple[Panel, ..
 
 
 def accuracy_panel(measured: EntryRuns, key: str, title: str, across: Across = "uploads", **at: float) -> Panel:
-    """Accuracy at the place `at` in the sweep, with the target; `key` and `title` are the panel's."""
+    """Accuracy at the place `at` in the sweep, with the target."""
     shown, (_, x, _) = measured.of(None, **at), ACROSS[across]
     series = [curve(method, shown.runs(method), across) for method in measured.methods if shown.has(method)]
     if math.isfinite(target := shown.runs()[0].number("target")):
@@ -153,22 +153,22 @@ def accuracy_panel(measured: EntryRuns, key: str, title: str, across: Across = "
 
 
 def points(label: str, x: Sequence[float], spreads: Sequence[Spread]) -> Series:
-    """Figures over seeds as points with bars; those that are unknown or infinite are left out."""
+    """Figures over seeds as points with bars, without unknown and infinite ones."""
     kept = [(place, spread) for place, spread in zip(x, spreads, strict=True) if math.isfinite(spread.mean)]
     mean, low, high = (np.array([getattr(spread, name) for _, spread in kept]) for name in ("mean", "low", "high"))
     return Series(label, np.array([place for place, _ in kept]), mean, low, high, kind="line-and-points")
 
 
 def not_empty(panels: Iterable[Panel]) -> list[Panel]:
-    """The panels that have something to show, each without its empty series."""
+    """The panels without empty series, and without panels that have no series left."""
     found = [replace(panel, series=tuple(one for one in panel.series if len(one.x))) for panel in panels]
     return [panel for panel in found if panel.series]
 
 
 def target_panels(measured: EntryRuns, key: str, x: Axis) -> list[Panel]:
-    """Uploads and bytes to the target against `key`, which the entry varies; no panel of what no run has met."""
+    """Uploads and bytes to the target against `key`. A panel without points is left out."""
     panels, methods, (left, right) = [], measured.methods, x.limits or (0.0, 0.0)
-    # A small shift, so that the bars of equal methods do not hide each other.
+    # A small shift keeps the bars of equal methods apart.
     shifts = [0.012 * (right - left) * (place - (len(methods) - 1) / 2) for place in range(len(methods))]
     for column, label in (
         ("uploads", "uploads"),
@@ -186,7 +186,7 @@ def target_panels(measured: EntryRuns, key: str, x: Axis) -> list[Panel]:
 
 
 def _target_axis(column: str, label: str, series: Sequence[Series]) -> Axis:
-    """From zero, unless methods differ by more than a linear axis can show."""
+    """A linear axis from zero, or a logarithmic one if methods differ by a factor above 30."""
     values = np.concatenate([one.y for one in series])
     most = max(float(one.high.max()) for one in series if one.high is not None)
     wide = bool(values.max() > 30 * values.min())

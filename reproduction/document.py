@@ -88,7 +88,7 @@ _DETAILS = """# The paper, reproduced: details
 claims and settings.
 
 - Numbers in brackets are 90 % intervals over paired seeds; ± is the standard deviation over seeds.
-- "A factor of F would be seen" states the power: a bound that lies a factor of F away is told from the truth in four of
+- "Detectable factor: F" states the power: a bound that lies a factor of F away from the truth is decided in four of
   five cases.
 - "In the end" is the mean over the last tenth of a run's evaluations, at least three.
 - Run time is an upper bound: the machine did other work as well.

@@ -31,4 +31,4 @@ def entry_named(name: str) -> Entry:
     """The entry called `name`; a ConfigError suggests the nearest name."""
     if name in ENTRIES:
         return ENTRIES[name]
-    raise ConfigError(f"There is no entry {name!r}{did_you_mean(name, ENTRIES)}")
+    raise ConfigError(f"Unknown entry {name!r}{did_you_mean(name, ENTRIES)}")

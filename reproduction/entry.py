@@ -69,12 +69,12 @@ QUICK = {
 
 
 def uploads_limit(uploads: int, *settings: str) -> Change:
-    """End a run after so many uploads, even if it has not met its target; with further `settings`."""
+    """End a run after this number of uploads, even if it has not met its target; with further `settings`."""
     return Change(f"u{uploads}", (f"stop.uploads={uploads}", *settings))
 
 
 def configuration(recipe: str, seed: int, *changes: Change) -> Config:
-    """A recipe with this seed, as it is or with `changes` and a name that lists them."""
+    """A published configuration with this seed. `changes` add their tags to its name."""
     if not changes:
         return load_published(recipe, (), seed)
     name = "-".join((recipe, *(change.tag for change in changes)))
@@ -161,7 +161,7 @@ class Claim:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """A figure or table of the paper, or one of ours."""
+    """A figure or table of the paper, or an additional one."""
 
     name: str
     title: str

@@ -1,7 +1,7 @@
-"""Ours: all the paper's methods on one network, at one concurrency, to a target that is stated before.
+"""Additional: all methods of the paper on one network, at one concurrency, to a target that was set before.
 
-Where the published target is out of reach, on a part of the data, the target is what FedBuff reaches with a seed that
-no other run has, less one point.
+On a part of the data the published target is out of reach. The target there is the best accuracy of a FedBuff run with
+a separate seed, minus one point.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from reproduction.statistics import unseen
 METHODS = (FEDBUFF, QAFEL, DIRECT, FEDASYNC, FEDASYNC_DIRECT)
 
 PLACES = {"shakespeare-small": 10}
-"""The concurrency of a family, where not 100."""
+"""The concurrency of a family, if not 100."""
 
 AGAIN = ("cifar10",)
-"""Where FedAsync does not learn with its published step sizes, and is run with FedBuff's as well."""
+"""Families where FedAsync does not learn with its published step sizes, and runs with FedBuff's as well."""
 
 
 def _plan(extent: Extent) -> list[RunSpec]:
-    """Every method; those that may never meet the target end sooner than the recipes of CIFAR-10 say."""
+    """Every method. Methods that may miss the target end earlier."""
     family = extent.family or "cifar10"
     place = PLACES.get(family, 100)
     task = configuration(f"{family}-fedbuff-c{place}", 0).task.name
@@ -47,7 +47,7 @@ def _plan(extent: Extent) -> list[RunSpec]:
 
 
 def _steps_of(recipe: str) -> Change:
-    """The step sizes of another recipe."""
+    """The step sizes of another configuration."""
     algorithm = configuration(recipe, 0).algorithm
     names = ("client_lr", "server_lr", "server_momentum")
     return Change("fedbuff-steps", tuple(f"algorithm.{name}={getattr(algorithm, name)}" for name in names))
@@ -58,7 +58,7 @@ def _again(method: str) -> str:
 
 
 def _learning(measured: EntryRuns, method: str) -> str:
-    """The runs of FedAsync that claims are about: with step sizes with which it learns."""
+    """The runs of FedAsync for the claims: those with step sizes that learn."""
     return _again(method) if measured.has(_again(method)) else method
 
 
@@ -75,13 +75,13 @@ def _fewer(measured: EntryRuns) -> Verdict:
 
 
 def _direct_fails(measured: EntryRuns) -> Verdict:
-    """Some seed of direct FedBuff diverges, or settles below the target, where QAFeL meets it with every seed."""
+    """A seed of direct FedBuff diverges or settles below the target, and every seed of QAFeL meets it."""
     fair = EntryRuns.on_common_seeds(measured.of(DIRECT), measured.of(QAFEL))
     ours, runs = fair.runs(QAFEL), fair.runs(DIRECT)
     if lost := sum(not met_target(run) and (diverges(run) or stalls(run)) for run in ours):
-        return Verdict.of(False, f"QAFeL itself diverged or stalled with {lost} of {len(ours)} seeds")
+        return Verdict.of(False, f"QAFeL diverged or stalled with {lost} of {len(ours)} seeds")
     if not all(map(met_target, ours)):
-        raise NotComparable("QAFeL did not meet the target with every seed, and was still rising")
+        raise NotComparable("a seed of QAFeL missed the target while still rising")
     missed = [run for run in runs if not met_target(run)]
     gone, stuck = sum(map(diverges, missed)), sum(not diverges(run) and stalls(run) for run in missed)
     said = f"of {len(runs)} seeds {len(runs) - len(missed)} met the target, {gone} diverged, {stuck} stalled below it"
@@ -103,13 +103,17 @@ def _direct_is_close(measured: EntryRuns) -> Verdict:
 
 
 def _notes(measured: EntryRuns) -> list[str]:
-    """Those of all neural runs, and which runs of FedAsync count."""
+    """The notes of all neural runs, and the runs of FedAsync that count."""
     said = "FedAsync does not learn with its published step sizes here: "
     if measured.has(_again(FEDASYNC)):
-        return [*neural.notes(measured), said + "claims about it are judged with FedBuff's."]
+        return [*neural.notes(measured), said + "claims use the runs with FedBuff's step sizes."]
     tests = getattr(measured.pairs[0][0].config.task, "test_samples", None)
-    seen = [f"Accuracy is that on {tests:,} samples of the test."] if tests else []
-    return [*neural.notes(measured), *seen, *([said + "it has FedBuff's."] if measured.task == "shakespeare" else [])]
+    seen = [f"Accuracy uses {tests:,} test samples."] if tests else []
+    return [
+        *neural.notes(measured),
+        *seen,
+        *([said + "it runs with FedBuff's."] if measured.task == "shakespeare" else []),
+    ]
 
 
 def _panels(measured: EntryRuns) -> list[Panel]:
@@ -141,7 +145,7 @@ CLAIMS = (
 ENTRY = Entry(
     "methods",
     "All methods side by side on a network",
-    "ours, not in the paper",
+    "not in the paper",
     "hours",
     _plan,
     neural.table,
@@ -151,18 +155,18 @@ ENTRY = Entry(
 )
 
 PILOTS = {"celeba-part": 30_000, "shakespeare-small": 1_500}
-"""The families whose target is made, and the uploads of the run that makes it."""
+"""The families with a target of this kind, and the uploads of the pilot run."""
 PILOT_SEED = 100
 LESS = 0.01
 
 
 def _pilots(extent: Extent) -> list[RunSpec]:
-    """FedBuff on each part, to no target; with one seed, which no run has that the target is for."""
+    """FedBuff on each part, without a target, with a seed that no other run has."""
     runs = []
     for family, uploads in PILOTS.items():
         recipe = f"{family}-fedbuff-c{PLACES.get(family, 100)}"
         task = configuration(recipe, 0).task.name
-        # The recipe's target is what this run is to find.
+        # This run finds the target of the family.
         ends = f"stop.uploads={uploads}", "stop.at_target=false", f"evaluation.target={PUBLISHED_TARGETS[task]}"
         pilot = replace(extent, seeds=(PILOT_SEED,))
         runs += repeated(pilot, task, family, recipe, Change("pilot", ends))
@@ -170,12 +174,12 @@ def _pilots(extent: Extent) -> list[RunSpec]:
 
 
 def made_target(run: Run) -> float:
-    """The best evaluation less one point, to three digits."""
+    """The best evaluation minus one point, to three digits."""
     return round(best_accuracy(run) - LESS, 3)
 
 
 def _pilot_panel(runs: EntryRuns) -> Panel:
-    """A pilot's accuracy, and the target that it makes."""
+    """A pilot's accuracy and its target."""
     (run,), name = runs.runs(), runs.methods[0]
     shown = curve(name, [run], "uploads")
     made = Series("target", shown.x[[0, -1]], np.full(2, made_target(run)), kind="reference")
@@ -195,15 +199,15 @@ def _pilots_table(measured: EntryRuns) -> Table:
 
 TARGETS = Entry(
     "targets",
-    "The targets on parts of the data, from a run of FedBuff with a seed of its own",
-    "ours, not in the paper",
+    "The targets on parts of the data, from a run of FedBuff with a separate seed",
+    "not in the paper",
     "9 min",
     _pilots,
     _pilots_table,
     lambda measured: [_pilot_panel(runs) for runs in measured.by_method()],
     (),
     lambda _: (
-        "A best evaluation has luck in it. Where the target is not below what FedBuff has in the end, a method can "
-        "meet it by one lucky evaluation: meeting it does not show that the method ends as high as FedBuff.",
+        "The best evaluation is partly luck. If the target is not below FedBuff's final accuracy, a method can meet it "
+        "by one lucky evaluation. That does not show that the method ends as high as FedBuff.",
     ),
 )

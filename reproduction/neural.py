@@ -1,7 +1,7 @@
-"""The paper's neural networks: uploads and bytes to the target accuracy against concurrency, and seed by seed.
+"""The paper's neural networks: uploads and bytes to the target accuracy by concurrency.
 
-The claims are about all three concurrencies, the whole datasets and their targets. Where runs are missing or differ in
-that, a claim is not comparable, rather than passed by a part.
+The claims are about three concurrencies, whole datasets and the published targets. If runs are missing or differ, a
+claim is not comparable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reproduction.comparison import (
 )
 from reproduction.display import Table, TableColumn, accuracy_panel, target_panels, three_digits
 from reproduction.entry import Change, Claim, Entry, Extent, Verdict, repeated, uploads_limit
-from reproduction.published import PUBLISHED
+from reproduction.published import FAMILIES, PUBLISHED
 from reproduction.statistics import Interval, jointly, power, unseen
 
 FEDBUFF, QAFEL, DIRECT = "FedBuff", "QAFeL, 4 bits", "FedBuff, direct 4 bits"
@@ -48,29 +48,29 @@ METHODS = {
     "FedBuff, direct QSGD 4 bits": "fedbuff-direct-{c}-qsgd",
     "FedAsync, direct QSGD 4 bits": "fedasync-direct-{c}-qsgd",
 }
-"""Every method that has recipes; those of the published runs' quantizer first."""
+"""All methods. Those with the published quantizer come first."""
 
 PUBLISHED_PLACES = (100, 500, 1000)
 CONCURRENCIES = (10, *PUBLISHED_PLACES)
-"""The published ones, and that of the small recipes; a family has what it has."""
+"""The published ones, and that of the small Shakespeare."""
 
 PUBLISHED_CLIENTS = {"cifar10": 5000, "celeba": 9343, "shakespeare": 1129}
 PUBLISHED_TARGETS = {"cifar10": 0.6, "celeba": 0.9, "shakespeare": 0.54}
 PUBLISHED_SEEDS = 3
 PUBLISHED_LENGTH = 50_000
-"""Uploads of a run on Shakespeare."""
+"""The uploads of a published run on Shakespeare."""
 
 HELD_OUT = 0.89
-"""Where users themselves are held out for the test, a tenth of them does not train."""
+"""The least share of clients: a tenth of the users may be held out for the test."""
 
 SIMILAR = 1.25
-"""The margin of what counts as similar: a quarter more, or a fifth less."""
+"""The factor that counts as similar."""
 MORE_AT_MOST = {"celeba": 1.5}
-"""Where the paper speaks of an increase of uploads and its size, and not of a similar number."""
+"""The claimed limit where the paper states an increase of uploads."""
 FEWER = {"cifar10": 6.0, "celeba": 5.2, "shakespeare": 5.0}
-"""The least of the published reductions of bytes; of Shakespeare the paper has a curve and the word "markedly"."""
+"""The smallest published reduction of bytes. For Shakespeare the paper says "markedly" and shows a curve."""
 MUCH = 7.0
-"""From here on a figure counts as an order of magnitude more."""
+"""The factor that counts as an order of magnitude."""
 
 Way: TypeAlias = Literal["upload", "broadcast"]
 Comparisons: TypeAlias = Mapping[float, tuple[EntryRuns, EntryRuns]]
@@ -78,7 +78,7 @@ Comparisons: TypeAlias = Mapping[float, tuple[EntryRuns, EntryRuns]]
 
 
 MORE_SEEDS = {("cifar10", FEDBUFF, 100): 2, ("cifar10", QAFEL, 100): 2}
-"""Seeds beyond those of the extent, where runs are cheap and most rests on them: by family, method and concurrency."""
+"""Additional seeds by family, method and concurrency, for the most important runs."""
 
 
 def plan(
@@ -88,9 +88,9 @@ def plan(
     concurrencies: Sequence[int] = CONCURRENCIES,
     limits: Mapping[str, Change] = MappingProxyType({}),
 ) -> list[RunSpec]:
-    """The figure's `methods`, or all, at every concurrency, as far as the family of recipes has them.
+    """The `methods` of the figure, or all, at every concurrency of the family.
 
-    Methods in `limits` end by that change, if they have not met their target before.
+    `limits` has a change per method that ends its runs earlier.
     """
     family = extent.family or task
     runs = [
@@ -108,14 +108,14 @@ def plan(
         )
     ]
     if not runs:
-        raise ConfigError(f"There is no family {family!r}.")
+        raise ConfigError(f"Unknown family {family!r}. Choose one of {', '.join(FAMILIES)}.")
     if any(run.config.task.name != task for run in runs):
-        raise ConfigError(f"the family {family} is of another task than {task}")
+        raise ConfigError(f"The family {family} has another task than {task}.")
     return runs
 
 
 def differences(measured: EntryRuns) -> list[str]:
-    """In what the runs are not the published ones: the part of the data that was at hand, and the target."""
+    """The differences to the published runs: data, target and concurrency."""
     planned, run = measured.pairs[0]
     task, target = planned.config.task, planned.config.evaluation.target
     clients, published = run.number("clients"), PUBLISHED_CLIENTS[task.name]
@@ -134,13 +134,13 @@ def differences(measured: EntryRuns) -> list[str]:
 
 
 def require_published(measured: EntryRuns) -> None:
-    """Raise NotComparable unless the runs are on the published data and to the published target."""
+    """Raise NotComparable unless data and target are the published ones."""
     if found := differences(measured):
         raise NotComparable("; ".join(found))
 
 
 def by_place(measured: EntryRuns, method: str, reference: str, places: Iterable[float]) -> Comparisons:
-    """Both methods at each concurrency; NotComparable if they were not run there."""
+    """Both methods at each concurrency; NotComparable if a run is missing."""
     names = (method, reference)
     absent = [f"{at:g}" for at in places if not all(measured.has(name, concurrency=at) for name in names)]
     if absent:
@@ -149,18 +149,18 @@ def by_place(measured: EntryRuns, method: str, reference: str, places: Iterable[
 
 
 def _compared(measured: EntryRuns, method: str = QAFEL, reference: str = FEDBUFF) -> Comparisons:
-    """At each of the published concurrencies, on the published data and to the published target."""
+    """Both methods at the published concurrencies, with the published data and target."""
     require_published(measured)
     return by_place(measured, method, reference, PUBLISHED_PLACES)
 
 
 def at_the_target(found: Comparisons, column: str) -> dict[float, Interval]:
-    """The method's figure at the target over the reference's, at each concurrency."""
+    """The figure at the target, method over reference, at each concurrency."""
     return {at: target_ratio(column, ours, theirs) for at, (ours, theirs) in found.items()}
 
 
 def listed(found: Mapping[float, Interval]) -> str:
-    """Each ratio with its interval, concurrency and seeds, and what difference could have been seen."""
+    """Each ratio with its interval, concurrency and seeds, and the detectable factor."""
     each = (f"{one} (concurrency {at:g}, {counted(one.count, 'seed')})" for at, one in found.items())
     return f"{', '.join(each)}; {power(found.values())}"
 
@@ -170,7 +170,7 @@ def _estimates(found: Mapping[float, Interval]) -> str:
 
 
 def fewer_bytes(found: Comparisons, task: str, way: Way = "upload") -> Verdict:
-    """At least the published number of times fewer; more than that is no failure."""
+    """At least as many times fewer bytes as published."""
     fewer = {at: one.inverse for at, one in at_the_target(found, f"{way}_bytes_total").items()}
     holds = jointly((one, lambda it: it.at_least(FEWER[task])) for one in fewer.values())
     done = "uploaded" if way == "upload" else "broadcast"
@@ -179,7 +179,7 @@ def fewer_bytes(found: Comparisons, task: str, way: Way = "upload") -> Verdict:
 
 
 def similar_uploads(found: Comparisons, at_most: float | None = None) -> Verdict:
-    """Uploads over the reference's are similar or, where the claim only speaks of an increase, `at_most` so many."""
+    """Uploads similar to the reference's or, if the claim states an increase, `at_most` times as many."""
     more = at_the_target(found, "uploads")
     holds = jointly((one, lambda it: it.at_most(at_most) if at_most else it.similar(SIMILAR)) for one in more.values())
     reference = next(iter(found.values()))[1].methods[0]
@@ -199,27 +199,25 @@ def _uploads_alike(measured: EntryRuns, method: str = QAFEL, reference: str = FE
 
 
 def _similar_broadcast(measured: EntryRuns) -> Verdict:
-    """Both follow from the uploads: K updates to a broadcast, and as many bits either way."""
+    """Follows from the uploads: K updates per broadcast, and equal bits in both directions."""
     found = _compared(measured)
     up, down = (at_the_target(found, f"{way}_bytes_total") for way in ("upload", "broadcast"))
     alike = all(1 / SIMILAR <= down[at].estimate / up[at].estimate <= SIMILAR for at in found)
     fewer = ", ".join(f"{one.inverse.estimate:.2f}" for one in down.values())
-    return Verdict.of(alike, f"times fewer bytes broadcast, as K and the message sizes have it: {fewer}")
+    return Verdict.of(alike, f"times fewer bytes broadcast, as K and the message sizes imply: {fewer}")
 
 
 def _direct_fails_somewhere(measured: EntryRuns) -> Verdict:
-    """At 500 and 1000, FedBuff with direct quantization fails to learn with at least one of three seeds, where QAFeL
-    learns with all of them.
-    """
+    """At 500 and 1000, direct FedBuff fails to learn with at least one of three seeds, and QAFeL with none."""
     require_published(measured)
     kept = {}
     for place in (500.0, 1000.0):
         fair = EntryRuns.on_common_seeds(*(measured.of(name, concurrency=place) for name in (DIRECT, QAFEL)))
         if len(fair.seeds) < PUBLISHED_SEEDS:
-            return Verdict.none(f"the claim is about {PUBLISHED_SEEDS} seeds, and there are {len(fair.seeds)}")
+            return Verdict.none(f"the claim is about {PUBLISHED_SEEDS} seeds, these are {len(fair.seeds)}")
         good = fair.spread(settled, QAFEL).mean
         if not all(learned(run, good) and met_target(run) for run in fair.runs(QAFEL)):
-            return Verdict.none(f"QAFeL did not meet the target with every seed at concurrency {place:g}")
+            return Verdict.none(f"a seed of QAFeL missed the target at concurrency {place:g}")
         kept[place] = [learned(run, good) for run in fair.runs(DIRECT)]
     said = "; ".join(f"{sum(seeds)} of {len(seeds)} seeds learned at {place:g}" for place, seeds in kept.items())
     if any(all(seeds) for seeds in kept.values()):
@@ -228,23 +226,23 @@ def _direct_fails_somewhere(measured: EntryRuns) -> Verdict:
 
 
 def ten_times_as_often(measured: EntryRuns) -> Verdict:
-    """Broadcasts per upload: one of FedAsync's for a tenth of FedBuff's."""
+    """FedAsync makes ten times as many broadcasts per upload as FedBuff."""
     asynchronous, buffered = (
         measured.spread(lambda run: run.number("server_steps") / run.number("uploads"), method).mean
         for method in (FEDASYNC, FEDBUFF)
     )
     ratio = asynchronous / buffered
-    return Verdict.of(9 <= ratio <= 11, f"{ratio:.3g} times the broadcasts per upload, as K = 1 and K = 10 have it")
+    return Verdict.of(9 <= ratio <= 11, f"{ratio:.3g} times the broadcasts per upload, as K = 1 and K = 10 imply")
 
 
 def more_broadcast_bytes(of: Mapping[str, Comparisons]) -> Verdict:
-    """Quantized FedAsync broadcasts more bytes to the target than FedBuff does unquantized, and than QAFeL by far.
+    """Quantized FedAsync broadcasts more bytes to the target than FedBuff, and far more than QAFeL.
 
-    What a run broadcasts that learns nothing is what its limit allows it.
+    Runs that do not learn are not comparable: their limits decide their traffic.
     """
     ours = [run for found in of.values() for runs, _ in found.values() for run in runs.runs()]
     if not all(learned(run, run.number("target")) for run in ours):
-        raise NotComparable("quantized FedAsync did not learn with every seed")
+        raise NotComparable("a seed of quantized FedAsync did not learn")
     more = {reference: at_the_target(found, "broadcast_bytes_total") for reference, found in of.items()}
     least = {FEDBUFF: 1.0, QAFEL: MUCH}
     holds = jointly(
@@ -260,8 +258,8 @@ def more_broadcast_bytes(of: Mapping[str, Comparisons]) -> Verdict:
 
 
 RECEIVED_NOTE = (
-    "Received by starts: what starting clients download, the broadcasts since their last start or x̂ whole, whichever "
-    "is shorter. By all: every broadcast, by every client."
+    "Received by starts: the downloads of starting clients, either the broadcasts since their last start or x̂ whole, "
+    "whichever is shorter. Received by all: every broadcast, by every client."
 )
 RECEIVED = tuple(
     TableColumn.mean(f"received by {who}", received(f"received{key}_bytes_total"), human_bytes)
@@ -270,7 +268,7 @@ RECEIVED = tuple(
 
 
 def target_met(runs: EntryRuns) -> str:
-    """How many seeds met the target, as a cell of a table."""
+    """The number of seeds that met the target, as a cell of a table."""
     return f"{sum(map(met_target, runs.runs()))} of {len(runs.pairs)}"
 
 
@@ -313,12 +311,12 @@ def panels(measured: EntryRuns) -> list[Panel]:
 
 
 def notes(measured: EntryRuns, traffic: bool = True) -> list[str]:
-    """What differs from the published runs, and what figures mean, those of `traffic` if the table has them."""
+    """The differences to the published runs, and explanations; `traffic`: the table has columns of traffic."""
     target = measured.pairs[0][0].config.evaluation.target
     return [
-        f"The target is an accuracy of {target:g}; ∞: not met by every seed within the run's limits.",
-        "A run ends where it meets the target; beyond that, a curve is the mean of the other seeds.",
-        *([f"{RECEIVED_NOTE} Times fewer: a geometric mean over common seeds."] if traffic else []),
+        f"The target is an accuracy of {target:g}. ∞: a seed did not meet it within the limits.",
+        "A run ends at the target. Beyond it, a curve is the mean of the remaining seeds.",
+        *([f"{RECEIVED_NOTE} Times fewer: the geometric mean over common seeds."] if traffic else []),
         *(f"{difference}." for difference in differences(measured)),
     ]
 
@@ -378,7 +376,7 @@ SHAKESPEARE = _entry(
 
 
 def _seeds_plan(extent: Extent) -> list[RunSpec]:
-    """A run that is cut short is evaluated eight times all the same."""
+    """Direct FedBuff at concurrency 500. A shortened run is evaluated eight times."""
     cut = extent.uploads
     limits = {DIRECT: uploads_limit(cut, f"evaluation.every={max(1, cut // 8)}")} if cut else {}
     runs = plan("shakespeare", [DIRECT], replace(extent, all_methods=False, uploads=None), (500,), limits)
@@ -397,7 +395,7 @@ def _seeds_table(measured: EntryRuns) -> Table:
 
 
 def _some_seed_fails(measured: EntryRuns) -> Verdict:
-    """One ends far below the best. In runs that were cut short that may be slowness: there only divergence counts."""
+    """A seed ends far below the best. In shortened runs only divergence counts: a low end may be slowness."""
     most = max(planned.config.stop.uploads or 0 for planned, _ in measured.pairs)
     if most < PUBLISHED_LENGTH:
         gone, runs = sum(map(diverges, measured.runs())), len(measured.pairs)
@@ -405,11 +403,11 @@ def _some_seed_fails(measured: EntryRuns) -> Verdict:
         return Verdict.of(True, said) if runs >= PUBLISHED_SEEDS and 0 < gone < runs else Verdict.none(said)
     ends = {planned.method: settled(run) for planned, run in measured.pairs}
     if len(ends) < 2:
-        return Verdict.none("one seed cannot differ from others")
+        return Verdict.none("one seed alone cannot differ")
     failed = [run for run in measured.runs() if not learned(run, max(ends.values()))]
     if len(failed) == len(ends):
-        return Verdict.none("no seed learned anything here")
-    said = f"accuracies in the end: {', '.join(f'{end:.3f} ({method})' for method, end in ends.items())}"
+        return Verdict.none("no seed learned")
+    said = f"final accuracies: {', '.join(f'{end:.3f} ({method})' for method, end in ends.items())}"
     return Verdict.of(True, said) if failed else Verdict.of(None, f"{said}; {unseen(len(ends))}")
 
 

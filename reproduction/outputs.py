@@ -100,7 +100,7 @@ class Provenance:
         return sum(run.number("wall_s") for run in self.measured.runs())
 
     def extent(self) -> str:
-        """How many runs, with which seeds, in which time."""
+        """Number of runs, seeds and time."""
         fewest, most = self.seeds_per_point
         each = f" ({fewest} to {most} per point)" if fewest != most else ""
         seeds = _listed([str(seed) for seed in self.measured.seeds])
@@ -307,7 +307,7 @@ def write_entries(
 ) -> tuple[list[EntryResult], dict[str, str]]:
     """Write the files of every entry in `plans`, from its finished runs.
 
-    Return the results and, by entry, why there is no result: no run is finished, or one is damaged.
+    Return the results and, by entry, the reason for a missing result: no run is finished, or one is damaged.
     """
     results, unwritten = [], {}
     for name, planned in plans.items():

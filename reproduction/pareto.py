@@ -1,4 +1,4 @@
-"""Ours: suboptimality against all bytes sent, for the whole family of quantizers in both directions."""
+"""Additional: suboptimality against all bytes, for pairs of quantizers of all families."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ FAMILIES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sign": {"qsgd:4 / sign": ("qsgd:4", "sign"), "qsgd:2 / sign": ("qsgd:2", "sign")},
 }
-"""Client and server quantizer by label, in families; one name for both where they are the same.
+"""Client and server quantizer by label, in families. Equal quantizers have one name.
 
-Without `affine`: it leaves tensors of one dimension as they are, and this model is one.
+`affine` is left out: it does not quantize one-dimensional tensors, and this model is one.
 """
 
 PAIRS = {label: pair for family in FAMILIES.values() for label, pair in family.items()}
@@ -58,30 +58,30 @@ ON_THE_WAY = {
     "none": "none", "qsgd": "qsgd:4", "dithered": "dithered:4", "rotated": "rotated:3",
     "sparse": "qsgd:4 / top_k:0.01", "sign": "qsgd:4 / sign",
 }  # fmt: skip
-"""Of every family the pair whose curve is shown."""
+"""The pair of each family in the panel of curves."""
 
 LEVELS = (0.1, 0.01)
-"""Suboptimalities to which bytes are counted."""
+"""The suboptimalities where bytes are counted."""
 
 WITHIN = 1.1
-"""Up to a tenth more suboptimality counts as the same end."""
+"""The factor in suboptimality that counts as the same end."""
 
 
 def _plan(extent: Extent) -> list[RunSpec]:
-    # The recipe's own quantizers are qsgd:4.
+    # The recipe has qsgd:4.
     changes = {label: [] if label == "qsgd:4" else [pair_change(*pair)] for label, pair in PAIRS.items()}
     return mushrooms(extent, {label: ("mushrooms-qafel-4bit", change) for label, change in changes.items()})
 
 
 def pair_change(client: str, server: str) -> Change:
-    """A recipe with these quantizers, and a tag that names them."""
+    """These quantizers, with a tag that names them."""
     text = client if client == server else f"{client}-{server}"
     tag = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in text)
     return Change(tag, (f'algorithm.client_quantizer="{client}"', f'algorithm.server_quantizer="{server}"'))
 
 
 def _bytes_to(level: float, run: Run) -> float:
-    """All bytes until f(x) − f* is at or below a level."""
+    """All bytes until f(x) − f* reaches a level."""
     return at_level(run, level, run.traffic)
 
 
@@ -112,20 +112,20 @@ def _table(measured: EntryRuns) -> Table:
 
 
 def _of_fedbuff(measured: EntryRuns, label: str) -> Spread:
-    """Bytes to the last level over FedBuff's, seed by seed; unknown where there is nothing to compare."""
+    """Bytes to the last level over FedBuff's, per seed; empty if not comparable."""
     figure = partial(_bytes_to, LEVELS[-1])
     found: Paired = if_comparable(lambda: measured.of(label).paired(figure, measured.of(REFERENCE)), [])
     return Spread.of(ours / theirs if math.isfinite(theirs) else math.nan for ours, theirs in found)
 
 
 def _finite(measured: EntryRuns) -> dict[str, tuple[Spread, Spread]]:
-    """All bytes and settled suboptimality of every pair that stayed finite."""
+    """All bytes and the final suboptimality of every pair that stayed finite."""
     found = {label: (measured.spread(_sent, label), measured.spread(settled, label)) for label in measured.methods}
     return {label: point for label, point in found.items() if math.isfinite(point[1].mean)}
 
 
 def _front(measured: EntryRuns) -> list[str]:
-    """The pairs that no other beats, by bytes."""
+    """The pairs that no other pair beats, sorted by bytes."""
     finite = _finite(measured)
 
     def beaten(label: str) -> bool:
@@ -135,9 +135,9 @@ def _front(measured: EntryRuns) -> list[str]:
 
 
 def _beats(measured: EntryRuns, label: str, other: str) -> bool:
-    """Whether a pair sends less than another and ends as low, or lower for as much.
+    """Whether a pair sends less than another and ends as low, or sends as much and ends lower.
 
-    Two ends are equal where their ranges over the common seeds overlap: noise puts no pair on the front.
+    Two ends are equal if their ranges over common seeds overlap.
     """
     sent, ends = (measured.of(label).paired(figure, measured.of(other)) for figure in (_sent, settled))
     saved = sum(theirs - ours for ours, theirs in sent)
@@ -169,7 +169,7 @@ def _panels(measured: EntryRuns) -> list[Panel]:
 
 
 def _frugal(measured: EntryRuns) -> Verdict:
-    """Most pairs need fewer bytes than FedBuff to the same level, and end within a tenth of it."""
+    """Whether most pairs need fewer bytes than FedBuff to a level, and end within a tenth of it."""
     if not measured.has(REFERENCE):
         raise NotComparable("the runs without quantizers are missing")
     pairs = [label for label in PAIRS if label != REFERENCE]
@@ -178,9 +178,7 @@ def _frugal(measured: EntryRuns) -> Verdict:
     good, half = sum(found is True for found in judged.values()), len(pairs) / 2
     unknown = sum(found is None for found in judged.values())
     if good <= half < good + unknown + len(missing) and missing:
-        raise NotComparable(
-            f"{len(missing)} of {len(pairs)} pairs have no seed in common with the runs without quantizers"
-        )
+        raise NotComparable(f"{len(missing)} of {len(pairs)} pairs share no seed with the runs without quantizers")
     holds = True if good > half else None if good + unknown > half else False
     used = [_of_fedbuff(measured, label).mean for label in judged if judged[label]]
     times = f", with {min(used):.2f} to {max(used):.2f} times the bytes" if used else ""
@@ -189,27 +187,25 @@ def _frugal(measured: EntryRuns) -> Verdict:
 
 
 def _saves(measured: EntryRuns, label: str, among: int) -> bool | None:
-    """Whether a pair does, by the intervals of both figures; None if they do not say. They allow for the number of
-    pairs: of many at the bound, some seem to save by chance.
-    """
+    """Whether a pair saves bytes and ends as low, by intervals that are widened for the number of pairs."""
     ours, theirs = measured.of(label), measured.of(REFERENCE)
     if not all(run.first_at(LEVELS[-1], "min") is not None for run in theirs.runs()):
         return None
     needed, ends = level_ratio(LEVELS[-1], ours, theirs, traffic), end_ratio(measured, label, REFERENCE)
-    return every((needed.among(among).below(1.0), ends.among(among).at_most(WITHIN)))
+    return every((needed.corrected(among).below(1.0), ends.corrected(among).at_most(WITHIN)))
 
 
 ENTRY = Entry(
     "pareto",
     "Suboptimality against all bytes, for the family of quantizers",
-    "ours, not in the paper",
+    "not in the paper",
     "8 min",
     _plan,
     _table,
     _panels,
     (Claim("Section IV-B", "QAFeL generally uses fewer bytes than FedBuff (here: most pairs of quantizers)", _frugal),),
     lambda _: (
-        "On the front: no other pair ends as low with fewer bytes. Ends whose ranges over the common seeds overlap "
-        "count as equal.",
+        "On the front: no other pair ends as low with fewer bytes. Ends are equal if their ranges over common seeds "
+        "overlap.",
     ),
 )

@@ -15,7 +15,7 @@ from qafel.config import Config, load_recipe, recipes
 RATES = {10: 12.5, 100: 125.0, 500: 627.0, 1000: 1253.0}
 """The arrival rate of each concurrency. The published rates are rounded: 500/√(2/π) is 626.7."""
 
-_FAMILIES = {
+FAMILIES = {
     "cifar10": ("cifar10", ()),
     "celeba": ("celeba", ()),
     "celeba-part": ("celeba", ("evaluation.target=0.876",)),
@@ -51,16 +51,16 @@ _FEWEST_BITS = {"100": "0.35", "500": "0.5", "1000": "0.75"}
 _STEPS_OF_FEDBUFF = ("algorithm.client_lr=1.17", "algorithm.server_lr=0.373352", "algorithm.server_momentum=0.0")
 """For FedAsync on the small Shakespeare. With the published step sizes its loss is 355 after 50 updates."""
 
-METHODS = ("qafel", "fedbuff", "fedasync", "fedbuff-direct", "fedasync-direct")
+_METHODS = ("qafel", "fedbuff", "fedasync", "fedbuff-direct", "fedasync-direct")
 _QUANTIZED = ("qafel", "fedbuff-direct", "fedasync-direct")
-_NAME = re.compile(rf"({'|'.join(_FAMILIES)})-({'|'.join(METHODS)})-c(\d+)(?:-(qsgd|trellis|fewest))?")
+_NAME = re.compile(rf"({'|'.join(FAMILIES)})-({'|'.join(_METHODS)})-c(\d+)(?:-(qsgd|trellis|fewest))?")
 
 
 def _names() -> list[str]:
     places = {"celeba-part": (100,), "shakespeare-small": (10,)}
     names = []
-    for family in _FAMILIES:
-        for method, place in product(METHODS, places.get(family, (100, 500, 1000))):
+    for family in FAMILIES:
+        for method, place in product(_METHODS, places.get(family, (100, 500, 1000))):
             names.append(f"{family}-{method}-c{place}")
             if method in _QUANTIZED and (family not in places or (family, method) == ("shakespeare-small", "qafel")):
                 names.append(f"{names[-1]}-qsgd")
@@ -78,7 +78,7 @@ def load_published(name: str, settings: Iterable[str] = (), seed: int | None = N
     if (found := _NAME.fullmatch(name)) is None:
         return load_recipe(name, settings, seed)
     family, method, place, quantizer = found.groups()
-    task, of_family = _FAMILIES[family]
+    task, of_family = FAMILIES[family]
     composed = [f'name="{name}"', f"timing.rate={RATES[int(place)]}", *of_family]
     if method in _QUANTIZED:
         client, server = _QUANTIZERS[quantizer or "affine"]

@@ -1,9 +1,9 @@
-"""What a few seeds can tell: intervals of ratios over paired seeds, and decisions by them.
+"""Intervals over paired seeds, and the decisions that they allow.
 
 Ratios are compared on the logarithm: the mean of log(ours/theirs) over seeds, with Student's t. Every interval is a
-90 % one, so that a comparison which is decided by one of its ends is decided wrongly at most once in twenty times. Two
-figures are similar if the interval lies within a margin that was stated before (two one-sided tests), and never because
-too few seeds could not tell them apart. docs/decisions/verdicts-by-interval.md
+90 % interval. If the log-ratios are close to normal, each end is wrong at most once in twenty cases. A few seeds cannot
+verify that, and nothing controls the error across all claims. Two figures are similar if the interval lies within a
+margin that was stated before (two one-sided tests). docs/decisions/verdicts-by-interval.md
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ import numpy as np
 from scipy.special import stdtrit
 
 LEVEL = 0.05
-"""How often each end of an interval is wrong."""
+"""The probability that an end of an interval is wrong."""
 POWER = 0.8
-"""How often a difference is seen that is said to be visible."""
+"""The probability to detect a difference that is called detectable."""
 
 Pairs: TypeAlias = Sequence[tuple[float, float]]
-"""A figure of two methods, ours and theirs, seed by seed."""
+"""A figure of two methods, ours and theirs, per seed."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its 90 % interval: of a ratio, or of a slope."""
+    """An estimate of a ratio or a slope, with its 90 % interval."""
 
     estimate: float
     low: float
     high: float
     count: int
-    """Seeds that it rests on."""
-    visible: float = math.inf
-    """How far from the truth the claimed bound must lie to be told from it with a probability of 80 %: a factor, or for
-    a slope a difference.
+    """The number of seeds."""
+    detectable: float = math.inf
+    """The distance between truth and bound that is detected with a probability of 80 %: a factor, or a difference of
+    slopes.
     """
     additive: bool = False
-    """Whether its ends lie on either side by differences, as a slope's do, and not by factors."""
+    """The ends lie at differences from the estimate, as for a slope; otherwise at factors."""
 
-    def among(self, comparisons: int) -> Interval:
-        """So much wider that of so many `comparisons` none is wrong at an end oftener than one alone (Bonferroni)."""
+    def corrected(self, comparisons: int) -> Interval:
+        """The interval widened for this number of `comparisons` (Bonferroni)."""
         if comparisons < 2 or self.count < 2 or self.low == self.high:
             return self
         df, middle = self.count - 1, self.estimate
@@ -58,29 +58,29 @@ class Interval:
 
     @property
     def inverse(self) -> Interval:
-        """Of the ratio the other way round: how many times less."""
+        """The interval of the inverse ratio."""
         estimate, low, high = (1 / value if value else math.inf for value in (self.estimate, self.high, self.low))
-        return Interval(estimate, low, high, self.count, self.visible)
+        return Interval(estimate, low, high, self.count, self.detectable)
 
     @property
     def infinite(self) -> bool:
-        """Whether some seed diverged, so that the ratio is infinite on the whole; or zero, the other way round."""
+        """A seed diverged, so the ratio is infinite, or zero for the inverse."""
         return math.isinf(self.estimate) or (self.estimate == 0 and not self.additive)
 
     def at_least(self, bound: float) -> bool | None:
-        """Whether the truth is at or above the bound; None if the interval does not say."""
+        """Whether the truth is at or above the bound; None if undecided."""
         return True if self.low >= bound else False if self.high < bound or self._is_zero else None
 
     def at_most(self, bound: float) -> bool | None:
-        """Whether the truth is at or below the bound; None if the interval does not say."""
+        """Whether the truth is at or below the bound; None if undecided."""
         return True if self.high <= bound else False if self.low > bound or math.isinf(self.estimate) else None
 
     def above(self, bound: float) -> bool | None:
-        """Whether the truth is above the bound; None if the interval does not say."""
+        """Whether the truth is above the bound; None if undecided."""
         return True if self.low > bound else False if self.high <= bound or self._is_zero else None
 
     def below(self, bound: float) -> bool | None:
-        """Whether the truth is below the bound; None if the interval does not say."""
+        """Whether the truth is below the bound; None if undecided."""
         return True if self.high < bound else False if self.low >= bound or math.isinf(self.estimate) else None
 
     @property
@@ -88,23 +88,25 @@ class Interval:
         return self.infinite and self.estimate == 0
 
     def within(self, low: float, high: float) -> bool | None:
-        """Whether the truth lies between two bounds: an equivalence test; None if the interval does not say."""
+        """Whether the truth lies between two bounds (an equivalence test); None if undecided."""
         return every((self.at_least(low), self.at_most(high)))
 
     def similar(self, margin: float) -> bool | None:
-        """Whether a ratio is 1 but for a factor of `margin` either way."""
+        """Whether a ratio lies within a factor of `margin` of 1."""
         return self.within(1 / margin, margin)
 
-    def visible_among(self, comparisons: int) -> float:
-        """What is visible of a claim about so many: it fails if one of them lies so far beyond its bound, and passes if
-        all lie so far within, each with a probability of 80 %.
+    def detectable_among(self, comparisons: int) -> float:
+        """The detectable distance of a claim about several comparisons.
+
+        With a probability of 80 % the claim fails if one lies this far beyond its bound. With the same probability it
+        passes if all lie this far within.
         """
         if comparisons < 2 or self.count < 2:
-            return self.visible
+            return self.detectable
         t = partial(student, df=self.count - 1)
         fails, passes = t(1 - LEVEL / comparisons) + t(POWER), t(1 - LEVEL) + t(POWER ** (1 / comparisons))
         more = max(fails, passes) / (t(1 - LEVEL) + t(POWER))
-        return self.visible * more if self.additive else self.visible**more
+        return self.detectable * more if self.additive else self.detectable**more
 
     def excess(self, what: str) -> str:
         """How much more or fewer `what`, if the interval excludes 1: "2 to 18 % more uploads"; else empty."""
@@ -119,40 +121,40 @@ class Interval:
 
 
 def power(found: Iterable[Interval], of: str = "factor") -> str:
-    """What difference could have been seen by a claim about these, in words: a factor, or `of` slopes a difference."""
+    """The detectable distance of a claim about these intervals, in words; `of` is "difference" for slopes."""
     known = list(found)
     if any(one.infinite for one in known):
         return "a run diverged"
     if all(one.low == one.high for one in known):
         return "all seeds agree"
-    most = max(one.visible_among(len(known)) for one in known if one.low != one.high)
-    return f"a {of} of {most:.3g} would be seen" if math.isfinite(most) else "one seed shows no difference"
+    most = max(one.detectable_among(len(known)) for one in known if one.low != one.high)
+    return f"detectable {of}: {most:.3g}" if math.isfinite(most) else "one seed detects nothing"
 
 
 def unseen(count: int) -> str:
-    """What share of all seeds may do what none of so many did, with a probability of at least one in twenty."""
-    return f"up to {100 * (1 - LEVEL ** (1 / count)):.0f} % of seeds could, and none of {count} show it"
+    """The share of all seeds that may show an event that none of `count` seeds shows (95 %), in words."""
+    return f"none of {count} seeds show it, up to {100 * (1 - LEVEL ** (1 / count)):.0f} % of all could"
 
 
 def all_seen(count: int) -> str:
-    """What share of all seeds does what all of so many did, but with a probability of one in twenty."""
-    return f"at least {100 * LEVEL ** (1 / count):.0f} % of all seeds do, as {count} of {count} show"
+    """The least share of all seeds that show an event that all of `count` seeds show (95 %), in words."""
+    return f"{count} of {count} seeds show it, so at least {100 * LEVEL ** (1 / count):.0f} % of all do"
 
 
 def jointly(parts: Iterable[tuple[Interval, Callable[[Interval], bool | None]]]) -> bool | None:
-    """Whether a claim about several comparisons holds, each an interval and what must hold of it.
+    """Whether a claim about several comparisons holds: an interval and a condition each.
 
-    All must hold, which by chance is rarer than one does. By chance one of many fails oftener: to refute the claim, it
-    must fail with an interval that allows for their number.
+    It passes if all conditions hold. It fails if one fails with an interval that is widened for their number, because
+    one of many fails more often by chance.
     """
     known = list(parts)
-    if any(holds(one.among(len(known))) is False for one, holds in known):
+    if any(holds(one.corrected(len(known))) is False for one, holds in known):
         return False
     return True if all(holds(one) is True for one, holds in known) else None
 
 
 def every(parts: Iterable[bool | None]) -> bool | None:
-    """Whether all parts of a claim hold: False if one does not, else None if one is not known."""
+    """Whether all parts of a claim hold: False if one does not, otherwise None if one is undecided."""
     found = list(parts)
     return False if False in found else None if None in found else True
 
@@ -160,10 +162,11 @@ def every(parts: Iterable[bool | None]) -> bool | None:
 def ratio(pairs: Pairs, beyond: Iterable[bool] = (), least: float = 0.0) -> Interval:
     """Ours over theirs, by Student's t on the mean of the logarithms.
 
-    `beyond` says of which seeds ours is only known to be larger: the run ended first. They count with what is known,
-    so that the low end stands and there is no high end. One that is infinite, or zero, makes the ratio so; how far the
-    others are from the reference is told by the other end, unless all of them are infinite. The standard deviation of
-    the logarithm is at `least` this, however closely the seeds agree: rounded figures agree by chance.
+    beyond   for each seed, whether our figure is only a lower bound because the run ended early. The interval then
+             keeps its low end and is open above
+    least    the smallest standard deviation of the logarithm to assume: rounded figures agree by chance
+
+    An infinite figure makes the ratio infinite, and a zero makes it zero. The finite seeds give the other end.
     """
     logs = [_log(ours) - _log(theirs) for ours, theirs in pairs]
     count = len(logs)
@@ -181,35 +184,35 @@ def ratio(pairs: Pairs, beyond: Iterable[bool] = (), least: float = 0.0) -> Inte
     if count == 1:
         return Interval(math.exp(mean), 0.0, math.inf, count)
     spread = max(float(np.std(logs, ddof=1)), least)
-    if spread < 1e-12:  # equal to the last digits, as sizes of messages are
+    if spread < 1e-12:  # equal except for rounding, as sizes of messages are
         spread = 0.0
     error = spread / math.sqrt(count)
     reach = student(1 - LEVEL, count - 1) * error
-    visible = math.exp(reach + student(POWER, count - 1) * error)
+    detectable = math.exp(reach + student(POWER, count - 1) * error)
     high = math.inf if any(beyond) else math.exp(mean + reach)
-    return Interval(math.exp(mean), math.exp(mean - reach), high, count, visible)
+    return Interval(math.exp(mean), math.exp(mean - reach), high, count, detectable)
 
 
 def over_published(ours: Sequence[float], mean: float, std: float, count: int) -> Interval:
-    """Ours over a published figure, of which the mean and the standard deviation of so many seeds are known.
+    """Ours over a published figure with a known mean and standard deviation of `count` seeds.
 
-    The seeds are others: both spreads count, with the degrees of freedom that Welch and Satterthwaite give their sum.
+    The seeds differ, so both spreads count, with the degrees of freedom of Welch and Satterthwaite.
     """
     logs = np.log(np.array(ours, dtype=np.float64))
     parts = np.array([logs.var(ddof=1) / len(logs), (std / mean) ** 2 / count])
     df = float(parts.sum() ** 2 / (np.square(parts) / (np.array([len(logs), count]) - 1)).sum())
     error, free, middle = math.sqrt(parts.sum()), max(1, math.floor(df)), float(logs.mean()) - math.log(mean)
     reach = student(1 - LEVEL, free) * error
-    visible = math.exp(reach + student(POWER, free) * error)
+    detectable = math.exp(reach + student(POWER, free) * error)
     low, high = (math.exp(middle + sign * reach) for sign in (-1, 1))
-    return Interval(math.exp(middle), low, high, free + 1, visible)
+    return Interval(math.exp(middle), low, high, free + 1, detectable)
 
 
 def slope(x: Sequence[float], means: Sequence[float], errors: Sequence[float], counts: Sequence[int]) -> Interval:
-    """Of the straight line through log(mean) against log(x).
+    """The slope of log(mean) against log(x), with its interval.
 
-    `errors` are the means' standard errors over so many seeds each; they pass through the fit, with the degrees of
-    freedom that Welch and Satterthwaite give their sum. NaN where a mean is not positive.
+    `errors` are the standard errors of the means, and `counts` their numbers of seeds. The degrees of freedom are those
+    of Welch and Satterthwaite. The slope is NaN if a mean is not positive.
     """
     values, log_x = np.array(means, dtype=np.float64), np.log(np.array(x, dtype=np.float64))
     if len(values) < 2 or not (np.isfinite(values) & (values > 0)).all():

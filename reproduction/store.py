@@ -1,7 +1,7 @@
 """Where finished runs lie: as run directories, and as files of a few kB that a repository can hold.
 
-A stored run, `NAME-seedN.json.gz`, has its configuration and its summary, and of every evaluation the columns that
-entries read. It has no model, no checkpoint and no other columns.
+A stored run, `NAME-seedN.json.gz`, holds its configuration, its summary and the columns that entries read. Model,
+checkpoint and other columns are left out.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_only_takes_runs_by_their_names(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nonsense-entry"], "no entry 'nonsense-entry'"),
+        (["nonsense-entry"], "Unknown entry 'nonsense-entry'"),
         (["qafel-vs-direct-top"], "did you mean 'qafel-vs-direct-topk'?"),
         (["local-steps", "--only", "gone"], "matches no run of local-steps"),
         (["local-steps", "--finished"], "No run of local-steps is finished"),

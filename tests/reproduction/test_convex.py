@@ -116,7 +116,7 @@ def test_a_noisy_plateau_is_no_divergence():
     assert verdict(falling(0.01) * noise, 3).result == "fail"
     away = np.concatenate((falling(0.01)[:50], np.linspace(0.01, 0.2, 51))) * noise
     assert verdict(away, 3).result == "pass"
-    assert "at least 37 % of all seeds do" in verdict(away, 3).because
+    assert "37 %" in verdict(away, 3).because
     assert verdict(away, 2).result == "undecided"
 
 

@@ -143,7 +143,7 @@ def test_an_unknown_entry_or_family_is_one_sentence():
         entry_named("local-step")
     with pytest.raises(ConfigError, match="nothing"):
         ENTRIES["cifar10"].plan(Extent(family="nothing"))
-    with pytest.raises(ConfigError, match="of another task than celeba"):
+    with pytest.raises(ConfigError, match="another task than celeba"):
         ENTRIES["celeba"].plan(Extent(family="cifar10"))
 
 

@@ -55,7 +55,7 @@ def test_direct_quantization_stalls_diverges_or_is_only_slow(end, expected, word
     verdict = CLAIMS[2].verdict(on_a_part({DIRECT: None}, **{DIRECT: end}))
     assert (verdict.result, words in verdict.because) == (expected, True)
     good = CLAIMS[2].verdict(on_a_part({}))
-    assert (good.result, "up to 63 % of seeds could" in good.because) == ("undecided", True)
+    assert (good.result, "63 %" in good.because) == ("undecided", True)
     assert CLAIMS[2].verdict(on_a_part({QAFEL: None}, **{QAFEL: SLOW})).result == "not comparable"
     assert CLAIMS[2].verdict(on_a_part({QAFEL: None}, **{QAFEL: STUCK})).result == "fail", "QAFeL itself stalls"
 
@@ -87,4 +87,4 @@ def test_where_fedasyncs_published_steps_do_not_learn_it_is_run_with_fedbuffs_an
     both = measured(*dead.pairs, *(pair for pair in renamed if pair[0].method in again))
     assert [claim.verdict(both).result for claim in CLAIMS[4:]] == ["fail", "fail"]
     notes = ENTRIES["methods"].notes
-    assert [any("judged with FedBuff's" in note for note in notes(runs)) for runs in (dead, both)] == [False, True]
+    assert [any("with FedBuff's" in note for note in notes(runs)) for runs in (dead, both)] == [False, True]

@@ -68,7 +68,7 @@ def test_seeds_that_cannot_tell_decide_nothing():
     assert claim.verdict(noisy((52, 49, 50))).result == "pass"
     assert claim.verdict(noisy((80, 82, 81))).result == "fail"
     alone = claim.verdict(noisy((50,), (50,)))
-    assert (alone.result, "one seed shows no difference" in alone.because) == ("undecided", True)
+    assert (alone.result, "one seed detects nothing" in alone.because) == ("undecided", True)
 
 
 def test_at_least_six_times_is_judged_by_its_interval():
@@ -82,7 +82,7 @@ def test_at_least_six_times_is_judged_by_its_interval():
 def test_a_verdict_states_its_interval_its_seeds_and_what_could_be_seen():
     because = ENTRIES["cifar10"].claims[0].verdict(noisy((52, 49, 50))).because
     assert "margin 1.25: 1.01 [0.956, 1.06] (concurrency 100, 3 seeds)" in because
-    assert "a factor of 1.12 would be seen" in because, "of a claim about three concurrencies"
+    assert "detectable factor: 1.12" in because, "of a claim about three concurrencies"
 
 
 def test_a_run_that_never_met_the_target_needs_more_and_is_never_similar():
@@ -107,7 +107,7 @@ def test_methods_are_compared_on_the_seeds_that_both_have():
     assert "1.5 [1.44, 1.56] (concurrency 100, 2 seeds)" in verdict.because, "no wider than a step of evaluation has it"
     apart = [network(FEDBUFF, 40, 0, place) for place in CONCURRENT]
     apart += [network(QAFEL, 40, 1, place) for place in CONCURRENT]
-    assert "no seed in common" in claim.verdict(measured(*apart)).because
+    assert "share no seed" in claim.verdict(measured(*apart)).because
 
 
 def test_a_part_of_the_published_runs_decides_nothing():
@@ -142,7 +142,7 @@ def test_direct_quantization_must_fail_with_some_seed_at_500_and_1000():
     assert claim.verdict(measured(*found, *direct(None))).result == "pass"
     for needs in (50, 110):  # slow is not failed
         good = claim.verdict(measured(*found, *direct(needs)))
-        assert (good.result, "up to 63 % of seeds could" in good.because) == ("undecided", True)
+        assert (good.result, "63 %" in good.because) == ("undecided", True)
     assert claim.verdict(measured(*found)).result == "not comparable"
     assert claim.verdict(measured(*found, *direct(None, places=(500.0,)))).result == "not comparable"
     assert "about 3 seeds" in claim.verdict(measured(*found, *direct(None, seeds=(0, 1)))).because

@@ -94,7 +94,7 @@ def test_other_powers_fail_their_claim(powers, text):
 
 def test_the_servers_effect_is_a_difference_from_delta_1():
     """1/δ_s² − 1, and not 1/δ_s²: against it, the corollary's own term has slope 1 exactly."""
-    assert "against 1/δ_s² − 1: slope 1, at most 1 predicted" in verdicts(runs())[AS_SERVER].because
+    assert "against 1/δ_s² − 1: slope 1, predicted at most 1" in verdicts(runs())[AS_SERVER].because
 
 
 def test_qafel_is_compared_with_fedbuff_seed_by_seed():
