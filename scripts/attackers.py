@@ -41,33 +41,33 @@ class Case(NamedTuple):
 
 CASES = [
     Case("the default", DefenceSettings()),
-    Case("the default, liars flood", DefenceSettings(), floods=True),
-    Case("the same without shares", DefenceSettings(max_share=None), floods=True),
-    Case("`--max-share 1`, liars flood", DefenceSettings(max_share=1.0), floods=True),
+    Case("the default, flooding", DefenceSettings(), floods=True),
+    Case("without shares, flooding", DefenceSettings(max_share=None), floods=True),
+    Case("`--max-share 1`, flooding", DefenceSettings(max_share=1.0), floods=True),
     Case("`accumulator = median`", DefenceSettings(), "median"),
-    Case("`accumulator = median`, liars flood", DefenceSettings(), "median", floods=True),
+    Case("`accumulator = median`, flooding", DefenceSettings(), "median", floods=True),
     Case("`accumulator = trimmed-mean`", DefenceSettings(), "trimmed-mean"),
-    Case("`accumulator = trimmed-mean`, liars flood", DefenceSettings(), "trimmed-mean", floods=True),
+    Case("`accumulator = trimmed-mean`, flooding", DefenceSettings(), "trimmed-mean", floods=True),
     Case("`--max-norm-ratio 3`", DefenceSettings(max_norm_ratio=3.0)),
-    Case("`--max-norm-ratio 3`, liars flood", DefenceSettings(max_norm_ratio=3.0), floods=True),
+    Case("`--max-norm-ratio 3`, flooding", DefenceSettings(max_norm_ratio=3.0), floods=True),
     Case("`--max-norm-ratio 10`", DefenceSettings(max_norm_ratio=10.0)),
     Case("`--max-norm-ratio 10 --norm-excess reject`", DefenceSettings(max_norm_ratio=10.0, norm_excess="reject")),
 ]
 
 
 class Outcome(NamedTuple):
-    """What became of one run."""
+    """The result of one run."""
 
     error: float
     """f − f*."""
-    lies: float
-    """The share of the accepted updates that were lies."""
+    malicious: float
+    """The share of malicious updates among the accepted ones."""
     refused: float
     """The share of the honest updates that were rejected."""
 
 
-def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
-    """One run in which the first so many clients lie."""
+def attack(case: Case, attackers: int, seed: int, steps: int) -> Outcome:
+    """One run whose first `attackers` clients are malicious."""
     config = load_recipe(RECIPE, [f"algorithm.accumulator={case.accumulator}"], seed)
     task = config.task.make()
     algorithm = config.algorithm.compose(task.layout)
@@ -78,11 +78,11 @@ def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
     times, counts, honest = np.random.default_rng(seed), Counter[str](), Counter[bool]()
 
     def lasts(client: int) -> float:
-        return abs(float(times.standard_normal())) / (FASTER if case.floods and client < liars else 1.0)
+        return abs(float(times.standard_normal())) / (FASTER if case.floods and client < attackers else 1.0)
 
     def train(client: int, now: float, start: HiddenState, local: LocalTraining, stream: Stream) -> Any:
         trained = task.train(client, start, local, stream)
-        return _lie(start.vector, trained, checker, case.defence, now) if client < liars else trained
+        return _attack_update(start.vector, trained, checker, case.defence, now) if client < attackers else trained
 
     queue: list[tuple[float, int, int, HiddenState]] = []
     for client in range(task.clients):
@@ -96,20 +96,20 @@ def attack(case: Case, liars: int, seed: int, steps: int) -> Outcome:
             applied, decoded, admitted = checker.check(server, client, upload, now)
             accepted = server.receive(upload._replace(weight=applied.weight), applied.factor, decoded, admitted)
         except RejectedUpload:
-            honest[False] += client >= liars
+            honest[False] += client >= attackers
         else:
             if accepted.batch is not None:
                 server.step(accepted.batch)
             checker.shares.count(client, now)
-            honest[True] += client >= liars
-            counts["lies"] += client < liars
+            honest[True] += client >= attackers
+            counts["malicious"] += client < attackers
             counts["all"] += 1
     refused = honest[False] / max(1, honest.total())
-    return Outcome(_error(task, server.model), counts["lies"] / counts["all"], refused)
+    return Outcome(_error(task, server.model), counts["malicious"] / counts["all"], refused)
 
 
-def _lie(start: Any, trained: Any, checker: UploadChecker, defence: DefenceSettings, now: float) -> Any:
-    """The honest update reversed, as long as it may be."""
+def _attack_update(start: Any, trained: Any, checker: UploadChecker, defence: DefenceSettings, now: float) -> Any:
+    """The reversed honest update, with the largest accepted norm."""
     update = start - trained
     norm, median = float(np.linalg.norm(update)), checker.median.value(now)
     most = 1.0 if median is None or defence.max_norm_ratio is None else 0.98 * defence.max_norm_ratio * median
@@ -122,7 +122,7 @@ def _error(task: Any, model: Any) -> float:
 
 def table(seeds: Iterable[int], steps: int, cases: Iterable[Case] = CASES, workers: int = 2) -> None:
     """Print the rows as Markdown, with the smallest and the largest value over the seeds."""
-    print("| | no liar | 1 of 100 | 10 of 100 | lies among accepted, 1 and 10 | honest rejected, at most |")
+    print("| | none | 1 of 100 | 10 of 100 | malicious updates accepted, 1 and 10 | honest updates rejected, at most |")
     print("|---|---:|---:|---:|---:|---:|")
     chosen = list(seeds)
     with ProcessPoolExecutor(workers) as pool:
@@ -131,11 +131,12 @@ def table(seeds: Iterable[int], steps: int, cases: Iterable[Case] = CASES, worke
             for case in cases
         ]
         for case, started in made:
-            runs = {liars: [future.result() for future in futures] for liars, futures in started.items()}
+            runs = {attackers: [future.result() for future in futures] for attackers, futures in started.items()}
             errors = [_range([run.error for run in found]) for found in runs.values()]
-            lies = " and ".join(f"{100 * np.mean([run.lies for run in runs[liars]]):.1f} %" for liars in (1, 10))
+            shares = (100 * np.mean([run.malicious for run in runs[attackers]]) for attackers in (1, 10))
+            malicious = " and ".join(f"{share:.1f} %" for share in shares)
             refused = 100 * max(run.refused for found in runs.values() for run in found)
-            print(f"| {case.name} | {' | '.join(errors)} | {lies} | {refused:.1f} % |", flush=True)
+            print(f"| {case.name} | {' | '.join(errors)} | {malicious} | {refused:.1f} % |", flush=True)
 
 
 def _range(values: list[float]) -> str:
