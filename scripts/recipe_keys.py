@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from qafel.algorithm import METHODS, AlgorithmSettings
+from qafel.algorithm import AlgorithmSettings
 from qafel.algorithm.methods import LAWS, PARTS
 from qafel.config.sections import ARRIVALS, DURATIONS, Config, Evaluation, Limits, Network, Timing
 from qafel.config.start import StartConfig
@@ -28,7 +28,6 @@ PAGE = Path(__file__).parent.parent / "docs/reference/recipe-keys.md"
 ROW = re.compile(r"^ *(?P<keys>\w+(?:, \w+)*) {2,}(?P<text>\S.*)$")
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 NAMES = {
-    "algorithm.method": METHODS,
     "algorithm.staleness": LAWS,
     "timing.arrivals": ARRIVALS,
     "timing.duration": DURATIONS,
@@ -36,6 +35,7 @@ NAMES = {
 }
 """The values of keys that name a part; an import path is also accepted."""
 RANGES = {
+    "algorithm.method": "a [method](../simulator.md#methods)",
     "timing.dropout": "0 ≤ … < 1, or a list",
     **dict.fromkeys((f"algorithm.{role}_quantizer" for role in ("client", "server", "snapshot")), "a quantizer"),
 }
