@@ -16,7 +16,7 @@ from qafel.config import Config
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
 from qafel.deployment.server import DefenceSettings, ServerSettings
-from qafel.deployment.server.intake import RunningMedian, UploadChecker, resolved
+from qafel.deployment.server.defence import RunningMedian, UploadChecker, resolved
 from qafel.deployment.server.ledger import Applied, Ledger
 from qafel.errors import NormTooLarge
 from qafel.params import Vector

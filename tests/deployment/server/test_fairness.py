@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from qafel.config import Config
 from qafel.deployment.keys import Access
-from qafel.deployment.server import DefenceSettings, ServerSettings, fairness
-from qafel.deployment.server.fairness import FairShare, Standing
+from qafel.deployment.server import DefenceSettings, ServerSettings, defence
+from qafel.deployment.server.defence import FairShare
+from qafel.deployment.server.ledger import ClientShare
 from qafel.errors import ConfigError, OverShare
 from tests.deployment.live import CONFIG, serving, taking_part, update
 
@@ -28,12 +29,12 @@ class Fleet:
     def __init__(self, rates: dict[int, float], max_share: float | None = 2.0) -> None:
         self.shares, self.rates, self.now, self.max_share = FairShare(max_share), rates, 0.0, max_share
         self.random = random.Random(1)
-        self.saved: list[Standing] = []
+        self.saved: list[ClientShare] = []
         self.since: list[int] = []
 
     def save(self) -> None:
         """What a checkpoint holds; the journal goes on after it."""
-        self.saved, self.since = self.shares.standings(self.now), []
+        self.saved, self.since = self.shares.client_shares(self.now), []
 
     def restart(self, now: float | None = None) -> None:
         """A new process with what the checkpoint and the journal hold; its clock shows any time."""
@@ -316,7 +317,7 @@ def test_a_share_below_an_equal_one_is_refused() -> None:
 def test_a_client_that_floods_a_live_server_is_told_and_the_others_fill_the_buffer(
     tmp_path: Path, access: Access, max_share: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairness, "_LEAST_S", 600.0)  # this machine may be slow
+    monkeypatch.setattr(defence, "_LEAST_S", 600.0)  # this machine may be slow
     config = Config.from_dict({**CONFIG, "task": {"name": "mushrooms", "clients": 12}})
     server_settings = ServerSettings(heartbeat_s=0.2, defence=DefenceSettings(max_share=max_share))
 
@@ -347,7 +348,7 @@ def test_a_client_that_floods_a_live_server_is_told_and_the_others_fill_the_buff
 def test_a_client_that_floods_gets_no_new_share_from_a_restarted_server(
     tmp_path: Path, access: Access, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairness, "_LEAST_S", 600.0)  # this machine may be slow
+    monkeypatch.setattr(defence, "_LEAST_S", 600.0)  # this machine may be slow
     config = Config.from_dict({**CONFIG, "task": {"name": "mushrooms", "clients": 12}})
 
     async def check() -> None:

@@ -25,7 +25,7 @@ from qafel.deployment.keys import Access, signed_name
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import PART, Names, StreamLimits
 from qafel.deployment.server import DefenceSettings, ServerSettings
-from qafel.deployment.server.intake import RunningMedian, UploadChecker
+from qafel.deployment.server.defence import RunningMedian, UploadChecker
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.server import DeploymentServer
 from qafel.errors import BrokerRefused, ConfigError

@@ -18,10 +18,10 @@ from qafel.algorithm import Algorithm, Batch, Checkpoint, Client, HiddenState, L
 from qafel.algorithm.admission import ReplayWindows
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server import ledger as ledger_module
+from qafel.deployment.server.defence import UploadChecker
 from qafel.deployment.server.evaluation import ServerMetrics
-from qafel.deployment.server.fairness import Standing
-from qafel.deployment.server.intake import Intake, UploadChecker, UploadGroup
-from qafel.deployment.server.ledger import Applied, Ledger
+from qafel.deployment.server.intake import Intake, UploadGroup
+from qafel.deployment.server.ledger import Applied, ClientShare, Ledger
 from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
 from qafel.params import Vector
 from qafel.rng import Stream
@@ -373,7 +373,7 @@ def crafted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Algor
                 for client in clients:
                     client.receive(broadcast)
         ledger.journal.sync()
-        write = ledger.begin_checkpoint(1, lambda: ({0: 1.0, 1: 2.0}, [Standing(0, 1.0, 0.5, 0.25)]))
+        write = ledger.begin_checkpoint(1, lambda: ({0: 1.0, 1: 2.0}, [ClientShare(0, 1.0, 0.5, 0.25)]))
         assert write is not None
         write()
         saved = read_checkpoint(_newest(tmp_path))

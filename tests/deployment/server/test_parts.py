@@ -13,8 +13,9 @@ from nats.aio.msg import Msg
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, method
 from qafel.deployment.messages import split_upload
 from qafel.deployment.server import DefenceSettings
+from qafel.deployment.server.defence import UploadChecker
 from qafel.deployment.server.evaluation import ServerMetrics
-from qafel.deployment.server.intake import Intake, UploadChecker, UploadGroup
+from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
 from qafel.params import Vector
 from qafel.quantizers import Identity

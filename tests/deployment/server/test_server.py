@@ -88,14 +88,17 @@ def test_a_run_says_that_it_has_ended_only_once_its_last_broadcast_is_out(
     assert ("running", 0) in told
 
 
-def test_a_full_disk_at_a_checkpoint_is_counted_logged_and_shown(
+def test_checkpoints_that_fail_are_counted_logged_and_shown(
     tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run goes on, because its journal holds everything; the next checkpoint that succeeds ends the alarm."""
-    full = True
+    full, attempts = True, list[Path]()
     write_bytes = ledger.write_checkpoint
 
     def write(path: Path, checkpoint: Checkpoint, *rows: Any) -> None:
+        if full and not attempts:
+            attempts.append(path)
+            raise MemoryError
         if full:
             raise OutputError(f"cannot write {path}: No space left on device")
         write_bytes(path, checkpoint, *rows)

@@ -3,7 +3,7 @@
 server         opens a run and holds sessions with the broker
 pipeline       receives uploads, syncs, broadcasts, acknowledges; writes checkpoints and snapshots
 announcements  all messages of the server: broadcasts, snapshots, receipts, state
-fairness       limits each client's share of the recent updates
+defence        what a client may send: signature, rate, norm, share
 intake         decides which uploads count, and writes the receipts
 lease          one server per run, by compare-and-set and epochs
 ledger         the server's state: checkpoint and journal, synced before anything is acknowledged

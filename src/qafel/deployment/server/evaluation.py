@@ -166,8 +166,8 @@ class Evaluator:
             self._wake.clear()
             async with self._measuring:
                 if self._waiting is not None:
-                    standing, self._waiting = self._waiting, None
-                    await self._measure(standing)
+                    point, self._waiting = self._waiting, None
+                    await self._measure(point)
 
     async def measure_last(self) -> None:
         """Evaluate the current model, unless the last row has it. A metric that is not finite means divergence."""
@@ -191,8 +191,8 @@ class Evaluator:
     def _take(self) -> EvaluationPoint:
         return self.progress.take(self._ledger.server, self._ledger.traffic, self.progress.wall_s)
 
-    async def _measure(self, standing: EvaluationPoint) -> None:
-        row = await asyncio.to_thread(self._row, standing)
+    async def _measure(self, point: EvaluationPoint) -> None:
+        row = await asyncio.to_thread(self._row, point)
         self._directory.on_row(row)
         self._directory.flush()
         for listener in self.listeners:
@@ -202,11 +202,11 @@ class Evaluator:
         self.hidden_state_lag = row.hidden_state_lag if math.isfinite(row.hidden_state_lag) else None
         self._measured = row.version, row.uploads
 
-    def _row(self, standing: EvaluationPoint) -> Row:
+    def _row(self, point: EvaluationPoint) -> Row:
         began = perf_counter()
-        figures = evaluated(self.task, standing.model)
+        figures = evaluated(self.task, point.model)
         self.progress.evaluation_s += perf_counter() - began
-        return self.progress.row(standing, figures)
+        return self.progress.row(point, figures)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

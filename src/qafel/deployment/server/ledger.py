@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qafel.algorithm import (
     Accepted,
@@ -34,7 +34,6 @@ from qafel.algorithm import (
     save_server,
 )
 from qafel.algorithm.messages import checksum_of
-from qafel.deployment.server.fairness import Standing
 from qafel.deployment.server.journal import Entry, JournalReader, Record, begins_at_start
 from qafel.errors import (
     ConfigError,
@@ -86,21 +85,17 @@ class Applied(NamedTuple):
         return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key, received_bytes)))
 
 
-class _Saved(NamedTuple):
-    """The content of a checkpoint."""
+@final
+class ClientShare(NamedTuple):
+    """One client's share, for a checkpoint."""
 
-    server: Server
-    traffic: Traffic
-    norms: Mapping[int, float]
-    keys: Mapping[int, int]
-    last: Mapping[int, tuple[int, int]]
-    shares: Sequence[Standing] = ()
-    void: int = 0
-    """Earlier records of the journal that do not count: diverged steps and the uploads before them."""
-    checksum: int = 0
-    """The checksum of its last record."""
-    rows: RowLog | None = None
-    """Holds the rows of this checkpoint."""
+    client: Count
+    level: Amount
+    """Of its bucket."""
+    silent_s: Amount
+    """Since its last accepted update."""
+    pause_s: Amount
+    """The longest recent one between two accepted updates."""
 
 
 class _Values(BaseModel):
@@ -111,30 +106,31 @@ class _Values(BaseModel):
     norms: list[tuple[Count, Amount]]
     keys: list[tuple[Count, Count]]
     last: list[tuple[Count, tuple[Count, Count]]]
-    shares: list[Standing]
+    shares: list[ClientShare]
     void: Count
+    """Earlier records of the journal that do not count: diverged steps and the uploads before them."""
     journal_checksum: Count
+    """The checksum of the last record."""
 
 
-_VALUES: Final = TypeAdapter(_Values)
+_NEW: Final = _Values(server={}, traffic=Traffic(), norms=[], keys=[], last=[], shares=[], void=0, journal_checksum=0)
 
 
 @final
 class Ledger:
     """Counts uploads. `take` and `step_if_due` change the state; `journal.sync` makes it durable."""
 
-    def __init__(self, folder: Path, saved: _Saved, history: int) -> None:
-        """Called by `open`: replay the journal after `saved`. `history`: broadcasts to keep in memory."""
-        self.folder = folder
-        self.server, self.traffic, norms, keys, last, self.shares, self._void, checksum, rows = saved
-        self._rows = rows or RowLog(folder, _KEPT)
-        self.norms = dict(norms)
+    def __init__(self, folder: Path, server: Server, rows: RowLog, values: _Values, history: int) -> None:
+        """Called by `open`: replay the journal after a checkpoint. `history`: broadcasts to keep in memory."""
+        self.folder, self.server, self._rows = folder, server, rows
+        self.traffic, self.shares, self._void = values.traffic.copy(), values.shares, values.void
+        self.norms = dict(values.norms)
         """Each client's last norm, so that a restarted server uses the same median."""
-        self.keys = dict(keys)
+        self.keys = dict(values.keys)
         """The key of each client's last counted upload. A new key restarts the client's numbers, because uploads signed
         with the old key are not accepted.
         """
-        self._last = dict(last)
+        self._last = dict(values.last)
         """For each client: the checksum of its counted upload with the highest number, and the total bytes broadcast at
         its last counted upload.
         """
@@ -146,7 +142,9 @@ class Ledger:
         self._batch: Batch | None = None
         """A batch closed by the last upload, whose step is due."""
         before = self.saved_uploads = self.traffic.uploads
-        reader = JournalReader(folder, self.traffic.uploads + self.traffic.broadcasts + self._void, checksum)
+        reader = JournalReader(
+            folder, self.traffic.uploads + self.traffic.broadcasts + self._void, values.journal_checksum
+        )
         before_it: Record | None = None
         for record in reader:
             if record.entry is Entry.DROPPED:
@@ -312,7 +310,7 @@ class Ledger:
         return broadcast
 
     def begin_checkpoint(
-        self, every: int, judged: Callable[[], tuple[Mapping[int, float], Sequence[Standing]]] = lambda: ({}, ())
+        self, every: int, judged: Callable[[], tuple[Mapping[int, float], Sequence[ClientShare]]] = lambda: ({}, ())
     ) -> Callable[[], None] | None:
         """Return a function that writes the current state, to be called in a thread; None if no checkpoint is due.
 
@@ -403,7 +401,7 @@ def _newest_sound(
     failed: list[tuple[Path, Exception]] = []
     for _, path in reversed(_checkpoints(folder)):
         try:
-            ledger = Ledger(folder, _read(path, algorithm, seed, size, clients), history)
+            ledger = Ledger(folder, *_read(path, algorithm, seed, size, clients), history)
             break
         except (DamagedJournal, OutputError):
             raise
@@ -415,23 +413,24 @@ def _newest_sound(
             raise DataError(f"cannot use any checkpoint in {folder}; {failed[0][0]}: {failed[0][1]}") from None
         server = Server(initial_model(), algorithm, seed, log_capacity=0, clients=clients)
         require_savable(server)
-        ledger = Ledger(folder, _Saved(server, Traffic(), {}, {}, {}), history)
+        ledger = Ledger(folder, server, RowLog(folder, _KEPT), _NEW, history)
     for path, _ in failed:  # do not count it among the kept ones
         path.rename(path.with_suffix(".unused"))
     return ledger
 
 
-def _read(path: Path, algorithm: Algorithm, seed: int, size: int, clients: int | None) -> _Saved:
+def _read(
+    path: Path, algorithm: Algorithm, seed: int, size: int, clients: int | None
+) -> tuple[Server, RowLog, _Values]:
     rows = RowLog(path.parent, _KEPT)
     saved = read_checkpoint(path, rows)
     try:
-        values = _VALUES.validate_python(saved.values)
+        values = _Values.model_validate(saved.values)
     except ValidationError as error:
         raise DataError(f"{path} is damaged ({fault_of(error)})") from None
     inner = Checkpoint(saved.arrays, values.server, saved.rows)
     server = restore_server(inner, algorithm, seed, size=size, log_capacity=0, clients=clients)
-    norms, keys, last = dict(values.norms), dict(values.keys), dict(values.last)
-    return _Saved(server, values.traffic, norms, keys, last, values.shares, values.void, values.journal_checksum, rows)
+    return server, rows, values
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

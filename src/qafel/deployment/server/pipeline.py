@@ -29,7 +29,7 @@ from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.transport import cancel_and_wait, wait_for_event
-from qafel.errors import BrokerError, BrokerLost, OutputError
+from qafel.errors import BrokerError, BrokerLost
 from qafel.text import counted
 
 _AHEAD: Final = 256  # messages requested ahead
@@ -144,9 +144,10 @@ class BackgroundWriter:
                 await asyncio.to_thread(write)
                 if not self._settings.keep_journal:
                     await asyncio.to_thread(self._ledger.drop_old_journal)
-            except (OutputError, OSError) as error:
+            except Exception as error:  # a full disk, a lack of memory, a fault of a custom part
                 self.failed_checkpoints += 1
-                self.problem = f"no checkpoint since {counted(self._ledger.saved_uploads, 'update')}: {error}"
+                why = str(error) or type(error).__name__
+                self.problem = f"no checkpoint since {counted(self._ledger.saved_uploads, 'update')}: {why}"
                 self._metrics.failed_checkpoints.inc()
                 log.error("%s", self.problem)
             else:

@@ -30,8 +30,9 @@ from qafel.deployment.messages import Agreement
 from qafel.deployment.names import SHARED_STREAMS, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Published, Publisher, refill
+from qafel.deployment.server.defence import RunningMedian, UploadChecker, resolved
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
-from qafel.deployment.server.intake import Intake, RunningMedian, UploadChecker, resolved
+from qafel.deployment.server.intake import Intake
 from qafel.deployment.server.lease import Lease
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
