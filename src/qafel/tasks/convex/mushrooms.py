@@ -1,8 +1,11 @@
 """The paper's first problem: ℓ₂-regularised logistic regression on LIBSVM's mushrooms.
 
-8,124 rows of 112 binary features and an intercept, so d = 113; labels 1 (poisonous) and 2 (edible) become 0 and 1;
-rows in file order, split into contiguous parts, one per client; f(x) = mean logistic loss + ‖x‖²/(2·8124), the
-intercept regularised too; x⁰ = 0. The data ships with the package: see docs/tasks.md for its origin and licence.
+- 8,124 rows of 112 binary features and an intercept: d = 113.
+- Labels 1 (poisonous) and 2 (edible) become 0 and 1.
+- The rows are split in file order into contiguous parts, one per client.
+- f(x) = mean logistic loss + ‖x‖²/(2·8124), including the intercept; x⁰ = 0.
+
+The data ships with the package. docs/tasks.md states its origin and licence.
 """
 
 from __future__ import annotations
@@ -27,29 +30,29 @@ from qafel.tasks.protocol import Goal
 
 ROWS, FEATURES = 8124, 112
 OPTIMUM = 0.014484174216922262
-"""f*, from a Newton solver in float64 (a test finds it again)."""
+"""f*, from Newton's method in float64. A test confirms it."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LabelledRows:
-    """Dense features, one row per sample, and a label for each."""
+    """Dense features, one row per sample, with labels."""
 
     features: NDArray[np.float32]
     labels: NDArray[np.float64]
 
 
 def read_libsvm(path: Path, features: int | None = None) -> LabelledRows:
-    """Read LIBSVM's text format: a row a line, `label index:value …`, indices from 1, ascending.
+    """Read LIBSVM's text format: lines `label index:value …` with ascending indices from 1.
 
-    `path` is the file; `features` is the number of columns, by default the largest index found.
+    features   the number of columns; by default the largest index
     """
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: put the LIBSVM text file there") from None
+        raise DataError(f"{path} is missing: expected a LIBSVM text file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as LIBSVM text: {error}") from None
+        raise DataError(f"cannot read {path} as LIBSVM text: {error}") from None
     labels, rows = [], []
     for number, line in enumerate(lines, start=1):
         if not (fields := line.split("#", 1)[0].split()):
@@ -61,10 +64,10 @@ def read_libsvm(path: Path, features: int | None = None) -> LabelledRows:
             raise DataError(f"{path}, line {number}: expected 'label index:value …', found {line[:60]!r}") from None
         indices = [index for index, _ in pairs]
         if any(index < 1 for index in indices) or sorted(set(indices)) != indices:
-            raise DataError(f"{path}, line {number}: indices start at 1 and ascend, found {indices}")
+            raise DataError(f"{path}, line {number}: expected ascending indices from 1, found {indices}")
         rows.append(pairs)
     if not rows:
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{path} is empty: expected lines 'label index:value …'")
     largest = max((pairs[-1][0] for pairs in rows if pairs), default=0)
     if features is not None and largest > features:
         raise DataError(f"{path} has feature {largest}, expected at most {features}")
@@ -76,7 +79,7 @@ def read_libsvm(path: Path, features: int | None = None) -> LabelledRows:
 
 
 def write_libsvm(rows: LabelledRows) -> str:
-    """The text of `rows` that `read_libsvm` reads back, byte for byte as LIBSVM's site writes it."""
+    """Return `rows` in LIBSVM's text format, byte for byte as on LIBSVM's site."""
     lines = []
     for row, label in zip(rows.features, rows.labels, strict=True):
         fields = " ".join(f"{column + 1}:{row[column]:g}" for column in np.flatnonzero(row))
@@ -86,7 +89,7 @@ def write_libsvm(rows: LabelledRows) -> str:
 
 @cache
 def load_mushrooms() -> LabelledRows:
-    """The dataset as LIBSVM has it: features 0 or 1, labels 1 or 2."""
+    """Return LIBSVM's dataset: features 0 or 1, labels 1 or 2."""
     packed = np.load(io.BytesIO(files("qafel.tasks").joinpath("data/mushrooms.npz").read_bytes()))
     features = np.zeros((ROWS, FEATURES), np.float32)
     np.put_along_axis(features, packed["ones"].astype(np.int64), 1.0, axis=1)
@@ -95,7 +98,7 @@ def load_mushrooms() -> LabelledRows:
 
 @final
 class Mushrooms:
-    """Logistic regression on mushrooms, split over a number of clients. The metric is f(x) − f*."""
+    """Logistic regression on mushrooms, split among clients. The metric is f(x) − f*."""
 
     name = "mushrooms"
     metric_name = "f(x) − f*"
@@ -104,7 +107,7 @@ class Mushrooms:
 
     def __init__(self, clients: int = 100) -> None:
         if not 1 <= clients <= ROWS:
-            raise ConfigError(f"mushrooms has {ROWS} rows, so between 1 and {ROWS} clients; got {clients}")
+            raise ConfigError(f"mushrooms takes 1 to {ROWS} clients, one row each at least; got {clients}")
         data = load_mushrooms()
         rows = np.hstack([data.features, np.ones((ROWS, 1), np.float32)])
         self.clients = clients
@@ -127,7 +130,7 @@ class Mushrooms:
         return logistic_steps(self._parts[client], start.vector, local, steps_of(local, self.name), self._l2)
 
     def loss(self, model: Vector) -> float:
-        """f(x)."""
+        """Return f(x)."""
         return float(convex.kernels.mean_loss_of_ones(self._ones, self._targets, model, self._l2))
 
     def evaluate(self, model: Vector) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""The loops of kernels.py in NumPy, for a device without Numba: same names, same arguments.
+"""The loops of kernels.py in NumPy, for devices without Numba: same names, same arguments.
 
-Their sums run in another order, so that a trained model differs in its last digits. Nothing shared depends on that:
-what a client learns is its own, and x̂ moves by the bytes that it sends.
+Their sums have another order, so a trained model differs in its last digits. Server and clients still agree on x̂, which
+depends only on the bytes that clients send.
 """
 
 from __future__ import annotations

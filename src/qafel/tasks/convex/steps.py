@@ -1,4 +1,4 @@
-"""A client's local steps on a convex problem: what its settings ask for, and the call of a compiled loop."""
+"""A client's local steps on a convex problem, by the compiled loops."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def logistic_steps(
     linear: Vector = NOTHING,
     noise: Matrix = NO_NOISE,
 ) -> Vector:
-    """The model after `steps` of `train_logistic` from `start` on `data`, with the step size and terms of `local`."""
+    """Return the model after `steps` of `train_logistic` from `start` on `data`, with the settings of `local`."""
     trained: Vector = convex.kernels.train_logistic(*data, start, linear, noise, *terms_of(local, start, steps, l2))
     return trained
 
 
 def terms_of(local: LocalTraining, start: Vector, steps: int, l2: float = 0.0) -> tuple[Any, ...]:
-    """The last arguments of the compiled loops: η, P, λ + weight decay, μ, the clipping norm (0: none), correction."""
+    """Return the last arguments of the loops: η, P, λ + weight decay, μ, the clipping norm (0: none), correction."""
     decay, proximal = np.float32(l2 + local.weight_decay), np.float32(local.proximal)
     correction = NOTHING if local.correction is None else require_vector(local.correction, start.size, "a client rule")
     return np.float32(local.lr), steps, decay, proximal, local.clip_norm or 0.0, correction
 
 
 def steps_of(local: LocalTraining, task: str) -> int:
-    """How many full-batch steps `local` asks for: an epoch is one. `task` is its name, for the error."""
+    """Return the number of full-batch steps of `local`; an epoch is one step. `task` names the task in errors."""
     if local.batch_size is not None:
-        raise ConfigError(f"{task} trains on all of a client's data at once: leave algorithm.batch_size out")
+        raise ConfigError(f"{task} trains on full batches only: remove algorithm.batch_size")
     return local.steps_for(1)

@@ -1,8 +1,8 @@
-"""Problems whose optimum and constants are known, for any number of clients and parameters.
+"""Problems with known optimum and constants, for any number of clients and parameters.
 
-A client's data is made from its number when it trains: nothing grows with the number of clients. Clients come in
-pairs whose gradients deviate from the mean in opposite directions, so that the optimum is exact for any even number
-of them (of an odd number, the last one does not deviate).
+A client's data is computed from its number when it trains, so memory does not grow with the number of clients. Clients
+form pairs whose gradients deviate from the mean in opposite directions: the optimum is exact. The last client of an odd
+number does not deviate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVALUATED_CLIENTS = 256
 @final
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What the paper's theorem asks for. Exact for the quadratic, upper bounds for logistic regression."""
+    """The constants of the paper's theorem: exact for the quadratic, upper bounds for logistic regression."""
 
     smoothness: float
     """L"""
@@ -40,7 +40,7 @@ class Constants:
 
 
 class _Synthetic:
-    """What the problems share: clients whose gradients deviate from the mean by √B, and noise with E‖noise‖² = σ²."""
+    """Common parts: clients whose gradients deviate from the mean by √B, and noise with E‖noise‖² = σ²."""
 
     metric_name = "f(x) − f*"
     metric_goal: Goal = "min"
@@ -48,28 +48,28 @@ class _Synthetic:
 
     def __init__(self, clients: int, dimension: int, heterogeneity: float, noise: float, seed: int) -> None:
         if clients < 1 or dimension < 1:
-            raise ConfigError(f"there is at least one client and one parameter, got {clients} and {dimension}")
+            raise ConfigError(f"at least one client and one parameter are needed, got {clients} and {dimension}")
         if heterogeneity < 0 or noise < 0:
-            raise ConfigError(f"heterogeneity and noise are zero or more, got {heterogeneity} and {noise}")
+            raise ConfigError(f"heterogeneity and noise must not be negative, got {heterogeneity} and {noise}")
         self.clients, self.seed = clients, seed
         self.layout = Layout.flat(dimension)
         self._deviation, self._noise = np.float32(np.sqrt(heterogeneity)), noise
 
     def _unit_vector(self, purpose: str, *numbers: int) -> Vector:
-        """A direction drawn uniformly."""
+        """Return a uniformly random direction."""
         direction = Stream.named(self.seed, purpose, *numbers).generator().standard_normal(self.layout.size)
         length = math.sqrt(np.add.reduce(direction * direction))  # BLAS's sum depends on the number of threads
         return (direction / length).astype(np.float32)
 
     def _deviation_of(self, client: int) -> Vector:
-        """Of length √B, and opposite for the other client of the pair; zero for one that is left over."""
+        """Return a vector of length √B, opposite within a pair, and zero for a client without a partner."""
         if client == self.clients - 1 and self.clients % 2:
             return np.zeros(self.layout.size, np.float32)
         direction = self._unit_vector("deviation", client // 2)
         return (direction if client % 2 == 0 else -direction) * self._deviation
 
     def _gradient_noise(self, steps: int, stream: Stream) -> Matrix:
-        """Gaussian noise for the gradient of each step; empty if σ is zero."""
+        """Return Gaussian noise for the gradient of each step; empty if σ is zero."""
         if not self._noise:
             return NO_NOISE
         noise = stream.generator().standard_normal((steps, self.layout.size), dtype=np.float32)
@@ -79,9 +79,15 @@ class _Synthetic:
 
 @final
 class Quadratic(_Synthetic):
-    """Fₙ(x) = ½xᵀAx − ⟨sₙ, x⟩ with A diagonal, eigenvalues from μ to L, ‖sₙ‖² = B, Σsₙ = 0: so x* = 0.
+    """Fₙ(x) = ½xᵀAx − ⟨sₙ, x⟩ with A diagonal, eigenvalues from μ to L, ‖sₙ‖² = B and Σsₙ = 0: x* = 0.
 
-    Gradients carry Gaussian noise. The metric is f(x) − f* = ½xᵀAx.
+    Gradients have Gaussian noise. The metric is f(x) − f* = ½xᵀAx.
+
+    heterogeneity      B, the squared deviation of a client's gradient from the mean
+    noise              σ_ℓ, the root of the mean squared norm of the gradient noise
+    smoothness         L, the largest eigenvalue of A
+    strong_convexity   μ, the smallest eigenvalue of A
+    seed               the seed of the clients' deviations
     """
 
     name = "quadratic"
@@ -99,7 +105,7 @@ class Quadratic(_Synthetic):
     ) -> None:
         super().__init__(clients, dimension, heterogeneity, noise, seed)
         if not 0 < strong_convexity <= smoothness:
-            raise ConfigError(f"0 < strong convexity ≤ smoothness, got {strong_convexity} and {smoothness}")
+            raise ConfigError(f"expected 0 < strong_convexity ≤ smoothness, got {strong_convexity} and {smoothness}")
         self._eigenvalues = np.geomspace(strong_convexity, smoothness, dimension).astype(np.float32)
         self.optimum: Vector = np.zeros(dimension, np.float32)
         start = self.initial_model(Stream.named(seed, "unused"))
@@ -109,7 +115,7 @@ class Quadratic(_Synthetic):
         return 1
 
     def initial_model(self, stream: Stream) -> Vector:
-        """At distance one from the optimum, the same for every seed."""
+        """Return a point at distance one from the optimum, the same for every seed."""
         size = self.layout.size
         return np.full(size, 1 / np.sqrt(size), np.float32)
 
@@ -129,10 +135,16 @@ class Quadratic(_Synthetic):
 
 @final
 class SyntheticLogistic(_Synthetic):
-    """Fₙ(x) = mean logistic loss over rows of norm one + λ/2‖x‖² + ⟨lₙ, x⟩, lₙ chosen so that x* is known.
+    """Fₙ(x) = mean logistic loss over rows of norm one + λ/2‖x‖² + ⟨lₙ, x⟩, with lₙ chosen so that x* is known.
 
-    lₙ cancels the gradient of the rest at x* but for a deviation of squared norm B₀, opposite in pairs. The metric is
-    f(x) − f* over the first 256 clients, whose problem has the same optimum.
+    At x*, the gradient of Fₙ is a deviation of squared norm B₀, opposite in pairs. The metric is f(x) − f* over the
+    first 256 clients, whose problem has the same optimum.
+
+    rows            samples of each client
+    heterogeneity   B₀, the squared norm of a client's gradient at x*
+    noise           σ_ℓ, the root of the mean squared norm of the gradient noise
+    l2              λ, the regularisation
+    seed            the seed of data and deviations
     """
 
     name = "logistic"
@@ -150,7 +162,7 @@ class SyntheticLogistic(_Synthetic):
     ) -> None:
         super().__init__(clients, dimension, heterogeneity, noise, seed)
         if rows < 1 or l2 <= 0:
-            raise ConfigError(f"a client has at least one row and l2 is positive, got {rows} and {l2}")
+            raise ConfigError(f"rows must be at least one and l2 positive, got {rows} and {l2}")
         self._rows, self._l2 = rows, l2
         self.optimum: Vector = 3 * self._unit_vector("optimum")
         few = min(clients, EVALUATED_CLIENTS) // 2 * 2 or 1
@@ -161,7 +173,7 @@ class SyntheticLogistic(_Synthetic):
         self._linear = np.mean(linear, axis=0, dtype=np.float64)
         self._lowest = self._loss(self.optimum)
         gap = self.evaluate(self.initial_model(Stream.named(seed, "unused")))["metric"]
-        # A client's data gradient lies in the unit ball: it is at most 2 away from the mean, at x and at x*, each.
+        # A client's data gradient is in the unit ball: at x and at x*, its distance from the mean is at most 2.
         self.constants = Constants(0.25 + l2, noise, float((4 + 2 * self._deviation) ** 2), gap)
 
     def samples(self, client: int) -> int:
@@ -189,6 +201,6 @@ class SyntheticLogistic(_Synthetic):
         return rows, np.ascontiguousarray(rows.T), generator.integers(2, size=self._rows).astype(np.float32)
 
     def _linear_term(self, client: int, data: Data) -> Vector:
-        """What makes the client's gradient at x* equal to its deviation: a step of size one says what it is now."""
+        """Return the term that makes the client's gradient at x* its deviation. A step of size 1 is the gradient."""
         step = logistic_steps(data, self.optimum, LocalTraining(1.0, steps=1), 1, self._l2)
         return np.asarray(self._deviation_of(client) - (self.optimum - step))

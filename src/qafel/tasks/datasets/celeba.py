@@ -1,12 +1,12 @@
-"""CelebA: does the person smile? A client is a person.
+"""CelebA: predict whether a person smiles. A client is a person.
 
-    <data>/celeba/img_align_celeba/        000001.jpg …, or png; some of the images are enough
+    <data>/celeba/img_align_celeba/        000001.jpg …, or png; a part of the images suffices
     <data>/celeba/list_attr_celeba.txt     40 attributes of each image, −1 or 1
     <data>/celeba/identity_CelebA.txt      the person in each image
 
-or LEAF's own files, <data>/celeba/data/train/*.json and …/test/, with the same images. People with at least 5 images
-that are there count; a tenth of them is held out for testing. Liu, Luo, Wang and Tang, Deep Learning Face Attributes in
-the Wild, 2015; for non-commercial research.
+Alternatively, LEAF's files <data>/celeba/data/train/*.json and …/test/, with the same images. Clients are the people
+with at least 5 available images. A tenth of them is held out for testing. Liu, Luo, Wang and Tang, Deep Learning Face
+Attributes in the Wild, 2015; for non-commercial research.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LEAST_IMAGES = 5
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _BY_HAND = (
-    ". CelebA may not be downloaded by programs: get img_align_celeba, list_attr_celeba.txt and identity_CelebA.txt "
-    "from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
+    ". CelebA may not be downloaded by programs: download img_align_celeba, list_attr_celeba.txt and "
+    "identity_CelebA.txt from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 )
 
 
 def find_celeba(data: Path, fetch: bool = False, source: Source = "auto") -> list[Path]:
-    """The attributes, the identities and the folder of images under `data`; or LEAF's files and that folder.
+    """Return the paths of attributes, identities and images under `data`, or LEAF's files and the images.
 
-    LEAF's are taken if there are no identities. `source` says which of the two to take; `fetch` does nothing, because
-    CelebA may not be downloaded by programs. An error says what is missing.
+    `source` chooses the files; "auto" takes LEAF's if the identities are missing. `fetch` has no effect: CelebA may not
+    be downloaded by programs. Raises `DataError` if a file is missing.
     """
     folder = data / "celeba"
     pictures = folder / "img_align_celeba"
@@ -54,31 +54,34 @@ def find_celeba(data: Path, fetch: bool = False, source: Source = "auto") -> lis
 def load_celeba(
     data: Path, source: Source = "auto", attribute: str = "Smiling", held_out: float = 0.1, seed: int = 0
 ) -> FederatedData:
-    """Images of 3×32×32 bytes, label 1 where the attribute is there, by person, from the files under the folder `data`.
+    """Return images of 3×32×32 bytes by person. The label is 1 if the image has the attribute.
 
-    `source` is as in `find_celeba`. Of the official files, `attribute` gives the labels, and a share `held_out` of the
-    people, chosen by `seed`, is for testing.
+    data        the folder of datasets
+    source      the files to read, as in `find_celeba`
+    attribute   the attribute to predict, for the official files
+    held_out    the share of people for testing, for the official files
+    seed        the seed that chooses these people
     """
     found = find_celeba(data, source=source)
     if found[0].suffix == ".json":
         return load_leaf(data, "CelebA", found, partial(_encode_leaf, found[-1]))
     if not 0 < held_out < 1:
-        raise ConfigError(f"the share of people held out for testing lies between 0 and 1; got {held_out}")
+        raise ConfigError(f"held_out, the share of people for testing, must be between 0 and 1; got {held_out}")
     names = _attribute_names(found[0])
     if attribute not in names:
-        raise ConfigError(f"CelebA has no attribute {attribute!r}; choose from {', '.join(names)}")
+        raise ConfigError(f"unknown CelebA attribute {attribute!r}; choose from {', '.join(names)}")
     arrays = cached(data, "celeba", found, partial(_read_official, found, len(names)))
     samples = ArraySamples(arrays["images"], arrays["attributes"][:, names.index(attribute)].astype(np.uint8))
     return _hold_out(samples, arrays["users"], held_out, seed)
 
 
 def find_images(folder: Path) -> dict[str, Path]:
-    """The images of a folder by their names without suffix."""
+    """Return the images of a folder by name without suffix."""
     return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in _SUFFIXES}
 
 
 def read_images(paths: Sequence[Path]) -> NDArray[np.uint8]:
-    """All images as (number, 3, 32, 32)."""
+    """Return all images as an array (number, 3, 32, 32)."""
     images = np.empty((len(paths), 3, SIDE, SIDE), np.uint8)
     for row, path in zip(images, paths, strict=True):
         row[...] = _read(path).transpose(2, 0, 1)
@@ -86,14 +89,14 @@ def read_images(paths: Sequence[Path]) -> NDArray[np.uint8]:
 
 
 def _read(path: Path) -> NDArray[np.uint8]:
-    """Resize so that the shorter side is 32, then keep the middle."""
-    from PIL import Image  # noqa: PLC0415 — only those who build the cache need it
+    """Resize the shorter side to 32 and crop the middle."""
+    from PIL import Image  # noqa: PLC0415 — only building the cache needs it
 
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"CelebA: {path} is damaged ({error}): delete it, or put it there again") from None
+        raise DataError(f"CelebA: {path} is damaged ({error}): delete it or replace it") from None
     scale = SIDE / min(image.size)
     width, height = (max(SIDE, round(side * scale)) for side in image.size)
     if (width, height) != image.size:
@@ -103,19 +106,19 @@ def _read(path: Path) -> NDArray[np.uint8]:
 
 
 def _read_official(found: Sequence[Path], count: int) -> Arrays:
-    """The images of people with enough of them, all `count` attributes of each, and who it is."""
+    """Return the images of people with enough images, with all `count` attributes and the person of each."""
     labels, people, pictures = found
     images = find_images(pictures)
     chosen, users = _people_with_enough(people, images)
     attributes = _read_attributes(labels, count)
     if missing := [name for name in chosen if name not in attributes]:
-        raise DataError(f"CelebA: {labels} is damaged: it has no row for image {missing[0]}")
+        raise DataError(f"CelebA: {labels} is damaged: the row of image {missing[0]} is missing")
     known = np.array([attributes[name] for name in chosen], np.uint8)
     return {"images": read_images([images[name] for name in chosen]), "attributes": known, "users": users}
 
 
 def _hold_out(samples: ArraySamples, users: NDArray[Any], share: float, seed: int) -> FederatedData:
-    """Set a share of the users aside for testing; the others are numbered anew."""
+    """Hold out a share of the users for testing, and renumber the others."""
     count = int(users.max()) + 1
     order = Stream.named(seed, "held-out users").generator().permutation(count)
     training = np.zeros(count, np.bool_)
@@ -126,7 +129,7 @@ def _hold_out(samples: ArraySamples, users: NDArray[Any], share: float, seed: in
 
 
 def _people_with_enough(path: Path, images: dict[str, Path]) -> tuple[list[str], NDArray[np.int32]]:
-    """The images of people with at least 5 of them, person after person, and the number of each image's person."""
+    """Return the images of people with at least 5, person by person, and the person of each image."""
     by_person: dict[int, list[str]] = {}
     for number, fields in enumerate(_rows(path), 1):
         if len(fields) != 2 or not fields[1].isdigit():
@@ -135,7 +138,7 @@ def _people_with_enough(path: Path, images: dict[str, Path]) -> tuple[list[str],
             by_person.setdefault(int(fields[1]), []).append(name)
     enough = [names for _, names in sorted(by_person.items()) if len(names) >= LEAST_IMAGES]
     if not enough:
-        raise DataError(f"CelebA: no person has {LEAST_IMAGES} images in {path.parent / 'img_align_celeba'}")
+        raise DataError(f"CelebA: expected people with {LEAST_IMAGES} images in {path.parent / 'img_align_celeba'}")
     users = np.repeat(np.arange(len(enough), dtype=np.int32), [len(names) for names in enough])
     return [name for names in enough for name in names], users
 
@@ -168,7 +171,7 @@ def _encode_leaf(pictures: Path, xs: list[Any], ys: list[Any], folder: Path) -> 
     missing = [x for x in xs if Path(str(x)).stem not in images]
     if missing or not set(ys) <= {0, 1}:
         raise DataError(
-            f"CelebA: the LEAF files in {folder} should name images in {pictures} and have labels 0 or 1; "
-            f"{len(missing)} of {len(xs)} images are not there"
+            f"CelebA: the LEAF files in {folder} must name images in {pictures} and have labels 0 or 1; "
+            f"{len(missing)} of {len(xs)} images are missing"
         )
     return read_images([images[Path(x).stem] for x in xs]), np.array(ys, np.uint8)

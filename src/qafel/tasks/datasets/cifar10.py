@@ -22,7 +22,7 @@ from qafel.tasks.datasets.samples import Batch, FederatedData
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-"""Of each channel, on a scale from 0 to 1, as in the published runs."""
+"""Per channel, on a scale from 0 to 1, as in the published runs."""
 BINARY_MD5 = {
     "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
     "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
@@ -50,9 +50,9 @@ ARCHIVE = Archive(
 
 
 def find_cifar10(data: Path, fetch: bool = False) -> list[Path]:
-    """The official files under the folder `data`, the test batch last; an error says which is missing.
+    """Return the official files under the folder `data`, the test batch last. Raises `DataError` if one is missing.
 
-    `fetch` downloads them if there are none.
+    `fetch` downloads them if both folders are missing.
     """
     binary, python = data / BINARY_FOLDER, data / PYTHON_FOLDER
     if fetch and not binary.exists() and not python.exists():
@@ -62,9 +62,10 @@ def find_cifar10(data: Path, fetch: bool = False) -> list[Path]:
 
 
 def load_cifar10(data: Path, verify: bool = True, fetch: bool = False) -> FederatedData:
-    """The two official parts from the folder `data`, memory-mapped: inputs are bytes, labels 0 … 9.
+    """Return the official training and test images from the folder `data`, memory-mapped. Labels are 0 … 9.
 
-    The first call reads the files of `find_cifar10` and, if `verify`, compares their MD5 sums.
+    verify   compare the MD5 sums of the files on the first call
+    fetch    download missing files
     """
     paths = find_cifar10(data, fetch)
     read = _read_binary if paths[0].suffix == ".bin" else _read_python
@@ -81,18 +82,16 @@ def load_cifar10(data: Path, verify: bool = True, fetch: bool = False) -> Federa
 
 
 def _read_binary(path: Path) -> Batch:
-    """A label and 3,072 bytes, red, green, blue, row by row, for each image."""
+    """Read records of a label and 3,072 bytes: red, green, blue, row by row."""
     content = np.fromfile(path, np.uint8)
     if content.size == 0 or content.size % (1 + _PIXELS):
-        raise DataError(
-            f"CIFAR-10: {path} is damaged: {content.size} bytes are not a whole number of records of {1 + _PIXELS}"
-        )
+        raise DataError(f"CIFAR-10: {path} is damaged: its {content.size} bytes are not a multiple of {1 + _PIXELS}")
     rows = content.reshape(-1, 1 + _PIXELS)
     return _checked(path, rows[:, 1:], rows[:, 0])
 
 
 def _read_python(path: Path) -> Batch:
-    """A pickled dictionary with `data` and `labels`."""
+    """Read a pickled dictionary with `data` and `labels`."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.int64)
@@ -110,13 +109,13 @@ def _checked(path: Path, images: NDArray[np.uint8], labels: NDArray[Any]) -> Bat
 
 @final
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads pickles of plain values and NumPy arrays; a pickle that names anything else is refused, not run."""
+    """Reads pickles of plain values and NumPy arrays. Refuses all other classes instead of running them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # NumPy moved its core; the official files, of 2009, name the old place.
+        # The official files of 2009 name NumPy's old core module.
         place = module.replace("numpy.core.", "numpy._core.")
         if (place, name) in {("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}:
             return super().find_class(place, name)
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+        if (module, name) == ("_codecs", "encode"):  # Python 3 encodes bytes for Python 2 this way
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no CIFAR-10 batch needs")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not allowed in a CIFAR-10 batch")

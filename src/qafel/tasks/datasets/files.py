@@ -1,6 +1,6 @@
-"""The files of datasets: where they lie, how they are downloaded, and their compact copies as memory-mapped arrays.
+"""Files of datasets: folders, downloads, and compact copies as memory-mapped arrays.
 
-Datasets lie under $QAFEL_DATA, or under ~/.cache/qafel. Their copies lie in a cache beside them:
+Datasets are in $QAFEL_DATA, or in ~/.cache/qafel. Their copies are in a cache beside them:
 
     <cache>/<name>-<fingerprint>/manifest.json    names, sizes and XXH3 checksums of the arrays
     <cache>/<name>-<fingerprint>/<array>.npy
@@ -30,28 +30,25 @@ from qafel.errors import DataError
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 _FORMAT = 1
-DOWNLOADED = "; a run downloads it if nothing of it is there"
+DOWNLOADED = "; a run downloads it if the dataset is missing"
 
 
 def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of all datasets: `data` if given, else $QAFEL_DATA, else ~/.cache/qafel."""
+    """Return the folder of all datasets: `data`, else $QAFEL_DATA, else ~/.cache/qafel."""
     return Path(data or os.environ.get("QAFEL_DATA") or Path.home() / ".cache" / "qafel").expanduser()
 
 
 def require_file(path: Path, dataset: str, advice: str = "") -> Path:
-    """The path itself, if something is there; else raise what to do.
-
-    `dataset` is its name for people, `advice` a sentence on how to get it.
-    """
+    """Return the path if it exists. Raises a `DataError` that names the `dataset` and ends with `advice`."""
     if not path.exists():
         raise DataError(
-            f"{dataset}: {path} is missing; put it there, or set QAFEL_DATA to the folder that holds {dataset}{advice}"
+            f"{dataset}: {path} is missing; set QAFEL_DATA to the folder of {dataset}, or put the file there{advice}"
         )
     return path
 
 
 def require_md5(path: Path, dataset: str, expected: str) -> None:
-    """Raise unless the MD5 sum of the file `path` is `expected`, which the authors of `dataset` published."""
+    """Raise `DataError` unless the file `path` has the published MD5 sum `expected`."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "md5").hexdigest()
     if found != expected:
@@ -63,20 +60,20 @@ def require_md5(path: Path, dataset: str, expected: str) -> None:
 @final
 @dataclass(frozen=True)
 class Archive:
-    """What is downloaded: an archive, its published MD5 sum if there is one, and where its files go."""
+    """An archive to download, with its published MD5 sum if there is one."""
 
     dataset: str
     url: str
     md5: str | None
     files: Mapping[str, str]
-    """Name in the archive to path in the data folder. Nothing else is unpacked."""
+    """Names in the archive and their paths in the data folder. Other files are ignored."""
 
 
 def download(archive: Archive, data: Path, check: Callable[[Path], None] | None = None) -> None:
-    """Download `archive` and unpack it into the folder `data`; each file appears whole or not at all.
+    """Download `archive` and unpack it into the folder `data`. Files appear complete or not at all.
 
-    `check` gets each unpacked file and raises if it is the wrong one. Nothing large is held in memory: the archive is
-    streamed into a temporary folder under `data`, and its files from there to their places.
+    `check` raises if an unpacked file is wrong. The archive is streamed to a temporary folder under `data`, so memory
+    use is small.
     """
     try:
         data.mkdir(parents=True, exist_ok=True)
@@ -89,15 +86,15 @@ def download(archive: Archive, data: Path, check: Callable[[Path], None] | None 
                 (data / place).parent.mkdir(parents=True, exist_ok=True)
                 (unpacked / name).replace(data / place)
     except OSError as error:
-        raise DataError(f"{data} cannot be written ({error.strerror}): set QAFEL_DATA to a folder of yours") from None
+        raise DataError(f"cannot write to {data} ({error.strerror}): set QAFEL_DATA to another folder") from None
 
 
 def _fetch(archive: Archive, folder: Path, data: Path) -> Path:
-    """The archive as a file in `folder`, its checksum compared."""
-    import pooch  # noqa: PLC0415 — only a download needs it, and the HTTP client below it
+    """Download the archive to `folder` and verify its checksum."""
+    import pooch  # noqa: PLC0415 — only a download needs it
     import requests  # noqa: PLC0415
 
-    pooch.get_logger().setLevel("WARNING")  # the bar says enough
+    pooch.get_logger().setLevel("WARNING")  # the progress bar suffices
     known = archive.md5 and f"md5:{archive.md5}"
     try:
         http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 20, timeout=30)
@@ -108,17 +105,17 @@ def _fetch(archive: Archive, folder: Path, data: Path) -> Path:
         server = urlsplit(archive.url).netloc
         reason = f"no connection to {server}" if isinstance(error, requests.ConnectionError) else error
         raise DataError(
-            f"{archive.dataset} is not in {data} and cannot be downloaded ({reason}): fetch {archive.url}{check} on "
-            f"another machine and unpack it so that {first} is there"
+            f"{archive.dataset} is not in {data} and cannot be downloaded ({reason}): download {archive.url}{check} on "
+            f"another machine and unpack it to {first}"
         ) from None
     except ValueError:
         raise DataError(
-            f"{archive.dataset}: {archive.url} came damaged: its md5 is not {archive.md5}, as published; try again"
+            f"{archive.dataset}: the download of {archive.url} is damaged, its md5 is not {archive.md5}: try again"
         ) from None
 
 
 def _unpack(archive: Archive, packed: Path, folder: Path) -> None:
-    """Unpack the wanted files, and no others, into `folder`, under their names in the archive."""
+    """Unpack the files of `archive.files` into `folder`, under their names in the archive."""
     wanted = archive.files
     try:
         if zipfile.is_zipfile(packed):
@@ -126,21 +123,21 @@ def _unpack(archive: Archive, packed: Path, folder: Path) -> None:
                 zipped.extractall(folder, wanted)
         else:
             with tarfile.open(packed) as tar:
-                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
-                # In the archive's own order: a compressed one is read from its beginning for each step back.
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # missing before Python 3.11.4
+                # In the archive's order: every step back would read a compressed archive from its start.
                 tar.extractall(folder, (file for file in tar if file.isfile() and file.name in wanted))
     except (KeyError, EOFError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise DataError(f"{archive.dataset}: {archive.url} is not the expected archive: {error}") from None
     if absent := [name for name in wanted if not (folder / name).exists()]:
-        raise DataError(f"{archive.dataset}: {archive.url} is not the expected archive: it has no {absent[0]}")
+        raise DataError(f"{archive.dataset}: {archive.url} is not the expected archive: {absent[0]} is missing")
 
 
 def cached(data: Path, name: str, sources: Iterable[Path], build: Callable[[], Arrays], settings: str = "") -> Arrays:
-    """The arrays that `build` makes of the files `sources` in the folder `data`, memory-mapped from the cache.
+    """Return the arrays that `build` makes from the files `sources`, memory-mapped from the cache.
 
-    That is $QAFEL_CACHE, or a folder in `data`. A copy is found by `name` and a fingerprint of the sources (path, size,
-    time of change) and of `settings`: a changed source makes a new one. It appears at once and whole, by a rename;
-    several processes may build the same one, and the first to finish wins. A damaged one is built again.
+    The cache is $QAFEL_CACHE, or a folder in `data`. The key of an entry is `name` with a fingerprint of the sources
+    (path, size, time of change) and of `settings`. Entries appear atomically: several processes may build the same one,
+    and the first wins. A damaged entry is built again.
     """
     folder = Path(os.environ.get("QAFEL_CACHE") or data / "cache").expanduser()
     place = folder / f"{name}-{_fingerprint(sources, settings)}"
@@ -150,7 +147,7 @@ def cached(data: Path, name: str, sources: Iterable[Path], build: Callable[[], A
         _write(place, build())
         arrays = _load(place)
     if arrays is None:
-        raise DataError(f"the cache {place} cannot be read back: check the disk, or set QAFEL_CACHE to another folder")
+        raise DataError(f"cannot read the cache {place} back: check the disk, or set QAFEL_CACHE to another folder")
     return arrays
 
 
@@ -160,7 +157,7 @@ def _fingerprint(sources: Iterable[Path], settings: str) -> str:
         try:
             stat = path.stat()
         except OSError:
-            raise DataError(f"{path} is missing or cannot be read") from None
+            raise DataError(f"cannot read {path}: check that it exists, and its permissions") from None
         digest.update(f"\n{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
     return digest.hexdigest()
 
@@ -177,15 +174,15 @@ def _write(place: Path, arrays: Arrays) -> None:
             (unfinished / "manifest.json").write_text(json.dumps(manifest))
             unfinished.rename(place)
     except OSError as error:
-        if not place.is_dir():  # else another process was faster, with the same content
+        if not place.is_dir():  # otherwise another process was faster, with the same content
             raise DataError(
-                f"the cache {place} cannot be written ({error.strerror}): free the space, or set QAFEL_CACHE to a "
-                "folder of yours"
+                f"cannot write the cache {place} ({error.strerror}): free some space, or set QAFEL_CACHE to another "
+                "folder"
             ) from None
 
 
 def _load(place: Path) -> Arrays | None:
-    """The arrays, or None if there are none or they are not what was written."""
+    """Return the arrays, or None if they are missing or damaged."""
     try:
         manifest = json.loads((place / "manifest.json").read_text())
         if any(_checksum(place / f"{name}.npy") != checksum for name, checksum in manifest.items()):
@@ -196,6 +193,6 @@ def _load(place: Path) -> Arrays | None:
 
 
 def _checksum(path: Path) -> str:
-    """Size and XXH3 of the file: it runs at the speed of memory, so every opening can afford it."""
+    """Return size and XXH3 of the file. It is fast enough to run at every opening."""
     with path.open("rb", buffering=0) as file:
         return f"{os.path.getsize(path)}:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"

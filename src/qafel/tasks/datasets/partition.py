@@ -1,15 +1,14 @@
-"""Which client holds which samples, and a picture of that.
+"""Partitions: the distribution of samples over clients, and a picture of it.
 
-    user                  as the dataset has it: one client per user
-    iid                   equal sizes, labels mixed
-    dirichlet:α           equal sizes; each client's labels from Dirichlet(α·p), p the shares of the labels in the whole
-                          (Hsu, Qi and Brown, 2019)
-    dirichlet-sizes:α     sizes from a symmetric Dirichlet(α), at least one sample each, labels mixed
-    power:a               one sample each, the others to clients drawn with weights from NumPy's power(a), labels
-                          mixed: the published CIFAR-10 runs have power:0.1
-    shards:s              the samples sorted by label and cut; each client gets s pieces (McMahan et al., 2017)
+- `user`: one client per user of the dataset.
+- `iid`: equal sizes, random labels.
+- `dirichlet:α`: equal sizes. Each client's labels follow Dirichlet(α·p), where p are the shares of the labels in the
+  dataset (Hsu, Qi and Brown, 2019).
+- `dirichlet-sizes:α`: sizes follow a symmetric Dirichlet(α); random labels.
+- `power:a`: sizes follow weights from NumPy's power(a); random labels. The published CIFAR-10 runs use power:0.1.
+- `shards:s`: samples sorted by label and cut; each client gets s pieces (McMahan et al., 2017).
 
-Every client holds at least one sample, and every sample is held by one client.
+Every client has at least one sample. Every sample belongs to one client.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ Labels: TypeAlias = NDArray[Any]
 @final
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Client k holds the samples `order[offsets[k]:offsets[k + 1]]`."""
+    """Client k has the samples `order[offsets[k]:offsets[k + 1]]`."""
 
     order: Indices
     offsets: Indices
 
     @staticmethod
     def of_sizes(order: Indices, sizes: NDArray[Any]) -> Partition:
-        """Consecutive parts of these sizes."""
+        """Return consecutive parts of these sizes."""
         return Partition(order, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
     @staticmethod
     def of_parts(parts: Sequence[Any]) -> Partition:
-        """Client k holds the samples whose row numbers `parts[k]` lists, an array or a list."""
+        """Return the partition where client k has the row numbers `parts[k]`, an array or a list."""
         arrays = [np.asarray(part) for part in parts]
         for client, part in enumerate(arrays):
             if part.ndim != 1 or not part.size or not np.issubdtype(part.dtype, np.integer) or part.min() < 0:
                 found = f"{parts[client]!r:.60}"
                 raise ConfigError(f"client {client} needs a flat list of row numbers, at least one; got {found}")
         if not arrays:
-            raise ConfigError("a partition has at least one client, with a list of row numbers each")
+            raise ConfigError("a partition needs at least one client, with a list of row numbers each")
         return Partition.of_sizes(np.concatenate(arrays).astype(np.int64), np.array([part.size for part in arrays]))
 
     @property
@@ -65,15 +64,15 @@ class Partition:
 
     @property
     def sizes(self) -> Indices:
-        """How many samples each client holds."""
+        """The number of samples of each client."""
         return np.diff(self.offsets)
 
     def rows(self, client: int) -> Indices:
-        """The samples of one client."""
+        """Return the samples of one client."""
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def take(self, clients: NDArray[Any], max_samples: int | None, stream: Stream) -> Partition:
-        """Only these `clients`, each with at most `max_samples`, chosen by `stream`."""
+        """Return only these `clients`, each with at most `max_samples` random samples."""
         generator = stream.generator()
         parts = [self.rows(int(client)) for client in clients]
         if max_samples is not None:
@@ -82,9 +81,12 @@ class Partition:
 
 
 def split(spec: str, labels: Labels, clients: int, seed: int | Stream = 0) -> Partition:
-    """Divide the samples with these `labels` among `clients` as `spec` says: iid, dirichlet:0.1, shards:2, …
+    """Divide samples among clients.
 
-    An equal `seed` gives equal parts: a number, such as a shipped task's `data_seed`, or a stream.
+    spec      the kind of partition: iid, dirichlet:0.1, shards:2, …
+    labels    the label of each sample
+    clients   the number of clients
+    seed      a number or a stream; equal seeds give equal partitions
 
     >>> split("shards:1", np.array([1, 0, 1, 0]), 2).sizes.tolist()
     [2, 2]
@@ -92,12 +94,12 @@ def split(spec: str, labels: Labels, clients: int, seed: int | Stream = 0) -> Pa
     stream = Stream.named(seed, "partition") if isinstance(seed, int) else seed
     labels = np.asarray(labels)
     if not 1 <= clients <= len(labels):
-        raise ConfigError(f"{len(labels)} samples can be divided among 1 to {len(labels)} clients; got {clients}")
+        raise ConfigError(f"clients must be from 1 to the number of samples, {len(labels)}; got {clients}")
     if spec == "iid":
         return Partition.of_sizes(stream.generator().permutation(len(labels)), _equal_sizes(len(labels), clients))
     name, _, text = spec.partition(":")
     if name == "iid":
-        raise SpecError(f"partition 'iid' takes no parameter; got {spec!r}")
+        raise SpecError(f"partition 'iid' does not take a parameter; got {spec!r}")
     if name not in _SPLITS:
         raise SpecError(
             f"unknown partition {spec!r}; choose from user, iid, dirichlet:α, dirichlet-sizes:α, power:a, shards:s"
@@ -113,15 +115,15 @@ def split(spec: str, labels: Labels, clients: int, seed: int | Stream = 0) -> Pa
 
 
 def by_user(users: NDArray[Any]) -> Partition:
-    """One client per user, in order of the numbers `users` of each sample; samples stay in order."""
+    """Return one client per user. `users` has the user of each sample; samples keep their order."""
     order = np.argsort(users, kind="stable")
     return Partition.of_sizes(order, np.unique(users, return_counts=True)[1])
 
 
 def _dirichlet_labels(labels: Labels, clients: int, alpha: float, stream: Stream) -> Partition:
-    """Hsu et al.: client after client draws its mixture q ~ Dir(αp), then its samples by q, without replacement.
+    """Let each client draw q ~ Dir(αp), then its samples by q, without replacement (Hsu et al.).
 
-    Where a label has run out, the rest of q is used; where all of q has, what is left of the data.
+    If a label is exhausted, the rest of q applies; if all of q is exhausted, the remaining data.
     """
     generator = stream.generator()
     _, codes = np.unique(labels, return_inverse=True)
@@ -159,7 +161,7 @@ def _shards(labels: Labels, clients: int, per_client: float, stream: Stream) -> 
         most = len(labels) // clients
         raise SpecError(f"shards takes a whole number, at most {most} for {clients} clients; got {per_client:g}")
     generator = stream.generator()
-    shuffled = generator.permutation(len(labels))  # so that equal labels lie in no particular order
+    shuffled = generator.permutation(len(labels))  # random order among equal labels
     pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], shards)
     dealt = [pieces[i] for i in generator.permutation(shards)]
     sizes = np.array([len(piece) for piece in dealt]).reshape(clients, -1).sum(axis=1)
@@ -167,14 +169,14 @@ def _shards(labels: Labels, clients: int, per_client: float, stream: Stream) -> 
 
 
 def _by_weight(samples: int, weights: NDArray[np.float64], generator: np.random.Generator) -> Partition:
-    """One sample for every client, each of the others for a client drawn by weight."""
+    """Give every client one sample, and each remaining sample to a client drawn by weight."""
     clients = len(weights)
     sizes = 1 + generator.multinomial(samples - clients, weights / weights.sum())
     return Partition.of_sizes(generator.permutation(samples), sizes)
 
 
 def _gamma_dirichlet(generator: np.random.Generator, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A Dirichlet draw that stays a distribution for tiny α, where all gammas may underflow to 0."""
+    """Draw from a Dirichlet distribution, also for tiny α, where all gammas may underflow to 0."""
     draw = generator.dirichlet(alpha)
     if not np.isfinite(draw).all() or draw.sum() <= 0:
         draw = np.zeros(len(alpha))
@@ -193,20 +195,22 @@ _SPLITS: dict[str, Callable[[Labels, int, float, Stream], Partition]] = {
     "shards": _shards,
 }
 _MOST_LABELS = 12
-"""Of a picture, each with a colour of its own."""
+"""The most labels with separate colours."""
 
 
 def partition_figure(
-    partition: Partition, labels: Labels, classes: Sequence[str] = (), title: str = "", shown: int = 40
+    partition: Partition, labels: Labels, classes: Sequence[str] = (), title: str = "", max_clients: int = 40
 ) -> Figure:
-    """Draw the labels' shares at some clients, evenly chosen from the largest to the smallest, and the sizes of all.
+    """Draw the shares of labels for some clients, from the largest to the smallest, and the sizes of all clients.
 
-    `labels` are those of all samples, `classes` their names, if they have any; at most `shown` clients are drawn.
+    labels        the label of each sample
+    classes       the names of the labels
+    max_clients   the most clients in the picture
     """
-    if shown < 1:
-        raise ConfigError(f"a picture shows at least one client; got {shown}")
+    if max_clients < 1:
+        raise ConfigError(f"max_clients must be at least one client; got {max_clients}")
     order = np.argsort(-partition.sizes, kind="stable")
-    chosen = order[np.unique(np.linspace(0, len(order) - 1, min(shown, len(order))).astype(np.int64))]
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, min(max_clients, len(order))).astype(np.int64))]
     panels = (_labels_panel(partition, labels, chosen, classes), _sizes_panel(partition.sizes))
     styles = (*panel_styles(panels[:1]), Style("", BLUE))
     return drawing.printed.draw(
@@ -217,9 +221,9 @@ def partition_figure(
 
 
 def _labels_panel(partition: Partition, labels: Labels, chosen: Indices, classes: Sequence[str]) -> Panel:
-    """A bar for each chosen client in the colours of its labels, each as high as its share."""
+    """Return a stacked bar of label shares for each chosen client."""
     values, totals = np.unique(labels, return_counts=True)
-    # Where there are too many labels for colours, the most frequent ones have their own and the rest share one.
+    # With too many labels, the most frequent ones get separate colours and the rest share one.
     named = np.sort(values[np.argsort(-totals, kind="stable")[: _MOST_LABELS if len(values) <= _MOST_LABELS else 11]])
     rest, at, bars = np.ones(len(chosen)), np.arange(len(chosen), dtype=np.float64), []
     for number, value in enumerate(named):
@@ -235,10 +239,10 @@ def _labels_panel(partition: Partition, labels: Labels, chosen: Indices, classes
 
 
 def _sizes_panel(sizes: Indices) -> Panel:
-    """How many clients have at least so many samples."""
+    """Return the number of clients with at least a number of samples."""
     ordered = np.sort(sizes)[::-1].astype(np.float64)
     counts = np.arange(1.0, len(ordered) + 1)
     x = Axis("samples", log=bool(ordered[0] > 20 * max(1, ordered[-1])))
     note = f"Samples of a client: median {np.median(sizes):g}, mean {sizes.mean():.4g}, largest {sizes.max():,}."
     series = (Series("", ordered, counts, kind="steps"),)
-    return Panel("sizes", "sizes", x, Axis("clients with at least so many"), series, note)
+    return Panel("sizes", "sizes", x, Axis("clients with at least that many"), series, note)

@@ -1,4 +1,4 @@
-"""Samples to learn from: inputs and targets, read by row numbers; and samples from LEAF's files."""
+"""Samples: inputs and targets by row number; samples from LEAF's files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Rows: TypeAlias = NDArray[np.integer[Any]]
 Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Inputs and targets."""
 Encode: TypeAlias = Callable[[list[Any], list[Any], Path], Batch]
-"""Makes inputs and targets of the x and y of LEAF's files in a folder."""
+"""Converts x and y of LEAF's files in a folder to inputs and targets."""
 Source: TypeAlias = Literal["auto", "official", "leaf"]
-"""Which files a dataset is read from: its authors', or LEAF's; auto takes LEAF's if only they are there."""
+"""The files of a dataset: its authors' or LEAF's. "auto" takes LEAF's only if the others are missing."""
 _PARTS = ("train", "test")
 
 
 class Samples(Protocol):
-    """A set of samples; rows are numbered from 0."""
+    """A set of samples. Rows are numbered from 0."""
 
     def __len__(self) -> int: ...
 
     @property
     def labels(self) -> NDArray[Any]:
-        """One target per sample, in order."""
+        """The target of each sample, in order."""
 
     def batch(self, rows: Rows) -> Batch:
-        """Inputs and targets of these rows, as new arrays."""
+        """Return inputs and targets of these rows as new arrays."""
 
 
 @final
@@ -47,7 +47,7 @@ class ArraySamples:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
-            raise DataError(f"there are {len(self.inputs)} inputs and {len(self.labels)} labels: one label per input")
+            raise DataError(f"expected a label per input, got {len(self.inputs)} inputs and {len(self.labels)} labels")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -57,7 +57,7 @@ class ArraySamples:
 
 
 def as_samples(given: Samples | tuple[Any, Any]) -> Samples:
-    """Samples as they are, or from a pair of arrays, inputs and targets; float64 becomes float32, a model's type."""
+    """Return samples unchanged, or made from a pair of arrays, inputs and targets. float64 becomes float32."""
     if not isinstance(given, tuple):
         return given
     inputs, labels = (np.asarray(part) for part in given)
@@ -68,7 +68,7 @@ def as_samples(given: Samples | tuple[Any, Any]) -> Samples:
 @final
 @dataclass(frozen=True, eq=False)
 class TextWindows:
-    """Windows of `length` characters of a text, from each of `starts` on; the target is the next character."""
+    """Windows of `length` characters of a text at `starts`. The target is the next character."""
 
     text: NDArray[np.uint8]
     starts: NDArray[Any]
@@ -109,7 +109,7 @@ class Subset:
 @final
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """What a dataset gives: samples to train on and to test on, and, if it has users, whose they are."""
+    """A dataset: samples for training and testing, and the users of the training samples if it has users."""
 
     train: Samples
     test: Samples
@@ -118,33 +118,34 @@ class FederatedData:
 
     @staticmethod
     def of_arrays(arrays: Arrays) -> FederatedData:
-        """From the arrays train, train_labels, test, test_labels and, if it is there, users."""
+        """Return the dataset of the arrays train, train_labels, test, test_labels and, optionally, users."""
         train, test = (ArraySamples(arrays[part], arrays[f"{part}_labels"]) for part in _PARTS)
         return FederatedData(train, test, arrays.get("users"))
 
 
 def leaf_files(folder: Path, dataset: str) -> list[Path]:
-    """LEAF's JSON files in `folder`/train, then those in `folder`/test, each in order of their names."""
+    """Return LEAF's JSON files in `folder`/train, then in `folder`/test, sorted by name."""
     found = []
     for part in _PARTS:
         paths = sorted((folder / part).glob("*.json"))
         if not paths:
             raise DataError(
-                f"{dataset}: there is no LEAF file in {folder / part}: expected *.json, as LEAF's preprocess.sh "
-                "writes them"
+                f"{dataset}: expected LEAF files *.json in {folder / part}, as LEAF's preprocess.sh writes them"
             )
         found += paths
     return found
 
 
 def load_leaf(data: Path, dataset: str, found: Sequence[Path], encode: Encode) -> FederatedData:
-    """Samples from LEAF's own files, JSON with the samples of each user.
+    """Return the samples of LEAF's files, JSON with the samples of each user.
 
         {"users": ["a", …], "num_samples": [2, …], "user_data": {"a": {"x": […], "y": […]}, …}}
 
-    LEAF's `preprocess.sh` writes them; all files of a folder belong together. `data` is the folder of all datasets,
-    `dataset` the name for people, and `found` are the `leaf_files`, and what else `encode` reads.
-    S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+    LEAF's `preprocess.sh` writes them. S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+
+    data      the folder of datasets
+    dataset   the name of the dataset
+    found     the `leaf_files`, and other files that `encode` reads
     """
 
     def build() -> Arrays:
@@ -160,7 +161,7 @@ def load_leaf(data: Path, dataset: str, found: Sequence[Path], encode: Encode) -
 
 
 def read_leaf(files: Sequence[Path], dataset: str) -> tuple[list[int], list[Any], list[Any]]:
-    """The user's number, x and y of all samples; a user that is in several `files` has the samples of all."""
+    """Return user number, x and y of all samples. A user may appear in several `files`."""
     numbers: dict[str, int] = {}
     users, xs, ys = [], [], []
     for path in files:
@@ -184,5 +185,5 @@ def _users_of(path: Path, dataset: str) -> list[tuple[str, list[Any], list[Any]]
         raise DataError(f'{damaged}: expected "users", and "user_data" with "x" and "y" for each') from None
     for name, xs, ys in found:
         if not isinstance(xs, list) or not isinstance(ys, list) or len(xs) != len(ys):
-            raise DataError(f"{damaged}: user {name!r} should have as many x as y")
+            raise DataError(f"{damaged}: user {name!r} must have as many x as y")
     return found

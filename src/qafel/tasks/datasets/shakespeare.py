@@ -1,17 +1,17 @@
-"""Shakespeare: the next character of a play, given 80. A client is a character of a play.
+"""Shakespeare: predict the next letter of a speech from 80. A client is a character of a play.
 
-    <data>/shakespeare/pg100.txt                       Project Gutenberg's #100 of 1994, cut up as LEAF does; or
-    <data>/shakespeare/data/raw_data/raw_data.txt      the same, at the place of LEAF's scripts; or
-    <data>/shakespeare/data/train/*.json, …/test/      LEAF's own files
+    <data>/shakespeare/pg100.txt                       Project Gutenberg's #100 of 1994, split as LEAF does; or
+    <data>/shakespeare/data/raw_data/raw_data.txt      the same text at the path of LEAF's scripts; or
+    <data>/shakespeare/data/train/*.json, …/test/      LEAF's files
 
-From the text, each user's first nine tenths are for training, and the rest, less the 79 windows that overlap, for
-testing. A user is a character of a play; its text is everything it says, lines joined by spaces. LEAF's rules, followed
-here to the sample (1,129 users, 4,226,158 samples), are those of a text of 1994 with plain layout:
+A user is a character of a play. Its text is everything it says, with lines joined by spaces. The first nine tenths are
+for training. The rest is for testing, without the 79 windows that overlap. The parser follows LEAF's rules exactly and
+finds the same 1,129 users and 4,226,158 samples:
 
-- a play begins at a line "by William Shakespeare"; its title stands 2 to 7 lines above. What comes before the second
-  such line (contents, sonnets) is skipped, and the poems after the last play too;
-- "  NAME. words" begins a speech, four spaces continue it; The Comedy of Errors lacks the indentation;
-- names are compared in capitals; a character with at most two lines is left out, as is a "play" with one character.
+- A play begins at a line "by William Shakespeare", with its title 2 to 7 lines above. The text before the second such
+  line (contents, sonnets) and the poems after the last play are skipped.
+- "  NAME. words" begins a speech and four spaces continue it. The Comedy of Errors lacks the indentation.
+- Names are compared in capitals. Characters with at most two lines and "plays" with one character are left out.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from qafel.tasks.datasets.files import DOWNLOADED, Archive, Arrays, cached, down
 from qafel.tasks.datasets.samples import Batch, FederatedData, Source, TextWindows, leaf_files, load_leaf
 
 _PLAY = "by William Shakespeare"
-_LAST_LINE = 124_195  # where the last play ends in the edition of 1994
+_LAST_LINE = 124_195  # end of the last play in the edition of 1994
 _LEAST_LINES = 3
 _UNINDENTED = "THE COMEDY OF ERRORS"
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters. The first, which no sample has, stands for any other."""
+"""LEAF's 80 characters. The first one, absent from the samples, replaces all other characters."""
 LENGTH = 80
 USERS, SAMPLES = 1129, 4_226_158
-"""What the official text gives."""
+"""The numbers for the official text."""
 ARCHIVE = Archive(
     "Shakespeare",
     "https://www.gutenberg.org/files/100/old/1994-01-100.zip",
-    None,  # Project Gutenberg publishes no checksum
+    None,  # Project Gutenberg does not publish a checksum
     {"100.txt": "shakespeare/pg100.txt"},
 )
 
 
 def parse_shakespeare(text: str) -> dict[str, str]:
-    """What each character of each play says, by user name; users in order of appearance."""
+    """Return the text of each character of each play by user name, in order of appearance."""
     lines = text.split("\n")[1:]
     marks = [number for number, line in enumerate(lines) if _PLAY in line]
     if len(marks) < 2:
-        raise DataError(f"Shakespeare: the text has no lines {_PLAY!r}: expected Project Gutenberg's #100 of 1994")
+        raise DataError(f"Shakespeare: expected Project Gutenberg's #100 of 1994, with lines {_PLAY!r}")
     lines = lines[: _LAST_LINE + 1]
     marks = [mark for mark in marks[1:] if mark < len(lines)]
     users: dict[str, str] = {}
@@ -66,7 +66,7 @@ def parse_shakespeare(text: str) -> dict[str, str]:
 
 
 def _speeches(lines: list[str], unindented: bool) -> dict[str, list[str]]:
-    """The lines of each character of a play, given all `lines` of the play."""
+    """Return the lines of each character from all `lines` of a play."""
     indent = "" if unindented else "  "
     speech = re.compile(indent + r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
     continuation = re.compile(2 * indent + r"(.*)")
@@ -88,9 +88,9 @@ def _speeches(lines: list[str], unindented: bool) -> dict[str, list[str]]:
 
 
 def find_shakespeare(data: Path, fetch: bool = False, source: Source = "auto") -> list[Path]:
-    """The text under the folder `data`, or LEAF's files if only they are there; an error says what is missing.
+    """Return the text under the folder `data`, or LEAF's files. Raises `DataError` if a file is missing.
 
-    `fetch` downloads the text if there is neither; `source` says which of the two to take.
+    `fetch` downloads the text if both are missing. `source` chooses between them; "auto" prefers the text.
     """
     folder = data / "shakespeare"
     places = [folder / "pg100.txt", folder / "data/raw_data/raw_data.txt"]
@@ -106,10 +106,12 @@ def find_shakespeare(data: Path, fetch: bool = False, source: Source = "auto") -
 def load_shakespeare(
     data: Path, source: Source = "auto", train_fraction: float = 0.9, verify: bool = True, fetch: bool = False
 ) -> FederatedData:
-    """Windows of 80 characters and the next one, by user, from the files under the folder `data`.
+    """Return windows of 80 characters and the next one, by user.
 
-    `source` and `fetch` are as in `find_shakespeare`; of the text, each user's first `train_fraction` is for training,
-    and `verify` compares the numbers of users and samples with LEAF's.
+    data             the folder of datasets
+    source, fetch    as in `find_shakespeare`
+    train_fraction   the share of each user's text for training, for the official text
+    verify           compare the numbers of users and samples with LEAF's
     """
     found = find_shakespeare(data, fetch, source)
     if found[0].suffix == ".json":
@@ -118,12 +120,12 @@ def load_shakespeare(
 
 
 def _check_text(path: Path) -> None:
-    """A text that is not the one of 1994 does not parse."""
+    """Raise `DataError` unless the text parses: other editions do not."""
     parse_shakespeare(path.read_text(encoding="utf-8-sig", errors="replace"))
 
 
 def encode(text: str) -> NDArray[np.uint8]:
-    """The characters' numbers in the vocabulary."""
+    """Return the numbers of the characters in the vocabulary."""
     table = np.zeros(128, np.uint8)
     table[np.frombuffer(VOCABULARY.encode(), np.uint8)] = np.arange(len(VOCABULARY))
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -140,8 +142,8 @@ def _load_text(data: Path, path: Path, train_fraction: float, verify: bool) -> F
         windows = sum(len(words) - LENGTH for words in said)
         if verify and (len(said), windows) != (USERS, SAMPLES):
             raise DataError(
-                f"Shakespeare: {path} gives {len(said)} users and {windows} samples, expected {USERS} and {SAMPLES}: "
-                "it is damaged, or not Project Gutenberg's #100 of 1994"
+                f"Shakespeare: {path} has {len(said)} users and {windows} samples, expected {USERS} and {SAMPLES}: "
+                "it is damaged or another edition than Project Gutenberg's #100 of 1994"
             )
         return {"text": encode("".join(said)), "lengths": np.array([len(words) for words in said])}
 
@@ -158,7 +160,7 @@ def _load_text(data: Path, path: Path, train_fraction: float, verify: bool) -> F
 
 
 def _stretches(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """From each of `begins`, so many consecutive numbers as `counts` says, one stretch after the other."""
+    """Return `counts[i]` consecutive numbers from each `begins[i]`, concatenated."""
     firsts = np.cumsum(counts) - counts
     return (np.repeat(begins - firsts, counts) + np.arange(counts.sum())).astype(np.int32)
 
@@ -166,5 +168,5 @@ def _stretches(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[
 def _encode_leaf(xs: list[Any], ys: list[Any], folder: Path) -> Batch:
     texts = all(isinstance(text, str) for text in (*xs, *ys))
     if not texts or any(len(x) != LENGTH for x in xs) or any(len(y) != 1 for y in ys):
-        raise DataError(f"Shakespeare: the LEAF files in {folder} should have x of {LENGTH} characters and y of one")
+        raise DataError(f"Shakespeare: the LEAF files in {folder} must have x of {LENGTH} characters and y of one")
     return encode("".join(xs)).reshape(-1, LENGTH), encode("".join(ys))

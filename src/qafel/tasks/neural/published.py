@@ -1,14 +1,18 @@
-"""The paper's networks and neural tasks: the published models, real data, plain keyword settings.
+"""The paper's networks and neural tasks on real data: `cifar10`, `celeba` and `shakespeare`.
 
-    cifar10        images in ten classes
-    celeba         portraits: does the person smile?
-    shakespeare    the next character of a play
+Common settings:
 
-`partition` is "user" if the data has users, or a spec of `tasks.datasets.partition`. Of users, `clients` takes a random
-sample, all by default; `max_samples` bounds what each client holds, `test_samples` what is evaluated, each a random
-sample too. `seed` decides all of these, and nothing of the training. `data` is the folder of datasets, `source` says
-whose files to read, `dropout` is the network's rate, and PyTorch computes on `device`. Data that is missing is
-downloaded if its authors allow that, unless `download` is false; `verify` compares it with what they published.
+- `clients`: the number of clients. With the partition "user", a random sample of the users; by default all.
+- `partition`: "user" if the data has users, or a spec of `tasks.datasets.partition`.
+- `seed`: decides partition and samples, and has no effect on training.
+- `data`: the folder of datasets; by default $QAFEL_DATA or ~/.cache/qafel.
+- `source`: the files to read, "official", "leaf" or "auto".
+- `dropout`: the dropout rate of the network.
+- `max_samples`: the most samples of a client, chosen at random.
+- `test_samples`: the number of test samples, chosen at random; None: all.
+- `device`: "cpu", "cuda", … or "auto".
+- `download`: download missing data if its authors allow it.
+- `verify`: compare the data with the published checksums or counts.
 """
 
 from __future__ import annotations
@@ -42,8 +46,8 @@ from qafel.tasks.neural.trainer import Dropout, Precision, Prepare
 class Cnn(nn.Module):
     """Four 3×3 convolutions of 32 channels, one shared GroupNorm, dropout, and a linear layer, for 32×32 images.
 
-    Each convolution (padding 2) is followed by the same GroupNorm(32, 32), ReLU and 2×2 max-pooling:
-    32 → 34 → 17 → 19 → 9 → 11 → 5 → 7 → 3, so 288 features remain. 31,594 parameters for 10 classes, 29,282 for 2.
+    Each convolution (padding 2) is followed by the same GroupNorm(32, 32), ReLU and 2×2 max-pooling. The sides are
+    32 → 34 → 17 → 19 → 9 → 11 → 5 → 7 → 3, which gives 288 features. It has 31,594 parameters for 10 classes.
     """
 
     def __init__(self, classes: int, dropout: float = 0.1) -> None:
@@ -71,9 +75,9 @@ class Cnn(nn.Module):
     def fill_gradient(
         self, values: NDArray[np.float32], images: Tensor, labels: Tensor, gradient: NDArray[np.float32]
     ) -> bool:
-        """Fill `gradient` with that of the mean cross entropy of the model `values`, without autograd.
+        """Fill `gradient` with the gradient of the mean cross entropy for the model `values`, without autograd.
 
-        False for images or labels that compiled loops, which check no bounds, must not see.
+        Return False for images or labels that the compiled loops do not support: they do not check bounds.
         """
         if not _are_compiled(images) or not _are_classes(labels, len(images), self.linear.out_features):
             return False
@@ -83,21 +87,21 @@ class Cnn(nn.Module):
 
 
 def _are_compiled(images: Tensor) -> bool:
-    """Whether compiled loops take these images."""
+    """Return whether the compiled loops support these images."""
     return images.device.type == "cpu" and images.dtype == torch.float32 and images.shape[1:] == (3, 32, 32)
 
 
 def _are_classes(labels: Tensor, count: int, classes: int) -> bool:
-    """Whether these are the classes of so many samples, at least one."""
+    """Return whether these are the class numbers of `count` samples, at least one."""
     whole = not labels.is_floating_point() and labels.shape == (count,) and count > 0
     return whole and bool(labels.min() >= 0) and bool(labels.max() < classes)
 
 
 @final
 class CharacterLstm(nn.Module):
-    """Embedding of 8, two LSTM layers of 256, and a linear layer on the last position: the next character's scores.
+    """Embedding of 8, two LSTM layers of 256, and a linear layer on the last position, for the next character.
 
-    819,920 parameters for a vocabulary of 80.
+    It has 819,920 parameters for a vocabulary of 80.
     """
 
     def __init__(self, vocabulary: int = 80, embedding: int = 8, hidden: int = 256, layers: int = 2) -> None:
@@ -121,7 +125,7 @@ class CharacterLstm(nn.Module):
         return [self.embedding.weight, *self.lstm.parameters()]
 
     def _is_compiled(self, characters: Tensor) -> bool:
-        """Whether compiled loops, which check no bounds, take these characters; torch says what is wrong."""
+        """Return whether the compiled loops support these characters: they do not check bounds."""
         where = {parameter.device.type for parameter in self.parameters()} == {"cpu"}
         plain = characters.dtype == torch.long and characters.dim() == 2 and characters.numel() > 0
         if not where or not plain or self.lstm.hidden_size % 32 or torch.is_autocast_enabled("cpu"):
@@ -131,7 +135,7 @@ class CharacterLstm(nn.Module):
     def fill_gradient(
         self, values: NDArray[np.float32], characters: Tensor, labels: Tensor, gradient: NDArray[np.float32]
     ) -> bool:
-        """Fill `gradient` with that of the mean cross entropy of the model `values`, without autograd."""
+        """Fill `gradient` with the gradient of the mean cross entropy for the model `values`, without autograd."""
         classes = _are_classes(labels, len(characters), self.linear.out_features)
         if not classes or not self._is_compiled(characters):
             return False
@@ -143,7 +147,7 @@ class CharacterLstm(nn.Module):
 
 @final
 class Normalise:
-    """(x/255 − mean)/std of each channel, from bytes."""
+    """Convert bytes to (x/255 − mean)/std of each channel."""
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         channels = (1, len(mean), 1, 1)
@@ -157,7 +161,7 @@ class Normalise:
 
 
 def as_numbers(characters: NDArray[Any], device: torch.device) -> Tensor:
-    """The characters as 64-bit numbers, which embeddings take."""
+    """Return the characters as 64-bit numbers for an embedding."""
     return torch.from_numpy(characters).to(device).long()
 
 
@@ -174,9 +178,9 @@ def cifar10(
     download: bool = True,
     verify: bool = True,
 ) -> TorchTask:
-    """CIFAR-10 with the four-layer network: 31,594 parameters.
+    """Return CIFAR-10 with the four-layer network of 31,594 parameters.
 
-    The published runs have 5,000 clients with sizes from a power law; the paper's text says `dirichlet-sizes:0.1`.
+    The published runs have 5,000 clients with sizes from a power law. The paper's text states `dirichlet-sizes:0.1`.
     """
     settings = {**locals(), "data": data_folder(data)}
     found = cifar10_data.load_cifar10(settings["data"], verify, download)
@@ -198,9 +202,10 @@ def celeba(
     test_samples: int | None = None,
     device: str = "cpu",
 ) -> TorchTask:
-    """CelebA with the four-layer network: 29,282 parameters.
+    """Return CelebA with the four-layer network of 29,282 parameters.
 
-    `attribute` is what the network finds, `held_out` the share of the people whose images are for testing.
+    attribute   the attribute to predict
+    held_out    the share of people whose images are for testing
     """
     settings = {**locals(), "data": data_folder(data)}
     found = celeba_data.load_celeba(settings["data"], source, attribute, held_out, seed)
@@ -222,10 +227,11 @@ def shakespeare(
     download: bool = True,
     verify: bool = True,
 ) -> TorchTask:
-    """Shakespeare with the two-layer LSTM: 819,920 parameters.
+    """Return Shakespeare with the two-layer LSTM of 819,920 parameters.
 
-    `train_fraction` of each user's text is for training; `precision` is the type in which matrices are multiplied. All
-    windows held out, a third of a million, would take a quarter of an hour to evaluate: a sample is the default.
+    train_fraction   the share of each user's text for training
+    precision        the type of matrix products
+    test_samples     by default a sample: evaluating all 300,000 windows takes a quarter of an hour
     """
     settings = {**locals(), "data": data_folder(data)}
     found = load_shakespeare(settings["data"], source, train_fraction, verify, download)
@@ -240,7 +246,7 @@ def _task(
     prepare: Prepare,
     precision: Precision = "float32",
 ) -> TorchTask:
-    """The task; another process makes it by `make(**settings)`, with the same folder whatever its environment."""
+    """Return the task. Another process rebuilds it by `make(**settings)`, with the same data folder."""
     seed = settings["seed"]
     return TorchTask(
         make.__name__,
@@ -256,25 +262,25 @@ def _task(
 
 
 def _some(samples: Samples, count: int | None, seed: int) -> Samples:
-    """A random sample of so many samples, in their order; all of them if there are fewer."""
+    """Return `count` random samples in their order, or all if there are fewer."""
     if count is None or count >= len(samples):
         return samples
     if count < 1:
-        raise ConfigError(f"there is at least one test sample; got test_samples = {count}")
+        raise ConfigError(f"test_samples must be at least one test sample; got {count}")
     order = Stream.named(seed, "test samples").generator().permutation(len(samples))
     return Subset(samples, np.sort(order[:count]))
 
 
 def _divide(found: FederatedData, spec: str, clients: int | None, max_samples: int | None, seed: int) -> Partition:
     if max_samples is not None and max_samples < 1:
-        raise ConfigError(f"a client holds at least one sample; got max_samples = {max_samples}")
+        raise ConfigError(f"max_samples must be at least one sample; got {max_samples}")
     if spec == "user":
         if found.users is None:
-            raise ConfigError("this dataset has no users: choose another partition, such as iid or dirichlet:0.1")
+            raise ConfigError("this dataset lacks users: choose another partition, such as iid or dirichlet:0.1")
         whole = by_user(found.users)
         count = whole.clients if clients is None else clients
         if not 1 <= count <= whole.clients:
-            raise ConfigError(f"the data has {whole.clients} users, so 1 to {whole.clients} clients; got {clients}")
+            raise ConfigError(f"clients must be from 1 to the number of users, {whole.clients}; got {clients}")
     elif clients is None:
         raise ConfigError(f"partition {spec!r} needs a number of clients: set clients")
     else:

@@ -1,4 +1,4 @@
-"""A task from any torch module, any samples and any partition."""
+"""`TorchTask`: a task from any PyTorch module, samples and partition."""
 
 from __future__ import annotations
 
@@ -23,31 +23,37 @@ from qafel.tasks.neural.trainer import FillsGradient, FlatModel, Loss, Precision
 from qafel.tasks.protocol import Goal
 
 
-def as_they_are(inputs: NDArray[Any], device: torch.device) -> Tensor:
-    """The inputs as a tensor on the device."""
+def to_tensor(inputs: NDArray[Any], device: torch.device) -> Tensor:
+    """Return the inputs as a tensor on the device."""
     return torch.from_numpy(inputs).to(device)
 
 
-def is_right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """For each sample, whether the class with the largest score is the target."""
+def is_correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return for each sample whether the class with the largest score is the target."""
     return outputs.argmax(dim=1) == targets
 
 
 @final
 class TorchTask:
-    """Learn a torch module from samples that clients hold.
+    """Train a PyTorch module on the samples of clients.
 
-    Training and evaluation run on one thread and, for equal arguments, give equal bits in every process on the same
-    machine. One task serves one thread at a time: it has one module.
+    Training and evaluation use one thread. Equal arguments give equal bits in every process on the same machine. A task
+    has one module, so only one thread at a time may use it.
 
-    `model` makes the module; its initial values come from the stream of `initial_model`. Clients hold the samples
-    `train` as `partition` says: `split(…)`, or a list with an array of row numbers for each client. `train` and `test`
-    are a pair of arrays each, inputs and targets, or objects that read them (`Samples`); every `evaluation_batch` of
-    the samples `test` are one part of an evaluation. `prepare`
-    turns a batch of inputs into a tensor on a device, `loss` is the mean over a batch, and `score` the figure of each
-    test sample whose mean is the metric, which `metric_name` and `metric_goal` describe. `device` and `precision` say
-    where and in which type matrices are multiplied. `rebuild` is a call without arguments that returns an equal task,
-    such as a `functools.partial`: it is pickled instead of the other arguments, so that mapped data is not copied.
+    name               the name of the task
+    model              a function that returns the module; its random numbers come from the stream of `initial_model`
+    train, test        the samples: a pair of arrays, inputs and targets, or an object with the protocol `Samples`
+    partition          the result of `split(…)`, or a list with an array of row numbers for each client
+    prepare            converts a batch of inputs to a tensor on a device
+    loss               the mean loss of a batch, from outputs and targets
+    score              the score of each test sample, from outputs and targets; the metric is their mean
+    metric_name        the name of the metric
+    metric_goal        "max" or "min"
+    device             "cpu", "cuda", …, or "auto"
+    precision          the type of matrix products: "float32", "bfloat16" or "auto"
+    evaluation_batch   test samples per batch; workers share an evaluation by batches
+    rebuild            a picklable function without arguments that returns an equal task; workers call it, so that the
+                       data is not copied
     """
 
     takes_correction = True
@@ -60,9 +66,9 @@ class TorchTask:
         test: Samples | tuple[Any, Any],
         partition: Partition | Sequence[Any],
         *,
-        prepare: Prepare = as_they_are,
+        prepare: Prepare = to_tensor,
         loss: Loss = cross_entropy,
-        score: Callable[[Tensor, Tensor], Tensor] = is_right,
+        score: Callable[[Tensor, Tensor], Tensor] = is_correct,
         metric_name: str = "accuracy",
         metric_goal: Goal = "max",
         device: str = "cpu",
@@ -74,9 +80,9 @@ class TorchTask:
         partition = partition if isinstance(partition, Partition) else Partition.of_parts(partition)
         given = {key: value for key, value in locals().items() if key not in ("self", "rebuild")}
         if (last := int(partition.order.max())) >= len(train):
-            raise ConfigError(f"task {name!r} has {len(train)} training samples, and a client holds row {last}")
+            raise ConfigError(f"task {name!r} has {len(train)} training samples, but its partition has row {last}")
         if len(test) == 0:
-            raise ConfigError(f"task {name!r} has no test samples to be evaluated on")
+            raise ConfigError(f"task {name!r} needs at least one test sample")
         self.name, self.metric_name, self.metric_goal = name, metric_name, metric_goal
         self.train_samples, self.test_samples, self.partition = train, test, partition
         self._make, self._prepare, self._loss, self._score = model, prepare, loss, score
@@ -101,7 +107,7 @@ class TorchTask:
 
     @property
     def precision(self) -> str:
-        """In which type matrices are multiplied: float32 or bfloat16."""
+        """The type of matrix products: float32 or bfloat16."""
         return str(self._precision).removeprefix("torch.")
 
     def samples(self, client: int) -> int:
@@ -112,7 +118,7 @@ class TorchTask:
             return FlatModel(self._make(), torch.device("cpu")).vector()
 
     def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
-        """Take the client's local steps of SGD from `start`; `stream` orders its samples. Algorithm 2, lines 3 to 6."""
+        """Take the client's local steps of SGD from `start`. `stream` orders its samples. Algorithm 2, lines 3 to 6."""
         model = self._model
         model.load(start.vector)
         if not model.module.training:
@@ -131,7 +137,7 @@ class TorchTask:
         return torch.tensor(require_vector(vector, self.layout.size, "a client rule"), device=self._device)
 
     def _batch(self, samples: Samples, rows: Indices) -> tuple[Tensor, Tensor]:
-        """The inputs of these rows of `samples`, prepared, and their targets: whole numbers of torch's type."""
+        """Return prepared inputs and targets of these rows; integer targets become int64."""
         inputs, labels = samples.batch(rows)
         targets = torch.from_numpy(labels)
         whole = targets if targets.is_floating_point() else targets.long()
@@ -152,7 +158,7 @@ class TorchTask:
         return outputs.float()
 
     def evaluate(self, model: Vector) -> dict[str, float]:
-        """The mean score and loss over all test samples."""
+        """Return the mean score and loss over all test samples."""
         return self.combine([self.evaluate_part(model, part) for part in range(self.evaluation_parts)])
 
     @property
@@ -161,7 +167,7 @@ class TorchTask:
 
     @torch.inference_mode()
     def evaluate_part(self, model: Vector, part: int) -> tuple[float, ...]:
-        """The sums of score and loss over one batch of test samples."""
+        """Return the sums of score and loss over one batch of test samples."""
         self._model.load(model)
         self._model.module.eval()
         start = part * self._evaluation_batch

@@ -1,13 +1,14 @@
-"""The parts of the network's blocks but for the convolutions of 32 channels: the first one, and norm, ReLU and pool.
+"""Parts of the network's blocks: the first convolution, group norm, ReLU and pooling.
 
-With one channel per group, y = γ(x − m)/σ + β is monotone in x, so the pool can choose before it normalises: the
-largest x of a window where γ ≥ 0, the smallest where γ < 0. Only a quarter of the values is then normalised. On the
-way back ∂x = γ/σ · (g − Σg/M − x̂ · Σ(g·x̂)/M), with g the gradient at the chosen places, x̂ the normalised values and M
-their number: a multiple of x plus a constant, and something more at the chosen places. A number added to a whole
-channel is taken away by the norm: the convolutions' biases have no effect, and their gradients are zero.
+With one channel per group, y = γ(x − m)/σ + β is monotone in x. The pool therefore chooses before the norm: the largest
+x of a window if γ ≥ 0, else the smallest. Only a quarter of the values is then normalised.
 
-Arrays are flat, channels last, and `WIDE` channels go at once. An image goes 32 → 34 → 17 → 19 → 9 → 11 → 5 → 7 → 3.
-What a block hands on lies in a border of zeros, as the next convolution needs it.
+Backward, ∂x = γ/σ · (g − Σg/M − x̂ · Σ(g·x̂)/M). Here g is the gradient at the chosen places, x̂ are the normalised values
+and M is their number. This is a linear function of x, plus a term at the chosen places. The norm removes any constant
+of a channel, so the convolutions' biases have no effect and zero gradients.
+
+Arrays are flat, channels last, and loops process `WIDE` channels together. The sides of an image are
+32 → 34 → 17 → 19 → 9 → 11 → 5 → 7 → 3. A block's outputs have a border of zeros for the next convolution.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from qafel.compiled import KERNEL, WIDE, below, choose, fma, largest, load_wide,
 from qafel.tasks.neural.compiled.winograd import CHANNELS
 
 IMAGE = 32
-FIRST = IMAGE + 2  # the side of the first convolution's outputs
+FIRST = IMAGE + 2  # side of the first convolution's outputs
 PADDED = IMAGE + 4
-TILES = (5, 3, 2)  # in a row of the outputs of the others, 19, 11 and 7 wide
-SIDES = (17, 9, 5, 3)  # of what the blocks hand on
+TILES = (5, 3, 2)  # per row of the other convolutions' outputs, 19, 11 and 7 wide
+SIDES = (17, 9, 5, 3)  # of the blocks' outputs
 _EPS = np.float32(1e-5)
 
 
 @njit(**KERNEL)
 def transpose(a, at, rows, b, to, columns):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Write the transpose of a matrix of so many rows and columns."""
+    """Write the transpose of a matrix with these rows and columns."""
     for row in range(rows):
         for column in range(columns):
             b[to + column * rows + row] = a[at + row * columns + column]
@@ -46,7 +47,7 @@ def pad(images, number, padded):  # type: ignore[no-untyped-def]  # pragma: no c
 
 @njit(**KERNEL)
 def convolve_first(padded, taps, y, to):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The 3×3 convolution of an image of three channels: four neighbours at a time, (side, side, 32)."""
+    """Compute the 3×3 convolution of an image with three channels, (side, side, 32), four neighbours at a time."""
     for row in range(FIRST):
         for block in range(0, FIRST, 4):
             column = min(block, FIRST - 4)
@@ -69,7 +70,7 @@ def convolve_first(padded, taps, y, to):  # type: ignore[no-untyped-def]  # prag
 
 @njit(**KERNEL)
 def convolve_first_back(padded, dy, to_taps):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Add an image's part to the gradient of the first convolution's weights, three taps at a time."""
+    """Add an image's gradient to that of the first convolution's weights, three taps at a time."""
     for row in range(FIRST):
         for line in range(9):
             at = (line // 3 * PADDED + row + line % 3) * PADDED
@@ -92,7 +93,7 @@ def convolve_first_back(padded, dy, to_taps):  # type: ignore[no-untyped-def]  #
 
 @njit(**KERNEL)
 def _shape(block):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """How wide a block's outputs are, how wide their rows lie in memory; where its pooled image lies, and its rows."""
+    """Return side and row width of a block's outputs, and row width and border of its pooled image."""
     width = 4 * TILES[block - 1] if block else FIRST
     to_width, border = (4 * TILES[block] + 2, 2) if block < 3 else (SIDES[3], 0)
     return SIDES[block - 1] + 2 if block else FIRST, width, to_width, border
@@ -100,9 +101,9 @@ def _shape(block):  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @njit(**KERNEL)
 def normalise(norm, y, image, block, x, moments):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Normalise, rectify and halve an image of y into the middle of that of x; keep its means and scales.
+    """Normalise, rectify and pool an image of y into the middle of that of x. Store its means and scales.
 
-    `norm` is γ and β, `block` says how large the image is.
+    `norm` is γ and β. `block` determines the size of the image.
     """
     side, width, to_width, border = _shape(block)
     size, kept = to_width * to_width * CHANNELS, (4 * image + block) * 2 * CHANNELS
@@ -121,13 +122,13 @@ def normalise(norm, y, image, block, x, moments):  # type: ignore[no-untyped-def
             for column in range(side // 2):
                 best = _largest(y, top + 2 * column * CHANNELS, width * CHANNELS, sign)[0]
                 value = fma(sign * best - mean, factor, bias)
-                # In this order, so that a NaN passes, as it does through torch's ReLU.
+                # This order propagates NaN, as torch's ReLU does.
                 store(x, out + column * CHANNELS, largest(value, zero))
 
 
 @njit(**KERNEL)
 def _largest(y, at, down, sign):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The largest of a window's four values times `sign`, after four, three and two of them; and the four."""
+    """Return the largest of a window's four values times `sign`, of the first three, of the first two, and the four."""
     a, b = sign * load_wide(y, at), sign * load_wide(y, at + CHANNELS)
     c, d = sign * load_wide(y, at + down), sign * load_wide(y, at + down + CHANNELS)
     two = largest(a, b)
@@ -137,7 +138,7 @@ def _largest(y, at, down, sign):  # type: ignore[no-untyped-def]  # pragma: no c
 
 @njit(**KERNEL)
 def _moments(y, at, side, width, moments, to):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Each channel's mean and 1/σ, in two passes: no cancellation."""
+    """Compute each channel's mean and 1/σ in two passes, without cancellation."""
     size = float32(side * side)
     for lane in range(0, CHANNELS, WIDE):
         even, odd = wide(float32(0)), wide(float32(0))
@@ -165,7 +166,7 @@ def _moments(y, at, side, width, moments, to):  # type: ignore[no-untyped-def]  
 
 @njit(**KERNEL)
 def normalise_back(norm, grad, x, y, image, block, moments, dy, to_norm):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Fill `dy` with the gradient of an image of y, from `grad`, that of the pooled image of x; add to the norm's."""
+    """Fill `dy` with the gradient of an image of y from `grad`, that of the pooled image. Add to the norm's."""
     side, width, to_width, border = _shape(block)
     down, at, kept = width * CHANNELS, image * width * width * CHANNELS, (4 * image + block) * 2 * CHANNELS
     to = ((image * to_width + border) * to_width + border) * CHANNELS
@@ -211,7 +212,7 @@ def _gradient_sums(grad, x, to, to_width, y, at, side, width, sign, mean, scale)
 
 @njit(**KERNEL)
 def _spread_gradient(y, at, down, sign, more, slope, level, dy, to):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Write a window's gradients: slope · x + level, and `more` at the chosen one, the first of equals as in torch."""
+    """Write a window's gradients: slope · x + level, plus `more` at the chosen value, as torch does for equals."""
     _, three, two, a, b, c, d = _largest(y, at, down, sign)
     zero, slope = wide(float32(0)), slope * sign
     not_d = choose(below(three, d), zero, more)

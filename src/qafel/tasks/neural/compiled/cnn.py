@@ -1,7 +1,7 @@
 """The paper's convolutional network in compiled loops: its features, and the gradient of its loss without autograd.
 
-A few images at a time go through all blocks, forth and back, so that they stay in the cache. The model is one flat
-vector, in the order of the network's parameters. See docs/decisions/neural-compiled-cnn.md.
+A few images at a time pass through all blocks, forward and backward, so that they stay in the cache. The model is one
+flat vector in the order of the network's parameters. docs/decisions/neural.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from qafel.tasks.neural.compiled.winograd import (
 )
 
 FEATURES = CHANNELS * SIDES[3] * SIDES[3]
-_TOGETHER = 8  # images that go through all blocks together
+_TOGETHER = 8  # images that pass through all blocks together
 _GROUPS = (2, 4, 8)  # images whose tiles are multiplied together in blocks 2 to 4
 _MOST_TILES = 50  # of such a group
 _TAPS = 27  # of the first convolution
-_WEIGHTS = (0, 896, 10_144, 19_392)  # where each convolution begins in the model: its weights, then its biases
+_WEIGHTS = (0, 896, 10_144, 19_392)  # the start of each convolution in the model: weights, then biases
 _NORM = 28_640
 _LINEAR = _NORM + 2 * CHANNELS
 
 
 def compute_features(values: NDArray[np.float32], images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each image's features, as torch's operations give them up to rounding.
+    """Return the features of each image, equal to torch's up to rounding.
 
     `values` is the model, `images` is (batch, 3, 32, 32).
     """
@@ -60,9 +60,9 @@ def fill_gradient(
     dropout: NDArray[np.float32],
     gradient: NDArray[np.float32],
 ) -> None:
-    """Fill `gradient` with that of the mean cross entropy over a batch.
+    """Fill `gradient` with the gradient of the mean cross entropy over a batch.
 
-    `values` is the model, `images` is (batch, 3, 32, 32); the features are multiplied by `dropout`, (batch, 288).
+    `values` is the model, `images` is (batch, 3, 32, 32), and `dropout`, (batch, 288), multiplies the features.
     """
     _fill_gradient(values, images.reshape(-1), labels, dropout.reshape(-1), gradient)
 
@@ -81,7 +81,7 @@ def _compute_features(values, images, features):  # type: ignore[no-untyped-def]
 def _fill_gradient(values, images, labels, dropout, gradient):  # type: ignore[no-untyped-def]  # pragma: no cover
     gradient[:] = float32(0)
     kernels, back_kernels, memory = _make_kernels(values, False), _make_kernels(values, True), _make_memory()
-    # Where tiles reach beyond a block's outputs, their gradient stays zero.
+    # Beyond a block's outputs, the gradient of tiles stays zero.
     to_handed, to_raw = np.empty_like(memory[1]), np.zeros((4, 2 * 16 * TILES[0] ** 2 * CHANNELS), np.float32)
     to_first, to_taps = np.empty(FIRST * FIRST * CHANNELS, np.float32), np.zeros(_TAPS * CHANNELS, np.float32)
     back = (to_handed, to_raw, to_first, to_taps, np.zeros((3, TABLE), np.float32))
@@ -102,7 +102,7 @@ def _fill_gradient(values, images, labels, dropout, gradient):  # type: ignore[n
 
 @njit(**KERNEL)
 def _make_kernels(values, backwards):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The first convolution's weights, (tap, channel), and U of the others."""
+    """Return the first convolution's weights, (tap, channel), and U of the others."""
     taps, tables = np.empty(_TAPS * CHANNELS, np.float32), np.empty((3, TABLE), np.float32)
     transpose(values, 0, CHANNELS, taps, 0, _TAPS)
     for block in range(1, 4):
@@ -112,7 +112,7 @@ def _make_kernels(values, backwards):  # type: ignore[no-untyped-def]  # pragma:
 
 @njit(**KERNEL)
 def _make_memory():  # type: ignore[no-untyped-def]  # pragma: no cover
-    """What the blocks normalise and what they hand on, for a few images; means and scales; a padded image; room."""
+    """Return memory for a few images: inputs of the norms, outputs of the blocks, moments, a padded image, room."""
     raw = np.empty((4, _TOGETHER * FIRST * FIRST * CHANNELS), np.float32)
     handed = np.empty((4, _TOGETHER * (4 * TILES[0] + 2) ** 2 * CHANNELS), np.float32)
     moments, padded = np.empty(_TOGETHER * 8 * CHANNELS, np.float32), np.zeros(3 * PADDED * PADDED, np.float32)
@@ -121,7 +121,7 @@ def _make_memory():  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @njit(**KERNEL)
 def _forward(values, kernels, images, start, count, memory):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Take `count` images through all blocks, and fill `memory`."""
+    """Pass `count` images through all blocks and fill `memory`."""
     raw, handed, moments, padded, room = memory
     norm = values[_NORM:_LINEAR]
     for i in range(count):
@@ -140,7 +140,7 @@ def _forward(values, kernels, images, start, count, memory):  # type: ignore[no-
 
 @njit(**KERNEL)
 def _backward(values, kernels, images, start, count, memory, back, gradient):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Take the gradient of what the last block handed on back through all blocks."""
+    """Pass the gradient of the last block's outputs back through all blocks."""
     raw, handed, moments, padded, room = memory
     to_handed, to_raw, to_first, to_taps, to_tables = back
     norm, to_norm = values[_NORM:_LINEAR], gradient[_NORM:_LINEAR]
@@ -162,7 +162,7 @@ def _backward(values, kernels, images, start, count, memory, back, gradient):  #
 
 @njit(**KERNEL)
 def _head(values, features, dropout, label, count, to_features, gradient):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Dropout, the linear layer and the cross entropy of one of `count` images, and their way back."""
+    """Compute dropout, linear layer and cross entropy of one of `count` images, forward and backward."""
     classes = (values.size - _LINEAR) // (FEATURES + 1)
     biases = values.size - classes
     for i in range(FEATURES):
@@ -185,7 +185,7 @@ def _head(values, features, dropout, label, count, to_features, gradient):  # ty
 
 @njit(**KERNEL, fastmath={"reassoc", "contract"})
 def _dot(a, b):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The product of b with the beginning of a. A loop that only reads: its order of adding is always the same."""
+    """Return the product of b with the beginning of a. The loop only reads, so its order of addition is fixed."""
     total = float32(0)
     for i in range(b.size):
         total += a[i] * b[i]

@@ -2,14 +2,15 @@
 
     z = W_in·x + W_rec·h + b,  (i, f, o) = σ(z),  g = tanh(z),  c' = f·c + i·g,  h' = o·tanh(c')
 
-Three things make it faster than a call of a library for each step. Nothing but the kernel runs between two products.
-The first layer's input is one of a few vectors, so W_in·x + b is a row of a table, and its gradient is the sum of those
-of the rows. Products that need not wait, of the other layers' inputs and of the weights' gradients, are over many steps
-at a time, while those steps are in the cache.
+Three things make it faster than a library call for each step:
 
-Any layer has such a table and such a product: the first has a product with no columns, and the table of the others has
-one row, their bias. No sum is reordered and no library is called: equal bits in every process. See
-docs/decisions/neural-lstm.md.
+- Only the kernel runs between two products.
+- The first layer's input is one of a few vectors, so W_in·x + b is a row of a table. Its gradient is the sum of the
+  rows' gradients.
+- Products that need not wait cover many steps while these are in the cache: other layers' inputs, weights' gradients.
+
+Every layer has a table and a product. The first layer's product has zero columns; the table of the others has one row,
+their bias. Sums have a fixed order, so bits are equal in every process. docs/decisions/neural.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from qafel.tasks.neural.compiled.products import PANEL, multiply, pack, set_oute
 Floats: TypeAlias = NDArray[np.float32]
 _LOOPS: dict[str, Any] = {**KERNEL, "fastmath": {"contract"}}
 _ROWS_AT_ONCE = 512
-"""How many rows a product over many steps has: enough to be deep, and still near when used."""
+"""Rows of a product over many steps: deep enough to be fast, few enough for the cache."""
 _SAMPLES_AT_ONCE = 64
-"""How many samples go through all layers, forth and back, together: more need more memory and are not faster."""
+"""Samples that pass through all layers together. More need more memory and are not faster."""
 _NO_PANELS = np.empty((0, 1, PANEL), np.float32)
 """A matrix without columns, packed."""
 _APART = 16
-"""Rows whose length is a power of two share a few places of the cache; so much more keeps them apart."""
+"""Extra length of a row. Rows whose length is a power of two would compete for the same cache lines."""
 
 
 @final
 class _Kept(NamedTuple):
-    """What a layer computed: its gates, (steps, batch, 4·units and a gap), and c and h before and after each step."""
+    """The results of a layer: gates, (steps, batch, 4·units and a gap), and c and h before and after each step."""
 
     gates: Floats
     cells: Floats
@@ -47,7 +48,7 @@ class _Kept(NamedTuple):
 
 
 def compute_states(parameters: Sequence[Floats], characters: NDArray[np.int64]) -> Floats:
-    """The last layer's h at the last position, as torch's operations give it up to rounding.
+    """Return the last layer's h at the last position, equal to torch's up to rounding.
 
     `parameters` are the embedding and the layers' W_in, W_rec and two biases; `characters` is (batch, positions).
     """
@@ -58,7 +59,7 @@ def compute_states(parameters: Sequence[Floats], characters: NDArray[np.int64]) 
 def fill_gradient(
     parameters: Sequence[Floats], characters: NDArray[np.int64], labels: NDArray[np.int64], gradients: Sequence[Floats]
 ) -> None:
-    """Fill `gradients` with those of the mean cross entropy over a batch.
+    """Fill `gradients` with the gradients of the mean cross entropy over a batch.
 
     `parameters` are the embedding, the layers' W_in, W_rec and two biases, and the weights and biases of the scores.
     """
@@ -67,7 +68,7 @@ def fill_gradient(
         (pack(w_in), pack(w_rec)) for w_in, w_rec in _weights(parameters)[1:]
     ]
     to_weights = [(gradients[1][:, :0], gradients[2]), *_weights(gradients)[1:]]
-    # Above the first layer, a row of the table for each step, not one for all: shorter sums are more exact.
+    # Above the first layer, the table has a row for each step: shorter sums are more exact.
     heights = [len(embedding)] + [positions] * (len(layers) - 1)
     tables = [
         np.zeros((height, len(to_rec)), np.float32) for height, (_, to_rec) in zip(heights, to_weights, strict=True)
@@ -92,18 +93,18 @@ def fill_gradient(
 
 
 def _groups(*arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-    """The arrays' rows, a few at a time."""
+    """Yield the rows of the arrays, a few at a time."""
     for start in range(0, len(arrays[0]), _SAMPLES_AT_ONCE):
         yield tuple(np.ascontiguousarray(array[start : start + _SAMPLES_AT_ONCE]) for array in arrays)
 
 
 def _weights(parameters: Sequence[Floats]) -> list[tuple[Floats, Floats]]:
-    """W_in and W_rec of each layer."""
+    """Return W_in and W_rec of each layer."""
     return [(parameters[at], parameters[at + 1]) for at in range(1, len(parameters) - 3, 4)]
 
 
 def _prepare(parameters: Sequence[Floats]) -> list[tuple[Floats, Floats, Floats]]:
-    """Each layer's table, and its W_in and W_rec packed."""
+    """Return each layer's table, and its W_in and W_rec packed."""
     layers = []
     for layer, (w_in, w_rec) in enumerate(_weights(parameters)):
         bias = parameters[4 * layer + 3] + parameters[4 * layer + 4]
@@ -117,7 +118,7 @@ def _prepare(parameters: Sequence[Floats]) -> list[tuple[Floats, Floats, Floats]
 def _classify(
     parameters: Sequence[Floats], states: Floats, labels: NDArray[np.int64], count: int, gradients: Sequence[Floats]
 ) -> Floats:
-    """The linear layer and the cross entropy, and their way back: return the gradient of the states."""
+    """Compute linear layer and cross entropy, forward and backward. Return the gradient of the states."""
     (weights, biases), (to_weights, to_biases) = parameters, gradients
     scores = multiply(states, weights.T) + biases
     slopes = np.exp(scores - scores.max(1, keepdims=True))
@@ -130,7 +131,7 @@ def _classify(
 
 
 def _run(layers: Sequence[tuple[Floats, Floats, Floats]], characters: NDArray[np.int64], keep: bool) -> list[_Kept]:
-    """What each layer computed, of all steps if we `keep` it; all of the states anyway."""
+    """Return the results of each layer: all states, and gates and cells of all steps if `keep`."""
     (batch, steps), found = characters.shape, []
     numbers, below = characters, np.empty((0, 0, 0), np.float32)
     for table, w_in, w_rec in layers:
@@ -159,9 +160,9 @@ _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(1 / math.factorial(n)) for n in range
 
 @njit(**_LOOPS)
 def _expm1(x):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """e^x − 1 for |x| ≤ 87, to three units in the last place, without a call, so that loops vectorise.
+    """Return e^x − 1 for |x| ≤ 87, to three units in the last place. Without a call, loops vectorise.
 
-    With x = n·ln 2 + r it is 2ⁿ(e^r − 1) + (2ⁿ − 1), and a series of seven terms is exact enough for |r| ≤ ln 2 / 2.
+    x = n·ln 2 + r gives 2ⁿ(e^r − 1) + (2ⁿ − 1). Seven terms of the series suffice for |r| ≤ ln 2 / 2.
     """
     shifted = x * _LOG2_E + _MAGIC  # the last bits are those of n
     n = shifted - _MAGIC
@@ -173,7 +174,7 @@ def _expm1(x):  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @njit(**_LOOPS)
 def _within(x, most):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """x, but within ±`most`; a NaN stays one."""
+    """Return x clipped to ±`most`; NaN stays NaN."""
     x = most if x > most else x
     return -most if x < -most else x
 
@@ -191,7 +192,7 @@ def _tanh(x):  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @njit(**_LOOPS)
 def _advance(z, row, cell, next_cell, state):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One sample's step: z + row becomes (i, f, g, o); then the new c and h. Loops with few arrays, which vectorise."""
+    """Take one sample's step: z + row becomes (i, f, g, o), then c and h. Loops with few arrays vectorise."""
     units = cell.size
     f, g, o = uintp(units), uintp(2 * units), uintp(3 * units)
     for signed in range(2 * units):
@@ -213,8 +214,8 @@ def _advance(z, row, cell, next_cell, state):  # type: ignore[no-untyped-def]  #
 def _forward(numbers, table, below, w_in, w_rec, gates, cells, states):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Run a layer over all steps. Fill `states`, (steps + 1, batch, units), from its second row on.
 
-    `numbers`, (batch, steps), say which row of the table a step begins with; `below` are the states of the layer below.
-    `gates` and `cells` have room for all steps (and one more), or for a few and one if no backward pass follows.
+    `numbers`, (batch, steps), are the rows of the table that steps begin with. `below` are the states of the layer
+    below. `gates` and `cells` hold all steps, or only a few if no backward pass follows.
     """
     batch, steps = numbers.shape
     units, (room, _, far), size = states.shape[2], gates.shape, _steps_at_once(batch)
@@ -233,7 +234,7 @@ def _forward(numbers, table, below, w_in, w_rec, gates, cells, states):  # type:
 
 @njit(**_LOOPS)
 def _retreat(gates, cell, next_cell, grad_state, grad_cell, slope):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One sample's step back: fill `slope`, the gradient of z; `grad_cell`, that of c', becomes that of c."""
+    """Take one sample's step back: fill `slope`, the gradient of z, and turn `grad_cell` from c' to c."""
     units = cell.size
     f, g, o = uintp(units), uintp(2 * units), uintp(3 * units)
     for signed in range(units):
@@ -257,7 +258,7 @@ def _backward(  # type: ignore[no-untyped-def]  # pragma: no cover
 ):
     """Run a layer back through all steps. Add to the table's gradient, set that of `below`, set or `add` the weights'.
 
-    `grad_states` comes with what the layer above gives. The slopes of some steps are kept in the order of time.
+    `grad_states` starts with the gradient from the layer above. Slopes of several steps are stored in order of time.
     """
     batch, steps = numbers.shape
     units, size = states.shape[2], _steps_at_once(batch)

@@ -1,8 +1,7 @@
-"""Matrix products as rows of tiles, C = A·B or C += A·B, float32, where B is packed.
+"""Matrix products in tiles, C = A·B or C += A·B, in float32 with packed B.
 
-A packed matrix is cut into panels of `PANEL` columns, each of which lies in memory row after row. What is added to a
-number of C is one chain of multiply-adds in the order of the inner index, whatever the sizes and the processor's
-registers.
+A packed matrix consists of panels of `PANEL` columns, each stored row by row. Every number of C is one chain of
+multiply-adds in the order of the inner index, independent of sizes and registers.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from numba.core import cgutils
 from qafel.compiled import KERNEL, WIDE, WIDE_FLOATS, call, intrinsic, multiply_add, place, spread, vector
 
 PANEL = WIDE
-"""How many columns a panel has."""
+"""Columns of a panel."""
 
 ROWS = WIDE // 4
-"""The sums of so many rows and a factor stay in registers."""
+"""Rows of a tile: their sums and a factor fit in registers."""
 
 
 @njit(**KERNEL)
 def pack(b):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """A matrix as panels of its columns, (panels, rows, columns of a panel); zeros fill the last."""
+    """Return a matrix as panels, (panels, rows, columns of a panel). Zeros fill the last panel."""
     rows, columns = b.shape
     panels = np.empty((-(-columns // PANEL), rows, PANEL), np.float32)
     for p in range(len(panels)):
@@ -38,7 +37,7 @@ def pack(b):  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @njit(**KERNEL)
 def multiply(a, b):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """A·B of any sizes, by the same tile: a library's sums may depend on where matrices lie in memory."""
+    """Return A·B of any sizes. The sums of a library may depend on memory addresses; these do not."""
     panels = pack(b)
     c = np.empty((len(a), PANEL * len(panels)), np.float32)
     set_product_(np.ascontiguousarray(a), 0, a.shape[1], 1, len(a), panels, c, 0, c.shape[1], False)
@@ -47,11 +46,10 @@ def multiply(a, b):  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @njit(**KERNEL)
 def set_product_(a, a_at, a_row, a_column, rows, b, c, c_at, c_row, add):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Set `rows` rows of C to A·B, or `add` it. `*_at` is where a matrix begins in its array, `*_row` how far apart its
-    rows are.
+    """Set `rows` rows of C to A·B, or `add` it. `*_at` is the start of a matrix, `*_row` the distance of its rows.
 
-    Panels are the outer loop: B may be larger than the cache, and A, a batch, stays there. Tiles are of one height, but
-    for the last: ten rows are five and five, as few rows make poor use of the registers.
+    Panels are the outer loop: A, a batch, stays in the cache, while B may be larger. Tiles have equal heights: ten rows
+    are five and five, because few rows use the registers poorly.
     """
     panels, depth, width = b.shape
     tiles = -(-rows // ROWS)
@@ -64,9 +62,9 @@ def set_product_(a, a_at, a_row, a_column, rows, b, c, c_at, c_row, add):  # typ
 
 @njit(**KERNEL)
 def set_outer_(a, a_row, x, c, add):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Set C to Aᵀ·X, or `add` it: the sum over X's rows of the products with the same row of A.
+    """Set C to Aᵀ·X, or `add` it: the sum over rows of the products of the same rows of A and X.
 
-    C's rows are A's columns, a multiple of `ROWS`; they are the outer loop, as few of A's columns stay in the cache.
+    C's rows are A's columns, a multiple of `ROWS`. They are the outer loop, so that few columns of A stay in the cache.
     """
     (height, width), panels = c.shape, pack(x)
     depth = len(x)
@@ -78,15 +76,13 @@ def set_outer_(a, a_row, x, c, add):  # type: ignore[no-untyped-def]  # pragma: 
 
 @intrinsic
 def tile(_, a, a_at, a_row, a_column, b, b_at, b_row, c, c_at, c_row, rows, depth, add):  # type: ignore[no-untyped-def]
-    """Set `rows` × `PANEL` numbers of C to the product of as many rows of A with `PANEL` columns of B, or `add` it.
+    """Set `rows` × `PANEL` numbers of C to the product of rows of A with `PANEL` columns of B, or `add` it.
 
-    Arrays come with the place of a matrix's first number, counted as if they were flat, and with how far apart its rows
-    are; A also with how far apart its columns are, so that its transpose costs nothing. There are at most `ROWS` rows,
-    with a loop of instructions for each number of them. What is set or added is one chain of multiply-adds in the order
-    of the inner index, of which there are `depth`.
+    `*_at` is the flat index of a matrix's first number and `*_row` the distance of its rows. `a_column` is the distance
+    of A's columns, so a transpose needs no copy. `rows` is at most `ROWS`, with a separate loop for each value. Each
+    number is one chain of `depth` multiply-adds in the order of the inner index.
 
-    LLVM does not find such a tile in a loop of numbers. It reaches 97 % of what the processor multiplies and adds at
-    most, with 32 rows as with thousands; see docs/decisions/neural-lstm.md.
+    LLVM does not generate such a tile from a plain loop. The tile reaches 97 % of the processor's peak.
     """
     word = types.intp
     places = (a, word, word, word, b, word, word, c, word, word)
@@ -94,7 +90,7 @@ def tile(_, a, a_at, a_row, a_column, b, b_at, b_row, c, c_at, c_row, rows, dept
 
 
 def _emit_tiles(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Write a tile for each number of rows, and the choice between them."""
+    """Emit a tile for each number of rows, and a switch between them."""
     *places, rows, depth, add = arguments
     after = builder.append_basic_block("tiled")
     choice = builder.switch(rows, after)
@@ -109,7 +105,7 @@ def _emit_tiles(context: Any, builder: Any, signature: Any, arguments: Any) -> A
 
 
 def _emit_tile(context: Any, builder: Any, signature: Any, arguments: Any, rows: int) -> None:
-    """Write the tile's instructions: for each inner index PANEL numbers of B, and a multiply-add of them per row."""
+    """Emit the tile: for each inner index, load PANEL numbers of B and multiply-add them to each row."""
     a, a_at, a_row, a_column, b, b_at, b_row, c, c_at, c_row, depth, add = arguments
     a_type, b_type, c_type = (signature.args[i] for i in (0, 4, 7))
     word, floats = context.get_value_type(types.intp), vector(WIDE_FLOATS)
@@ -143,7 +139,7 @@ def _emit_tile(context: Any, builder: Any, signature: Any, arguments: Any, rows:
 
 
 def _prefetch(builder: Any, lanes: Any) -> None:
-    """Ask for the `lanes` in memory, which are written later."""
+    """Prefetch the `lanes`, which are written later."""
     word, first = cgutils.int32_t, builder.bitcast(lanes, cgutils.voidptr_t)
     for line in range(0, 4 * PANEL, 64):
         where = builder.gep(first, [word(line)])

@@ -1,12 +1,12 @@
-"""3×3 convolutions of 32 channels by Winograd's F(4×4, 3×3), forwards and backwards, in compiled loops.
+"""3×3 convolutions of 32 channels by Winograd's F(4×4, 3×3), forward and backward, in compiled loops.
 
-A tile of 4×4 outputs comes from 6×6 inputs d and a 3×3 kernel g as Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A: 36 products instead of
-144. Over channels each of the 36 places is a product of matrices, V·U with a row for each tile. The way back is the
-transpose of every step, with as many products: dM = A dY Aᵀ, dU = Vᵀ·dM, dV = dM·Uᵀ, dd = B dV Bᵀ, dg = Gᵀ dU G.
+A tile of 4×4 outputs is Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A for 6×6 inputs d and a 3×3 kernel g: 36 products instead of 144. Over
+channels, each of the 36 places is a matrix product V·U with a row for each tile.
 
-Arrays are flat, channels last, so that every step works on `WIDE` channels at once: images are (side, side, 32) with
-the border of zeros that the tiles need, V and M are (tile, place, 32), and U is (place, channel in, channel out).
-See docs/decisions/neural-compiled-cnn.md.
+The backward pass transposes every step: dM = A dY Aᵀ, dU = Vᵀ·dM, dV = dM·Uᵀ, dd = B dV Bᵀ, dg = Gᵀ dU G.
+
+Arrays are flat, channels last, and every step processes `WIDE` channels together. Images are (side, side, 32) with a
+border of zeros. V and M are (tile, place, 32). U is (place, channel in, channel out).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from qafel.compiled import KERNEL, WIDE, fma, load_wide, store, wide
 CHANNELS = 32
 PLACES = 36
 TILE = PLACES * CHANNELS
-MATRIX = CHANNELS * CHANNELS + CHANNELS  # not a power of two, or the 36 matrices would share a few lines of the cache
+MATRIX = CHANNELS * CHANNELS + CHANNELS  # a power of two would map the 36 matrices to the same cache lines
 TABLE = PLACES * MATRIX
 
 
 @njit(**KERNEL)
 def make_room(tiles):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Memory to convolve images of so many tiles together: V, M, and what one tile needs."""
+    """Return memory for images with `tiles` tiles in total: V, M, and scratch memory for one tile."""
     return np.empty(tiles * TILE, np.float32), np.empty(tiles * TILE, np.float32), np.empty(PLACES * WIDE, np.float32)
 
 
@@ -33,8 +33,8 @@ def make_room(tiles):  # type: ignore[no-untyped-def]  # pragma: no cover
 def convolve(x, at, count, tiles, table, y, to, room):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Convolve `count` images at x[at] with the kernel whose U is `table`, and write the outputs to y[to].
 
-    `tiles` is how many tiles of 4×4 a row of outputs has. An image is 4·tiles + 2 wide with its border of zeros,
-    and its outputs are 4·tiles wide: what lies beyond the outputs of interest comes from the border alone.
+    `tiles` is the number of 4×4 tiles in a row of outputs. An image is 4·tiles + 2 wide with its border of zeros. Its
+    outputs are 4·tiles wide; the outermost ones come from the border only.
     """
     v, m, scratch = room
     _cut_all_inputs(x, at, count, tiles, v, scratch)
@@ -45,9 +45,9 @@ def convolve(x, at, count, tiles, table, y, to, room):  # type: ignore[no-untype
 
 @njit(**KERNEL)
 def convolve_back(dy, x, at, count, tiles, table, dx, to_table, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Write the gradient of the images to `dx`, and add to that of U, from that of the outputs, `dy`.
+    """Write the gradient of the images to `dx` and add to that of U, from `dy`, the gradient of the outputs.
 
-    `table` is U with its channels swapped; the other arguments are those of `convolve`, with dx and dy from index 0 on.
+    `table` is U with swapped channels. The other arguments are those of `convolve`; dx and dy start at index 0.
     """
     v, m, scratch = room
     area, side = tiles * tiles, 4 * tiles + 2
@@ -69,14 +69,14 @@ def _cut_all_inputs(x, at, count, tiles, v, scratch):  # type: ignore[no-untyped
 
 @njit(**KERNEL)
 def _six(a, at, step):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Six vectors, `step` numbers apart."""
+    """Load six vectors, `step` numbers apart."""
     v0, v1, v2 = load_wide(a, at), load_wide(a, at + step), load_wide(a, at + 2 * step)
     return v0, v1, v2, load_wide(a, at + 3 * step), load_wide(a, at + 4 * step), load_wide(a, at + 5 * step)
 
 
 @njit(**KERNEL)
 def _write(values, a, at, step):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Write the six vectors, `step` numbers apart."""
+    """Store six vectors, `step` numbers apart."""
     v0, v1, v2, v3, v4, v5 = values
     store(a, at, v0)
     store(a, at + step, v1)
@@ -147,7 +147,7 @@ def _to_kernel(u):  # type: ignore[no-untyped-def]  # pragma: no cover
 
 @njit(**KERNEL)
 def transform_kernel(weight, backwards, table):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Fill `table` with U for a `weight` of (out, in, 3, 3); `backwards` swaps its channels, for dM·Uᵀ."""
+    """Fill `table` with U for a `weight` of (out, in, 3, 3). `backwards` swaps its channels, for dM·Uᵀ."""
     taps, scratch = np.empty(9 * MATRIX, np.float32), np.empty(PLACES * WIDE, np.float32)
     for row in range(CHANNELS):
         for column in range(CHANNELS):
@@ -203,7 +203,7 @@ def _cut_inputs(x, at, tiles, v, to, scratch):  # type: ignore[no-untyped-def]  
 
 @njit(**KERNEL)
 def _join_inputs(v, at, tiles, x, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The transpose of `_cut_inputs`: write the padded image's gradient to x[to]."""
+    """Write the padded image's gradient to x[to]: the transpose of `_cut_inputs`."""
     width = (4 * tiles + 2) * CHANNELS
     for i in range(to, to + (4 * tiles + 2) * width, WIDE):
         store(x, i, wide(float32(0)))
@@ -244,7 +244,7 @@ def _join_outputs(m, at, tiles, y, to, scratch):  # type: ignore[no-untyped-def]
 
 @njit(**KERNEL)
 def _cut_outputs(y, at, tiles, m, to, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The transpose of `_join_outputs`: write A dY Aᵀ of every tile of the gradient at y[at] to m[to]."""
+    """Write A dY Aᵀ of every tile of the gradient at y[at] to m[to]: the transpose of `_join_outputs`."""
     width = 4 * tiles * CHANNELS
     for tile in range(tiles * tiles):
         corner = at + tile // tiles * 4 * width + tile % tiles * 4 * CHANNELS
@@ -262,7 +262,7 @@ def _cut_outputs(y, at, tiles, m, to, scratch):  # type: ignore[no-untyped-def] 
 
 @njit(**KERNEL)
 def _four_rows(a, at, row, step, count, b, b_at, b_step, c, c_at, c_row, add):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Set C = A·B, or C += A·B, for four rows of A and `WIDE` columns of B, which stay in registers."""
+    """Set C = A·B, or C += A·B, for four rows of A and `WIDE` columns of B, in registers."""
     if add:
         s0, s1, s2, s3 = (
             load_wide(c, c_at),
@@ -286,7 +286,7 @@ def _four_rows(a, at, row, step, count, b, b_at, b_step, c, c_at, c_row, add):  
 
 @njit(**KERNEL)
 def _multiply(v, table, tiles, m):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Set M = V·U at each place, for at least four tiles; the last rows are computed twice where four do not divide."""
+    """Set M = V·U at each place, for at least four tiles. The last rows may be computed twice."""
     for place in range(PLACES):
         for tile in range(0, tiles, 4):
             at = (min(tile, tiles - 4) * PLACES + place) * CHANNELS
