@@ -1,7 +1,7 @@
-"""Compiled loops: how Numba compiles them, when its cache is out of date, and a few numbers as one value in them.
+"""Compiled loops: settings for Numba, its cache, and short vectors ("lanes") as values.
 
     load(array, i)            sixteen of a flat float32, int16, uint16, int32 or uint32 array from index i on
-    load_wide(array, i)       WIDE of a flat float32 array: as many as the processor multiplies and adds at once
+    load_wide(array, i)       WIDE of a flat float32 array: two registers of the processor
     store(array, i, v)        write them
     floats(x), words(n)       the same number in every lane: as float32, as int16, …
     longs(n), wide(x)         … as int32, as float32 in WIDE lanes
@@ -17,15 +17,14 @@
     nearest(v)                floats, rounded to the nearest whole number, halves to even
     mixed(v)                  floats times the 16 × 16 Hadamard matrix: butterflies of 1, 2, 4 and 8 apart
     gather(array, v)          what stands at these sixteen indices, as longs
-    expand(array, i, mask)    words from index i on, one after another into the lanes of the mask; zero in the others
+    expand(array, i, mask)    words from index i on into the lanes of the mask, in order; zero in the others
     compress(v, mask)         the words in the lanes of the mask, the last lane first, side by side
     count(mask)               how many lanes the mask has
 
-Numba vectorises a loop when it can show that arrays do not overlap, which it tests at every start of the loop: too
-dear for 32 channels. With these the loop is written in vectors at once, and a few of them stay in registers. LLVM
-turns them into whatever registers a CPU has. Lanes never mix but in `mixed`, so a sum has one order, and no product is
-fused with a sum but in `fma`: without it every CPU computes the same. Indices are not checked: the loops that use this
-are.
+Numba vectorises a loop only if arrays do not overlap, and tests that at every start of the loop. This test is too slow
+for 32 channels. With lanes a loop is written in vectors, and some of them stay in registers. LLVM maps them to the
+registers of the CPU. Lanes mix only in `mixed`, so a sum has one order. Products and sums are fused only in `fma`;
+without it every CPU computes the same bits. Indices are not checked.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, overload, register_model
 
-intrinsic: Any = _intrinsic  # its result is called without the context, which its types do not say
+intrinsic: Any = _intrinsic  # its result is called without the context, unlike its type
 
-# A kernel is what Python calls; an inner function is only ever compiled into kernels, which saves seconds.
+# Python calls kernels. Inner functions are compiled into kernels only, which saves seconds.
 KERNEL: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy"}
 INNER: Final[dict[str, Any]] = {
     "nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
@@ -52,10 +51,10 @@ INNER: Final[dict[str, Any]] = {
 
 
 def forget_stale_kernels(folder: Path) -> None:
-    """Drop cached kernels of a folder that are older than any source file there, or than this one.
+    """Delete cached kernels of a folder that are older than any source file there, or than this one.
 
-    Numba's cache notices a change in the file that a kernel stands in, but not in the files of the inner functions
-    that it was compiled with: an old hash would go on being used, and two ends would not understand each other.
+    Numba's cache notices a change in a kernel's file, but not in the files of its inner functions. With an old hash
+    function, two machines would decode different numbers.
     """
     with suppress(OSError):
         newest = max(source.stat().st_mtime_ns for source in (Path(__file__), *folder.glob("*.py")))
@@ -66,7 +65,7 @@ def forget_stale_kernels(folder: Path) -> None:
 
 def _has_wide_registers() -> bool:
     settings: Any = config
-    if settings.CPU_NAME:  # compiled for another processor than this one
+    if settings.CPU_NAME:  # compiled for another processor
         return "+avx512f" in (settings.CPU_FEATURES or "")
     return bool(get_host_cpu_features().get("avx512f"))
 
@@ -90,7 +89,7 @@ WIDE_FLOATS: Final = _Lanes(types.float32, WIDE)
 
 
 def vector(kind: Any) -> Any:
-    """The lanes as LLVM's type."""
+    """The LLVM type of the lanes."""
     return ir.VectorType(_ELEMENTS[kind.element], kind.lanes)
 
 
@@ -101,7 +100,7 @@ class _LanesModel(models.PrimitiveModel):
 
 
 def place(context: Any, builder: Any, array_type: Any, array: Any, index: Any, kind: Any) -> Any:
-    """Where the lanes from `index` on begin in memory."""
+    """The address of the lanes from `index`."""
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), vector(kind).as_pointer())
 

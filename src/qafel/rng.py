@@ -1,7 +1,7 @@
-"""Named random streams: the same name, the same numbers, on any machine and in any order.
+"""Named random streams: one name gives the same numbers on any machine and in any order.
 
-A stream is named by (seed, purpose, client, number). Nothing in this package touches NumPy's global random state,
-so a run does not depend on how many workers it had or in which order they finished.
+(seed, purpose, client, number) names a stream. No code in this package uses NumPy's global random state, so a run does
+not depend on the number of workers or their order.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _NUMBERS, _KEY = struct.Struct("<qqq"), struct.Struct("<QQ")
 class Stream:
     """One named random stream, as a 128-bit key.
 
-    Compiled kernels take the key, two 64-bit words, and hash a counter with it; everything else takes `generator()`.
-    The key is computed when it is first needed: not everyone who is handed a stream draws from it.
+    Compiled kernels hash a counter with the key, two 64-bit words. Other code uses `generator()`. The key is computed
+    at its first use, because many streams are never drawn from.
     """
 
     __slots__ = ("_name", "_words")
 
     def __init__(self, words: tuple[int, int]) -> None:
-        """The stream whose key these two 64-bit words are."""
+        """Create the stream with this key: two 64-bit words."""
         self._name: tuple[int, str, int, int] | None = None
         self._words = words
 
@@ -36,7 +36,7 @@ class Stream:
     def named(seed: int, purpose: str, client: int = 0, number: int = 0) -> Stream:
         """The stream of a run's `seed` for a `purpose`, such as "train".
 
-        `client` is whose it is, and `number` tells its uses apart: how many updates that client made before.
+        `client` is the owner, and `number` distinguishes its uses, such as the number of its earlier updates.
         """
         stream = Stream.__new__(Stream)
         stream._name = (seed, purpose, client, number)
@@ -53,7 +53,7 @@ class Stream:
         return self._words
 
     def generate_state(self, n_words: int, dtype: object = np.uint64) -> NDArray[np.uint64]:
-        """The key, for NumPy's Philox: told its key instead, it would draw a seed from the system before."""
+        """The key, for NumPy's Philox. With `key=`, Philox would also draw a seed from the system."""
         return np.array(self.words, dtype=np.uint64)
 
     def __eq__(self, other: object) -> bool:
@@ -66,7 +66,7 @@ class Stream:
         return Stream, (self.words,)
 
     def generator(self) -> np.random.Generator:
-        """A NumPy generator at the beginning of the stream."""
+        """A NumPy generator at the start of the stream."""
         return np.random.Generator(np.random.Philox(self))  # type: ignore[arg-type]  # NumPy takes any ISeedSequence
 
 

@@ -24,5 +24,5 @@ def test_the_ratio_and_the_overhead_follow_from_both_speeds(case: SimulatorCase)
 
 def test_every_case_states_the_dimension_of_its_task() -> None:
     for case in all_cases():
-        if case.name in ("mushrooms", "quadratic") and case.clients <= 1_000:
-            assert case.task().layout.size == case.dimension
+        if case.task in ("mushrooms", "quadratic") and case.clients <= 1_000:
+            assert case.make_task().layout.size == case.dimension

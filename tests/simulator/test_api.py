@@ -232,7 +232,7 @@ def test_a_run_from_python_starts_from_a_model_in_any_form(tmp_path, form):
     [
         (np.zeros(4), "it has shape (4,), the task has 3 parameters"),
         ({"weights": np.zeros(3)}, "it has a tensor 'weights', the task's are point"),
-        ([0.0, float("nan"), 0.0], "a NaN or an infinity"),
+        ([0.0, float("nan"), 0.0], "NaN"),
         ("gone.safetensors", "cannot read the model to start from"),
         (np.zeros(3, int), "floats"),
     ],

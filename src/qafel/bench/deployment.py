@@ -1,8 +1,7 @@
-"""The deployment's speed: a real broker, a server process, client processes that do not train, file storage.
+"""The speed of a deployment: a real broker, a server process, client processes that do not train, file storage.
 
-In the place of the clients there may be one process that sends uploads made beforehand (load.py). Beside the uploading
-clients there may be some that only listen, and one that sends damaged messages. Figures are of this machine, all
-processes on it together: with two cores, broker, server and clients share them.
+One process with prepared uploads (load.py) can replace the clients. Other clients can only listen, or send damaged
+messages. All processes share this machine.
 """
 
 from __future__ import annotations
@@ -25,14 +24,7 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.bench.load import (
-    light_client,
-    resident_bytes,
-    send_made,
-    sound_uploads,
-    take_and_forget,
-    wait_for_run,
-)
+from qafel.bench.load import light_client, resident_bytes, send_made, sound_uploads, take_and_forget, wait_for_run
 from qafel.config import Config
 from qafel.deployment.broker.folder import BrokerFolder
 from qafel.deployment.broker.local import LocalBroker, free_port
@@ -47,7 +39,6 @@ from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server
 from qafel.deployment.transport import cancel_and_wait
 from qafel.errors import BrokerRefused, DataError
-from qafel.params import Layout
 from qafel.quantizers import set_threads
 from qafel.rng import Stream
 from qafel.runs.live import LiveState
@@ -60,16 +51,16 @@ _HEARTBEAT_S: Final = 0.25
 
 Figures: TypeAlias = dict[str, Any]
 Mark: TypeAlias = tuple[float, int, int, float]
-"""A moment of the server: time, updates, bytes of memory, seconds of processor time."""
+"""A state of the server: time, updates, bytes of memory, seconds of processor time."""
 Found: TypeAlias = list[tuple[str, Figures]]
 Results: TypeAlias = "Queue[tuple[str, Figures]]"
-"""What the processes put in, each under its kind."""
+"""The results of the processes, each with its kind."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class DeploymentCase:
-    """One measurement, as every process is given it: a run, its clients, and a broker."""
+    """One measurement: a run, its clients, and a broker."""
 
     updates: int = 20_000
     clients: int = 10
@@ -77,23 +68,23 @@ class DeploymentCase:
     quantizer: str = "qsgd:4"
     buffer_size: int = 10
     sync: str | None = None
-    """The broker's sync interval: None for its default, two minutes; "always" for a sync per message."""
+    """The broker's sync interval: None for the default of two minutes, "always" for a sync per message."""
     secured: bool = False
     listeners: int = 0
     min_interval_s: float = 0.0
     mutants: int = 0
-    """Damaged messages that one more client sends meanwhile."""
+    """The number of damaged messages that another client sends."""
     made: bool = False
-    """Whether one process sends uploads made beforehand, as all clients; and the broker's own limit is measured."""
+    """Whether one process sends prepared uploads for all clients. Also measures the limit of the broker alone."""
 
     @property
     def all_clients(self) -> int:
-        """With a small one, which shows what a client takes before the others begin."""
+        """All clients, with the small one that runs before the others."""
         return self.clients + self.listeners + (self.mutants > 0) + 1
 
     @property
     def each(self) -> int:
-        """How many uploads each client has ready: a few more than the run takes."""
+        """The number of prepared uploads per client: a few more than the run needs."""
         return -(-self.updates // self.clients) + 64
 
     def config(self) -> Config:
@@ -109,18 +100,18 @@ class DeploymentCase:
         )
 
     def access(self, folder: Path, user: str) -> Access:
-        """How a user reaches the broker of the benchmark in this folder."""
+        """The access of a user to the broker of the benchmark in this folder."""
         if self.secured:
             return Access.of(None, folder / "broker" / (user or "operator"))
         return Access((f"nats://127.0.0.1:{(folder / 'port').read_text()}",))
 
 
 Work: TypeAlias = Callable[[DeploymentCase, Path], Figures | Coroutine[Any, Any, Figures]]
-"""What one process does for a case, in the benchmark's folder; and what it measured."""
+"""The work of one process for a case, in the benchmark's folder. Returns its figures."""
 
 
 def measure(case: DeploymentCase) -> Figures:
-    """Run one case to its end; with mutants, once more without them, to compare."""
+    """Run one case. With mutants, run it again without them and compare."""
     found = _measure(case)
     if case.mutants:
         without = _measure(replace(case, mutants=0))["updates_per_s"]
@@ -134,7 +125,7 @@ def _measure(case: DeploymentCase) -> Figures:
         bare = _bare(case, folder) if case.made else {}
         works: list[tuple[str, Work]] = [("client", partial(upload, number)) for number in range(case.clients)]
         if case.made:
-            works = [("load", send)]
+            works = [("load", partial(send, RUN, case.each))]
         works += [("listening", listen)] * (case.listeners > 0) + [("mutants", send_mutants)] * (case.mutants > 0)
         with _processes([("server", serve_run)], case, folder) as serving:
             wait_for_run(case.access(folder, "server"), RUN)
@@ -142,7 +133,7 @@ def _measure(case: DeploymentCase) -> Figures:
             light = light_client(RUN, case.all_clients - 1, folder, case.access(folder, "").servers[0], credentials)
             before_s = cpu_s(broker.pid)
             with _processes(works, case, folder) as uploaders:
-                found = uploaders() + serving()  # in this order: if no more uploads come, the server waits forever
+                found = uploaders() + serving()  # in this order: without uploads the server would wait forever
         figures = _figures(case, found, resident_bytes(broker.pid), cpu_s(broker.pid) - before_s)
         if bare:
             figures["share_of_broker"] = figures["updates_per_s"] / bare["messages_per_s"]
@@ -150,15 +141,17 @@ def _measure(case: DeploymentCase) -> Figures:
 
 
 def _bare(case: DeploymentCase, folder: Path) -> Figures:
-    """As many bytes published, taken and acknowledged as in the run, and nothing else done with them."""
-    with _processes([("taker", take_bare), ("load", send_bare)], case, folder) as ended:
+    """Publish, take and acknowledge as many bytes as in the run, and nothing else."""
+    each = case.updates // case.clients
+    works: list[tuple[str, Work]] = [("taker", partial(take, each)), ("load", partial(send, BARE, each))]
+    with _processes(works, case, folder) as ended:
         ((_, taken),) = (reported for reported in ended() if reported[0] == "taker")
         return taken
 
 
 @contextmanager
 def _processes(works: list[tuple[str, Work]], case: DeploymentCase, folder: Path) -> Iterator[Callable[[], Found]]:
-    """A context with what waits for these works, each in a process, and returns what they found."""
+    """Start each work in a process. Yields a function that waits for all and returns their results."""
     context = multiprocessing.get_context("spawn")
     results: Results = context.Queue()
     arguments = (case, str(folder), results)
@@ -183,7 +176,7 @@ def _result(results: Results, most_s: float) -> tuple[str, Figures]:
 
 
 def _perform(kind: str, work: Work, case: DeploymentCase, name: str, results: Results) -> None:
-    """What a process does: its work in that folder, on one thread."""
+    """The main function of a process: do its work in that folder, on one thread."""
     set_threads(1)
     try:
         found = work(case, Path(name))
@@ -212,7 +205,7 @@ def _figures(case: DeploymentCase, found: Found, broker_bytes: int, broker_cpu_s
 
     begin, *_, end = _steady(server["marks"])
     latencies = [latency for client in clients for latency in client["latencies_s"]]
-    # What had to cross: each upload twice (to the broker and on to the server), each broadcast once and per recipient.
+    # Each upload crosses twice (to the broker, then to the server), each broadcast once and once per recipient.
     crossed = server["upload_bytes_total"] + server["broadcast_bytes_total"] + total("sent_bytes", "received_bytes")
     wire = server["wire_sent_bytes"] + server["wire_received_bytes"] + total("wire_sent_bytes", "wire_received_bytes")
     return {
@@ -238,14 +231,14 @@ def _figures(case: DeploymentCase, found: Found, broker_bytes: int, broker_cpu_s
 
 
 def _steady(marks: list[Mark]) -> list[Mark]:
-    """Without the first tenth, in which processes start, and the wait after the last update."""
+    """The marks without the first tenth, when processes start, and without the wait after the last update."""
     last = marks[-1][1]
     steady = [mark for mark in marks if 0.1 * last <= mark[1] < last]
     return steady if len(steady) > 1 else marks
 
 
 def cpu_s(pid: int) -> float:
-    """The processor time that another process has used."""
+    """The processor time of another process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[-1].split()
     except OSError:
@@ -254,7 +247,7 @@ def cpu_s(pid: int) -> float:
 
 
 def mutated(frames: list[bytes], chooser: random.Random) -> bytes:
-    """One of the frames with flipped bits, cut off, under another's header, or overwritten in part or altogether."""
+    """A damaged frame: flipped bits, cut off, with the header of another, or overwritten."""
     while True:
         frame = bytearray(chooser.choice(frames))
         match chooser.randrange(5):
@@ -275,8 +268,9 @@ def mutated(frames: list[bytes], chooser: random.Random) -> bytes:
 
 
 async def send_mutants(case: DeploymentCase, folder: Path) -> Figures:
-    """A client that sends damaged messages, spread over the run, and counts what the server says to each: it must take
-    none of them, and must not be slowed by them.
+    """Send damaged messages, spread over the run, and count the server's answers.
+
+    The server must accept none of them, and must not become slower.
     """
     number, names, chooser = case.clients, Names(RUN), random.Random(0)
     frames, news = sound_uploads(case.config(), number, _ORIGINALS), asyncio.Event()
@@ -301,7 +295,7 @@ async def send_mutants(case: DeploymentCase, folder: Path) -> Figures:
         while not state.ended:
             await news.wait()
             news.clear()
-            # In step with the run, and no more unanswered ones than our part of the queue holds.
+            # In step with the run, with no more unanswered messages than this client's share of the queue.
             due = case.mutants * min(1.0, 1.1 * state.uploads / case.updates)
             while sent < due and sent - outcomes.total() < _AT_ONCE and not state.ended:
                 batch = [mutated(frames, chooser) for _ in range(_AT_ONCE)]
@@ -315,7 +309,7 @@ async def send_mutants(case: DeploymentCase, folder: Path) -> Figures:
 
 
 def serve_run(case: DeploymentCase, folder: Path) -> Figures:
-    """The server, which marks time, updates and memory with every heartbeat."""
+    """Run the server, and record time, updates and memory with every heartbeat."""
     marks: list[Mark] = []
     summary = run_server(
         case.config(),
@@ -327,41 +321,19 @@ def serve_run(case: DeploymentCase, folder: Path) -> Figures:
     return {**summary, "marks": marks}
 
 
-async def send(case: DeploymentCase, folder: Path) -> Figures:
-    """All clients in one process, with uploads made beforehand."""
-    return await _sent(case, folder, RUN, case.each, agreed=True)
-
-
-async def send_bare(case: DeploymentCase, folder: Path) -> Figures:
-    """The same bytes for `take_bare`."""
-    return await _sent(case, folder, BARE, case.updates // case.clients, agreed=False)
-
-
-async def _sent(case: DeploymentCase, folder: Path, run: str, each: int, *, agreed: bool) -> Figures:
+async def send(run: str, each: int, case: DeploymentCase, folder: Path) -> Figures:
+    """Send `each` prepared uploads of every client from one process, to the server or to `take`."""
     access = lambda number: case.access(folder, f"clients/{number}")  # noqa: E731
-    found = await send_made(case.config(), run, access, case.clients, each, agreed=agreed)
-    uploads = found["outcomes"].get("accepted", 0)
-    size = HEADER_BYTES + case.config().algorithm.compose(
-        Layout.flat(case.dimension)
-    ).client_quantizer.max_payload_bytes(case.dimension)
-    return {
-        **found,
-        "latencies_s": [],
-        "sent_bytes": uploads * size,
-        "received_bytes": 0,
-        "wire_sent_bytes": found["wire_sent"],
-        "wire_received_bytes": found["wire_received"],
-        "resident": resident_bytes(),
-    }
+    return await send_made(case.config(), run, access, case.clients, each, agreed=run == RUN)
 
 
-async def take_bare(case: DeploymentCase, folder: Path) -> Figures:
-    """A server that looks at nothing."""
-    return await take_and_forget(BARE, case.access(folder, "server"), case.updates // case.clients * case.clients)
+async def take(each: int, case: DeploymentCase, folder: Path) -> Figures:
+    """Take the uploads without reading them."""
+    return await take_and_forget(BARE, case.access(folder, "server"), each * case.clients)
 
 
 def upload(number: int, case: DeploymentCase, folder: Path) -> Figures:
-    """A client whose training takes no time: it moves by a fixed vector."""
+    """Run a client whose training takes no time: it moves by a fixed vector."""
     step = Stream.named(0, "benchmark", number).generator().standard_normal(case.dimension, np.float32)
     step *= np.float32(0.01)
     latencies = _Latencies()
@@ -381,12 +353,12 @@ def upload(number: int, case: DeploymentCase, folder: Path) -> Figures:
 
 @final
 class _Latencies:
-    """From handing an upload over to holding the hidden state that contains it."""
+    """The times from an upload to the hidden state that contains it."""
 
     def __init__(self) -> None:
         self.found: list[float] = []
         self.cpu_s = time.process_time()
-        """What starting cost."""
+        """The processor time of the start."""
         self._sent: dict[int, float] = {}
         self._waiting: list[tuple[int, float]] = []
 
@@ -405,7 +377,7 @@ class _Latencies:
 
 
 async def listen(case: DeploymentCase, folder: Path) -> Figures:
-    """Connected clients that only follow; each is a whole client, and all are in this process."""
+    """Run clients that only receive. Each is a complete client, and all are in this process."""
     times: dict[int, list[float]] = {}
 
     def hear(event: ClientEvent) -> None:

@@ -1,5 +1,6 @@
-"""Load for a deployment's server: uploads made beforehand, so that the machine is left to server and broker; what the
-broker does alone with as many bytes; and how soon a client on a small device is there.
+"""Load for a deployment's server: prepared uploads, the broker alone, and a client with NumPy kernels.
+
+Uploads are prepared before the measurement, so that server and broker have the machine to themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from qafel.quantizers.kernels import CHOICE
 from qafel.rng import Stream
 from qafel.runs.live import LiveState
 
-_WINDOW: Final = 8  # uploads of a client on their way, as a client has: no burst is more than its share
+_WINDOW: Final = 8  # unanswered uploads of a client, as a real client has
 _GROUP: Final = 64
 _LIGHT_UPDATES: Final = 20
 
@@ -41,7 +42,7 @@ Upload = tuple[bytes, dict[str, str]]
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """The memory that a process has in use now; this one's by default."""
+    """The memory in use by a process; by default this one."""
     try:
         pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -50,7 +51,7 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 def sound_uploads(config: Config, number: int, count: int) -> list[bytes]:
-    """Uploads of a client that a server takes: one update, encoded once, under `count` numbers."""
+    """Valid uploads of a client: one update, encoded once, with `count` sequence numbers."""
     dimension = int(config.task.dimension)  # type: ignore[union-attr]
     algorithm, start = config.algorithm.compose(Layout.flat(dimension)), HiddenState.of(np.zeros(dimension, np.float32))
 
@@ -64,7 +65,7 @@ def sound_uploads(config: Config, number: int, count: int) -> list[bytes]:
 @final
 @dataclass(slots=True)
 class _Sender:
-    """One client's uploads, as many on their way as the window holds."""
+    """Sends the uploads of one client, with at most a window of unanswered ones."""
 
     broker: Broker
     subject: str
@@ -91,9 +92,9 @@ class _Sender:
 async def send_made(
     config: Config, run: str, access: Callable[[int], Access], clients: int, each: int, *, agreed: bool = True
 ) -> dict[str, Any]:
-    """Send `each` uploads of every client, made and signed beforehand, until all are answered or the run has ended.
+    """Send `each` prepared and signed uploads of every client, until all are answered or the run has ended.
 
-    `agreed` says that the run has an agreement, whose run is signed for.
+    `agreed`: the run has an agreement, and signatures include its run id.
     """
     names, ended = Names(run), asyncio.Event()
     wire = Counter[str]()
@@ -109,7 +110,7 @@ async def send_made(
         await shared.subscribe(names.state, on_state)
         for number in range(clients):
             broker = shared
-            if access(number).seed and number:  # each key sends under its own number alone
+            if access(number).seed and number:  # each key may send for its own client only
                 broker = await stack.enter_async_context(session(access(number), str(number), patience_s=60, wire=wire))
             subject, signer = names.upload(number), access(number).signer()
             frames = await asyncio.to_thread(sound_uploads, config, number, each)
@@ -117,16 +118,24 @@ async def send_made(
             sender = _Sender(broker, subject, uploads)
             await broker.subscribe(names.receipt(number), sender.on_receipt)
             senders.append(sender)
-        began_s, cpu_s = time.monotonic(), time.process_time()
+        cpu_s = time.process_time()
         for sender in senders:
             await sender.send()
         while not ended.is_set() and any(sender.answered < each for sender in senders):
             await asyncio.sleep(0.05)
         outcomes = sum((sender.outcomes for sender in senders), Counter[str]())
         if agreed and not ended.is_set():
-            raise DataError(f"all uploads are answered and the run goes on: {dict(outcomes)}")
-        figures = {"wall_s": time.monotonic() - began_s, "cpu_s": time.process_time() - cpu_s}
-    return {**figures, "outcomes": dict(outcomes), "wire_sent": wire["sent"], "wire_received": wire["received"]}
+            raise DataError(f"all uploads are answered, but the run has not ended: {dict(outcomes)}")
+        cpu_s = time.process_time() - cpu_s
+    return {
+        "cpu_s": cpu_s,
+        "latencies_s": [],
+        "sent_bytes": outcomes["accepted"] * len(frames[0]),
+        "received_bytes": 0,
+        "wire_sent_bytes": wire["sent"],
+        "wire_received_bytes": wire["received"],
+        "resident": resident_bytes(),
+    }
 
 
 async def _run_id(broker: Broker, names: Names) -> str:
@@ -136,7 +145,7 @@ async def _run_id(broker: Broker, names: Names) -> str:
 
 
 async def take_and_forget(run: str, access: Access, messages: int) -> dict[str, Any]:
-    """What the broker does alone: take messages from the work queue and acknowledge them, and look at none."""
+    """The rate of the broker alone: take messages from the work queue and acknowledge them unread."""
     names, taken = Names(run), 0
     async with session(access, "server", patience_s=60) as broker:
         await broker.ensure_buckets(1)
@@ -161,7 +170,7 @@ async def take_and_forget(run: str, access: Access, messages: int) -> dict[str, 
 
 
 def wait_for_run(access: Access, run: str, most_s: float = 60.0) -> None:
-    """Until the server of a run has said that it runs."""
+    """Wait until the server of a run reports that it is running."""
     deadline = time.monotonic() + most_s
     while time.monotonic() < deadline:
         try:
@@ -173,33 +182,18 @@ def wait_for_run(access: Access, run: str, most_s: float = 60.0) -> None:
 
 
 def still(start: Vector, stream: Stream) -> Vector:
-    """Training of a client that only shows what a client costs."""
+    """Training that takes little time."""
     time.sleep(0.02)
     return start * np.float32(0.999)
 
 
 def light_client(run: str, number: int, folder: Path, url: str | None, credentials: Path | None) -> dict[str, Any]:
-    """A `qafel client` with NumPy kernels: from its start until it is ready, and its memory after some updates."""
+    """Run `qafel client` with NumPy kernels: the time until it is ready, and its memory after some updates."""
     where = ["--credentials", str(credentials)] if credentials else ["--broker", str(url), "--client-id", str(number)]
-    command = [
-        sys.executable,
-        "-m",
-        "qafel",
-        "client",
-        "--run",
-        run,
-        *where,
-        "--state",
-        str(folder / "light"),
-        "--json",
-    ]
+    command = [sys.executable, "-m", "qafel", "client", *where, "--json", "--train", f"{__name__}:still"]
+    command += ["--run", run, "--state", str(folder / "light"), "--max-updates", str(_LIGHT_UPDATES)]
     began_s, ready_s, most = time.monotonic(), 0.0, 0
-    client = subprocess.Popen(
-        [*command, "--train", f"{__name__}:still", "--max-updates", str(_LIGHT_UPDATES)],
-        env={**os.environ, CHOICE: "numpy"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    client = subprocess.Popen(command, env={**os.environ, CHOICE: "numpy"}, stdout=subprocess.PIPE, text=True)
     with client:
         assert client.stdout is not None
         for _ in client.stdout:

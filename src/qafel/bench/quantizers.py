@@ -1,6 +1,6 @@
-"""How fast quantizers are, as a ratio to copying the same float32 vector in the same run.
+"""The speed of quantizers, relative to a copy of the same float32 vector.
 
-`trellis` is also held against the encoder of `rotated:4`, which it does all the work of, and more.
+`trellis` is also compared with the encoder of `rotated:4`, because it contains all of that work.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from qafel.rng import Stream
 
 SIZES: Final = (29_282, 1_000_000, 25_000_000)
 ROTATED: Final = "rotated:4"
-"""What `trellis` is held against."""
+"""The quantizer that `trellis` is compared with."""
 
 _BUDGET_S: Final = 0.4  # per figure; the median of at least five rounds
 
 
 def time_quantizer(spec: str, size: int, thread_count: int) -> dict[str, Any]:
-    """Median times of one quantizer, interleaved with memcpy so that all see the same machine.
+    """Median times of a quantizer, interleaved with memcpy so that both see the same load.
 
-    `spec` names the quantizer, `size` is the number of Gaussian coordinates, `thread_count` that of threads it may use.
-    Every message is drawn anew; some take longer than others, so for `trellis` the mean of encoding is told too, and
-    the time that `rotated:4` took to encode in between.
+    `spec` names the quantizer, `size` is the number of Gaussian coordinates, `thread_count` the number of threads.
+    Every message has new randomness, and some take longer. So the row of `trellis` also has the mean encoding time, and
+    the encoding time of `rotated:4`.
     """
     quantizer, stream, rotated = make_quantizer(spec), Stream.named(0, "benchmark"), make_quantizer(ROTATED)
     numbers = count()
@@ -44,8 +44,8 @@ def time_quantizer(spec: str, size: int, thread_count: int) -> dict[str, Any]:
             lambda: quantizer.decode(payload, size),
             lambda: quantizer.add_decoded_(target, payload),
         ]
-        held_against = isinstance(quantizer, Trellis)
-        if held_against:
+        compared = isinstance(quantizer, Trellis)
+        if compared:
             works.append(lambda: rotated.encode(vector, Stream.named(next(numbers), "benchmark")))
         times = _times(*works)
     memcpy_s, encode_s, decode_s, add_s = (float(np.median(measured_s)) for measured_s in times[:4])
@@ -60,12 +60,12 @@ def time_quantizer(spec: str, size: int, thread_count: int) -> dict[str, Any]:
         "memcpy_s": memcpy_s,
         "bytes": len(payload),
         "nmse": float(np.vdot(error, error) / np.vdot(vector, vector)),
-        **(more if held_against else {}),
+        **(more if compared else {}),
     }
 
 
 def _times(*works: Callable[[], object]) -> list[list[float]]:
-    """The times of each, in rounds over all, after one unmeasured round."""
+    """The times of each function, in rounds over all, after one unmeasured round."""
     times: list[list[float]] = [[] for _ in works]
     begin = time.perf_counter()
     for turn in range(2000):

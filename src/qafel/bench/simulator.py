@@ -1,7 +1,7 @@
-"""How fast the simulator is, as a ratio to a bare loop that only does the same training, in the same run.
+"""The speed of the simulator, relative to a bare loop with the same training.
 
-Each case runs in a process of its own, so that its peak memory is its own. Seconds are those of the processor, and
-simulator and bare loop take turns, whose median counts, because machines are noisy.
+Each case runs in its own process, so that its peak memory can be measured. Simulator and bare loop take turns. A figure
+is the median of their processor times, because machines are noisy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import resource
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from statistics import median
@@ -30,27 +30,26 @@ TURNS = 5
 NEVER = 10**12
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SimulatorCase:
-    """A task and how its clients come."""
+    """A task and its clients."""
 
-    name: str
+    task: str
     clients: int
     dimension: int
     updates: int
     local_steps: int = 10
     batch_size: int | None = None
 
-    def task(self) -> Task:
-        match self.name:
+    def make_task(self) -> Task:
+        match self.task:
             case "mushrooms":
                 return Mushrooms(self.clients)
             case "quadratic":
                 return Quadratic(self.clients, self.dimension, noise=0.0)
         from qafel.bench.training import random_cnn_task, random_lstm_task  # noqa: PLC0415 — torch is an extra
 
-        if self.name == "lstm":
+        if self.task == "lstm":
             return random_lstm_task(clients=self.clients)
         assert self.batch_size is not None
         return random_cnn_task(self.batch_size, self.clients)
@@ -73,24 +72,19 @@ NEURAL_CASES = (
     SimulatorCase("cnn", 20, 31_594, 100, local_steps=1, batch_size=32),
     SimulatorCase("lstm", 20, 819_920, 15, local_steps=1, batch_size=32),
 )
-"""One step of the paper's networks; they need the extra torch."""
+"""One step of the paper's networks. They need the extra torch."""
 
 
 def all_cases() -> tuple[SimulatorCase, ...]:
-    """The cases that can run here: those of the networks need torch."""
+    """The cases that can run here. The networks need torch."""
     return CASES + (NEURAL_CASES if is_installed("torch") else ())
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SimulatorSpeed:
-    """How fast one case ran: a row of the benchmark."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatorSpeed(SimulatorCase):
+    """The speed of one case: a row of the benchmark."""
 
-    task: str
-    clients: int
-    dimension: int
-    batch_size: int | None
-    updates: int
     updates_per_s: float
     bare_updates_per_s: float
     ratio: float
@@ -99,7 +93,7 @@ class SimulatorSpeed:
 
 
 def measure_simulator(cases: tuple[SimulatorCase, ...]) -> Iterator[SimulatorSpeed]:
-    """Run the cases one after another, each in a process of its own."""
+    """Run the cases one after another, each in its own process."""
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as alone:
         yield from alone.map(_measure_alone, cases)
 
@@ -110,9 +104,9 @@ def _measure_alone(case: SimulatorCase) -> SimulatorSpeed:
 
 
 def measure_case(case: SimulatorCase) -> SimulatorSpeed:
-    """Both loops in turns, with 4 bits both ways and no evaluation."""
-    task = case.task()
-    # A run is evaluated at its start and its end all the same; that is not the simulator's time.
+    """Time both loops in turns, with 4 bits both ways and no evaluation."""
+    task = case.make_task()
+    # A run still evaluates at its start and its end. That is not the simulator's time.
     task.evaluate = lambda model: {"metric": 0.0}  # type: ignore[method-assign]
     algorithm = method(
         "qafel",
@@ -129,11 +123,7 @@ def measure_case(case: SimulatorCase) -> SimulatorSpeed:
     turns = [[loop(case.updates // TURNS) for loop in loops] for _ in range(TURNS)]
     full_s, bare_s = map(median, zip(*turns, strict=True))
     return SimulatorSpeed(
-        case.name,
-        case.clients,
-        case.dimension,
-        case.batch_size,
-        case.updates,
+        **asdict(case),
         updates_per_s=1 / full_s,
         bare_updates_per_s=1 / bare_s,
         ratio=bare_s / full_s,
@@ -143,17 +133,17 @@ def measure_case(case: SimulatorCase) -> SimulatorSpeed:
 
 
 def _simulated_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
-    """Seconds of one of so many updates."""
+    """The seconds per update of a simulation."""
     began = process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the quantizer: it is the speed that counts here
-        # Some cases make few updates: the check of the training would count among them.
+        warnings.simplefilter("ignore")  # about the quantizer: only the speed matters here
+        # pure=False skips the check of the training, which would distort cases with few updates.
         simulate(task, algorithm, case.timing(), uploads=updates, evaluate_every=NEVER, pure=False, check=False)
     return (process_time() - began) / updates
 
 
 def _bare_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
-    """The same training and nothing else: no clock, no messages, no server."""
+    """The seconds per update of the training alone: no clock, no messages, no server."""
     start, stream = HiddenState.of(task.initial_model(Stream.named(0, "initial-model"))), Stream.named(0, "train")
     began = process_time()
     for number in range(updates):

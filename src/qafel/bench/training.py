@@ -1,13 +1,12 @@
-"""How fast clients train, against a bare PyTorch loop in the same run, on one thread.
+"""The speed of local training, relative to a plain PyTorch loop on one thread.
 
-    qafel                     `TorchTask.train`: load the model, gather and normalise a batch, step, hand the model back
-    plain, mallopt            torch's own operations and optimizer on a batch that is ready, freed memory kept
-    plain                     the same with glibc as it comes, in a process of its own
+    qafel             `TorchTask.train`: load the model, gather and normalise a batch, step, return the model
+    plain, mallopt    torch's operations and optimizer on a prepared batch; freed memory is kept
+    plain             the same with the default settings of glibc, in its own process
 
-An update is one local step on one batch; an evaluation is one batch of 100 without a gradient. Seconds are those of the
-processor, which on an idle machine are those of the clock: all here runs on one thread. The trainers take turns, round
-after round, and a ratio is the median of the rounds' ratios, so others' load on the machine hits all of them alike. The
-data is random; no dataset is needed.
+An update is one local step on one batch. An evaluation is one batch of 100 without a gradient. Times are processor
+times. The trainers take turns in rounds, and a ratio is the median of the rounds' ratios, so that other load affects
+all of them alike. The data is random; no dataset is needed.
 """
 
 from __future__ import annotations
@@ -35,18 +34,19 @@ from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Precision, has_bfloat16, keep_freed_memory, one_thread
 
 Updates: TypeAlias = Callable[[int], float]
-"""Make so many updates and tell how many seconds one took."""
+"""Make this many updates and return the seconds per update."""
 
 _FIRST_LAYER = 34**2 * 27 * 32
 _PLAIN_SUMS = 2 * _FIRST_LAYER + 3 * (19**2 + 11**2 + 7**2) * 288 * 32
 _DONE = 2 * _FIRST_LAYER + 3 * (5**2 + 3**2 + 2**2) * 36 * 32 * 32
-"""Products of an image in training the CNN, by the convolutions' definition and by ours: forwards, and twice back, but
-the first layer's images need no gradient."""
+"""Multiplications per image in training the CNN, by the definition of a convolution and by ours.
+
+One forward pass and two backward ones, except that the first layer's images need no gradient."""
 
 
 @final
 class PlainCnn(nn.Module):
-    """The four-layer network of `Cnn` as anyone would write it, from torch's own layers."""
+    """The four-layer network of `Cnn`, from torch's layers."""
 
     def __init__(self, classes: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class PlainCnn(nn.Module):
 
 @final
 class PlainLstm(nn.Module):
-    """The network of `CharacterLstm` as anyone would write it, from torch's own layers."""
+    """The network of `CharacterLstm`, from torch's layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def _loop(module: nn.Module, inputs: Tensor, targets: Tensor) -> Updates:
 
 
 def _timed(update: Callable[[int], object]) -> Updates:
-    """Updates numbered from zero, and the processor's seconds for one."""
+    """Call `update` with numbers from zero, and return the processor time per call."""
 
     def train(count: int) -> float:
         begin = time.process_time()
@@ -138,7 +138,7 @@ class TrainingSpeed:
         return 1 / min(self.seconds)
 
     def times(self, other: TrainingSpeed) -> float:
-        """How many times as fast as the other this one is."""
+        """The speed relative to the other."""
         return median(theirs / ours for theirs, ours in zip(other.seconds, self.seconds, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
@@ -154,18 +154,18 @@ class TrainingSpeed:
 @final
 @dataclass(frozen=True)
 class TrainingFigures:
-    """The speed of every trainer in one run, and the ratios that count."""
+    """The speed of every trainer in one run, and their ratios."""
 
     speeds: tuple[TrainingSpeed, ...]
     bfloat16: bool
-    """Whether the hardware has it; without it the LSTM trains in float32."""
+    """Whether the hardware supports it. Without it the LSTM trains in float32."""
     peak_gflops: float = 0.0
-    """What one thread reaches in a product of two matrices of 1,024 × 1,024."""
+    """The speed of one thread in a product of two matrices of 1,024 × 1,024."""
 
     def shares_of_peak(self) -> dict[str, float]:
-        """The CNN's operations in a second over `peak_gflops`: those that are done, and those of the plain sums.
+        """The CNN's operations per second over `peak_gflops`: those done, and those of the defining sums.
 
-        Winograd's convolutions do a quarter of the products of the sums that define a convolution.
+        Winograd's convolutions need a quarter of the multiplications of the defining sums.
         """
         cnns = [speed for speed in self.speeds if speed.model == "cnn" and speed.trainer == "qafel"]
         return {
@@ -177,7 +177,7 @@ class TrainingFigures:
         }
 
     def ratios(self) -> dict[str, float]:
-        """Our trainer against the others on the same model and batch; the LSTM's precisions against each other."""
+        """Our trainer relative to the others on the same model and batch, and the LSTM's precisions to each other."""
         found = {}
         for ours in self.speeds:
             for other in self.speeds:
@@ -188,7 +188,7 @@ class TrainingFigures:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` writes."""
+        """The content of the file of `--json`."""
         return {
             "threads": 1,
             "torch": torch.__version__,
@@ -201,10 +201,10 @@ class TrainingFigures:
 
 
 def measure_training(rounds: int = 15, updates: int = 5, batch_sizes: tuple[int, ...] = (10, 32)) -> TrainingFigures:
-    """Measure how fast clients train, trainer by trainer in turns.
+    """Measure the speed of all trainers.
 
-    `rounds` is how many turns each gets and `updates` how many updates a turn has, a third of that for the LSTM.
-    The CNN is measured at each of `batch_sizes`, and the LSTM at 32.
+    Each has `rounds` turns of `updates` updates, a third of that for the LSTM. The CNN is measured at each of
+    `batch_sizes`, the LSTM at 32.
     """
     speeds: list[TrainingSpeed] = []
     trainers: dict[str, Updates]
@@ -240,7 +240,7 @@ def _take_turns(model: str, size: int, trainers: dict[str, Updates], rounds: int
 
 
 def random_cnn_task(batch_size: int, clients: int = 1) -> TorchTask:
-    """The paper's network on random images, four batches for each client."""
+    """The paper's network on random images, four batches per client."""
     generator, count = np.random.default_rng(0), 4 * batch_size * clients
     data = ArraySamples(generator.integers(0, 256, (count, 3, 32, 32), np.uint8), generator.integers(0, 10, count))
     prepare = Normalise((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
@@ -249,7 +249,7 @@ def random_cnn_task(batch_size: int, clients: int = 1) -> TorchTask:
 
 
 def random_lstm_task(precision: Precision = "auto", clients: int = 1) -> TorchTask:
-    """The paper's LSTM on random characters, four batches of 32 for each client."""
+    """The paper's LSTM on random characters, four batches of 32 per client."""
     generator, count = np.random.default_rng(0), 128 * clients
     data = ArraySamples(generator.integers(0, 80, (count, 80), np.uint8), generator.integers(0, 80, count))
     part = split("iid", data.labels, clients, Stream.named(0, "partition"))
@@ -263,7 +263,7 @@ def _updates(task: TorchTask, size: int) -> Updates:
 
 
 def _evaluations(size: int) -> dict[str, Updates]:
-    """Evaluations of one batch by our task, and by the plain network on a batch that is ready."""
+    """Evaluations of one batch by our task, and by the plain network on a prepared batch."""
     task, plain = random_cnn_task(size), PlainCnn(10).eval()
     start, images = task.initial_model(Stream.named(0, "initial model")), torch.randn(size, 3, 32, 32)
 
@@ -281,7 +281,7 @@ def _measure_peak() -> float:
 
 
 def _in_process(unaided: ProcessPoolExecutor, size: int, count: int) -> float:
-    """Updates of the plain network in a process of its own, whose allocator is as glibc made it."""
+    """Updates of the plain network in its own process, with the default allocator of glibc."""
     return unaided.submit(_train_unaided, size, count).result()
 
 

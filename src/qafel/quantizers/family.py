@@ -148,7 +148,7 @@ def as_target(target: Vector) -> Vector:
 def as_bytes(payload: Payload, expected: int) -> Bytes:
     """The payload as a read-only array of exactly `expected` bytes."""
     if len(payload) != expected:
-        raise MalformedPayload(f"expected a payload of {expected} bytes, found {len(payload)}: is it of another size?")
+        raise MalformedPayload(f"expected a payload of {expected} bytes, found {len(payload)}: the sizes differ")
     array = np.frombuffer(payload, _UINT8)
     if type(payload) is not bytes and array.flags.writeable:
         array.flags.writeable = False  # one type of array, one compiled kernel
@@ -244,7 +244,7 @@ def _over_spans(work: Callable[[int, int], int], spans: int) -> int:
     count = min(_threads, spans)
     if count <= 1:
         return work(0, spans)
-    key = (os.getpid(), count)  # a forked child has no threads of its parent's pool
+    key = (os.getpid(), count)  # a forked child does not inherit the threads of a pool
     if key not in _pools:
         _pools[key] = ThreadPoolExecutor(count, thread_name_prefix="qafel-kernel")
     pieces = min(spans, 4 * count)  # several per thread, so that a busy core does not delay the others

@@ -114,7 +114,7 @@ def _apply(target: Vector, payload: Payload, mode: int, weight: float, bucket: i
     if status == BAD_STEP:
         raise bad_scale("steps")
     if status != OK:
-        raise MalformedPayload(f"expected codes up to {2 * top}, found a larger one: is it of another quantizer?")
+        raise MalformedPayload(f"expected codes up to {2 * top}, found a larger one: another quantizer made it")
 
 
 @final

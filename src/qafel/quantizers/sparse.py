@@ -15,18 +15,8 @@ from numpy.typing import NDArray
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
-from qafel.quantizers import kernels
-from qafel.quantizers.family import (
-    Family,
-    FixedRate,
-    Scalable,
-    as_bytes,
-    as_finite_vector,
-    as_sent,
-    check_size,
-    seed_of,
-    seed_word,
-)
+from qafel.quantizers import family, kernels
+from qafel.quantizers.family import Family, FixedRate, Scalable, check_size, seed_of, seed_word
 from qafel.quantizers.identity import Identity
 from qafel.quantizers.kernels import ASSIGN, BITMAP, LARGEST, MAX_RICE, SEED_BYTES
 from qafel.quantizers.levels import Dithered, Qsgd, Sign
@@ -70,7 +60,7 @@ def decode_indices(payload: Payload, count: int, size: int) -> Indices:
         if len(payload):
             raise MalformedPayload(f"expected no index bytes for all {size} coordinates, found {len(payload)}")
         return np.arange(size, dtype=np.uint32)
-    data = as_bytes(payload, len(payload))
+    data = family.as_bytes(payload, len(payload))
     indices = np.empty(count, np.uint32)
     known = data.size > 0 and (data[0] < MAX_RICE or (data[0] == BITMAP and data.size == 1 + -(-size // 8)))
     if not known or not kernels.sparse.read_indices(data[1:], int(data[0]), size, indices):
@@ -107,7 +97,7 @@ class Sparse(Family):
             if not 1 <= self.share < 2**31:
                 raise SpecError(f"{self.NAME} keeps at least one coordinate, found count={self.share}")
         elif 0 < self.share <= 1:
-            object.__setattr__(self, "share", as_sent(self.share))
+            object.__setattr__(self, "share", family.as_sent(self.share))
         else:
             raise SpecError(
                 f"{self.NAME} takes a fraction above 0 and up to 1, found {self.share}: "
@@ -136,7 +126,7 @@ class Sparse(Family):
         if fields[0] == _COUNT:
             return cls(int.from_bytes(fields[1:5], "little"), values)
         rounding: Rounding = "down" if fields[0] == _ROUNDED_DOWN else "nearest"
-        return cls(as_sent(struct.unpack("<f", fields[1:5])[0]), values, rounding)
+        return cls(family.as_sent(struct.unpack("<f", fields[1:5])[0]), values, rounding)
 
     @property
     def spec(self) -> str:
@@ -191,7 +181,7 @@ class TopK(Sparse):
         return self.count(size) == size and self.values.unbiased(size)
 
     def encode(self, vector: Vector, stream: Stream) -> Payload:
-        vector = as_finite_vector(vector)
+        vector = family.as_finite_vector(vector)
         chosen = np.empty(self.count(vector.size), np.uint32)
         if chosen.size:
             kernels.sparse.select_largest(vector.view(np.int32), chosen.size, chosen)
@@ -238,7 +228,7 @@ class RandK(Sparse, Scalable):
         return self.values.unbiased(self.count(size))
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        vector = as_finite_vector(vector)
+        vector = family.as_finite_vector(vector)
         seed = seed_of(stream)
         chosen = vector[self._indices(seed, vector.size)].astype(np.float64)
         chosen *= gain * vector.size / max(1, chosen.size)
@@ -265,6 +255,6 @@ class RandK(Sparse, Scalable):
         return chosen
 
     def _read(self, payload: Payload, size: int) -> tuple[Indices, Vector]:
-        data = as_bytes(payload, self.payload_bytes(size))
+        data = family.as_bytes(payload, self.payload_bytes(size))
         values = self.values.decode(data[SEED_BYTES:].data, self.count(size))
         return self._indices(data[:SEED_BYTES].tobytes(), size), values

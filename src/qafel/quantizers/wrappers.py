@@ -13,7 +13,7 @@ from qafel.quantizers.sparse import PLAIN, RandK
 from qafel.rng import Stream
 
 _LEVEL = 1
-_MANY = 1 << 20  # coordinates: a size at which nothing is exact by chance
+_MANY = 1 << 20  # coordinates; too many for any quantizer to be exact by chance
 
 
 @final

@@ -12,17 +12,16 @@ docs/decisions/quantizers.md.
     sparse    selection and index coding for top-k and rand-k
     shared    a keyed counter hash, a maximum over absolute values, packing, the end of every decoder
 
-This file holds the constants of the formats and loads nothing else. A kernel, and Numba with it, loads at its first
+This file holds only the constants of the formats. A kernel, and Numba with it, loads at its first
 use: write `kernels.levels.encode_spans(…)` and do not import kernels by name elsewhere. Without Numba these names refer
 to the same kernels in NumPy, quantizers/plain.
 
-Random numbers are a hash of the coordinate's counter, so any thread can compute any part of a vector in any order.
-32-bit multiplications vectorise on every CPU of the last decade; 64-bit ones do not.
+Random numbers are a hash of the coordinate's counter, so any thread can compute any part of a vector in any order. The
+hash uses 32-bit multiplications, because 64-bit ones do not vectorise on most CPUs.
 
-Packing is planar. A group of up to 512 codes is packed plane by plane: a b-bit code is split into pieces of 8, 4, 2 and
-1 bits (b's binary digits), and each piece goes to its own plane. In a plane of w-bit pieces, byte j holds the codes
-j, j + m, j + 2m, … with m the plane's length in bytes. Neighbouring bytes come from neighbouring codes, so both
-directions vectorise.
+Packing is planar. A b-bit code is split into pieces of 8, 4, 2 and 1 bits (b's binary digits). A group of up to 512
+codes has a plane for each of these pieces. In a plane of w-bit pieces, byte j holds the codes j, j + m, j + 2m, …, with
+m the plane's length in bytes. Neighbouring bytes come from neighbouring codes, so both directions vectorise.
 
 Indices are unsigned (`at + uint64(j)`). Then Numba does not test for negative indices, which would prevent
 vectorisation. Kernels avoid slices, which count references atomically.

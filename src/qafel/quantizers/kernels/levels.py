@@ -1,11 +1,11 @@
-"""Kernels of QSGD, sign, dither and affine: a step per bucket or tensor, and an integer code per coordinate.
+"""Kernels of QSGD, sign, dithered and affine: a step per bucket or tensor, and an integer code per coordinate.
 
-Encoding. Four coordinates of a packing group, one from each quarter, share one hash, 16 bits each. With v = x/step in
-fixed point with 16 fractional bits (15 at 8 bits) and u a uniform integer of as many, code = ⌊(v + u) / 2¹⁶⌋ rounds up
-with probability frac(v): unbiased to 2⁻¹⁷ of a step.
+Encoding. Four coordinates of a packing group, one from each quarter, share one hash, 16 bits each. Let v = x/step in
+fixed point with 16 fractional bits (15 at 8 bits), and u a uniform integer of as many bits. Then code = ⌊(v + u) / 2¹⁶⌋
+rounds up with probability frac(v): unbiased to 2⁻¹⁷ of a step.
 
-Decoding. value = step · level, plain IEEE arithmetic in a fixed order, equal on every machine. The payload is checked
-whole before the target is touched, so an error leaves it as it was.
+Decoding. value = step · level, in IEEE arithmetic and a fixed order, equal on every machine. The whole payload is
+checked first, so an error leaves the target unchanged.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from qafel.quantizers.kernels.shared import (
 )
 
 _MAGIC = np.float32(2.0**23)  # adding it rounds to an integer, kept in the low 23 bits
-_SHRINK = np.float32(1.0 - 2.0**-22)  # keeps the largest coordinate inside the top level whatever rounding did
+_SHRINK = np.float32(1.0 - 2.0**-22)  # keeps the largest coordinate inside the top level after rounding
 _NORMAL = np.float32(2.0**-126)
 _SUBNORMAL = np.float32(2.0**-149)
 _TINY, _LIFT = np.float32(2.0**-80), np.float32(2.0**80)
-_HUGE = np.float32(2.0**120)  # above, a step may have been clipped and a code may need clamping
+_HUGE = np.float32(2.0**120)  # larger steps may be clipped, and their codes need clamping
 
 
 @njit(**INNER)
@@ -43,7 +43,7 @@ def _term(value, square):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _sum(x, at, count, square):  # type: ignore[no-untyped-def]
-    """Σ|xᵢ|, or Σxᵢ², of x[at : at + count]: in float64, where nothing over- or underflows, in four fixed parts."""
+    """Σ|xᵢ|, or Σxᵢ², of x[at : at + count], in four fixed parts. In float64 it cannot over- or underflow."""
     a, b, c, d = float64(0), float64(0), float64(0), float64(0)
     for j in range(0, count - 3, 4):
         i = at + uint64(j)
@@ -58,7 +58,7 @@ def _sum(x, at, count, square):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _measure_buckets(x, bucket, levels, norm, steps, begin, end):  # type: ignore[no-untyped-def]
-    """One step per bucket of x[begin:end]; False if a coordinate is NaN or infinite."""
+    """Compute one step per bucket of x[begin:end]. Returns False for NaN or infinity."""
     largest = float64(LARGEST) * (1 - 2.0**-23) / np.ceil(levels)  # the top level must decode to a finite value
     patterns = x.view(np.int32)
     step_bits = steps.view(np.int32)
@@ -72,7 +72,7 @@ def _measure_buckets(x, bucket, levels, norm, steps, begin, end):  # type: ignor
             scale = max(np.sqrt(_sum(x, at, count, True)), scale)
         step = float32(min(scale / levels, largest))
         if scale > 0 and step < _NORMAL:
-            step += _SUBNORMAL  # a subnormal quotient rounded down would push the largest value out of range
+            step += _SUBNORMAL  # a subnormal quotient that rounds down would move the largest value out of range
         steps[b] = step
     return True
 
@@ -103,7 +103,7 @@ def _round_run(x, at, count, step, one, magic, top, fraction, counter, keys, par
 
 @njit(**INNER)
 def _quarter(part, count):  # type: ignore[no-untyped-def]
-    """Begin and end of a quarter of a group of `count` codes: its coordinates take the same part of their hashes."""
+    """Begin and end of a quarter of a group of `count` codes. Its coordinates use the same part of their hashes."""
     half = (count + 1) // 2
     quarter = (half + 1) // 2
     begin = (part & 1) * quarter + (part >> 1) * half
@@ -112,14 +112,14 @@ def _quarter(part, count):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _run(start, r, end, bucket):  # type: ignore[no-untyped-def]
-    """The bucket of coordinate `start` + r, and where in the group its run ends: with the bucket, or at `end`."""
+    """The bucket of coordinate `start` + r, and the end of its run in the group: that of the bucket, or `end`."""
     b = (start + r) // bucket
     return b, min(end, (b + 1) * bucket - start)
 
 
 @njit(**INNER)
 def _round_group(x, bucket, steps, one, magic, top, fraction, start, count, keys, codes):  # type: ignore[no-untyped-def]
-    """Codes of one group, quarter by quarter, whatever the bucket."""
+    """Codes of one group, quarter by quarter, for any bucket."""
     for part in range(4):
         begin, end = _quarter(part, count)
         r = begin
@@ -132,7 +132,7 @@ def _round_group(x, bucket, steps, one, magic, top, fraction, start, count, keys
 
 @njit(**INNER)
 def _round_nibbles(x, at, scales, magic, counter, keys, out, to):  # type: ignore[no-untyped-def]
-    """`_round_group` and packing in one, for 512 coordinates at 4 bits: the case that must be as fast as memory."""
+    """`_round_group` and packing in one pass, for 512 coordinates at 4 bits: as fast as memory."""
     scale0, scale1, scale2, scale3 = scales
     place = weyl(counter, keys)
     for j in range(128):
@@ -149,11 +149,11 @@ def _round_nibbles(x, at, scales, magic, counter, keys, out, to):  # type: ignor
 
 @njit(**KERNEL)
 def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, skip, first, last):  # type: ignore[no-untyped-def]
-    """Quantize the spans first … last−1 into out[skip:]; False if a coordinate is NaN or infinite.
+    """Quantize the spans first … last−1 into out[skip:]. Returns False for NaN or infinity.
 
     `span` is a multiple of `bucket` and of GROUP, or the whole vector, so no two spans share a step or a byte.
-    `levels` is how many steps the scale is: a whole number with codes centred on a level, or a half with codes
-    centred between two. One bit and one level is stochastic sign: the two codes stand for −step and +step.
+    `levels` is the number of steps in the scale. If it is a whole number, codes are centred on a level. If it is a
+    half, codes are centred between two levels. One bit and one level is stochastic sign: −step or +step.
     """
     size = x.size
     head = skip + 4 * ((size + bucket - 1) // bucket)
@@ -194,7 +194,7 @@ def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, s
 
 @njit(**KERNEL)
 def encode_signs(x, out, word0, word1, bucket, span, levels, bits, norm, gain, skip, first, last):  # type: ignore[no-untyped-def]
-    """`encode_spans` for sign, with nothing random: a bucket's mean magnitude, and code 1 where x ≥ 0."""
+    """`encode_spans` for sign, without randomness: a bucket's mean magnitude, and code 1 if x ≥ 0."""
     size = x.size
     head = skip + 4 * ((size + bucket - 1) // bucket)
     steps = out[skip:head].view(np.float32)
@@ -258,7 +258,7 @@ def _unpack_nibbles(packed, at, centre, levels, count):  # type: ignore[no-untyp
 
 @njit(**INNER)
 def _unpack_levels(packed, at, bits, centre, codes, levels, count):  # type: ignore[no-untyped-def]
-    """Signed levels of one group: code − centre, or ±1 when there is one bit."""
+    """Signed levels of one group: code − centre, or ±1 with one bit."""
     unpack_group(packed, at, bits, codes, count)
     factor = uint8(2 if bits == 1 else 1)
     for j in range(count):
@@ -272,22 +272,16 @@ def _assign(target, at, count, levels, of, step):  # type: ignore[no-untyped-def
 
 
 @njit(**INNER)
-def _add(target, at, count, levels, of, step):  # type: ignore[no-untyped-def]
-    for j in range(count):
-        target[at + uint64(j)] += step * float32(levels[of + uint64(j)])
-
-
-@njit(**INNER)
-def _add_weighted(target, at, count, levels, of, step, weight):  # type: ignore[no-untyped-def]
+def _add(target, at, count, levels, of, step, weight):  # type: ignore[no-untyped-def]
     for j in range(count):
         target[at + uint64(j)] += weight * (step * float32(levels[of + uint64(j)]))
 
 
 @njit(**INNER)
 def _add_nibbles(packed, at, centre, low, high, target, to, step):  # type: ignore[no-untyped-def]
-    """`_unpack_nibbles` and `_add` in one, for 512 coordinates of one bucket: the case that must be as fast as memory.
+    """`_unpack_nibbles` and `_add` in one pass, for 512 coordinates of one bucket: as fast as memory.
 
-    The loops have a length that the compiler knows, and each runs along one array.
+    The compiler knows the length of each loop, and each loop runs along one array.
     """
     for j in range(256):
         low[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] & uint8(15)) - centre))
@@ -301,7 +295,7 @@ def _add_nibbles(packed, at, centre, low, high, target, to, step):  # type: igno
 
 @njit(**KERNEL)
 def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, check, first, last):  # type: ignore[no-untyped-def]
-    """Check the payload if asked, then assign or add the spans first … last−1 of it to the target."""
+    """Check the payload if `check` is set, then assign or add its spans first … last−1 to the target."""
     size, weight = target.size, float32(factor)
     steps = np.empty((size + bucket - 1) // bucket, np.float32)
     read_steps(payload, 0, steps)
@@ -334,10 +328,8 @@ def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, chec
             at, of = uint64(start + r), uint64(r)
             if mode == ASSIGN:
                 _assign(target, at, stop - r, signed, of, steps[b])
-            elif weight == float32(1):
-                _add(target, at, stop - r, signed, of, steps[b])
             else:
-                _add_weighted(target, at, stop - r, signed, of, steps[b], weight)
+                _add(target, at, stop - r, signed, of, steps[b], weight)
             r = stop
             if start + stop == edge:
                 b, edge = b + 1, edge + bucket
@@ -346,10 +338,10 @@ def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, chec
 
 @njit(**INNER)
 def _level(code, u, one, middle, wide, unit):  # type: ignore[no-untyped-def]
-    """What a code stands for in steps, once the sender's dither u, which the receiver draws again, is taken off.
+    """The value of a code in steps, without the sender's dither u. The receiver draws u again.
 
-    code·2ᶠ + (2ᶠ−1)/2 − u is the sender's fixed-point number in the mean; twice that is an integer below 2²⁴, so the
-    one rounding in decoding is that of the product with the step.
+    The sender's fixed-point number is code·2ᶠ + (2ᶠ−1)/2 − u in the mean. Twice that is an integer below 2²⁴, so
+    decoding rounds once: in the product with the step.
     """
     u = int32(u & uint32(0xFFFF))
     twice_u = int32(u + u) if wide else int32(u & int32(0xFFFE))  # twice the top 16 or 15 bits
@@ -374,7 +366,7 @@ def _undither(codes, begin, end, step, twice_centre, fraction, counter, keys, pa
 
 @njit(**INNER)
 def _undither_group(codes, steps, twice_centre, fraction, counter, keys, values):  # type: ignore[no-untyped-def]
-    """`_undither` for a full group whose quarters each lie in one bucket: four values from one hash."""
+    """`_undither` for a full group with each quarter in one bucket: four values from one hash."""
     one, wide, unit = int32(2 << fraction), fraction == 16, float32(1.0 / (2 << fraction))
     middle = int32((1 << fraction) - 1 - twice_centre)
     step0, step1, step2, step3 = steps
@@ -392,7 +384,7 @@ def _undither_group(codes, steps, twice_centre, fraction, counter, keys, values)
 
 @njit(**INNER)
 def _undither_parts(codes, bucket, steps, twice_centre, fraction, start, count, keys, values):  # type: ignore[no-untyped-def]
-    """`_undither` quarter by quarter and bucket by bucket, whatever the bucket."""
+    """`_undither` quarter by quarter and bucket by bucket, for any bucket."""
     for part in range(4):
         begin, end = _quarter(part, count)
         r = begin
@@ -405,7 +397,7 @@ def _undither_parts(codes, bucket, steps, twice_centre, fraction, start, count, 
 
 @njit(**KERNEL)
 def apply_dithered(target, payload, mode, factor, word0, bucket, span, bits, check, first, last):  # type: ignore[no-untyped-def]
-    """Check the payload if asked, then assign or add the spans first … last−1 of it to the target."""
+    """Check the payload if `check` is set, then assign or add its spans first … last−1 to the target."""
     size, weight = target.size, float32(factor)
     steps = np.empty((size + bucket - 1) // bucket, np.float32)
     read_steps(payload, 8, steps)
@@ -431,7 +423,7 @@ def apply_dithered(target, payload, mode, factor, word0, bucket, span, bits, che
 
 @njit(**KERNEL)
 def encode_tensor(x, start, count, bits, out, at, head):  # type: ignore[no-untyped-def]
-    """Pack the min-max codes of x[start : start + count] into out[at:]; head becomes minimum and step, or zeros."""
+    """Pack the min-max codes of x[start : start + count] into out[at:], and minimum and step into head."""
     if count == 0:
         head[0] = head[1] = 0.0
         return
@@ -456,7 +448,7 @@ def encode_tensor(x, start, count, bits, out, at, head):  # type: ignore[no-unty
 
 @njit(**KERNEL)
 def apply_tensor(target, start, count, payload, at, bits, low, step, mode, factor):  # type: ignore[no-untyped-def]
-    """Assign or add minimum + step · code of a tensor to target[start : start + count]: float64, rounded once."""
+    """Assign or add minimum + step · code of a tensor to target[start : start + count], in float64, rounded once."""
     codes, values = np.empty(GROUP, np.uint8), np.empty(GROUP, np.float32)
     for begin in range(0, count, GROUP):
         length = min(GROUP, count - begin)

@@ -40,9 +40,9 @@ ANGLES = 16
 
 
 def _angles() -> tuple[Vector, Vector]:
-    """√2·cos θ and √2·sin θ of the sixteen angles, between 28° and 64°; part of the format.
+    """√2·cos θ and √2·sin θ of the sixteen angles, between 28° and 64°. They are part of the format.
 
-    With t = tan(θ/2) they are rational, so that every machine computes the same.
+    With t = tan(θ/2) they are rational, so every machine computes the same numbers.
     """
     t = 0.25 + 0.375 * (np.arange(1, 2 * ANGLES, 2, dtype=np.uint32) * WEYL / 2.0**32)
     root = np.sqrt(2.0) / (1.0 + t * t)
@@ -56,7 +56,7 @@ _LONG_COSINES, _LONG_SINES = np.tile(COSINES, 16), np.tile(SINES, 16)  # along h
 
 @njit(**INNER)
 def _butterflies8(x, size, stride):  # type: ignore[no-untyped-def]
-    """Three stages at once: strides s, 2s and 4s."""
+    """Three stages in one pass: strides s, 2s and 4s."""
     s = uint64(stride)
     for base in range(0, size, 8 * stride):
         for j in range(stride):
@@ -84,7 +84,7 @@ def _butterflies2(x, size, stride):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _butterflies4(x):  # type: ignore[no-untyped-def]
-    """The last two stages of a full block at once."""
+    """The last two stages of a full block in one pass."""
     one, two, three = uint64(1024), uint64(2048), uint64(3072)
     for j in range(1024):
         i = uint64(j)
@@ -95,14 +95,14 @@ def _butterflies4(x):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _flipped(value, word, part):  # type: ignore[no-untyped-def]
-    """The value with the sign that bit 31 − part of the word says."""
+    """The value, with its sign flipped if bit 31 − part of the word is set."""
     bits = uint32(np.float32(value).view(np.uint32) ^ uint32(uint32(word << part) & uint32(0x80000000)))
     return np.uint32(bits).view(np.float32)
 
 
 @njit(**INNER)
 def _last_turned(x, signs):  # type: ignore[no-untyped-def]
-    """The last two stages of a full block, the very last with the angles of G, and the signs of D₂, at once."""
+    """The last two stages of a full block, with the angles of G in the very last, and the signs of D₂."""
     one, two, three = uint64(1024), uint64(2048), uint64(3072)
     for eighth in range(8):
         part = uint32(eighth) & uint32(7)
@@ -138,7 +138,7 @@ def _first_turned(x, signs):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _stages(x, size, stride, end):  # type: ignore[no-untyped-def]
-    """Stages with strides from `stride` to below `end`, the smallest first."""
+    """Stages with strides from `stride` to below `end`, in increasing order."""
     while stride < end:
         _butterflies2(x, size, stride)
         stride *= 2
@@ -146,9 +146,9 @@ def _stages(x, size, stride, end):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _turn(x, size, cols):  # type: ignore[no-untyped-def]
-    """Multiply by G. With θ the angle number j mod 16, rows j and j + rows/2 become
+    """Multiply by G. Rows j and j + rows/2 become √2·(cos θ·a + sin θ·b) and √2·(sin θ·a − cos θ·b).
 
-    √2·(cos θ·a + sin θ·b) and √2·(sin θ·a − cos θ·b).
+    θ is angle number j mod 16.
     """
     half = uint64(size // 2)
     if cols == 1:
@@ -167,9 +167,9 @@ def _turn(x, size, cols):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def hadamard(x, size, cols):  # type: ignore[no-untyped-def]
-    """Multiply every column by H, unnormalised: stage by stage, the smallest stride first."""
+    """Multiply every column by H, unnormalised: stage by stage, with increasing strides."""
     if size == BLOCK and cols == COLUMNS:
-        _butterflies8(x, BLOCK, 16)  # constant strides compile to loops without a test for overlap
+        _butterflies8(x, BLOCK, 16)  # constant strides compile to loops without overlap tests
         _butterflies8(x, BLOCK, 128)
         _butterflies4(x)
     else:
@@ -178,13 +178,13 @@ def hadamard(x, size, cols):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def turns_of(rows):  # type: ignore[no-untyped-def]
-    """How often a column of so many rows is rotated, and the inverse of what that multiplies it by."""
+    """The number of turns for a column, and the inverse of their factor."""
     return (1, 1.0 / rows) if rows >= 128 else (2, 1.0 / (rows * rows))
 
 
 @njit(**INNER)
 def draw_signs(counter, size, turns, keys, signs):  # type: ignore[no-untyped-def]
-    """Words that hold 32 signs each: those of D₁, then those of D₂, and again for every further turn."""
+    """Words with 32 signs each: those of D₁, then those of D₂, for every turn."""
     count = size // 32
     place = weyl(counter, keys)
     for turn in range(turns):
@@ -272,15 +272,15 @@ def block_of(number, tail):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def power_of_two(exponent):  # type: ignore[no-untyped-def]
-    """2^exponent by its bits: a library's power function need not be exact."""
+    """2^exponent by its bits, because a library's power function may be inexact."""
     return np.int64(np.int64(exponent + 1023) << np.int64(52)).view(np.float64)
 
 
 @njit(**INNER)
 def _load(x, start, count, size, block):  # type: ignore[no-untyped-def]
-    """Copy x[start : start + count] into the block, padded with zeros and scaled by 2^−power to magnitudes below two.
+    """Copy x[start : start + count] into the block, pad it with zeros and scale it by 2^−power to below two.
 
-    Returns the power, or a number above 127 if a coordinate is NaN or infinite.
+    Returns the power, or a number above 127 for NaN or infinity.
     """
     largest = magnitude_bits(x.view(np.int32), uint64(start), count)
     if largest >= INFINITY_BITS:
@@ -296,7 +296,7 @@ def _load(x, start, count, size, block):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _add_columns(block, size, cols, square, sums):  # type: ignore[no-untyped-def]
-    """Sum every column, or its squares: in float32 over 16 rows at a time, then in float64."""
+    """Sum every column, or its squares: in float32 over 16 rows, then in float64."""
     partial = np.empty(cols, np.float32)
     for c in range(cols):
         sums[c] = 0.0
@@ -320,7 +320,7 @@ def _scale_columns(block, size, cols, factors, at):  # type: ignore[no-untyped-d
 
 @njit(**INNER)
 def _quantize4(block, size, levels, codes):  # type: ignore[no-untyped-def]
-    """`_quantize` for eight magnitudes, unrolled so that it vectorises."""
+    """`_quantize` for eight magnitudes, unrolled to vectorise."""
     l0, l1, l2, l3 = levels[0], levels[1], levels[2], levels[3]
     l4, l5, l6, l7 = levels[4], levels[5], levels[6], levels[7]
     half = float32(0.5)
@@ -350,7 +350,7 @@ def _quantize4(block, size, levels, codes):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _quantize(block, size, levels, codes):  # type: ignore[no-untyped-def]
-    """The nearest level's index, sign in the top bit; the block becomes the products of coordinate and level."""
+    """Codes: the index of the nearest level, with the sign as top bit. The block becomes coordinate · level."""
     count = levels.size
     for j in range(size):
         y = block[j]
@@ -364,7 +364,7 @@ def _quantize(block, size, levels, codes):  # type: ignore[no-untyped-def]
 
 @njit(**KERNEL)
 def encode_blocks(x, out, word, tail, levels, bits, gain, first, last):  # type: ignore[no-untyped-def]
-    """Rotate and quantize the blocks first … last−1; False if a coordinate is NaN or infinite."""
+    """Rotate and quantize the blocks first … last−1. Returns False for NaN or infinity."""
     scales = out[8 : 8 + 4 * tail[0, 1]].view(np.float32)
     keys = round_keys(word, 0)
     block, codes = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint8)
@@ -389,7 +389,7 @@ def encode_blocks(x, out, word, tail, levels, bits, gain, first, last):  # type:
             _quantize(block, size, levels, codes)
         _add_columns(block, size, cols, False, dots)
         for c in range(cols):
-            # S in the units of x: `rotate` multiplied by rows at every turn
+            # S in units of x: `rotate` multiplies by rows at every turn
             scale = np.sqrt(sums[c] / rows) * (rows * unit / dots[c]) if dots[c] > 0 else 0.0
             scales[scale_at + c] = float32(min(scale * gain * power_of_two(power), float64(LARGEST)))
         packed_at = 8 + 4 * scales.size + _packed_start(at, number, tail, bits)
@@ -401,14 +401,14 @@ def encode_blocks(x, out, word, tail, levels, bits, gain, first, last):  # type:
 
 @njit(**INNER)
 def _packed_start(at, number, tail, bits):  # type: ignore[no-untyped-def]
-    """Byte at which a block's codes begin; blocks of the tail are rounded up to whole bytes one by one."""
+    """The first byte of a block's codes. Each block of the tail takes whole bytes."""
     full = tail[0, 0]
     return at * bits // 8 if number <= full else tail[number - full + 1, 6]
 
 
 @njit(**KERNEL)
 def apply_blocks(target, payload, mode, factor, word, tail, levels, bits, check, first, last):  # type: ignore[no-untyped-def]
-    """Check the payload if asked, then assign or add the blocks first … last−1 of it to the target."""
+    """Check the payload if `check` is set, then assign or add its blocks first … last−1 to the target."""
     weight = float32(factor)
     scales = np.empty(tail[0, 1], np.float32)
     read_steps(payload, 8, scales)

@@ -1,6 +1,6 @@
-"""What kernels share: a keyed counter hash, a maximum over absolute values, packing, and the end of every decoder.
+"""Common functions of the kernels: a keyed counter hash, a maximum over absolute values, packing, adding.
 
-The package's docstring says how random numbers and packing work.
+The package's docstring describes random numbers and packing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ forget_stale_kernels(Path(__file__).parent)
 
 @njit(**INNER)
 def mix64(word):  # type: ignore[no-untyped-def]
-    """Scatter 64 bits (the finaliser of SplitMix64)."""
+    """Mix 64 bits (the finaliser of SplitMix64)."""
     z = uint64(word + uint64(0x9E3779B97F4A7C15))
     z = uint64((z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9))
     z = uint64((z ^ (z >> uint64(27))) * uint64(0x94D049BB133111EB))
@@ -32,7 +32,7 @@ def mix64(word):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def round_keys(word0, word1):  # type: ignore[no-untyped-def]
-    """Four 32-bit keys, one per stage of the hash, each a function of all 128 bits of the stream's key."""
+    """Four 32-bit keys, one per stage of the hash, from all 128 bits of the stream's key."""
     first = mix64(uint64(word0) ^ mix64(uint64(word1)))
     second = mix64(uint64(word1) ^ first)
     return uint32(first), uint32(first >> uint64(32)), uint32(second), uint32(second >> uint64(32))
@@ -40,16 +40,16 @@ def round_keys(word0, word1):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def weyl(counter, keys):  # type: ignore[no-untyped-def]
-    """Where a counter enters the hash; the next counter's place is WEYL further on."""
+    """The input of the hash for a counter. The next counter's input is WEYL larger."""
     return uint32(uint32(uint32(counter) * WEYL) + keys[0])
 
 
 @njit(**INNER)
 def hash_pair(place, keys):  # type: ignore[no-untyped-def]
-    """Two words of 32 random bits for a counter: two keyed rounds of xor-shift and multiply each.
+    """Two words of 32 random bits for a counter: two keyed rounds of xor-shift and multiply.
 
-    One round repeats whole blocks for related seeds; the second, with a key of its own, does not. The words share
-    the first round and part in the second. Four uniform 16-bit numbers, one a coordinate, come out of one call.
+    One round alone repeats whole blocks for related seeds. The words share the first round, and have different second
+    rounds. One call gives four uniform 16-bit numbers, one per coordinate.
     """
     h = uint32(place ^ uint32(place >> uint32(16)))
     h = uint32(uint32(h * _ROUND_1) + keys[1])
@@ -63,8 +63,8 @@ def hash_pair(place, keys):  # type: ignore[no-untyped-def]
 def magnitude_bits(bits, at, count):  # type: ignore[no-untyped-def]
     """The largest |xᵢ| of x[at : at + count] as a bit pattern, from the int32 view of x.
 
-    For non-negative floats, order of values is order of patterns, and integer maxima vectorise. NaN and infinity
-    come out at or above INFINITY_BITS, so one comparison refuses both.
+    Non-negative floats have the order of their bit patterns, and integer maxima vectorise. NaN and infinity give
+    INFINITY_BITS or more, so one comparison detects both.
     """
     largest = int32(0)
     for j in range(count):
@@ -81,7 +81,7 @@ def is_finite(x):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _moved(byte, down, mask, up):  # type: ignore[no-untyped-def]
-    """Some bits of a byte, shifted down and up again by multiplications, which vectorise where shifts do not."""
+    """Some bits of a byte, shifted down and up by multiplications, which vectorise better than shifts."""
     return uint8(uint16(uint16(uint16(uint16(byte) * down) >> uint16(8)) & mask) * up)
 
 
@@ -118,7 +118,7 @@ def _unpack_plane(packed, at, low, width, codes, count):  # type: ignore[no-unty
 
 @njit(**INNER)
 def pack_group(codes, count, bits, out, at):  # type: ignore[no-untyped-def]
-    """Pack the first `count` codes, one group, into out[at:]; the number of bytes written."""
+    """Pack the first `count` codes, one group, into out[at:]. Returns the number of bytes written."""
     written, low = 0, 0
     for power in range(4):
         width = 1 << power
@@ -130,7 +130,7 @@ def pack_group(codes, count, bits, out, at):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def unpack_group(packed, at, bits, codes, count):  # type: ignore[no-untyped-def]
-    """The inverse of `pack_group`; the number of bytes read."""
+    """The inverse of `pack_group`. Returns the number of bytes read."""
     read, low = 0, 0
     for power in range(4):
         width = 1 << power
@@ -153,7 +153,7 @@ def read_steps(payload, at, steps):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def apply_values(target, at, values, count, mode, weight):  # type: ignore[no-untyped-def]
-    """Assign or add values[:count], cut to the finite range, to target[at:]."""
+    """Assign or add values[:count], clipped to the finite range, to target[at:]."""
     for j in range(count):
         value = values[uint64(j)]
         value = value if value < LARGEST else LARGEST
@@ -168,7 +168,7 @@ def apply_values(target, at, values, count, mode, weight):  # type: ignore[no-un
 
 @njit(**INNER)
 def steps_are_sound(steps, reach):  # type: ignore[no-untyped-def]
-    """Every step is non-negative and step · reach finite; false for NaN."""
+    """Whether every step is non-negative and step · reach finite. False for NaN."""
     sound = True
     for b in range(steps.size):
         sound &= (steps[b] >= float32(0)) & (steps[b] * reach < float32(np.inf))

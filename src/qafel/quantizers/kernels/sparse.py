@@ -1,7 +1,7 @@
-"""Kernels of top-k and rand-k: which coordinates, and their indices in few bits.
+"""Kernels of top-k and rand-k: selection of coordinates, and their indices in few bits.
 
-Indices go as gaps in a Rice code (the quotient by 2^r in unary, then r low bits), or as a bitmap where that is
-shorter. Bits are written from the least significant of each byte up.
+Indices are sent as gaps in a Rice code (the quotient by 2^r in unary, then r low bits), or as a bitmap if that is
+shorter. The first bit of a byte is its least significant one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qafel.quantizers.kernels.shared import mix64
 
 @njit(**KERNEL)
 def select_largest(bits, count, chosen):  # type: ignore[no-untyped-def]
-    """Indices of the `count` largest magnitudes, increasing; among equals the first. `bits` is the int32 view of x.
+    """Increasing indices of the `count` largest magnitudes, the first among equals. `bits` is the int32 view of x.
 
     Radix selection over the 31 bits of the magnitude, 11 + 10 + 10: four passes, no sort.
     """
@@ -44,10 +44,10 @@ def select_largest(bits, count, chosen):  # type: ignore[no-untyped-def]
 
 @njit(**KERNEL)
 def select_random(seed, size, chosen):  # type: ignore[no-untyped-def]
-    """A uniformly random set of chosen.size indices below `size`, increasing: a function of the seed alone.
+    """A uniformly random set of chosen.size increasing indices below `size`, from the seed alone.
 
-    Draws without replacement into a bitmap, of the smaller of the set and its complement; integers only, so that
-    every machine draws the same. Rejection makes each draw exactly uniform.
+    Draws without replacement into a bitmap the smaller of the set and its complement. Only integers are used, so every
+    machine draws the same set. Rejection makes each draw exactly uniform.
     """
     count = chosen.size
     invert = 2 * count > size
@@ -77,7 +77,7 @@ def select_random(seed, size, chosen):  # type: ignore[no-untyped-def]
 
 @njit(**KERNEL)
 def rice_bits(indices, rice):  # type: ignore[no-untyped-def]
-    """Length in bits of the indices' Rice code with parameter `rice`."""
+    """The length in bits of the Rice code of the indices."""
     total, previous = int64(indices.size) * (rice + 1), int64(-1)
     for j in range(indices.size):
         total += (int64(indices[j]) - previous - 1) >> rice
@@ -108,9 +108,9 @@ def write_indices(indices, rice, out):  # type: ignore[no-untyped-def]
 
 @njit(**KERNEL)
 def read_indices(data, rice, size, indices):  # type: ignore[no-untyped-def]  # noqa: PLR0911
-    """Read exactly indices.size increasing indices below `size`; False if the bytes are anything else.
+    """Read exactly indices.size increasing indices below `size`. Returns False for any other bytes.
 
-    Every step consumes a bit, so garbage ends no later than the data does.
+    Every step consumes a bit, so reading ends for any data.
     """
     total, position, index = int64(data.size) * 8, int64(0), int64(-1)
     if rice == BITMAP:

@@ -43,7 +43,7 @@ class Tables:
 
     rates     bits per coordinate of N(0, σ²)
     errors    ‖Q(x) − x‖² / ‖x‖² of the unbiased Q
-    places    σ over a common unit for which a table is the right one, see `share_out`
+    places    the right σ for a table, over a common unit, see `share_out`
     knobs     λ of a coarse table, σ/step of a fine one
     levels    of coarse tables: the values of the numbers −3 … 3, in units of σ
     bits      of coarse tables: the bits of these numbers

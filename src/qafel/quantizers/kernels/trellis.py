@@ -43,7 +43,7 @@ from qafel.compiled import (
 )
 from qafel.quantizers.kernels import CODES, HIDDEN_BYTES, MIDDLE
 
-FAR = 8192  # more than any two states' costs ever differ
+FAR = 8192  # more than the difference of any two states' costs
 _FINE_UNIT, _COARSE_UNIT, _MOST = 256.0, 128.0, 2047.0
 _BITS, _LOWEST = 12, 1 << 15
 
@@ -88,7 +88,7 @@ def _coarse_costs(y, levels, biases):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _butterfly(a, b, near, far, choices):  # type: ignore[no-untyped-def]
-    """The states p and p + half lead to 2p and 2p + 1; the choices of those two become the lowest bits."""
+    """The states p and p + half lead to 2p and 2p + 1. Their choices become the lowest bits."""
     stay, cross = a + near, b + far
     even, choices = least(stay, cross), pushed(choices, cross - stay)
     stay, cross = a + far, b + near
@@ -96,13 +96,24 @@ def _butterfly(a, b, near, far, choices):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
+def _load4(array, at):  # type: ignore[no-untyped-def]
+    return load(array, at), load(array, at + LANES), load(array, at + 2 * LANES), load(array, at + 3 * LANES)
+
+
+@njit(**INNER)
+def _store4(array, at, a, b, c, d):  # type: ignore[no-untyped-def]
+    store(array, at, a)
+    store(array, at + LANES, b)
+    store(array, at + 2 * LANES, c)
+    store(array, at + 3 * LANES, d)
+
+
+@njit(**INNER)
 def _forward8(y, rows, factor, levels, biases, metrics, choices):  # type: ignore[no-untyped-def]
-    """Eight states: z₁ = u ⊕ u₋₁ ⊕ u₋₃, c = u₋₂. Their costs stay in registers."""
+    """Eight states: z₁ = u ⊕ u₋₁ ⊕ u₋₃, c = u₋₂. Registers hold their costs."""
     at = (rows[0] & 1) * 8 * LANES
-    m0, m1 = load(metrics, at), load(metrics, at + LANES)
-    m2, m3 = load(metrics, at + 2 * LANES), load(metrics, at + 3 * LANES)
-    m4, m5 = load(metrics, at + 4 * LANES), load(metrics, at + 5 * LANES)
-    m6, m7 = load(metrics, at + 6 * LANES), load(metrics, at + 7 * LANES)
+    m0, m1, m2, m3 = _load4(metrics, at)
+    m4, m5, m6, m7 = _load4(metrics, at + 4 * LANES)
     fine, scale = levels.size == 0, floats(factor)
     for row in range(rows[0], rows[1]):
         value = load(y, row * LANES) * scale
@@ -117,14 +128,8 @@ def _forward8(y, rows, factor, levels, biases, metrics, choices):  # type: ignor
         m0, m1, m2, m3, m4, m5, m6, m7 = n0, n1, n2, n3, n4, n5, n6, n7
         store(choices, row * LANES, chosen)
     at = (rows[1] & 1) * 8 * LANES
-    store(metrics, at, m0)
-    store(metrics, at + LANES, m1)
-    store(metrics, at + 2 * LANES, m2)
-    store(metrics, at + 3 * LANES, m3)
-    store(metrics, at + 4 * LANES, m4)
-    store(metrics, at + 5 * LANES, m5)
-    store(metrics, at + 6 * LANES, m6)
-    store(metrics, at + 7 * LANES, m7)
+    _store4(metrics, at, m0, m1, m2, m3)
+    _store4(metrics, at + 4 * LANES, m4, m5, m6, m7)
 
 
 @njit(**INNER)
@@ -141,7 +146,7 @@ def _step32(metrics, old, new, near, far, word, part, chosen):  # type: ignore[n
 
 @njit(**INNER)
 def _forward32(y, rows, factor, levels, biases, metrics, choices):  # type: ignore[no-untyped-def]
-    """32 states: z₁ = u ⊕ u₋₂ ⊕ u₋₅, c = u₋₃. Two words of choices a lane."""
+    """32 states: z₁ = u ⊕ u₋₂ ⊕ u₋₅, c = u₋₃. Each lane has two words of choices."""
     fine, scale = levels.size == 0, floats(factor)
     for row in range(rows[0], rows[1]):
         value = load(y, row * LANES) * scale
@@ -161,7 +166,7 @@ def _forward32(y, rows, factor, levels, biases, metrics, choices):  # type: igno
 
 @njit(**INNER)
 def start(metrics, states):  # type: ignore[no-untyped-def]
-    """Every path begins in state zero."""
+    """Every path starts in state zero."""
     for i in range(states * LANES):
         metrics[i] = 0 if i < LANES else FAR
 
@@ -170,8 +175,8 @@ def start(metrics, states):  # type: ignore[no-untyped-def]
 def forward(y, rows, factor, levels, biases, metrics, states, choices):  # type: ignore[no-untyped-def]
     """Extend all paths over these rows of y · factor, from the first to before the last.
 
-    With levels, these are what the numbers −3 … 3 stand for; without, a number stands for itself. `metrics` holds the
-    costs of all states, twice: those after an even number of rows, and after an odd one.
+    `levels` are the values of the numbers −3 … 3; without them a number is its own value. `metrics` holds the costs of
+    all states twice: after an even number of rows, and after an odd one.
     """
     if states == 8:
         _forward8(y, rows, factor, levels, biases, metrics, choices)
@@ -181,7 +186,7 @@ def forward(y, rows, factor, levels, biases, metrics, states, choices):  # type:
 
 @njit(**INNER)
 def ends(metrics, rows, states, paths):  # type: ignore[no-untyped-def]
-    """The state with the least cost after so many rows, in every lane."""
+    """The state with the least cost after these rows, in every lane."""
     old = (rows & 1) * states * LANES
     for lane in range(LANES):
         paths[lane] = 0
@@ -217,7 +222,7 @@ def _class_of(before, state, states):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _fine_number(y, j, reach):  # type: ignore[no-untyped-def]
-    """The v = j mod 4 that is nearest to y, of those up to `reach`."""
+    """The nearest v = j mod 4 to y with |v| ≤ reach."""
     offset = as_floats(j)
     v = as_words(floats(float32(4)) * nearest((y - offset) * floats(float32(0.25))) + offset)
     limit, none, up = words(int16(reach)), words(int16(0)), words(int16(3))
@@ -227,7 +232,7 @@ def _fine_number(y, j, reach):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _of_class(array, at0, at1, at2, at3, j):  # type: ignore[no-untyped-def]
-    """What stands at the place that belongs to class j."""
+    """The entry at the place of class j."""
     odd, upper = j & words(int16(1)), j & words(int16(2))
     below_two = choose(odd, floats(array[at1]), floats(array[at0]))
     return choose(upper, choose(odd, floats(array[at3]), floats(array[at2])), below_two)
@@ -235,7 +240,7 @@ def _of_class(array, at0, at1, at2, at3, j):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _coarse_number(y, j, levels, biases):  # type: ignore[no-untyped-def]
-    """The better one of the levels j and j − 4, what it stands for, and its bias; in class 0 there is one level."""
+    """The better of the levels j and j − 4, its value and its bias. Class 0 has one level."""
     high, high_bias = _of_class(levels, 3, 4, 5, 6, j), _of_class(biases, 3, 4, 5, 6, j)
     low, low_bias = _of_class(levels, 3, 0, 1, 2, j), _of_class(biases, 3, 0, 1, 2, j)
     from_high, from_low = y - high, y - low
@@ -245,10 +250,10 @@ def _coarse_number(y, j, levels, biases):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def back(y, rows, factor, levels, biases, reach, choices, states, paths, v, sums):  # type: ignore[no-untyped-def]
-    """Follow the best paths back over these rows and write the numbers along them; whether they begin elsewhere now.
+    """Follow the best paths back over these rows and write their numbers. Returns whether their start has changed.
 
     `paths` holds the states before the first row, which are written, then those after the last. `sums` becomes ⟨y, q⟩,
-    ‖q‖², ‖y‖² and the sum of biases, y being scaled by the factor, and q what v stands for.
+    ‖q‖², ‖y‖² and the sum of biases. Here y is scaled by the factor, and q is the value of v.
     """
     wide = LANES * (1 if states == 8 else 2)
     state, scale = load(paths, LANES), floats(factor)
@@ -271,10 +276,7 @@ def back(y, rows, factor, levels, biases, reach, choices, states, paths, v, sums
     moved = count(below(state, old) | below(old, state)) > 0
     store(paths, 0, state)
     parts = np.empty(4 * LANES, np.float32)
-    store(parts, 0, dot)
-    store(parts, LANES, square)
-    store(parts, 2 * LANES, energy)
-    store(parts, 3 * LANES, paid)
+    _store4(parts, 0, dot, square, energy, paid)
     for k in range(4):
         sums[k] = 0.0
         for lane in range(LANES):
@@ -284,7 +286,7 @@ def back(y, rows, factor, levels, biases, reach, choices, states, paths, v, sums
 
 @njit(**INNER)
 def hide(message, states):  # type: ignore[no-untyped-def]
-    """Where the coders begin, for a message of 30 bytes: bits 15·lane … 15·lane + 14 of it, above 2¹⁵."""
+    """The first states of the coders for a message of 30 bytes: bits 15·lane … 15·lane + 14, above 2¹⁵."""
     for lane in range(LANES):
         bits = 0
         for k in range(3):
@@ -295,7 +297,7 @@ def hide(message, states):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def unhide(states, message):  # type: ignore[no-untyped-def]
-    """The inverse of `hide`; False for states that no message has."""
+    """The inverse of `hide`. Returns False for states that no message has."""
     message[:] = 0
     for lane in range(LANES):
         bits = int64(states[lane]) - _LOWEST
@@ -310,7 +312,7 @@ def unhide(states, message):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def write(v, tables, classes, edges, message, out):  # type: ignore[no-untyped-def]
-    """Write all numbers, group by group, to `out`, the last word first; how many words that takes."""
+    """Write all numbers, group by group, to `out`, the last word first. Returns the number of words."""
     states = np.empty(LANES, np.int32)
     hide(message, states)
     x = load(states, 0)
@@ -324,7 +326,7 @@ def write(v, tables, classes, edges, message, out):  # type: ignore[no-untyped-d
             store(out, at, compress(as_words(x), full))
             at += count(full)
             x = choose(full, x >> longs(int32(16)), x)
-            # The quotient is below 2¹⁹: in float32 it is off by less than 1/8, and so at most one too small.
+            # The quotient is below 2¹⁹: its float32 error is below 1/8, so it is at most one too small.
             quotient = as_longs(fma(as_floats(x), floats(float32(1)) / as_floats(size), floats(float32(-0.125))))
             others = longs(int32(CODES)) - size
             missing = choose(below(x - quotient * size, size), longs(int32(0)), others)
@@ -338,7 +340,7 @@ def write(v, tables, classes, edges, message, out):  # type: ignore[no-untyped-d
 
 @njit(**INNER)
 def _opened(data, begin, coders):  # type: ignore[no-untyped-def]
-    """Where the coders of a stream stand; False for states that none has."""
+    """Read the states of the coders of a stream. Returns False for impossible states."""
     for lane in range(LANES):
         coders[lane] = int32(data[begin + 2 * lane]) | (int32(data[begin + 2 * lane + 1]) << int32(16))
         if coders[lane] < _LOWEST:
@@ -348,7 +350,7 @@ def _opened(data, begin, coders):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _read_row(data, at, end, tables, base, x, path, states, v, row):  # type: ignore[no-untyped-def]
-    """Sixteen numbers; where that leaves the words, the coders and the paths."""
+    """Read sixteen numbers. Returns the next word, the coders and the paths."""
     first, last, book = (0, 2, 1) if states == 8 else (1, 4, 2)
     one = words(int16(1))
     c = (path >> words(int16(book))) & one
@@ -367,9 +369,9 @@ def _read_row(data, at, end, tables, base, x, path, states, v, row):  # type: ig
 
 @njit(**INNER)
 def read(data, begin, end, tables, classes, edges, states, v, message):  # type: ignore[no-untyped-def]
-    """Read all numbers from the words data[begin:end]; False unless they are as many as the numbers say.
+    """Read all numbers from the words data[begin:end]. Returns False unless they use exactly these words.
 
-    At least sixteen words more must stand in `data`: some are looked at before it shows that they are not there.
+    `data` must hold at least sixteen more words, which are loaded before the end is detected.
     """
     coders = np.empty(LANES, np.int32)
     if not _opened(data, begin, coders):
@@ -385,9 +387,9 @@ def read(data, begin, end, tables, classes, edges, states, v, message):  # type:
 
 @njit(**INNER)
 def read_two(data, ends, tables, classes, edges, states, v, messages):  # type: ignore[no-untyped-def]
-    """Read two streams of equal groups at once, the second one's numbers right after the first one's.
+    """Read two streams of equal groups together. The numbers of the second follow those of the first.
 
-    A row waits for the row before, and most of the time for the table; two streams share this time.
+    A row waits for the row before, mostly for the table. Two streams share this time.
     """
     coders, others = np.empty(LANES, np.int32), np.empty(LANES, np.int32)
     if not (_opened(data, ends[0], coders) and _opened(data, ends[1], others)):

@@ -1,6 +1,6 @@
-"""Kernels of trellis: windows of a vector, rotated, and streams of them, encoded and decoded.
+"""Kernels of trellis: rotated windows of a vector, and streams of them, encoded and decoded.
 
-trellis/tables.py says what windows, groups and streams are. Streams share nothing, so threads take them in any order.
+tables.py defines windows, groups and streams. Streams are independent, so threads take them in any order.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from qafel.quantizers.kernels.shared import hash_pair, round_keys, weyl
 from qafel.quantizers.kernels.trellis import back, ends, forward, read, read_two, start, write
 
 _SMALLEST_POWER, _LARGEST_POWER = -126, 127
-_TURNS = 6  # of a stream's search, at most
-_SLACK = 24.0  # bits that a stream may miss in any case
-_FIRST = 0.75  # of the change that should do, for the second turn
-_FLATTEST, _LEAST = 0.2, 0.1  # of the slope and of the bits that are expected
+_TURNS = 6  # the most searches of a stream
+_SLACK = 24.0  # bits of deviation that are always accepted
+_FIRST = 0.75  # part of the estimated change for the second search
+_FLATTEST, _LEAST = 0.2, 0.1  # limits for the slope and the bits, relative to the expected ones
 
 
 share_out, nudged = njit(**KERNEL)(tables.share_out), njit(**INNER)(tables.nudged)
@@ -26,7 +26,7 @@ share_out, nudged = njit(**KERNEL)(tables.share_out), njit(**INNER)(tables.nudge
 
 @njit(**INNER)
 def _energy(x, begin, end):  # type: ignore[no-untyped-def]
-    """‖x[begin : end]‖²: in float32, sixteen sums side by side, or in float64 where that leaves the safe range."""
+    """‖x[begin : end]‖²: sixteen float32 sums side by side, or float64 outside their safe range."""
     parts, total = np.zeros(LANES, np.float32), 0.0
     whole = begin + (end - begin) // LANES * LANES
     sums = load(parts, 0)
@@ -47,7 +47,7 @@ def _energy(x, begin, end):  # type: ignore[no-untyped-def]
 
 @njit(**KERNEL)
 def deviations(x, windows, sigmas):  # type: ignore[no-untyped-def]
-    """σ of every group, in the mean over rotations where the last window overlaps another; returns ‖x‖²."""
+    """Compute σ of every group, and return ‖x‖². If windows overlap, σ is a mean over rotations."""
     count, total = windows.shape[0], 0.0
     for number in range(count):
         begin = windows[number, 0] if number == 0 else windows[number - 1, 0] + windows[number - 1, 1]
@@ -65,13 +65,13 @@ def deviations(x, windows, sigmas):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _rotate_stream(x, windows, first, last, power, keys, y):  # type: ignore[no-untyped-def]
-    """Rotate the windows first … last−1 of x · 2^−power; a window of n coordinates comes out n times as large."""
+    """Rotate the windows first … last−1 of x · 2^−power. This multiplies a window of n coordinates by n."""
     origin, factor = windows[first, 0], float32(power_of_two(-power))
     signs = np.empty(2 * BLOCK // 32, np.uint32)
     filled = origin
     for number in range(first, last):
         begin, size = windows[number, 0], windows[number, 1]
-        if begin < filled:  # take over what the window before has rotated, in the size that it had
+        if begin < filled:  # take rotated coordinates from the window before, in their original scale
             shrink = float32(1.0 / windows[number - 1, 1])
             for i in range(begin - origin, filled - origin):
                 y[i] *= shrink
@@ -87,7 +87,7 @@ def _rotate_stream(x, windows, first, last, power, keys, y):  # type: ignore[no-
 
 @njit(**INNER)
 def _scale_bits(scale, number, keys):  # type: ignore[no-untyped-def]
-    """The upper half of a float32 without its sign, rounded at random so that the mean is the scale."""
+    """The upper half of a float32 without its sign, rounded at random with the exact mean."""
     pattern = np.float32(min(scale, float64(LARGEST))).view(np.uint32)
     chance = hash_pair(weyl(uint32(number * BLOCK + BLOCK // 2), keys), keys)[0] & uint32(0x7FFF)
     bits = (pattern >> uint32(15)) + uint32((pattern & uint32(0x7FFF)) > chance)
@@ -96,7 +96,7 @@ def _scale_bits(scale, number, keys):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _units(group, windows, plan, known, power, units, factors, biases):  # type: ignore[no-untyped-def]
-    """The unit of a group, the factor that takes a rotated coordinate to it, and what its levels cost."""
+    """The unit of a group, the factor from a rotated coordinate to units, and the costs of its levels."""
     sigma, k, knob = plan[0][group], plan[1][group], plan[2][group]
     coarse = k < known[0].shape[0]
     units[0] = sigma if coarse else sigma / knob
@@ -108,7 +108,7 @@ def _units(group, windows, plan, known, power, units, factors, biases):  # type:
 
 @njit(**INNER)
 def _bits(sums, count, k, knob, known):  # type: ignore[no-untyped-def]
-    """What the numbers of a group take: exactly so in a coarse table, by the size of the numbers in a fine one."""
+    """The bits of a group's numbers: exact for a coarse table, an estimate by their size for a fine one."""
     if k == 0:
         return 0.0
     if k < known[0].shape[0]:
@@ -118,7 +118,7 @@ def _bits(sums, count, k, knob, known):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _tail(edges, count):  # type: ignore[no-untyped-def]
-    """From which of the groups on numbers are found again: the last quarter of all, or a bit more."""
+    """The first group of the tail, which is searched again: the last quarter, or slightly more."""
     group = count - 1
     while group > 0 and 4 * (edges[count] - edges[group]) < edges[count]:
         group -= 1
@@ -127,7 +127,7 @@ def _tail(edges, count):  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _extend(y, own, tail, again, windows, plan, power, states, known, scratch, group):  # type: ignore[no-untyped-def]
-    """All paths over a stream's groups; again: over those of the tail, from where they stood before it."""
+    """Extend all paths over a stream's groups, or again over its tail, from the costs before it."""
     choices, metrics, saved, _, _, edges = scratch
     begin, count = own
     units, factors, biases = group[0], group[1], group[2]
@@ -145,7 +145,7 @@ def _extend(y, own, tail, again, windows, plan, power, states, known, scratch, g
 
 @njit(**INNER)
 def _trace(y, own, tail, again, plan, states, contract, known, scratch, keys, notes, group):  # type: ignore[no-untyped-def]
-    """Numbers, scales, bits and errors along the best paths; again: back to where these are what they were before."""
+    """Compute numbers, scales, bits and errors along the best paths, back to the first unchanged group."""
     choices, metrics, _, paths, v, edges = scratch
     begin, count = own
     units, factors, biases, taken, errors = group
@@ -170,10 +170,10 @@ def _trace(y, own, tail, again, plan, states, contract, known, scratch, keys, no
 
 @njit(**INNER)
 def _search(y, groups, windows, plan, power, states, contract, known, curve, within, scratch, keys, notes):  # type: ignore[no-untyped-def]
-    """The numbers for the rotated groups in y, and their scales, into v and the notes; ‖error‖².
+    """Search the numbers for the rotated groups in y, write them and their scales, and return ‖error‖².
 
-    Where they miss the planned bits by more than the part `within`, the last quarter of the groups makes up for it: its
-    numbers are found again, with other knobs.
+    If the bits deviate from the plan by more than the fraction `within`, the last quarter of the groups is searched
+    again with other knobs.
     """
     edges, classes, knob = scratch[5], plan[1], plan[2]
     begin, count = groups[0], groups[1] - groups[0]
@@ -194,7 +194,7 @@ def _search(y, groups, windows, plan, power, states, contract, known, curve, wit
         if turn == 0:
             base[:], shares[:], goal = knob[begin : groups[1]], taken, max(free + wanted - total, _LEAST * free)
             earlier, got, change = 0.0, free, _FIRST * (goal / free - 1)
-        else:  # a straight line through the last two turns, which must rise
+        else:  # a straight line through the last two searches, with a positive slope
             slope = max((free - got) / (change - earlier), _FLATTEST * goal)
             earlier, got, change = change, free, change + (goal - free) / slope
         for g in range(tail, count):
@@ -210,13 +210,13 @@ def encode_streams(  # type: ignore[no-untyped-def]
 ):
     """Encode the streams first … last−1 of x · 2^−power.
 
-    plan     σ, table, knob and bits of every group; knobs may change
-    known    of all tables: levels and bits of the coarse ones, reach, bits of the fine ones; how to write numbers
-    curve    of all tables: rates and knobs, and which is the last coarse one
-    within   by which part of its bits a stream may miss them
-    notes    becomes the scales
-    room     of a stream's words, the last one first, from its first coordinate and ROOM for each stream before it on
-    found    a row each: how many words, ‖error‖²
+    plan     σ, table, knob and bits of every group; knobs may change.
+    known    Levels and bits of the coarse tables, reach, prices of the fine tables, and the writing table.
+    curve    Rates and knobs of all tables, and the number of the last coarse one.
+    within   The accepted relative deviation of a stream's bits.
+    notes    Receives the scales.
+    room     Receives the words of each stream, the last one first.
+    found    Receives a row per stream: number of words, ‖error‖².
     """
     writing, keys = known[4], round_keys(word, 0)
     most, groups = 0, 0
@@ -243,7 +243,7 @@ def encode_streams(  # type: ignore[no-untyped-def]
 
 @njit(**INNER)
 def _unhidden(message, stream, notes):  # type: ignore[no-untyped-def]
-    """Put a stream's hidden notes to the others; False if more is hidden than a stream has."""
+    """Copy a stream's hidden notes to the others. Returns False if too many are hidden."""
     for i in range(HIDDEN_BYTES):
         if stream[2] + i < stream[3]:
             notes[stream[2] + i] = message[i]
@@ -254,7 +254,7 @@ def _unhidden(message, stream, notes):  # type: ignore[no-untyped-def]
 
 @njit(**KERNEL)
 def decode_streams(data, ends, windows, streams, classes, states, reading, v, notes, first, last):  # type: ignore[no-untyped-def]
-    """Read the numbers and hidden notes of the streams first … last−1; False if a stream is not sound."""
+    """Read the numbers and hidden notes of the streams first … last−1. Returns False for a damaged stream."""
     messages = np.empty((2, HIDDEN_BYTES), np.uint8)
     s = first
     while s < last:
@@ -280,7 +280,7 @@ def decode_streams(data, ends, windows, streams, classes, states, reading, v, no
 
 @njit(**INNER)
 def _put(v, at, count, known, unit, block):  # type: ignore[no-untyped-def]
-    """What the numbers stand for, times the unit; `count` is a multiple of sixteen."""
+    """Write the values of the numbers, times the unit. `count` is a multiple of sixteen."""
     factor = floats(unit)
     if known.size == 0:
         for i in range(0, count, LANES):
@@ -295,8 +295,8 @@ def _put(v, at, count, known, unit, block):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _hand_out(block, begin, count, up, target, at, mode, weight):  # type: ignore[no-untyped-def]
-    """Assign or add block[begin : begin + count] · up, cut to the finite range, to target[at:]."""
+def _apply_block(block, begin, count, up, target, at, mode, weight):  # type: ignore[no-untyped-def]
+    """Assign or add block[begin : begin + count] · up, clipped to the finite range, to target[at:]."""
     factor, share = floats(up), floats(weight)
     top, bottom = floats(LARGEST), floats(-LARGEST)
     whole = count // LANES * LANES
@@ -336,5 +336,5 @@ def apply_streams(target, v, windows, streams, classes, scales, levels, word, mo
             if number > 0 and windows[number - 1, 0] + windows[number - 1, 1] > begin:
                 at = windows[number - 1, 0] + windows[number - 1, 1] - begin
                 later[:at] = block[:at]
-            _hand_out(block, at, min(size, target.size - begin) - at, up, target, begin + at, mode, weight)
+            _apply_block(block, at, min(size, target.size - begin) - at, up, target, begin + at, mode, weight)
     return True

@@ -28,7 +28,7 @@ MASK64 = (1 << 64) - 1
 
 
 def mix64(word: int) -> int:
-    """Scatter 64 bits (the finaliser of SplitMix64)."""
+    """Mix 64 bits (the finaliser of SplitMix64)."""
     z = (word + 0x9E3779B97F4A7C15) & MASK64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK64
@@ -103,7 +103,7 @@ def _planes(groups: Array, bits: int) -> Array:
 
 
 def unpack(packed: Array, size: int, bits: int) -> Array:
-    """The first `size` codes that `pack` made these bytes of."""
+    """The first `size` codes of packed bytes."""
     groups, rest = divmod(size, GROUP)
     length = GROUP * bits // 8
     codes = np.empty(size, np.uint8)
@@ -133,13 +133,13 @@ def steps_in(payload: Array, at: int, count: int) -> Vector:
 
 
 def steps_are_sound(steps: Vector, reach: float) -> bool:
-    """Every step is non-negative and step · reach finite; false for NaN."""
+    """Whether every step is non-negative and step · reach finite. False for NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(((steps >= 0) & (steps * np.float32(reach) < np.inf)).all())
 
 
 def apply_values(part: Vector, values: Vector, mode: int, weight: float) -> None:
-    """Assign or add values, cut to the finite range, to a part of the target."""
+    """Assign or add values, clipped to the finite range, to a part of the target."""
     values = np.clip(values, -LARGEST, LARGEST)
     if mode == ASSIGN:
         part[:] = values

@@ -26,11 +26,11 @@ _SHRINK = np.float32(1.0 - 2.0**-22)
 _NORMAL, _SUBNORMAL = np.float32(2.0**-126), np.float32(2.0**-149)
 _TINY, _LIFT = np.float32(2.0**-80), np.float32(2.0**80)
 _ONE_BITS = 0x4B000000  # the pattern of 2²³
-_PIECE = 1 << 16  # coordinates that are worked on together
+_PIECE = 1 << 16  # coordinates per step of work
 
 
 def _pieces(size: int, span: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of pieces of whole spans, as many as fill a piece."""
+    """Begin and end of pieces that consist of whole spans."""
     length = span * max(1, _PIECE // span)
     end = min(size, last * span)
     for begin in range(first * span, end, length):
@@ -129,7 +129,7 @@ def encode_signs(
 def _write(
     out: Array, skip: int, head: int, begin: int, bucket: int, bits: int, steps: Vector, codes: Array
 ) -> None:  # fmt: skip
-    """Steps and codes of a piece that begins at coordinate `begin` to their places in a payload."""
+    """Write steps and codes of a piece from coordinate `begin` to their places in a payload."""
     at = skip + 4 * (begin // bucket)
     out[at : at + 4 * steps.size] = np.frombuffer(steps.astype("<f4").tobytes(), np.uint8)
     packed, at = pack(codes, bits), head + begin // GROUP * (GROUP * bits // 8)
@@ -141,10 +141,10 @@ def _codes_in(payload: Array, head: int, begin: int, end: int, bits: int) -> Arr
 
 
 def _codes_are_sound(payload: Array, head: int, size: int, bits: int, top: int) -> bool:
-    """Every code is at most `top`."""
+    """Whether every code is at most `top`."""
     if top == (1 << bits) - 1:
         return True
-    if bits == 4 and top == 14:  # what fills the last byte counts, too, as in the compiled kernel
+    if bits == 4 and top == 14:  # the padding of the last byte counts, as in the compiled kernel
         packed = payload[head:]
         return not bool(((packed & 15 == 15) | (packed >> 4 == 15)).any())
     return all(

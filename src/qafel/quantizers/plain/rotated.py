@@ -34,7 +34,7 @@ def signs(first: int, size: int, keys: Keys, shape: tuple[int, ...]) -> list[Arr
 
 
 def stages(x: Array, strides: list[int]) -> Array:
-    """Butterflies (a + b, a − b) of rows that lie so far apart, one stride after another."""
+    """Butterflies (a + b, a − b) of rows that lie a stride apart, for one stride after another."""
     for h in strides:
         pairs = x.reshape(-1, 2, h, x.shape[1])
         x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(x.shape)

@@ -35,7 +35,7 @@ def _energy(x: Array) -> float:
 
 
 def deviations(x: Vector, windows: Array, sigmas: Array) -> float:
-    """σ of every group, in the mean over rotations where the last window overlaps another; ‖x‖²."""
+    """As the kernel of this name."""
     edges = [0, *(windows[:, 0] + windows[:, 1]).tolist()]
     parts = [_energy(x[a:b]) for a, b in pairwise(edges)]
     total = sum(parts, 0.0)
@@ -62,7 +62,7 @@ def _rotate_stream(x: Vector, windows: Array, first: int, last: int, power: int,
 
 
 def _coarse_costs(y: Array, levels: Array, biases: Array) -> Array:
-    """Of the levels −3 … 3, on a new first axis."""
+    """The costs of the levels −3 … 3, on a new first axis."""
     part = y[None] - levels.reshape(-1, *[1] * y.ndim)
     return np.asarray(part * part + biases.reshape(-1, *[1] * y.ndim))
 
@@ -80,7 +80,7 @@ def _costs(y: Array, levels: Array | None, biases: Array) -> Array:
 
 
 def _extended(metrics: Array, costs: Array, row: int, states: int) -> tuple[Array, Array]:
-    """All paths over these rows, the first being number `row` of its stream: their costs, and what led to them."""
+    """Extend all paths over these rows, from number `row` of the stream. Returns their costs and choices."""
     first, last, book = _TAPS[states]
     half = states // 2
     p = np.arange(half)
@@ -97,7 +97,7 @@ def _extended(metrics: Array, costs: Array, row: int, states: int) -> tuple[Arra
 
 
 def _classes(choices: Array, state: Array, states: int) -> tuple[Array, Array]:
-    """The class 2·z₁ + c of every row and lane on the best paths that end in these states, and where they begin."""
+    """The class 2·z₁ + c of every row and lane on the best paths to these states, and their first states."""
     first, last, book = _TAPS[states]
     result, lanes = np.empty((len(choices), COLUMNS), np.int16), np.arange(COLUMNS)
     for row in range(len(choices) - 1, -1, -1):
@@ -109,7 +109,7 @@ def _classes(choices: Array, state: Array, states: int) -> tuple[Array, Array]:
 
 
 def _numbers(y: Array, j: Array, levels: Array | None, biases: Array, reach: int) -> tuple[Array, Array]:
-    """The best v = j mod 4, and what they stand for."""
+    """The best v = j mod 4, and their values."""
     if levels is None:
         offset = j.astype(np.float32)
         v = (_FLOAT(4) * np.rint((y - offset) * _FLOAT(0.25)) + offset).astype(np.int16)
@@ -163,7 +163,7 @@ def _searched(
     y: Array, windows: Array, plan: tuple[Array, ...], power: int, states: int, contract: bool,
     known: tuple[Array, ...], curve: tuple[Any, ...], within: float,
 ) -> list[_Group]:  # fmt: skip
-    """The numbers of a stream; its last quarter again, with other knobs, where all take other bits than planned."""
+    """Search the numbers of a stream, and its last quarter again with other knobs if the bits deviate from the plan."""
     _, classes, knob, planned = plan
     edges = np.concatenate([[0], np.cumsum(windows[:, 2])])
     count, wanted = len(windows), sum(planned.tolist(), 0.0)
@@ -218,7 +218,7 @@ def _group(
 
 
 def _setting(g: int, windows: Array, power: int, plan: Any, known: Any) -> tuple[float, Any, Any, Array]:
-    """Unit, factor that takes a rotated coordinate to it, levels (None: all whole numbers) and costs of a group."""
+    """Unit, factor from a rotated coordinate to units, levels (None: all whole numbers) and costs of a group."""
     sigma, k, knob, _ = (part[g] for part in plan)
     coarse = k < len(known[0])
     unit = sigma if coarse else sigma / knob
@@ -228,7 +228,7 @@ def _setting(g: int, windows: Array, power: int, plan: Any, known: Any) -> tuple
 
 
 def _written(v: Array, tables: Array, writing: Array, message: bytes) -> list[int]:
-    """The words of a stream, the last row written first."""
+    """The words of a stream. The last row is written first."""
     bits = int.from_bytes(message, "little")
     x = np.array([_LOWEST + ((bits >> (15 * lane)) & (_LOWEST - 1)) for lane in range(COLUMNS)])
     backward: list[int] = []
