@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(built):
     about = f"qafel-{__version__}.dist-info/"
     assert {name for name in names if not name.startswith(about)} == package_files()
     assert f"{about}licenses/LICENSE" in names
-    for kind in ("recipes/*.toml", "tasks/data/*", "quantizers/trellis/*.json", "drawing/*.css", "drawing/*.js"):
+    for kind in ("recipes/*.toml", "tasks/data/*", "quantizers/kernels/*.json", "drawing/*.css", "drawing/*.js"):
         assert any(Path(name).match(f"qafel/{kind}") for name in names), kind
 
 

@@ -5,7 +5,8 @@ summary     the summary of a run; listeners that receive rows and summary
 live        the state of a run between two rows
 bars        progress bars on a terminal or in a notebook
 trackers    TensorBoard, MLflow, Weights & Biases
-directory   the run directory: writing it, its state, checkpoint files
+directory   the run directory: writing it, its state
+checkpoints  checkpoint files, and the log of rows beside them
 reading     run directories read back
 seeds       runs that differ only by seed: mean, spread, mean curve
 """

@@ -32,7 +32,7 @@ def caveats(plan: Plan) -> list[str]:
             text += f" The prediction extrapolates {times:.2g} times as far; its range spans the laws {laws}."
         else:
             text += " Its course does not lead there, so there is no prediction of uploads."
-        said.append(text + " Increase --pilot-uploads to measure more.")
+        said.append(text + " Increase `pilot_uploads` to measure more.")
     elif request.target is None and best.run_uploads > 1.5 * request.pilot_uploads:
         times = best.run_uploads / request.pilot_uploads
         said.append(f"The budget lasts {times:.2g} times as long as the pilot. The metric at its end is extrapolated.")

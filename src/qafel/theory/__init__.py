@@ -1,8 +1,8 @@
 """The paper's theory as functions. They predict a run before it starts.
 
-- `theorem`: the setting of a run, Theorem 3.1's bound term by term, and its conditions on step sizes
-- `corollary`: Corollary 3.2's terms with their constants, and the step sizes with the smallest bound
-- `estimate`: L, σ_ℓ and B from a task
+theorem     the setting of a run, Theorem 3.1's bound term by term, and its conditions on step sizes
+corollary   Corollary 3.2's terms with their constants, and the step sizes with the smallest bound
+estimate    L, σ_ℓ and B from a task
 
 The constants of a problem are `qafel.tasks.convex.synthetic.Constants`.
 """
