@@ -228,32 +228,22 @@ class Folders:
 def find_runs(folder: Path) -> list[Path]:
     """The run directories in a folder and its subfolders, or the folder itself. Skips moved-aside ones."""
     found: list[Path] = []
-    level, seen = [folder], 0
-    for depth in range(_DEEP + 1):
-        below: list[Path] = []
-        for path in level:
-            if _is_run(path):
-                if depth == 0 or not is_moved_aside(path):
-                    found.append(path)
-            elif depth < _DEEP and seen < _MOST_FOLDERS:
-                children = _folders_in(path)
-                seen += len(children)
-                below += children
-        level = below
+    seen = 0
+    for place, names, files in os.walk(folder, followlinks=True):
+        path = Path(place)
+        depth = len(path.parts) - len(folder.parts)
+        if "metrics.jsonl" in (*files, *names) and is_run_directory(path):
+            if depth == 0 or not is_moved_aside(path):
+                found.append(path)
+            names.clear()
+        elif depth == _DEEP or seen >= _MOST_FOLDERS:
+            names.clear()
+        else:
+            names[:] = sorted(
+                (name for name in names if not name.startswith(".")), key=lambda name: natural_order(Path(name))
+            )
+            seen += len(names)
     return found
-
-
-def _is_run(path: Path) -> bool:
-    return is_run_directory(path) and os.path.lexists(path / "metrics.jsonl")
-
-
-def _folders_in(path: Path) -> list[Path]:
-    try:
-        with os.scandir(path) as entries:
-            names = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    except OSError:
-        return []
-    return sorted(map(Path, names), key=natural_order)
 
 
 @final
