@@ -79,7 +79,7 @@ class Interrupted(Exception):
 def interrupt_at(version):
     def interrupt(row):
         if row.version >= version:
-            time.sleep(1.5)  # so that rows after the checkpoint are sent
+            time.sleep(0.3)  # so that rows after the checkpoint are sent
             raise Interrupted
 
     return FunctionListener(interrupt)
@@ -130,8 +130,8 @@ def test_the_seeds_of_a_sweep_stand_below_one_run_also_when_it_is_repeated(tmp_p
         runs = grid(["mushrooms-fedbuff"], seeds, settings)
         return make_sweep(runs, tmp_path, Silence(), workers=1, track=Track(("mlflow",)))
 
+    assert not sweep([0]).failed
     assert not sweep([0, 1]).failed
-    assert not sweep([0, 1, 2]).failed
     runs = runs_in(store)
     parents = {tracked.info.run_id: tracked for tracked in runs if "mlflow.parentRunId" not in tracked.data.tags}
     below = [
@@ -140,7 +140,7 @@ def test_the_seeds_of_a_sweep_stand_below_one_run_also_when_it_is_repeated(tmp_p
         if tracked.info.run_id not in parents
     ]
     names = ["mushrooms-fedbuff-client_lr=1", "mushrooms-fedbuff-client_lr=2"]
-    assert sorted(below) == [(name, seed) for name in names for seed in "012"]
+    assert sorted(below) == [(name, seed) for name in names for seed in "01"]
     assert len(parents) == 2
     assert all("seed" not in parent.data.params for parent in parents.values())
 

@@ -40,7 +40,6 @@ class Recording:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(trackers, "BETWEEN_S", 0.01)
     monkeypatch.setattr(trackers, "AGAIN_S", 0.05)
 
 

@@ -90,7 +90,7 @@ def test_a_resumed_run_goes_on_in_the_same_tracked_run_and_no_row_comes_twice(tm
 
     def interrupt(row):
         if row.version >= 15:
-            time.sleep(1.5)  # so that rows after the checkpoint are sent
+            time.sleep(0.3)  # so that rows after the checkpoint are sent
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -126,7 +126,7 @@ def test_a_server_that_is_gone_is_said_once_and_harms_no_run(tmp_path, monkeypat
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     from qafel.runs.trackers import wandb as own
 
-    monkeypatch.setattr(own, "_INIT_S", 2)
+    monkeypatch.setattr(own, "_INIT_S", 1)
     said = []
     summary = run(short(), tmp_path / "mine", track="wandb", say=said.append)
     assert summary["status"] == "finished"
