@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,17 @@ from reproduction.store import Store
 QUICK = Request(seeds=1, quick=True, only=("*-p[48]-*",))
 
 
-@pytest.fixture
-def made(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """Pages about two experiments: one of two runs of the first is finished, and none of the second."""
-    monkeypatch.setattr(document, "EXPERIMENTS", (("local-steps", QUICK), ("methods", Request(family="celeba-part"))))
-    run = QUICK.all_runs({"local-steps": ENTRIES["local-steps"]})[0]
-    perform(run.config, tmp_path / "out/runs" / run.folder)
-    found = write_document(ENTRIES, tmp_path / "out", Store(tmp_path / "out/runs"), tmp_path / "docs/reproduction.md")
-    return found, tmp_path / "docs"
+    folder = tmp_path_factory.mktemp("made")
+    experiments = (("local-steps", QUICK), ("methods", Request(family="celeba-part")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document, "EXPERIMENTS", experiments)
+        run = QUICK.all_runs({"local-steps": ENTRIES["local-steps"]})[0]
+        perform(run.config, folder / "out/runs" / run.folder)
+        found = write_document(ENTRIES, folder / "out", Store(folder / "out/runs"), folder / "docs/reproduction.md")
+        yield found, folder / "docs"
 
 
 def read(folder, name):
@@ -74,7 +78,7 @@ def test_a_claim_of_several_experiments_is_one_row(tmp_path, monkeypatch):
 
 def test_a_damaged_run_is_named_and_nothing_is_written(made, tmp_path):
     text = read(made[1], "reproduction.md")
-    store = Store(tmp_path / "out/runs")
+    store = Store(shutil.copytree(made[1].parent / "out/runs", tmp_path / "out/runs"))
     rows = next(store.runs.glob("*/metrics.jsonl"))
     rows.write_bytes(rows.read_bytes()[:-40] + b"{\n")
     with pytest.raises(DataError, match="damaged"):

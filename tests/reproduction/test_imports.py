@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "reproduction").glob("*.py"))
 
 
+@cache
 def documented() -> dict[str, set[str]]:
     """The documented names of each module in docs/reference: those listed as members, else its `__all__`."""
     found: dict[str, set[str]] = {}
