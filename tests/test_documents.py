@@ -57,6 +57,17 @@ def test_the_code_blocks_of_a_document_run(document, tmp_path):
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
+def test_every_document_that_the_code_names_exists():
+    sources = [path for folder in ("src", "scripts", "reproduction", "tests") for path in (ROOT / folder).rglob("*.py")]
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for path in sources
+        for name in re.findall(r"\bdocs/[\w/.-]+\.md\b", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert [each for each in sorted(named) if not (ROOT / each[1]).exists()] == []
+
+
 def test_the_picture_of_the_rooms_has_all_of_them_in_the_order_in_which_they_may_import():
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     contracts = tools["importlinter"]["contracts"]

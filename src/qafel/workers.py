@@ -4,7 +4,7 @@ A worker calls `begin` once, then performs its work in the order received. An an
 work without one, and that work caused a death.
 
 Workers ignore Ctrl-C, which the parent handles, and exit with their parent. See
-docs/decisions/one-supervisor-of-workers.md.
+docs/decisions/simulator.md.
 """
 
 from __future__ import annotations

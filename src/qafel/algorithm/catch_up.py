@@ -2,7 +2,7 @@
 
 The paper is silent on clients that miss broadcasts or join late; without this they could never train again. A plan
 costs O(1): it follows from the bytes broadcast in all and those broadcast when the client last held x̂. The simulator
-charges the plan, the deployment sends its messages. docs/decisions/simulator-starts-pay-what-they-download.md
+charges the plan, the deployment sends its messages. docs/decisions/simulator.md
 
 Exact      the missed broadcasts, or x̂ whole where that is shorter
 Quantized  the same, or a quantized copy of x̂ that serves one start

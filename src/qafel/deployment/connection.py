@@ -1,7 +1,7 @@
 """A session with the broker: stored publishes, reads by subject, objects, streams.
 
 A broken connection is never repaired. Its user gets `BrokerLost` and starts a new session. So a cut line, a restarted
-broker and a killed process all recover in the same way (docs/decisions/deployment-broker-is-not-the-truth.md).
+broker and a killed process all recover in the same way (docs/decisions/deployment.md).
 """
 
 from __future__ import annotations

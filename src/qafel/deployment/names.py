@@ -12,7 +12,7 @@ object RUN/model.safetensors  the final model
 
 The version names a broadcast, not the stream's own count. A client asks for missed broadcasts by name, and a wiped and
 refilled broker gives the same answers. Reads by subject need no consumer, so idle clients cost the broker no state. The
-right to read broadcasts grants nothing else. docs/decisions/deployment-reads-by-subject.md
+right to read broadcasts grants nothing else. docs/decisions/deployment.md
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedBuff: QAFeL with identity quantizers. Nguyen et al., AISTATS 2022.
 
-docs/decisions/fedbuff-is-qafel-with-identity-quantizers.md
+docs/decisions/algorithm.md
 """
 
 from qafel.algorithm.methods.preset import Preset

@@ -1,7 +1,7 @@
 """MCM: rounds; quantized both ways, each way against a memory. Philippenko and Dieuleveut, NeurIPS 2021.
 
 Up: client i sends Q_c(y₀ − y_P − hᵢ), and hᵢ ← hᵢ + α Q_c(…). The server keeps h̄, the mean of all memories, alone:
-Δ̄ = h̄ + (1/K)Σ Q_c(…). Down: q = Q_s(x − h), x̂ ← h + q, h ← h + αq. docs/decisions/mcm-has-both-memories.md
+Δ̄ = h̄ + (1/K)Σ Q_c(…). Down: q = Q_s(x − h), x̂ ← h + q, h ← h + αq. docs/decisions/algorithm.md
 """
 
 from __future__ import annotations

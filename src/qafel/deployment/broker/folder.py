@@ -12,7 +12,7 @@ The broker needs only nats-server.conf, broker/ and ca/ca.pem. It never has the 
 Permissions: the server's account has the streams. Each client has a separate account, which may publish its uploads;
 read broadcasts, configuration, state and snapshots by subject; and subscribe to live subjects. The operator's account
 may read states. The broker answers within the account of the request, so no other account sees the answer. Connections
-and subscriptions per account are limited. docs/decisions/deployment-reads-by-subject.md
+and subscriptions per account are limited. docs/decisions/deployment.md
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It ends with the process that started it, even if that process is killed: a shell watches a pipe and stops the broker
 when the pipe closes. The broker inherits a lock on its folder. The next broker waits for the lock, then uses the same
-store and port. docs/decisions/deployment-local-broker-is-watched.md
+store and port. docs/decisions/deployment.md
 """
 
 from __future__ import annotations

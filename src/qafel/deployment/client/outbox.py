@@ -2,7 +2,7 @@
 
 The broker may lose messages that it acknowledged, so the client asks for acknowledgements only for uploads in parts. An
 upload without a receipt is sent again. The server's replay window makes that harmless.
-docs/decisions/deployment-broker-is-not-the-truth.md
+docs/decisions/deployment.md
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ dropped  the step of the upload before this record diverged, so that upload does
 
 A process killed during a write leaves a torn tail, which was never acknowledged. It is cut off and logged. Any other
 unreadable data is damage: the server refuses to start and changes nothing.
-docs/decisions/deployment-formats.md
+docs/decisions/deployment.md
 """
 
 from __future__ import annotations

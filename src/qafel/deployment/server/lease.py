@@ -2,7 +2,7 @@
 
 Each renewal is a compare-and-set: it succeeds only if this server wrote the last state. The next server writes a higher
 epoch. Then the renewals of the previous server fail. Its consumer is deleted, so the broker confirms nothing to it, and
-it sends no receipts. Clients ignore messages of a lower epoch. docs/decisions/deployment-one-server.md
+it sends no receipts. Clients ignore messages of a lower epoch. docs/decisions/deployment.md
 """
 
 from __future__ import annotations

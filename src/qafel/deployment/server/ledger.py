@@ -3,7 +3,7 @@
 x and x̂ are a function of the journal. A start restores the newest valid checkpoint and replays the uploads and steps
 after it. The replayed broadcasts are bit-identical, because the version names their random stream. If the process was
 killed between the upload that closes a batch and its step, the start makes the step.
-docs/decisions/deployment-broker-is-not-the-truth.md
+docs/decisions/deployment.md
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
         → sync the journal once → broadcast
             → acknowledge → send receipts
 
-The server receives the next group while it syncs one. docs/decisions/deployment-broker-is-not-the-truth.md
+The server receives the next group while it syncs one. docs/decisions/deployment.md
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Processes:
         self._submitted.discard(number)
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
-        """Divide the evaluation among the workers. See docs/decisions/evaluation-is-shared.md."""
+        """Divide the evaluation among the workers. See docs/decisions/simulator.md."""
         if not isinstance(task, Divisible):
             return evaluated(task, model)
         self._shared.vectors[self._shared.evaluated] = model
