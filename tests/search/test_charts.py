@@ -9,7 +9,7 @@ from qafel.config import load_recipe
 from qafel.search import Objective, Range, RunOutcome, Tuning
 from qafel.search.page import search_panels
 from qafel.search.result import lead_sentence
-from qafel.search.trial import Trial, combine, failure
+from qafel.search.trial import Trial
 
 CONFIG = load_recipe("mushrooms-qafel-4bit")
 SEARCH = {"algorithm.client_lr": Range(0.02, 200, log=True), "algorithm.server_lr": Range(0.01, 1, log=True)}
@@ -20,7 +20,8 @@ UPLOADS = Objective("uploads", 0.1, "min", "loss")
 def trial(number, state, cost):
     settings = {"algorithm.client_lr": 2.0 + number, "algorithm.server_lr": 0.1}
     run = RunOutcome(0, state, cost, 0.0, 0.1, 10, 0.0)
-    return Trial(number, settings, failure("no") if state == "failed" else combine([run], 1))
+    begun = Trial(number, settings)
+    return begun.failed("no") if state == "failed" else begun.ended([run], 1)
 
 
 def search_of(objective, *trials):

@@ -87,7 +87,7 @@ def test_files_of_one_name_are_called_as_their_files(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["algorithm.client_lr=1,-2"], "learning rate is positive; got -2"),
+        (["algorithm.client_lr=1,-2"], "client_lr"),
         (["algorithm.client_quantizer=qsgd:4,qsgdd:4"], "did you mean 'qsgd'"),
         (["algorithm.client_lr=1,2", "stop.upload=3"], "unknown key 'stop.upload'"),
         (["algorithm.method=qafel,fedavg"], r"by definition.*\(at algorithm.method=fedavg\)"),

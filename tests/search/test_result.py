@@ -1,29 +1,24 @@
 """A find is reported only with what it does on seeds that the search has not seen."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from qafel.config import load_recipe
 from qafel.search.result import CANDIDATES, Tuning, check_best
-from qafel.search.trial import Objective, RunOutcome, Trial, combine
-
-
-def outcome(cost, state="reached", gap=0.0):
-    return combine([RunOutcome(0, state, cost, gap, 0.1, int(cost), 0.0)], 1)
+from qafel.search.trial import Objective, RunOutcome, Trial
 
 
 def trial(number, cost, state="reached"):
-    return Trial(
-        number,
-        {"algorithm.server_lr": float(number)},
-        outcome(cost, state, gap=0.0 if state == "reached" else 0.5),
-    )
+    gap = 0.0 if state == "reached" else 0.5
+    runs = [RunOutcome(0, state, cost, gap, 0.1, int(cost), 0.0)]
+    return Trial(number, {"algorithm.server_lr": float(number)}).ended(runs, 1)
 
 
 def checked(trials, unseen_costs):
-    def run(trial):
-        cost = unseen_costs[trial.number]
-        return outcome(cost) if cost is not None else outcome(999, "missed", 0.5)
+    def run(best):
+        cost, begin = unseen_costs[best.number], partial(trial, best.number)
+        return begin(cost) if cost is not None else begin(999, "missed")
 
     checks = {}
     check_best(trials, run, checks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -348,6 +349,19 @@ def test_a_runner_returns_values_errors_and_news(count):
     assert ends["good"].value == "the task"
     assert "MemoryError: 12 GB" in str(ends["bad"].error)
     assert heard == [("good", "news")]
+
+
+def test_a_job_counts_until_its_end_is_returned():
+    """Two jobs may end before anyone asks; the second was lost if only workers at work were counted."""
+    with Runner(2, lambda key, news: None) as runner:
+        for _ in range(2):
+            runner.start("first", answer)
+            runner.start("second", answer)
+            time.sleep(0.5)  # likely, both have ended by now
+            runner.next_ended()
+            assert (runner.busy, runner.room) == (1, 1)
+            runner.next_ended()
+        assert runner.busy == 0
 
 
 def test_a_job_that_kills_two_workers_fails_and_the_next_one_runs():

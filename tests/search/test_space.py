@@ -55,7 +55,7 @@ def test_what_is_written_back_reads_the_same():
         ("algorithm.client_lr=2:1", "to a larger one"),
         ("algorithm.client_lr=1:1e999", "to a larger one"),
         ("algorithm.client_lr=0:1:log", "begins above zero"),
-        ("algorithm.client_lr=-1:1", "learning rate is positive"),
+        ("algorithm.client_lr=-1:1", "client_lr"),
         ("algorithm.server_momentum=0:1", "less than 1"),
         ("algorithm.buffer_size=4,4", "differ"),
         ("algorithm.buffer_size=4,many", "integer"),

@@ -10,7 +10,7 @@ from qafel.search import Choices, Range
 from qafel.search import tune as tune_and_check
 from qafel.search.result import Tuning, lead_sentence
 from qafel.search.study import JOURNAL, Study, StudyPruner, open_study
-from qafel.search.trial import Objective, RunOutcome, combine, failure
+from qafel.search.trial import Objective, RunOutcome
 from tests.search.test_tune import BAD_START, RATE, facts
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=30"])
@@ -64,7 +64,8 @@ def test_an_interrupted_trial_is_taken_up_as_it_was(tmp_path):
         begun = killed.next()
         study = Study(begun_in(tmp_path))
         assert study.next() == begun
-        assert study.finish(begun.number, failure("no memory")).state == "failed"
+        study.finish(begun.failed("no memory"))
+        assert study.finished()[0].state == "failed"
         assert study.next().number == 1
 
 
@@ -75,7 +76,7 @@ def test_a_trial_behind_the_median_of_successes_is_pruned(tmp_path):
             pruner = StudyPruner(tmp_path / JOURNAL, trial.number)
             assert not any(pruner.hopeless(share * cost, 1 - share) for share in (0.25, 0.5, 0.75))
             pruner.succeeded()
-            study.finish(trial.number, combine([RunOutcome(0, "reached", cost, 0.0, 0.1, int(cost), 0.0)], 1))
+            study.finish(trial.ended([RunOutcome(0, "reached", cost, 0.0, 0.1, int(cost), 0.0)], 1))
         fast, slow = (StudyPruner(tmp_path / JOURNAL, study.next().number) for _ in range(2))
         assert not fast.hopeless(60.0, 0.2)
         assert not slow.hopeless(10.0, 0.95), "no success reported so early"

@@ -62,7 +62,7 @@ def test_a_run_that_fails_is_a_row_that_says_so(tmp_path):
 
 
 def test_nothing_is_written_if_one_combination_is_wrong(tmp_path):
-    with pytest.raises(ConfigError, match="learning rate is positive"):
+    with pytest.raises(ConfigError, match="client_lr"):
         qafel.sweep("mushrooms-fedbuff", settings={"algorithm.client_lr": [1, -1]}, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

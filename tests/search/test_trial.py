@@ -8,9 +8,12 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.runs.directory import CHECKPOINT
-from qafel.search.trial import Objective, RunOutcome, Trial, TrialWork, combine, failure, run_trial
+from qafel.search.trial import Objective, RunOutcome, Trial, TrialWork, run_trial
 
 AIMED = load_recipe("mushrooms-fedavg", ["stop.uploads=2000", "evaluation.target=0.1"])
+
+
+BEGUN = Trial(3, {"algorithm.buffer_size": 20})
 
 
 def outcome(state="reached", cost=100.0, gap=0.0):
@@ -30,20 +33,20 @@ def test_the_gap_is_one_at_the_start_and_zero_at_the_target():
 
 
 def test_only_good_trials_have_a_score():
-    assert combine([outcome(cost=100.0)], 1).score == 100
+    assert BEGUN.ended([outcome(cost=100.0)], 1).score == 100
     for state in ("pruned", "missed", "diverged"):
-        assert combine([outcome(cost=100.0), outcome(state, 10.0, 0.5)], 2).score == math.inf
-    assert failure("a round of 200 needs as many clients").score == math.inf
+        assert BEGUN.ended([outcome(cost=100.0), outcome(state, 10.0, 0.5)], 2).score == math.inf
+    assert BEGUN.failed("a round of 200 needs as many clients").score == math.inf
 
 
 def test_several_seeds_count_by_their_mean():
-    assert combine([outcome(cost=100.0), outcome(cost=200.0)], 2).score == 150
-    assert combine([outcome(cost=100.0), outcome(cost=200.0)], 2).state == "reached"
+    assert BEGUN.ended([outcome(cost=100.0), outcome(cost=200.0)], 2).score == 150
+    assert BEGUN.ended([outcome(cost=100.0), outcome(cost=200.0)], 2).state == "reached"
 
 
 def test_missing_on_a_later_seed_is_nearer_than_missing_on_the_first():
-    first = combine([outcome("missed", 100, 0.5)], 3)
-    third = combine([outcome(), outcome(), outcome("missed", 100, 0.5)], 3)
+    first = BEGUN.ended([outcome("missed", 100, 0.5)], 3)
+    third = BEGUN.ended([outcome(), outcome(), outcome("missed", 100, 0.5)], 3)
     assert (first.gap, third.gap) == (0.5, pytest.approx(0.5 / 3))
 
 
@@ -92,8 +95,7 @@ def test_a_pruned_trial_has_no_score_and_a_gap(tmp_path):
 
 def work(folder):
     objective = Objective("uploads", 0.1, "min", "f(x) − f*")
-    trial = Trial(3, {"algorithm.buffer_size": 20})
-    return TrialWork(trial, folder, AIMED, (0,), objective, "inline", 1)
+    return TrialWork(BEGUN, folder, AIMED, (0,), objective, "inline", 1)
 
 
 def facts(outcome):

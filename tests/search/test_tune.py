@@ -25,7 +25,7 @@ def facts(tuning):
     """All that a search found, without what depends on the machine."""
     found = []
     for trial in tuning.trials:
-        runs = [(run.seed, run.state, run.cost, run.gap, run.metric) for run in trial.outcome.runs]
+        runs = [(run.seed, run.state, run.cost, run.gap, run.metric) for run in trial.runs]
         found.append((trial.number, dict(trial.settings), trial.state, trial.score, runs))
     return found
 
@@ -98,9 +98,9 @@ def test_trials_that_diverge_come_last(tmp_path):
 def test_trials_behind_the_median_are_pruned_and_stay_without_a_score(whole):
     pruned = [trial for trial in whole.trials if trial.state == "pruned"]
     assert pruned
-    assert all(trial.score == math.inf and trial.outcome.gap > 0 for trial in pruned)
+    assert all(trial.score == math.inf and trial.gap > 0 for trial in pruned)
     assert whole.best.state == "reached"
-    assert max(trial.outcome.runs[0].uploads for trial in pruned) < 2000, "none used its whole budget"
+    assert max(trial.runs[0].uploads for trial in pruned) < 2000, "none used its whole budget"
 
 
 def test_the_score_is_the_mean_over_all_seeds(tmp_path):
@@ -108,9 +108,9 @@ def test_the_score_is_the_mean_over_all_seeds(tmp_path):
     tuning = tune(BAD_START, rates, target=0.1, trials=4, out=tmp_path, seeds=3)
     for trial in tuning.trials:
         if trial.good:
-            assert trial.score == sum(run.cost for run in trial.outcome.runs) / 3
-        assert all(run.state == "reached" for run in trial.outcome.runs[:-1])
-    assert {run.seed for run in tuning.best.outcome.runs} == {0, 1, 2}
+            assert trial.score == sum(run.cost for run in trial.runs) / 3
+        assert all(run.state == "reached" for run in trial.runs[:-1])
+    assert {run.seed for run in tuning.best.runs} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("objective", ["upload-bytes", "broadcast-bytes", "bytes", "virtual-time"])
@@ -125,8 +125,8 @@ def test_any_cost_can_be_the_objective(objective, tmp_path):
 def test_the_metric_needs_no_target_and_good_runs_use_their_whole_budget(tmp_path):
     tuning = tune(BAD_START, RATE, trials=5, out=tmp_path, objective="metric")
     assert {trial.state for trial in tuning.trials} <= {"finished", "pruned", "diverged"}
-    assert tuning.best.outcome.runs[0].uploads == 2000
-    assert tuning.best.score == min(trial.outcome.runs[0].metric for trial in tuning.trials if trial.good)
+    assert tuning.best.runs[0].uploads == 2000
+    assert tuning.best.score == min(trial.runs[0].metric for trial in tuning.trials if trial.good)
 
 
 def test_bits_and_buffer_can_be_searched_for_bytes(tmp_path):

@@ -1,7 +1,5 @@
 """The best trials run again with seeds that the search has not seen, and that is what is reported."""
 
-from dataclasses import replace
-
 from qafel.config import load_recipe
 from qafel.search import Choices, tune
 from qafel.search.result import lead_sentence, unseen
@@ -20,7 +18,7 @@ def test_the_seeds_that_follow_are_run_and_reported(tmp_path):
     assert f"on 2 unseen seeds {check.score:,.0f}" in lead_sentence(tuning)
     assert unseen(tuning, tuning.best) == f"{check.score:,.0f}"
     again = tune(CONFIG, search, target=0.1, trials=2, out=tmp_path, seeds=2, check=2)
-    assert replace(again.best, outcome=None) == replace(tuning.best, outcome=None)
+    assert (again.best.number, again.best.score) == (tuning.best.number, tuning.best.score)
     assert {number: found.score for number, found in again.checks.items()} == {
         number: found.score for number, found in tuning.checks.items()
     }

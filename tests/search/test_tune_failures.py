@@ -63,7 +63,7 @@ def test_what_goes_wrong_without_intention_fails_a_trial_too(tmp_path, monkeypat
     simulate = perform.__globals__["simulate"]
     monkeypatch.setattr("qafel.search.runner.simulate", exhaust)
     tuning = tune(ROUNDS, sizes(10, 20), trials=2, out=tmp_path)
-    assert {trial.outcome.error for trial in tuning.trials} == {"", "MemoryError: 12 GB"}
+    assert {trial.error for trial in tuning.trials} == {"", "MemoryError: 12 GB"}
 
 
 def test_a_full_disk_is_no_fault_of_the_settings(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from qafel.search.result import Tuning
 from qafel.search.runner import RunSpec, Watcher, make_runs, perform, unfinished
 from qafel.search.space import Choices, Range, Search, default_search, parse_search
 from qafel.search.sweeps import Sweep, sweep
-from qafel.search.trial import OBJECTIVES, Objective, ObjectiveName, RunOutcome, TrialOutcome
+from qafel.search.trial import OBJECTIVES, Objective, ObjectiveName, RunOutcome, Trial
 from qafel.search.tuning import tune
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "RunSpec",
     "Search",
     "Sweep",
-    "TrialOutcome",
+    "Trial",
     "Tuning",
     "Watcher",
     "default_candidates",

@@ -107,7 +107,7 @@ def _importance(tuning: Tuning) -> Panel:
 
 
 def _marks(tuning: Tuning, x: Values, y: Values, shades: Values | None = None) -> tuple[Series, ...]:
-    """A mark for each trial; the symbol shows its outcome."""
+    """A mark for each trial; the symbol shows its trial."""
     found: list[Series] = []
     for states, symbol, _ in _MARKS:
         chosen = [index for index, trial in enumerate(tuning.trials) if trial.state in states]
@@ -163,21 +163,21 @@ def trials_csv(tuning: Tuning) -> str:
 
 def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
     """A trial as JSON. `metric` and `uploads` are means over its runs."""
-    outcome, check = trial.outcome, tuning.checks.get(trial.number)
-    metrics = [run.metric for run in outcome.runs if run.metric is not None]
+    check = tuning.checks.get(trial.number)
+    metrics = [run.metric for run in trial.runs if run.metric is not None]
     return {
         "trial": trial.number,
-        "state": outcome.state,
+        "state": trial.state,
         "settings": dict(trial.settings),
         "value": tuning.objective.shown(trial.score) if trial.good else None,
-        "gap": outcome.gap if outcome.state in ("pruned", "missed") else None,
+        "gap": trial.gap if trial.state in ("pruned", "missed") else None,
         "metric": sum(metrics) / len(metrics) if metrics else None,
-        "uploads": sum(run.uploads for run in outcome.runs) / len(outcome.runs) if outcome.runs else None,
+        "uploads": sum(run.uploads for run in trial.runs) / len(trial.runs) if trial.runs else None,
         "unseen": tuning.objective.shown(check.score) if check is not None and check.good else None,
-        "error": outcome.error or None,
-        "seeds": [run.seed for run in outcome.runs],
-        "costs": [tuning.objective.shown(run.cost) for run in outcome.runs] if trial.good else None,
-        "wall_s": outcome.wall_s,
+        "error": trial.error or None,
+        "seeds": [run.seed for run in trial.runs],
+        "costs": [tuning.objective.shown(run.cost) for run in trial.runs] if trial.good else None,
+        "wall_s": sum(run.wall_s for run in trial.runs),
     }
 
 
@@ -211,7 +211,7 @@ def _best_trials(tuning: Tuning) -> str:
 
 
 def _row(tuning: Tuning, trial: Trial) -> list[str]:
-    metric = trial_json(tuning, trial)["metric"]
+    found = trial_json(tuning, trial)
     own = " · the recipe's settings" if trial.number == 0 and tuning.own is not None else ""
     return [
         f"{trial.number}{own}",
@@ -219,6 +219,6 @@ def _row(tuning: Tuning, trial: Trial) -> list[str]:
         *(str(value) for value in trial.settings.values()),
         figure(tuning, trial),
         unseen(tuning, trial),
-        "–" if metric is None else human_metric(metric),
-        human_seconds(trial.outcome.wall_s),
+        "–" if found["metric"] is None else human_metric(found["metric"]),
+        human_seconds(found["wall_s"]),
     ]

@@ -11,17 +11,15 @@ from typing import TypeAlias, final
 from qafel.config import Config
 from qafel.params import Layout
 from qafel.search.space import SECTION, Search, Settings, own_settings, with_settings
-from qafel.search.trial import FARTHEST, Objective, Trial, TrialOutcome, best_of
+from qafel.search.trial import FARTHEST, Objective, Trial, best_of
 from qafel.text import counted
 
 CANDIDATES = 8
 """The largest number of trials that are checked."""
 
 
-def check_best(
-    trials: Iterable[Trial], run: Callable[[Trial], TrialOutcome], checks: MutableMapping[int, TrialOutcome]
-) -> None:
-    """Run the best `trials` again with unseen seeds and add their outcomes to `checks`.
+def check_best(trials: Iterable[Trial], run: Callable[[Trial], Trial], checks: MutableMapping[int, Trial]) -> None:
+    """Run the best `trials` again with unseen seeds and add the results to `checks`.
 
     The least of many noisy costs is a lucky one. So the best trials run again in order, each setting once, until no
     remaining trial has a score below the best mean on unseen seeds.
@@ -63,8 +61,8 @@ class Tuning:
     objective: Objective
     seeds: int
     trials: tuple[Trial, ...] = ()
-    checks: Mapping[int, TrialOutcome] = field(default_factory=dict)
-    """The outcomes of the best trials on unseen seeds."""
+    checks: Mapping[int, Trial] = field(default_factory=dict)
+    """The best trials by number, with their outcomes on unseen seeds."""
     importance: Mapping[str, float] = field(default_factory=dict)
     layout: Layout | None = None
     exhausted: bool = False
@@ -101,14 +99,14 @@ def short(path: str) -> str:
 def ranked(tuning: Tuning) -> list[Trial]:
     """The trials: the best one, then the good ones by score, then the others by the way that was left."""
     best = tuning.best
-    return sorted(tuning.trials, key=lambda trial: (trial is not best, trial.score, trial.outcome.gap, trial.number))
+    return sorted(tuning.trials, key=lambda trial: (trial is not best, trial.score, trial.gap, trial.number))
 
 
 def figure(tuning: Tuning, trial: Trial) -> str:
     """A trial's score for people, or the share of the way to the target that was left."""
     if trial.good:
         return tuning.objective.text(trial.score)
-    return f"{trial.outcome.gap:.0%} left" if 0 < trial.outcome.gap < FARTHEST else "–"
+    return f"{trial.gap:.0%} left" if 0 < trial.gap < FARTHEST else "–"
 
 
 def unseen(tuning: Tuning, trial: Trial) -> str:
@@ -137,7 +135,7 @@ def failures(tuning: Tuning) -> list[str]:
     numbers: dict[str, list[str]] = {}
     for trial in tuning.trials:
         if trial.state == "failed":
-            numbers.setdefault(trial.outcome.error, []).append(str(trial.number))
+            numbers.setdefault(trial.error, []).append(str(trial.number))
     return [
         f"trial{'' if len(those) == 1 else 's'} {', '.join(those)} failed: {error}" for error, those in numbers.items()
     ]

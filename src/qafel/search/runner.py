@@ -65,6 +65,8 @@ class Runner(Generic[Key]):
         """
         self._count, self._hear, self._task = count, hear, task
         self._here: tuple[Key, Job] | None = None
+        self.busy = 0
+        """The number of jobs that were started and have not been returned by `next_ended`."""
         self._pool: Workers[tuple[Key, Job], Any] | None = None
         self.cores = max(1, worker_count() // count)
         """How many cores each job may use."""
@@ -82,17 +84,13 @@ class Runner(Generic[Key]):
             self._pool.__exit__()
 
     @property
-    def busy(self) -> int:
-        """The number of jobs under way."""
-        return int(self._here is not None) if self._pool is None else self._pool.busy
-
-    @property
     def room(self) -> int:
         """How many more jobs can start now."""
         return self._count - self.busy
 
     def start(self, key: Key, job: Job) -> None:
         """Start a job. There must be room."""
+        self.busy += 1
         if self._pool is None:
             self._here = key, job
         else:
@@ -100,18 +98,21 @@ class Runner(Generic[Key]):
 
     def next_ended(self) -> tuple[Key, Ended]:
         """Wait until a job ends. At least one must be under way."""
+        value: Any
         if self._pool is None:
             assert self._here is not None
             (key, job), self._here = self._here, None
-            return key, _attempt(job, partial(self._hear, key), self._task)
-        while True:
+            value = _attempt(job, partial(self._hear, key), self._task)
+        else:
             (key, _), value = self._pool.next()
-            if isinstance(value, Died):
-                deaths = f"{value.times} worker processes died at it (last exit code {value.exit_code})"
-                return key, Ended(error=QafelError(f"{deaths}. If memory is short, try fewer `workers`."))
-            if isinstance(value, Ended):
-                return key, value
-            self._hear(key, value)
+            while not isinstance(value, Ended | Died):
+                self._hear(key, value)
+                (key, _), value = self._pool.next()
+        self.busy -= 1
+        if isinstance(value, Died):
+            deaths = f"{value.times} worker processes died at it (last exit code {value.exit_code})"
+            value = Ended(error=QafelError(f"{deaths}. If memory is short, try fewer `workers`."))
+        return key, value
 
 
 def _attempt(job: Job, tell: Tell, task: Task | None) -> Ended:

@@ -36,7 +36,7 @@ from qafel.rng import Stream
 from qafel.runs.directory import by_path
 from qafel.search.result import Tuning
 from qafel.search.space import Choices, Range, Settings, Value, all_settings
-from qafel.search.trial import RUNNING, RunOutcome, Trial, TrialOutcome
+from qafel.search.trial import RunOutcome, Trial
 
 STARTUP_TRIALS = 8
 """The number of random trials before the sampler learns from results."""
@@ -59,6 +59,7 @@ MOST_REPEATS = 20
 
 JOURNAL = "study.journal"
 _NAME = "tune"
+_OUTCOME = ("state", "score", "gap", "runs", "error")
 _SETUP = TypeAdapter(dict[str, Any])
 _SETUP_BYTES, _JOURNAL_BYTES = 1 << 20, 1 << 30
 
@@ -159,15 +160,14 @@ class Study:
             _suggest(handle, path, dimension)
         return handle
 
-    def finish(self, number: int, outcome: TrialOutcome) -> Trial:
+    def finish(self, trial: Trial) -> None:
         """Record the outcome of a trial."""
-        handle = self._under_way.pop(number)
-        handle.set_user_attr("outcome", asdict(outcome))
-        if outcome.good:
-            self._study.tell(handle, outcome.score)
+        handle = self._under_way.pop(trial.number)
+        handle.set_user_attr("outcome", {name: value for name, value in asdict(trial).items() if name in _OUTCOME})
+        if trial.good:
+            self._study.tell(handle, trial.score)
         else:
-            self._study.tell(handle, state=TrialState.FAIL if outcome.state == "failed" else TrialState.PRUNED)
-        return self._trial(self._frozen()[number])
+            self._study.tell(handle, state=TrialState.FAIL if trial.state == "failed" else TrialState.PRUNED)
 
     def importance(self) -> dict[str, float]:
         """The share of each setting in being among the best (PED-ANOVA); empty if there are too few good trials."""
@@ -189,10 +189,9 @@ class Study:
                 drawn = trial.params[path]
                 is_own = self._own is not None and drawn == self._own[path]
                 settings[path] = drawn if is_own else dimension.tidy(drawn)
-        outcome = RUNNING
-        if (told := trial.user_attrs.get("outcome")) is not None and trial.state.is_finished():
-            outcome = TrialOutcome(**{**told, "runs": tuple(RunOutcome(**run) for run in told["runs"])})
-        return Trial(trial.number, settings, outcome)
+        outcome = dict(trial.user_attrs.get("outcome", {})) if trial.state.is_finished() else {}
+        outcome["runs"] = tuple(RunOutcome(**run) for run in outcome.get("runs", ()))
+        return Trial(trial.number, settings, **outcome)
 
 
 @final

@@ -9,7 +9,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, final, get_args
@@ -56,8 +56,8 @@ _COLUMNS = {
 class RunOutcome:
     """The outcome of one run.
 
-    cost   its cost until the target, or until its end
-    gap    the share of the way to the target that was left
+    cost   Its cost until the target, or until its end.
+    gap    The share of the way to the target that was left.
     """
 
     seed: int
@@ -71,44 +71,42 @@ class RunOutcome:
 
 @final
 @dataclass(frozen=True)
-class TrialOutcome:
-    """The outcome of a trial.
+class Trial:
+    """Settings to try, and their outcome.
 
-    score   the mean cost of its runs, smaller is better; infinite unless all of them are good
-    gap     the mean share of the way to the target that was left
-    error   why it failed
+    score   The mean cost of its runs, smaller is better. Infinite unless the trial is good.
+    gap     The mean share of the way to the target that was left.
+    error   The reason of a failure.
     """
 
-    state: OutcomeState
-    score: float
-    gap: float
-    runs: tuple[RunOutcome, ...]
+    number: int
+    settings: Settings
+    state: OutcomeState = "running"
+    score: float = math.inf
+    gap: float = 0.0
+    runs: tuple[RunOutcome, ...] = ()
     error: str = ""
 
     @property
     def good(self) -> bool:
-        """Whether every run reached the target, or its end if there is no target."""
+        """Whether every run reached the target; without a target, whether every run finished."""
         return self.state in GOOD
 
-    @property
-    def wall_s(self) -> float:
-        return sum(run.wall_s for run in self.runs)
+    def ended(self, runs: Sequence[RunOutcome], seeds: int) -> Trial:
+        """The trial with the outcome of its runs. The last run may have ended it before all `seeds` ran."""
+        last = runs[-1]
+        gap = (sum(run.gap for run in runs) + (seeds - len(runs)) * last.gap) / seeds
+        score = float(np.mean([run.cost for run in runs])) if last.state in GOOD else math.inf
+        return replace(self, state=last.state, score=score, gap=gap, runs=tuple(runs))
+
+    def failed(self, error: str) -> Trial:
+        """The trial with an error as its outcome."""
+        return replace(self, state="failed", gap=FARTHEST, error=error)
 
 
-RUNNING = TrialOutcome("running", math.inf, 0.0, ())
-
-
-def combine(runs: Sequence[RunOutcome], seeds: int) -> TrialOutcome:
-    """The outcome of a trial of so many `seeds`. Its last run may have ended the trial early."""
-    last = runs[-1]
-    gap = (sum(run.gap for run in runs) + (seeds - len(runs)) * last.gap) / seeds
-    score = float(np.mean([run.cost for run in runs])) if last.state in GOOD else math.inf
-    return TrialOutcome(last.state, score, gap, tuple(runs))
-
-
-def failure(error: str) -> TrialOutcome:
-    """The outcome of a trial that raised an error."""
-    return TrialOutcome("failed", math.inf, FARTHEST, (), error)
+def best_of(trials: Iterable[Trial]) -> Trial | None:
+    """The good trial with the least score, the earlier of two equals."""
+    return min((trial for trial in trials if trial.good), key=lambda trial: trial.score, default=None)
 
 
 @final
@@ -191,35 +189,6 @@ class Objective:
         )
 
 
-@final
-@dataclass(frozen=True)
-class Trial:
-    """Settings to try, and their outcome."""
-
-    number: int
-    settings: Settings
-    outcome: TrialOutcome = RUNNING
-
-    @property
-    def state(self) -> OutcomeState:
-        return self.outcome.state
-
-    @property
-    def score(self) -> float:
-        """The mean cost of its runs, smaller is better; infinite unless the trial is good."""
-        return self.outcome.score
-
-    @property
-    def good(self) -> bool:
-        """Whether every run reached the target, or its end if there is no target."""
-        return self.outcome.good
-
-
-def best_of(trials: Iterable[Trial]) -> Trial | None:
-    """The good trial with the least score, the earlier of two equals."""
-    return min((trial for trial in trials if trial.good), key=lambda trial: trial.score, default=None)
-
-
 class Pruner(Protocol):
     """Compares a trial that runs with finished ones."""
 
@@ -235,8 +204,8 @@ class Pruner(Protocol):
 class TrialWork:
     """A trial as a value that can be sent to a worker process.
 
-    config   the recipe, without the trial's settings
-    prune    makes the trial's pruner; None: nothing ends the trial early
+    config   The recipe, without the trial's settings.
+    prune    Makes the trial's pruner. None: nothing ends the trial early.
     """
 
     trial: Trial
@@ -253,7 +222,7 @@ class _Pruned(Exception):
     """The pruner ended the trial."""
 
 
-def run_trial(work: TrialWork, tell: Tell, task: Task | None = None) -> TrialOutcome:
+def run_trial(work: TrialWork, tell: Tell, task: Task | None = None) -> Trial:
     """Run a trial, or the rest of it, one seed after another. `tell` receives every row.
 
     After each row the pruner sees the share of the way that is left over all seeds, and the cost so far. So one unlucky
@@ -269,10 +238,10 @@ def run_trial(work: TrialWork, tell: Tell, task: Task | None = None) -> TrialOut
         runs.append(_run(Config.from_dict({**data, "seed": seed}), out, work, _Watch(work, runs, out, tell, pruner)))
         if runs[-1].state not in GOOD:
             break
-    outcome = combine(runs, len(work.seeds))
-    if pruner is not None and outcome.good and work.objective.target is not None:
+    trial = work.trial.ended(runs, len(work.seeds))
+    if pruner is not None and trial.good and work.objective.target is not None:
         pruner.succeeded()
-    return outcome
+    return trial
 
 
 @final

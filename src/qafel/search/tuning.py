@@ -27,11 +27,8 @@ from qafel.search.trial import (
     Objective,
     ObjectiveName,
     Trial,
-    TrialOutcome,
     TrialWork,
     best_of,
-    combine,
-    failure,
     run_trial,
 )
 from qafel.simulator.executors import ExecutorName
@@ -45,7 +42,7 @@ FEW = 5
 
 SAVE_EVERY_S = 30.0
 
-_Key: TypeAlias = tuple[int, tuple[int, ...]]  # the numbers of a trial and of its seeds
+_Key: TypeAlias = tuple[Trial, tuple[int, ...]]  # a trial and the numbers of its seeds
 
 
 @final
@@ -61,7 +58,7 @@ class SearchLoop:
     save: Save | None
     saved_s: float = field(default_factory=time.monotonic)
     exhausted: bool = False
-    checks: dict[int, TrialOutcome] = field(default_factory=dict)
+    checks: dict[int, Trial] = field(default_factory=dict)
 
     def run(self, trials: int, seconds: float, check: int) -> Tuning:
         """Run `trials` trials, start none after `seconds`, and check the best with `check` unseen seeds."""
@@ -89,28 +86,30 @@ class SearchLoop:
                     self._tell(trial)
             if not self.runner.busy:
                 return
-            (number, _), ended = self.runner.next_ended()
-            self._finish(number, ended, trials)
+            (trial, _), ended = self.runner.next_ended()
+            self._finish(trial, ended, trials)
             self._save_if_due()
 
-    def _finish(self, number: int, ended: Ended, trials: int) -> None:
+    def _finish(self, trial: Trial, ended: Ended, trials: int) -> None:
         """Record the outcome of a trial. Raise an error that is not due to its settings.
 
         A trial whose error is raised has not ended. The same command starts with it.
         """
-        is_recipe = number == 0 and self.begun.own is not None
+        is_recipe = trial.number == 0 and self.begun.own is not None
         if ended.error is not None and (is_recipe or isinstance(ended.error, OutputError)):
             raise ended.error
-        self._tell(self.study.finish(number, _outcome(ended)))
+        done: Trial = ended.value or trial.failed(str(ended.error))
+        self.study.finish(done)
+        self._tell(done)
         finished = self.study.finished()
-        if len(finished) >= min(FEW, trials) and all(trial.state == "failed" for trial in finished):
+        if len(finished) >= min(FEW, trials) and all(one.state == "failed" for one in finished):
             kind = UserError if isinstance(ended.error, UserError) else QafelError
-            raise kind(f"All {len(finished)} trials failed. The last error: {finished[-1].outcome.error}")
+            raise kind(f"All {len(finished)} trials failed. The last error: {finished[-1].error}")
 
-    def _check(self, unseen: range, trial: Trial) -> TrialOutcome:
+    def _check(self, unseen: range, trial: Trial) -> Trial:
         """Run a trial again on unseen seeds, in parallel, until one of them is not good."""
         seeds = list(unseen)
-        parts: dict[int, TrialOutcome] = {}
+        parts: dict[int, Trial] = {}
         while True:
             self._tell(trial, checked=len(parts))
             while self.runner.room and seeds and all(part.good for part in parts.values()):
@@ -120,10 +119,10 @@ class SearchLoop:
             (_, (seed,)), ended = self.runner.next_ended()
             if isinstance(ended.error, OutputError):
                 raise ended.error
-            parts[seed] = _outcome(ended)
+            parts[seed] = ended.value or trial.failed(str(ended.error))
             self._save_if_due()
         bad = [parts[seed] for seed in sorted(parts) if not parts[seed].good]
-        return bad[0] if bad else combine([run for seed in unseen for run in parts[seed].runs], len(unseen))
+        return bad[0] if bad else trial.ended([run for seed in unseen for run in parts[seed].runs], len(unseen))
 
     def _start(self, trial: Trial, seeds: Iterable[int], prune: bool) -> None:
         """Start a trial. Its seeds count from the configuration's seed."""
@@ -140,7 +139,7 @@ class SearchLoop:
             executor_workers=self.runner.cores,
             prune=partial(StudyPruner, begun.out / JOURNAL, trial.number) if prune else None,
         )
-        self.runner.start((trial.number, chosen), partial(run_trial, work))
+        self.runner.start((trial, chosen), partial(run_trial, work))
 
     def _tell(self, trial: Trial, checked: int | None = None) -> None:
         if self.watch is not None:
@@ -165,11 +164,6 @@ class SearchLoop:
             self._save()
 
 
-def _outcome(ended: Ended) -> TrialOutcome:
-    found: TrialOutcome = ended.value if ended.error is None else failure(str(ended.error))
-    return found
-
-
 def tune(
     config: Config,
     search: Search | None = None,
@@ -192,20 +186,20 @@ def tune(
     Trial 0 has the recipe's settings if the search space contains them. A trial that raises an error fails, and the
     search continues. The search ends if trial 0 fails or all trials fail.
 
-    config      the recipe
-    search      the settings to vary; by default the learning rates that the method leaves open
-    objective   the cost to minimise
-    target      the metric to reach; by default the recipe's
-    trials      the number of trials, including those in the folder
-    seconds     start no trial after this time
-    seeds       runs of each trial; their seeds start at the configuration's
-    check       unseen seeds with which the best trials run again at the end
-    out         the folder; by default tune/NAME
-    workers     the number of trials, or of seeds in the check, that run in parallel
-    executor    where the clients of a trial train
-    watch       called when a trial starts or ends
-    progress    called with every row, if there is one worker
-    save        called with the results from time to time and at the end, also after an error
+    config      The recipe.
+    search      The settings to vary. By default the learning rates that the method leaves open.
+    objective   The cost to minimise.
+    target      The metric to reach. By default the recipe's.
+    trials      The number of trials, including those in the folder.
+    seconds     Start no trial after this time.
+    seeds       The number of runs of each trial. Their seeds start at the configuration's.
+    check       The number of unseen seeds. The best trials run again with them at the end.
+    out         The folder. By default tune/NAME.
+    workers     The number of trials, or of seeds in the check, that run in parallel.
+    executor    The executor of the clients of a trial.
+    watch       Called when a trial starts or ends.
+    progress    Called with every row, if there is one worker.
+    save        Called with the results from time to time and at the end, also after an error.
     """
     require_installed("a search", "tune", optuna="Optuna")
     from qafel.search.study import open_study  # noqa: PLC0415  (an optional extra)
@@ -233,7 +227,7 @@ def _aim(config: Config, name: ObjectiveName, target: float | None) -> tuple[Con
         if target is not None:
             raise ConfigError("The objective metric takes no target. Leave out `target` or choose another objective.")
     elif (target := config.evaluation.target if target is None else target) is None:
-        raise ConfigError(f"The objective {name} needs a `target`: the recipe has no evaluation.target.")
+        raise ConfigError(f"The objective {name} needs a `target`: set it, or evaluation.target in the recipe.")
     else:
         aimed = config.model_dump(exclude_none=True)
         aimed["evaluation"]["target"] = float(target)
