@@ -20,7 +20,7 @@ from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.journal import Entry, JournalReader
-from qafel.deployment.server.ledger import Applied
+from qafel.deployment.server.ledger import UploadNote
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.deployment.transport import cancel_and_wait
 from qafel.params import Vector
@@ -103,7 +103,7 @@ def replay(folder: Path, initial_model: Vector, algorithm: Algorithm, seed: int)
             server.step(batch)
             continue
         upload = Message.from_bytes(record.data)
-        applied = Applied.read(record, upload)
+        applied = UploadNote.read(record, upload)
         if applied.key and keys.setdefault(upload.sender, applied.key) != applied.key:
             server.seen.windows.pop(upload.sender)
             keys[upload.sender] = applied.key

@@ -12,7 +12,7 @@ from qafel.algorithm.catch_up import quantized_copy
 from qafel.config import Config
 from qafel.deployment.client.state import Memory
 from qafel.deployment.server.journal import Entry, JournalReader
-from qafel.deployment.server.ledger import Applied, Ledger
+from qafel.deployment.server.ledger import Ledger, UploadNote
 from qafel.rng import Stream
 
 
@@ -51,7 +51,7 @@ def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int
         else:
             raise AssertionError(f"upload {upload.sequence} of client {number} is not what the core makes")
         memories[number], last[number] = made.memory, upload.sequence
-        applied = Applied.read(record, upload)
+        applied = UploadNote.read(record, upload)
         batch = server.receive(upload._replace(weight=applied.weight), applied.factor).batch
     with Ledger.open(state, lambda: initial, algorithm, config.seed, size=initial.size, clients=clients) as ledger:
         assert np.array_equal(ledger.server.model, server.model)

@@ -56,16 +56,16 @@ async def watch_status(
 
     `complain` is called when a broker that answered before does not answer.
     """
-    shown = False
+    answered = False
     while True:
         try:
             async with session(access, access.name, patience_s=5.0) as broker:
                 while True:
                     show(await _status(broker, access.verifier(), run))
-                    shown = True
+                    answered = True
                     await asyncio.sleep(every_s)
         except (BrokerError, BrokerUnreachable) as error:
-            if not shown:
+            if not answered:
                 raise
             complain(str(error))
             await asyncio.sleep(every_s)

@@ -31,7 +31,7 @@ def test_a_client_says_how_it_goes_and_what_it_waits_for(tmp_path: Path, caplog:
     told: list[dict[str, Any]] = []
 
     async def take_part(state: ClientState) -> None:
-        settings = ClientSettings(patience_s=30, tell_every_s=0.1, min_interval_s=0.01, window=2)
+        settings = ClientSettings(patience_s=30, report_every_s=0.1, min_interval_s=0.01, window=2)
         client = await open_client(train_task, Names("live"), 0, state, access, settings, told.append)
         stopping.append(client.stop)
         await client.run()
@@ -91,7 +91,7 @@ def test_a_broker_that_left_while_the_task_was_made_is_told_of_and_not_waited_fo
         async with serving(tmp_path / "run", access), taking_part(tmp_path, access, 1):
             pass  # the broker has the run from now on
         with ClientState(tmp_path / "state") as state:
-            settings = ClientSettings(patience_s=0.5, tell_every_s=0.1, window=2)
+            settings = ClientSettings(patience_s=0.5, report_every_s=0.1, window=2)
             client = await open_client(make_slowly, Names("live"), 0, state, access, settings, told.append)
             await client.run()
 
@@ -111,7 +111,7 @@ def test_a_client_says_that_it_works_again_after_an_outage(tmp_path: Path, local
         return next((event for event in reversed(told) if event["event"] in ("progress", "waiting")), {"event": ""})
 
     async def check() -> None:
-        settings = ClientSettings(patience_s=30, tell_every_s=0.3, min_interval_s=0.05, window=2)
+        settings = ClientSettings(patience_s=30, report_every_s=0.3, min_interval_s=0.05, window=2)
         async with serving(tmp_path / "run", access):
             with ClientState(tmp_path / "state") as state:
                 client = await open_client(train_task, Names("live"), 0, state, access, settings, told.append)

@@ -17,7 +17,7 @@ from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
 from qafel.deployment.server import DefenceSettings, ServerSettings
 from qafel.deployment.server.defence import RunningMedian, UploadChecker, resolved
-from qafel.deployment.server.ledger import Applied, Ledger
+from qafel.deployment.server.ledger import Ledger, UploadNote
 from qafel.errors import NormTooLarge
 from qafel.params import Vector
 from tests.deployment.live import CONFIG, replay, serving, taking_part, until, update
@@ -48,7 +48,7 @@ def _checker(median: RunningMedian | None = None, **settings: Any) -> UploadChec
     return UploadChecker(_algorithm(), defence, 100, None, median or RunningMedian({}, 0.0))
 
 
-def _judge(checker: UploadChecker, client: int, norm: float, weight: float = 1.0, now: float = 0.0) -> Applied:
+def _judge(checker: UploadChecker, client: int, norm: float, weight: float = 1.0, now: float = 0.0) -> UploadNote:
     upload = Message.from_bytes(_frame(_algorithm(), client, 0, norm, weight))
     applied, decoded, _ = checker.check(Server(_initial(), _algorithm(), 1), client, upload, now)
     assert decoded.size == upload.dimension
@@ -119,7 +119,12 @@ def test_the_bounds_follow_from_the_recipe() -> None:
 @pytest.mark.parametrize("accumulator", ["mean", "weighted-mean", "median", "trimmed-mean"])
 def test_what_was_applied_is_in_the_journal_and_votes_survive_a_kill(tmp_path: Path, accumulator: Any) -> None:
     algorithm = _algorithm(accumulator=accumulator)
-    judged = [Applied.of(1.0, norm=1.0), Applied.of(10.0, 0.1, 7.0), Applied.of(0.7, 1 / 3, 2.0), Applied.of(1, norm=3)]
+    judged = [
+        UploadNote.of(1.0, norm=1.0),
+        UploadNote.of(10.0, 0.1, 7.0),
+        UploadNote.of(0.7, 1 / 3, 2.0),
+        UploadNote.of(1, norm=3),
+    ]
     models = []
     for _ in range(2):  # the second start receives the journal of the first, which wrote no checkpoint
         with Ledger.open(tmp_path, _initial, algorithm, 1, size=SIZE) as ledger:

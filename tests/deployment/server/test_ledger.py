@@ -21,7 +21,7 @@ from qafel.deployment.server import ledger as ledger_module
 from qafel.deployment.server.defence import UploadChecker
 from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadGroup
-from qafel.deployment.server.ledger import Applied, ClientShare, Ledger
+from qafel.deployment.server.ledger import ClientShare, Ledger, UploadNote
 from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
 from qafel.params import Vector
 from qafel.rng import Stream
@@ -219,7 +219,7 @@ def test_another_runs_checkpoint_is_passed_over_be_it_as_long_or_longer(
     for name, count, weight in (("theirs", theirs, 0.5), ("ours", 15, 1.0)):
         with _open(tmp_path / name) as ledger:
             for upload in _uploads(count):
-                ledger.take(upload, Message.from_bytes(upload), Applied.of(weight))
+                ledger.take(upload, Message.from_bytes(upload), UploadNote.of(weight))
                 ledger.step_if_due()
                 if (write := ledger.begin_checkpoint(3)) is not None:
                     ledger.journal.sync()
@@ -368,7 +368,7 @@ def crafted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Algor
         clients = [Client(number, HiddenState.of(_initial()), algorithm, 7) for number in range(3)]
         for turn in range(8):
             upload = clients[turn % 3].update(_train).upload
-            ledger.take(upload, Message.from_bytes(upload), Applied.of(1.0, 1.0, 2.0, 5))
+            ledger.take(upload, Message.from_bytes(upload), UploadNote.of(1.0, 1.0, 2.0, 5))
             if (broadcast := ledger.step_if_due()) is not None:
                 for client in clients:
                     client.receive(broadcast)

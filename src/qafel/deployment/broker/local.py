@@ -114,8 +114,8 @@ class LocalBroker:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                said = (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-                reason = said[-1] if said else "no output"
+                lines = (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+                reason = lines[-1] if lines else "no output"
                 raise BrokerUnreachable(f"nats-server did not start at port {self.port}: {reason}; try another `port`")
             time.sleep(0.02)
 

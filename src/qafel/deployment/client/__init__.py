@@ -31,7 +31,7 @@ class ClientSettings:
     worker: Literal["thread", "process"] = "thread"
     """Where training runs. A process helps if training holds the interpreter's lock."""
     save_every_s: float = 10.0
-    tell_every_s: float = 5.0
+    report_every_s: float = 5.0
     """Time between the first two progress events. It doubles each time, up to a minute."""
     max_failures: int = 10
     """Consecutive failures of training that end the client. The server is informed of each."""

@@ -46,7 +46,7 @@ from qafel.errors import (
 from qafel.parts import blaming
 from qafel.text import human_seconds
 
-_TELL_MOST_S: Final = 60.0
+_REPORT_MOST_S: Final = 60.0
 _PAUSE_S: Final = 1.0
 _PAUSE_MOST_S: Final = 16.0
 _FAILURE_PAUSE_MOST_S: Final = 60.0
@@ -143,7 +143,7 @@ class DeploymentClient:
         """Train and follow until the run ends, `max_updates` are done, or `stop` is called."""
         self._emit("version", version=self.core.hidden_state.version)
         try:
-            await run_until_one_ends(self.stay_connected(), self._work(), self._keep_saving(), self._keep_telling())
+            await run_until_one_ends(self.stay_connected(), self._work(), self._keep_saving(), self._keep_reporting())
         finally:
             self._save(self._now_held())
             self._state.give_back()
@@ -334,19 +334,19 @@ class DeploymentClient:
             await asyncio.sleep(self._settings.save_every_s)
             await asyncio.to_thread(self._save, self._now_held())
 
-    async def _keep_telling(self) -> None:
+    async def _keep_reporting(self) -> None:
         """Emit progress events: at growing intervals, and as soon as a reported wait is over."""
-        pause_s, due = self._settings.tell_every_s, 0.0
+        pause_s, due = self._settings.report_every_s, 0.0
         while True:
             now, waits_for = time.monotonic(), self._waits_for()
             if now >= due or (self._reported_wait and waits_for in _WORKING):
                 if now >= due:
                     due = now + pause_s
-                    pause_s = max(pause_s, min(_TELL_MOST_S, 2 * pause_s))
-                self._tell(waits_for)
-            await asyncio.sleep(min(due - now, self._settings.tell_every_s))
+                    pause_s = max(pause_s, min(_REPORT_MOST_S, 2 * pause_s))
+                self._report_progress(waits_for)
+            await asyncio.sleep(min(due - now, self._settings.report_every_s))
 
-    def _tell(self, waits_for: str) -> None:
+    def _report_progress(self, waits_for: str) -> None:
         counts, state, version = self.outbox.counts, self.follower.state, self.follower.version
         self._reported_wait = waits_for not in _WORKING
         self._emit(

@@ -36,7 +36,7 @@ import numpy as np
 from qafel.algorithm import Admitted, Algorithm, Kept, Message, Needs, Server
 from qafel.deployment.keys import Access, Verifier, key_number, signed_name
 from qafel.deployment.server import DefenceSettings
-from qafel.deployment.server.ledger import Applied, ClientShare
+from qafel.deployment.server.ledger import ClientShare, UploadNote
 from qafel.errors import (
     ConfigError,
     DuplicateUpload,
@@ -222,7 +222,7 @@ class RunningMedian:
 class Judged(NamedTuple):
     """An upload that passed every check."""
 
-    applied: Applied
+    note: UploadNote
     decoded: Vector
     admitted: Admitted
 
@@ -337,7 +337,7 @@ class UploadChecker:
             raise RateLimited(f"expected at most {rate:g} uploads per second: wait {(1 - left) / rate:.1f} s")
         self._allowance[client] = (left - 1, now)
 
-    def _bound(self, server: Server, upload: Message, update: Vector, now: float, received: int) -> Applied:
+    def _bound(self, server: Server, upload: Message, update: Vector, now: float, received: int) -> UploadNote:
         """Limit weight and norm. Raise if a sum of K such updates could overflow, or if the limit means rejection."""
         algorithm, settings, key = self._algorithm, self._settings, self._key_number(upload.sender)
         weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
@@ -358,13 +358,13 @@ class UploadChecker:
         if usual and settings.max_norm_ratio is not None:
             most = settings.max_norm_ratio * usual
         if norm <= most:
-            return Applied.of(weight, 1.0, norm, key, received)
+            return UploadNote.of(weight, 1.0, norm, key, received)
         # An accumulator that keeps single models uses them unscaled, so a factor has no effect.
         exact = self._needs.exact_uploads or (mixes and isinstance(algorithm.accumulator, Kept))
         if exact or (judged and settings.norm_excess == "reject"):
             beyond = f"{settings.max_norm_ratio:g} times the median, {usual:.3g}" if judged else f"{most:.3g}"
             raise NormTooLarge(f"the update's norm is {norm:.3g}, more than {beyond}")
-        return Applied.of(weight, most / norm, norm, key, received)
+        return UploadNote.of(weight, most / norm, norm, key, received)
 
 
 def resolved(defence: DefenceSettings, algorithm: Algorithm, task: Task) -> DefenceSettings:

@@ -131,12 +131,12 @@ class Evaluator:
         progress.seen_staleness = [min(pair) for pair in zip(progress.seen_staleness, counts, strict=False)]
 
     @property
-    def goes_on(self) -> bool:
+    def running(self) -> bool:
         return self.status == "running"
 
     def end(self, status: Status) -> None:
         """End the run. Only the first call counts."""
-        if self.goes_on:
+        if self.running:
             self.status = status
 
     def end_at_limit(self) -> None:

@@ -218,7 +218,7 @@ class Intake:
         return self._assembler.add(client, part, message, now, group.acknowledge)
 
     def _count(self, frame: bytes, upload: Message, judged: Judged, group: UploadGroup, now: float) -> None:
-        client, version, applied = upload.sender, self.ledger.server.version, judged.applied
+        client, version, note = upload.sender, self.ledger.server.version, judged.note
         try:
             accepted = self.ledger.take(frame, upload, *judged)
             broadcast = self.ledger.step_if_due()
@@ -233,12 +233,12 @@ class Intake:
         if len(self.contacts) > _REMEMBERED:
             self.contacts.popitem(last=False)
         self.checker.shares.count(client, now)
-        if applied.factor < 1 or applied.weight < upload.weight:
+        if note.factor < 1 or note.weight < upload.weight:
             self.metrics.clipped.inc()
         self.metrics.staleness.observe(accepted.staleness)
         group.accepted += 1
         group.upload_bytes += len(frame)
-        group.received_bytes += applied.received_bytes
+        group.received_bytes += note.received_bytes
         group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version, checksum_of(frame)))
         if broadcast is not None:
             group.broadcasts.append((version, broadcast))

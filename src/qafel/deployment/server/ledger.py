@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 @final
-class Applied(NamedTuple):
+class UploadNote(NamedTuple):
     """How an upload was applied, in float32 as in the journal, so that a replay gives the same bits."""
 
     weight: float
@@ -75,14 +75,14 @@ class Applied(NamedTuple):
         return _APPLIED.pack(*self)
 
     @staticmethod
-    def read(record: Record, upload: Message) -> Applied:
+    def read(record: Record, upload: Message) -> UploadNote:
         """How an upload of the journal was applied; unchanged if its record has no note."""
-        return Applied(*_APPLIED.unpack_from(record.note)) if any(record.note) else Applied(upload.weight)
+        return UploadNote(*_APPLIED.unpack_from(record.note)) if any(record.note) else UploadNote(upload.weight)
 
     @staticmethod
-    def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0, received_bytes: int = 0) -> Applied:
+    def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0, received_bytes: int = 0) -> UploadNote:
         """Round to what the journal stores."""
-        return Applied(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key, received_bytes)))
+        return UploadNote(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key, received_bytes)))
 
 
 @final
@@ -217,7 +217,7 @@ class Ledger:
         self,
         frame: bytes,
         upload: Message,
-        applied: Applied | None = None,
+        note: UploadNote | None = None,
         decoded: Vector | None = None,
         admitted: Admitted | None = None,
     ) -> Accepted:
@@ -225,8 +225,8 @@ class Ledger:
 
         If it closes a batch, call `step_if_due` next.
         """
-        accepted = self._count(frame, upload, applied or Applied(upload.weight), decoded, admitted)
-        self.journal.append(frame, applied.to_bytes() if applied else b"")
+        accepted = self._count(frame, upload, note or UploadNote(upload.weight), decoded, admitted)
+        self.journal.append(frame, note.to_bytes() if note else b"")
         return accepted
 
     def step_if_due(self) -> bytes | None:
@@ -253,12 +253,12 @@ class Ledger:
                 raise DataError(f"step {self.server.version} of the journal gives another hidden state than before")
         else:
             upload = Message.from_bytes(record.data)
-            applied = Applied.read(record, upload)
-            self._count(record.data, upload, applied)
+            note = UploadNote.read(record, upload)
+            self._count(record.data, upload, note)
             self.since.append(upload.sender)
             self.norms.pop(upload.sender, None)  # the latest is the last
-            if applied.norm:
-                self.norms[upload.sender] = applied.norm
+            if note.norm:
+                self.norms[upload.sender] = note.norm
 
     def has_new_key(self, client: int, key: int) -> bool:
         """Whether this key of a client is new, so that its numbers restart. With a client memory they never restart."""
@@ -278,25 +278,25 @@ class Ledger:
         self,
         frame: bytes,
         upload: Message,
-        applied: Applied,
+        note: UploadNote,
         decoded: Vector | None = None,
         admitted: Admitted | None = None,
     ) -> Accepted:
         client = upload.sender
         if self._batch is not None:
             raise DataError(f"step {self.server.version + 1} is due before a further upload")
-        if admitted is None and self.has_new_key(client, applied.key):
+        if admitted is None and self.has_new_key(client, note.key):
             admitted = self.server.admit(upload, anew=True)
-        upload = upload if applied.weight == upload.weight else upload._replace(weight=applied.weight)
-        accepted = self.server.receive(upload, applied.factor, decoded, admitted)
+        upload = upload if note.weight == upload.weight else upload._replace(weight=note.weight)
+        accepted = self.server.receive(upload, note.factor, decoded, admitted)
         self._batch = accepted.batch
-        if applied.key:
-            self.keys[client] = applied.key
+        if note.key:
+            self.keys[client] = note.key
         highest, checksum = self.last_of(client)
         checksum = checksum_of(frame) if highest == upload.sequence else checksum
         self._last[client] = checksum, self.server.broadcast_bytes
         self.traffic.count_upload(frame, accepted.staleness)
-        self.traffic.count_download(applied.received_bytes)
+        self.traffic.count_download(note.received_bytes)
         return accepted
 
     def _step(self) -> bytes:

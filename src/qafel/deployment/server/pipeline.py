@@ -199,12 +199,12 @@ class Pipeline:
     async def take(self, queue: UploadQueue) -> None:
         """Receive groups of uploads, until the run ends."""
         metrics = self._intake.metrics
-        while self._evaluator.goes_on:
+        while self._evaluator.running:
             group = UploadGroup()
             for message in await queue.group(self._settings.group):
                 self._intake.take(message, group, time.monotonic())
                 self._evaluator.after_message(self._intake.diverged)
-                if not self._evaluator.goes_on:
+                if not self._evaluator.running:
                     break
             metrics.accepted.inc(group.accepted)
             metrics.upload_bytes.inc(group.upload_bytes)

@@ -241,8 +241,10 @@ class DeploymentServer:
         published, snapshot = self._publisher.published, self._publisher.on_broker
         traffic, now = self.ledger.traffic, time.monotonic()
         contacts, failing = self.intake.contacts, self.intake.failing
-        silent = {str(client): round(now - heard.at, 1) for client, heard in contacts.items() if heard.silent(now)}
-        training = [(client, heard.staleness) for client, heard in contacts.items() if str(client) not in silent]
+        silent = {
+            str(client): round(now - contact.at, 1) for client, contact in contacts.items() if contact.silent(now)
+        }
+        training = [(client, contact.staleness) for client, contact in contacts.items() if str(client) not in silent]
         self.metrics.active.set(len(training))
         self.metrics.silent.set(len(silent))
         self.metrics.failing.set(len(failing))
