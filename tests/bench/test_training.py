@@ -21,7 +21,7 @@ def test_the_command_prints_the_ratios_and_writes_the_figures(tmp_path, monkeypa
     figures = TrainingFigures(
         (TrainingSpeed("cnn", 4, "qafel", (1.0,)), TrainingSpeed("cnn", 4, "plain", (2.0,))), False, 100.0
     )
-    monkeypatch.setattr("qafel.bench.training.measure_training", lambda rounds, updates: figures)
+    monkeypatch.setattr("qafel.bench.training.measure_training", lambda: figures)
     file = tmp_path / "training.json"
     result = CliRunner().invoke(app, ["bench", "training", "--json", str(file)], catch_exceptions=False)
     assert result.exit_code == 0

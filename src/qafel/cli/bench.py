@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Table
 
 from qafel.bench.quantizers import ROTATED, SIZES, time_quantizer
@@ -46,13 +46,7 @@ def bench_quantizers(
     cases = [(s, d, t) for d in sizes or SIZES for s in specs or SHOWN for t in thread_counts or [1, 2]]
     for spec in specs or SHOWN:
         make_quantizer(spec)  # fail before minutes of measuring
-    rows = []
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(cases))
-        for spec, size, count in cases:
-            progress.update(task, description=f"{spec} at {size}, {counted(count, 'thread')}")
-            rows.append(time_quantizer(spec, size, count))
-            progress.advance(task)
+    rows = [time_quantizer(*case) for case in track(cases, "measuring", console=errors, transient=True)]
     console.print(_quantizer_table(rows))
     if any("rotated_4_encode_s" in row for row in rows):
         console.print(_trellis_table(rows))
@@ -105,8 +99,6 @@ def bench_simulator(json_file: JsonFile = None) -> None:
 
 @bench.command("training")
 def bench_training(
-    rounds: Annotated[int, typer.Option(metavar="N", help="Turns of each trainer.", min=1)] = 15,
-    updates: Annotated[int, typer.Option(metavar="N", help="Updates per turn.", min=1)] = 5,
     json_file: JsonFile = None,
 ) -> None:
     """Compare training of the paper's networks with plain PyTorch, on one thread and random data.
@@ -117,7 +109,7 @@ def bench_training(
     from qafel.bench.training import measure_training  # noqa: PLC0415  (torch is an extra)
 
     with errors.status("measuring"):
-        figures = measure_training(rounds, updates)
+        figures = measure_training()
     for speed in figures.speeds:
         name = f"{speed.model:14} batch {speed.batch_size:3}  {speed.trainer:16}"
         console.print(f"{name} {speed.updates_per_s:8.1f} a second", highlight=False)
@@ -131,30 +123,22 @@ def bench_training(
     _write(json_file, figures.as_dict())
 
 
-_CASES = ("made", "made-secured", "default", "always", "paced", "listeners", "secured", "mutants")
-
-
 @bench.command("deployment")
 def bench_deployment(
     cases: Annotated[
-        list[str] | None,
-        typer.Option("--case", metavar="NAME", help=f"{', '.join(_CASES)}. Repeatable. Default: all."),
+        list[str] | None, typer.Option("--case", metavar="NAME", help="Measure only this case. Repeatable.")
     ] = None,
     updates: Annotated[
         int, typer.Option(metavar="N", help="Accepted updates. Use 100,000 to measure memory.", min=500)
     ] = 20_000,
     clients: Annotated[int, typer.Option(metavar="N", help="Client processes. They do not train.", min=1)] = 10,
-    dimension: Annotated[int, typer.Option(metavar="N", help="Parameters of the model.", min=1)] = 29_282,
-    listeners: Annotated[
-        int, typer.Option(metavar="N", help="Receiving clients in the case `listeners`.", min=1)
-    ] = 200,
     json_file: JsonFile = None,
 ) -> None:
     """Measure a broker, a server and client processes, with 4 bits both ways and file storage.
 
-    Each case reports the processor time per update of server, broker and clients. In the cases `made` and
-    `made-secured`, one process sends prepared uploads of four times as many clients. They compare the rate with that
-    of the broker alone, measured in the same run.
+    Cases: `default`, `secured`, `always` (sync per message), `paced`, `listeners` (200 of them), `mutants` (damaged
+    messages), `made` and `made-secured`. In the last two, one process sends prepared uploads of four times as many
+    clients, and the broker is also measured alone.
 
     Example: qafel bench deployment --json deployment.json
     """
@@ -163,14 +147,14 @@ def bench_deployment(
     from qafel.bench.deployment import measure  # noqa: PLC0415
 
     known = {
-        "made": Case(updates, 4 * clients, dimension, made=True),
-        "made-secured": Case(updates, 4 * clients, dimension, made=True, secured=True),
-        "default": Case(updates, clients, dimension),
-        "always": Case(updates, clients, dimension, sync="always"),
-        "paced": Case(max(500, updates // 10), clients, dimension, min_interval_s=clients / 200),
-        "listeners": Case(max(500, updates // 10), 2, dimension, listeners=listeners, min_interval_s=0.01),
-        "secured": Case(updates, clients, dimension, secured=True),
-        "mutants": Case(updates, clients, dimension, mutants=updates // 2),
+        "made": Case(updates, 4 * clients, made=True),
+        "made-secured": Case(updates, 4 * clients, made=True, secured=True),
+        "default": Case(updates, clients),
+        "always": Case(updates, clients, sync="always"),
+        "paced": Case(max(500, updates // 10), clients, min_interval_s=clients / 200),
+        "listeners": Case(max(500, updates // 10), 2, listeners=200, min_interval_s=0.01),
+        "secured": Case(updates, clients, secured=True),
+        "mutants": Case(updates, clients, mutants=updates // 2),
     }
     if unknown := set(cases or ()) - known.keys():
         raise ConfigError(f"unknown case {min(unknown)!r}; choose from {', '.join(known)}")
