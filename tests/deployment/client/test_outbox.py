@@ -13,7 +13,7 @@ import pytest
 from qafel.algorithm import Algorithm, Client, Held, HiddenState, LocalTraining, Message, method
 from qafel.algorithm.admission import WINDOW, ReplayWindows
 from qafel.deployment.client import ClientSettings
-from qafel.deployment.client.client import DeploymentClient
+from qafel.deployment.client.client import ClientEvent, DeploymentClient
 from qafel.deployment.client.outbox import Outbox
 from qafel.deployment.client.state import ClientState, Kept
 from qafel.deployment.connection import Stored
@@ -90,6 +90,14 @@ def test_a_false_receipt_cannot_use_up_the_numbers(client: DeploymentClient, hig
     _hear(client.outbox, Receipt(duplicate=[0], last=(highest, 0)))
     start = client.begin()
     assert Message.from_bytes(client.finish(start, _train).upload).sequence == 0
+
+
+def test_failures_and_abandoned_updates_are_not_reported_as_rejected(client: DeploymentClient) -> None:
+    events: list[ClientEvent] = []
+    client._on_event = events.append
+    client.outbox.counts.update({"accepted": 5, "duplicate": 2, "failed": 3, "abandoned": 4, "norm": 1})
+    client._report_progress("")
+    assert (events[0]["accepted"], events[0]["repeated"], events[0]["rejected"]) == (5, 2, 1)
 
 
 def test_a_client_that_lost_its_folder_may_be_told_to_skip_far(client: DeploymentClient) -> None:

@@ -355,7 +355,9 @@ class DeploymentClient:
             behind=max(0, state.version - version) if state else None,
             accepted=counts["accepted"],
             repeated=counts["duplicate"],
-            rejected=counts.total() - counts["accepted"] - counts["duplicate"],
+            rejected=sum(
+                count for outcome, count in counts.items() if outcome not in (*COUNTED, "failed", "abandoned")
+            ),
             without_receipt=len(self.outbox),
             waits_for=waits_for,
         )
