@@ -181,17 +181,28 @@ def wait_for_run(access: Access, run: str, most_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def still(start: Vector, stream: Stream) -> Vector:
+def train_little(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
     """Training that takes little time."""
     time.sleep(0.02)
-    return start * np.float32(0.999)
+    return start.vector * np.float32(0.999)
 
 
 def light_client(run: str, number: int, folder: Path, url: str | None, credentials: Path | None) -> dict[str, Any]:
     """Run `qafel client` with NumPy kernels: the time until it is ready, and its memory after some updates."""
     where = ["--credentials", str(credentials)] if credentials else ["--broker", str(url), "--client-id", str(number)]
-    command = [sys.executable, "-m", "qafel", "client", *where, "--json", "--train", f"{__name__}:still"]
-    command += ["--run", run, "--state", str(folder / "light"), "--max-updates", str(_LIGHT_UPDATES)]
+    command = [
+        sys.executable,
+        "-m",
+        "qafel",
+        "client",
+        *where,
+        "--json",
+        "--run",
+        run,
+        "--state",
+        str(folder / "light"),
+    ]
+    command += ["--train", f"{__name__}:train_little", "--max-failures", "1", "--max-updates", f"{_LIGHT_UPDATES}"]
     began_s, ready_s, most = time.monotonic(), 0.0, 0
     client = subprocess.Popen(command, env={**os.environ, CHOICE: "numpy"}, stdout=subprocess.PIPE, text=True)
     with client:
@@ -199,4 +210,6 @@ def light_client(run: str, number: int, folder: Path, url: str | None, credentia
         for _ in client.stdout:
             ready_s = ready_s or time.monotonic() - began_s
             most = max(most, resident_bytes(client.pid))
+    if client.returncode:
+        raise DataError(f"the small client ended with exit code {client.returncode}: see its output above")
     return {"cold_start_s": ready_s, "resident_bytes": most}
