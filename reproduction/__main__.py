@@ -174,7 +174,7 @@ def _complain(what: str, of: dict[str, str]) -> None:
 
 def _show(result: EntryResult) -> None:
     console.print(result.entry.title, style="italic", highlight=False)
-    columns = list(zip(*([heading.title for heading in result.table.headings], *result.table.shown()), strict=True))
+    columns = list(zip(*([heading.title for heading in result.table.headings], *result.table.texts()), strict=True))
     for part in _split_columns(columns, console.width):
         table = Table(*(Column(part[0][0]), *(Column(title, justify="right") for title, *_ in part[1:])), **_FORM)
         for row in zip(*(cells for _, *cells in part), strict=True):

@@ -64,15 +64,15 @@ class Table:
         headings = (Heading(title), *(Heading(column.title, column.show) for column in columns))
         return Table(headings, tuple((runs.methods[0], *(column.cell(runs) for column in columns)) for runs in rows))
 
-    def shown(self) -> list[list[str]]:
+    def texts(self) -> list[list[str]]:
         """All cells as text, rounded."""
-        return [[_shown(cell, heading) for cell, heading in zip(row, self.headings, strict=True)] for row in self.rows]
+        return [[_text(cell, heading) for cell, heading in zip(row, self.headings, strict=True)] for row in self.rows]
 
     def markdown(self) -> str:
         """A Markdown table, with bars in cells escaped."""
         titles = [heading.title for heading in self.headings]
         numeric = [all(not isinstance(row[index], str) for row in self.rows) for index in range(len(titles))]
-        lines = [titles, ["--:" if right else "---" for right in numeric], *self.shown()]
+        lines = [titles, ["--:" if right else "---" for right in numeric], *self.texts()]
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
     def csv(self, comments: Sequence[str] = ()) -> str:
@@ -90,7 +90,7 @@ class Table:
         return text.getvalue()
 
 
-def _shown(cell: Cell, heading: Heading) -> str:
+def _text(cell: Cell, heading: Heading) -> str:
     if isinstance(cell, str):
         return cell
     return (cell if isinstance(cell, Spread) else Spread.of((cell,))).text(heading.show)

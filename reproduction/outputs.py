@@ -263,7 +263,7 @@ class EntryResult:
             "<h2>Claims</h2>",
             table(("", "claim", "measured here", "where"), claims),
             "<h2>Measured</h2>",
-            table([heading.title for heading in self.table.headings], self.table.shown(), numbers=True),
+            table([heading.title for heading in self.table.headings], self.table.texts(), numbers=True),
             *(note(text) for text in self.notes),
             "<h2>Charts</h2>",
             note("Drag to zoom, double-click to see all; tap a name to hide it."),

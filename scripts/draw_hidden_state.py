@@ -40,18 +40,18 @@ def pair(vector: Vector) -> str:
 
 
 def story() -> list[Moment]:
-    """Three rounds of QAFeL with K = 2, of which two are told step by step."""
+    """Three rounds of QAFeL with K = 2, two of them step by step."""
     quantizers = {"client_quantizer": "none", "server_quantizer": "top_k:count=1"}
     algorithm = method("qafel", **quantizers, buffer_size=2, server_lr=1.0, local_steps=1)
     start = np.zeros(2, np.float32)
     server = Server(start, algorithm, seed=0)
     clients = [Client(number, HiddenState.of(start), algorithm, seed=0) for number in range(2)]
-    told: list[Moment] = []
+    moments: list[Moment] = []
 
     def tell(title: str, **more: object) -> None:
         held = (clients[0].hidden_state.vector, clients[1].hidden_state.vector)
         hidden = more.pop("hidden", server.hidden_state.vector)
-        told.append(Moment(server.model.copy(), hidden, held, title, **more))  # type: ignore[arg-type]
+        moments.append(Moment(server.model.copy(), hidden, held, title, **more))  # type: ignore[arg-type]
 
     tell("Everyone holds the same x̂", note="x̂ = x = (0.0, 0.0), everywhere")
     for turn in range(3):
@@ -63,7 +63,7 @@ def story() -> list[Moment]:
         ]
         updates = [np.frombuffer(Message.from_bytes(upload).payload, np.float32) for upload in made]
         trained = (before - updates[0], before - updates[1])
-        told.append(
+        moments.append(
             Moment(model, before, (before, before), "Clients train and upload", trained,
                    (f"x̂ − y = {pair(updates[0])}", f"x̂ − y = {pair(updates[1])}"))
         )  # fmt: skip
@@ -86,16 +86,16 @@ def story() -> list[Moment]:
         if turn == 0:
             assert np.allclose(left, [0, 0.7], atol=1e-6)
     assert np.allclose(server.hidden_state.vector, GOALS.mean(axis=0), atol=1e-6)
-    return told
+    return moments
 
 
-def chosen(told: list[Moment]) -> list[Moment]:
+def chosen(moments: list[Moment]) -> list[Moment]:
     """The first round in full; of the second what its broadcast repairs; and the end."""
     return [
-        *told[:5],
-        replace(told[7], title="Next round: what was missing is sent"),
-        replace(told[8], title="The error of the first message is gone"),
-        replace(told[12], title="One round more: x̂ is x", note="nothing is missing"),
+        *moments[:5],
+        replace(moments[7], title="Next round: what was missing is sent"),
+        replace(moments[8], title="The error of the first message is gone"),
+        replace(moments[12], title="One round more: x̂ is x", note="nothing is missing"),
     ]
 
 

@@ -14,7 +14,7 @@ from qafel.search import Choices, Range
 from qafel.search import tune as tune_and_check
 from qafel.search.page import trials_csv, write_results
 from qafel.search.result import ranked
-from tests.running import run as simulate
+from tests.running import run
 
 BAD_START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=200", "algorithm.server_lr=0.005"])
 tune = partial(tune_and_check, check=0)
@@ -55,7 +55,7 @@ def test_the_best_recipe_does_what_the_search_measured(tmp_path):
         config = load_recipe(str(tmp_path / "tune/best.toml"), seed=seed)
         assert config.stop == BAD_START.stop
         assert config.name == "mushrooms-qafel-4bit-tuned"
-        costs.append(simulate(config, tmp_path / f"run-{seed}", track=())["uploads_to_target"])
+        costs.append(run(config, tmp_path / f"run-{seed}", track=())["uploads_to_target"])
     assert sum(costs) / 2 == tuning.best.score
 
 

@@ -40,7 +40,7 @@ class Heights:
 
     def __init__(self, tuning: Tuning) -> None:
         objective, more = tuning.objective, tuning.objective.more_is_better
-        scores = np.array([objective.shown(trial.score) if trial.good else math.nan for trial in tuning.trials])
+        scores = np.array([objective.displayed(trial.score) if trial.good else math.nan for trial in tuning.trials])
         measured: list[float] = scores[~np.isnan(scores)].tolist() or [1.0]
         good, bad = (max(measured), min(measured)) if more else (min(measured), max(measured))
         log = not more and good > 0 and bad > _WIDE * good
@@ -51,7 +51,7 @@ class Heights:
         self.axis = Axis(objective.label, log, unit, fixed=more or good <= 0)
         scale = np.log10 if log else np.asarray
         self.shades: Values = ((scale(self.of) - scale(good)) / ((scale(bad) - scale(good)) or 1.0)).clip(0.0, 1.0)
-        ends = [objective.text(objective.shown(end)) for end in (good, bad)]
+        ends = [objective.text(objective.displayed(end)) for end in (good, bad)]
         self.dark_is_good = f"Dark is good{': {} to {}'.format(*ends) if good != bad else ''}."
         lost = sum(not trial.good for trial in tuning.trials)
         self.note = f"At the edge: trials without a score ({lost} of {len(scores)})." if lost else ""
@@ -72,7 +72,7 @@ def search_panels(tuning: Tuning) -> tuple[Panel, ...]:
 
 def _history(tuning: Tuning, heights: Heights) -> Panel:
     numbers = np.array([float(trial.number) for trial in tuning.trials])
-    good = np.array([tuning.objective.shown(trial.score) if trial.good else math.nan for trial in tuning.trials])
+    good = np.array([tuning.objective.displayed(trial.score) if trial.good else math.nan for trial in tuning.trials])
     best = (np.fmax if tuning.objective.more_is_better else np.fmin).accumulate(good)
     series = (Series("best so far", numbers, best, kind="steps"), *_marks(tuning, numbers, heights.of))
     x = Axis("trial", unit="integer", fixed=True)
@@ -169,14 +169,14 @@ def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
         "trial": trial.number,
         "state": trial.state,
         "settings": dict(trial.settings),
-        "value": tuning.objective.shown(trial.score) if trial.good else None,
+        "value": tuning.objective.displayed(trial.score) if trial.good else None,
         "gap": trial.gap if trial.state in ("pruned", "missed") else None,
         "metric": sum(metrics) / len(metrics) if metrics else None,
         "uploads": sum(run.uploads for run in trial.runs) / len(trial.runs) if trial.runs else None,
-        "unseen": tuning.objective.shown(check.score) if check is not None and check.good else None,
+        "unseen": tuning.objective.displayed(check.score) if check is not None and check.good else None,
         "error": trial.error or None,
         "seeds": [run.seed for run in trial.runs],
-        "costs": [tuning.objective.shown(run.cost) for run in trial.runs] if trial.good else None,
+        "costs": [tuning.objective.displayed(run.cost) for run in trial.runs] if trial.good else None,
         "wall_s": sum(run.wall_s for run in trial.runs),
     }
 

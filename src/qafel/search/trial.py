@@ -129,14 +129,14 @@ class Objective:
 
     def cost(self, column: Callable[[str], float]) -> float:
         """The cost of a run at an evaluation with these columns. A metric to maximise is negated."""
-        return self.shown(float(sum(map(column, _COLUMNS[self.name]))))
+        return self.displayed(float(sum(map(column, _COLUMNS[self.name]))))
 
     @property
     def more_is_better(self) -> bool:
         """Whether the figure shown to people should be large, as an accuracy should."""
         return self.name == "metric" and self.goal == "max"
 
-    def shown(self, score: float) -> float:
+    def displayed(self, score: float) -> float:
         """A score as people read it, without the sign that makes every objective one to minimise."""
         return -score if self.more_is_better else score
 
@@ -145,7 +145,7 @@ class Objective:
             case "uploads":
                 return f"{score:,.0f}"
             case "metric":
-                return human_metric(self.shown(score))
+                return human_metric(self.displayed(score))
             case "virtual-time":
                 return human_count(score)
             case _:

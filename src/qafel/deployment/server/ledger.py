@@ -49,7 +49,7 @@ from qafel.runs.progress import Amount, Count, Traffic, fault_of
 
 _JOURNAL_BYTES: Final = 1 << 30  # uploads after which a checkpoint is due
 _QUARANTINED: Final = 100
-_APPLIED: Final = struct.Struct("<fffIQ")
+_NOTE: Final = struct.Struct("<fffIQ")
 _DIGEST: Final = struct.Struct("<Q")
 _KEPT: Final = 2  # checkpoints, in case a disk block is damaged
 
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 @final
 class UploadNote(NamedTuple):
-    """How an upload was applied, in float32 as in the journal, so that a replay gives the same bits."""
+    """The journal's note on an upload: how the server applied it, in float32, so that a replay gives the same bits."""
 
     weight: float
     """The client's weight, limited."""
@@ -72,17 +72,17 @@ class UploadNote(NamedTuple):
     """Bytes that the client received since its previous upload, limited."""
 
     def to_bytes(self) -> bytes:
-        return _APPLIED.pack(*self)
+        return _NOTE.pack(*self)
 
     @staticmethod
     def read(record: Record, upload: Message) -> UploadNote:
         """How an upload of the journal was applied; unchanged if its record has no note."""
-        return UploadNote(*_APPLIED.unpack_from(record.note)) if any(record.note) else UploadNote(upload.weight)
+        return UploadNote(*_NOTE.unpack_from(record.note)) if any(record.note) else UploadNote(upload.weight)
 
     @staticmethod
     def of(weight: float, factor: float = 1.0, norm: float = 0.0, key: int = 0, received_bytes: int = 0) -> UploadNote:
         """Round to what the journal stores."""
-        return UploadNote(*_APPLIED.unpack(_APPLIED.pack(weight, factor, norm, key, received_bytes)))
+        return UploadNote(*_NOTE.unpack(_NOTE.pack(weight, factor, norm, key, received_bytes)))
 
 
 @final
