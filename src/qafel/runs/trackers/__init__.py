@@ -3,9 +3,8 @@
 A listener passes rows, summary and files to a tracker in a separate thread. A slow or broken tracker never delays a
 run.
 
-tensorboard   events in the run directory
-mlflow        a run in an MLflow store
-wandb         a run in Weights & Biases, online or offline
+mlflow   a run in an MLflow store
+wandb    a run in Weights & Biases, online or offline
 """
 
 from __future__ import annotations
@@ -213,9 +212,43 @@ def _tracker(name: TrackerName, run: TrackedRun) -> Tracker:
         from qafel.runs.trackers.wandb import WandbRun  # noqa: PLC0415  (an extra, slow to load)
 
         return WandbRun(run)
-    from qafel.runs.trackers.tensorboard import TensorBoardRun  # noqa: PLC0415  (an extra)
-
     return TensorBoardRun(run)
+
+
+@final
+class TensorBoardRun:
+    """A run as TensorBoard events in its directory, with uploads as the step. A resumed run replaces the old events."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415  (an extra)
+
+        self._run = run
+        self._writer: Any = None
+        self._events: Any = event_pb2
+        self._scalars: Any = summary_pb2.Summary
+
+    def begin(self) -> Position:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415  (an extra)
+
+        for file in self._run.path.glob("events.out.tfevents.*"):
+            file.unlink()
+        self._writer = EventFileWriter(str(self._run.path))
+        # Tells a running TensorBoard to forget the removed events.
+        start = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._writer.add_event(self._events.Event(step=0, session_log=start))
+        return NOTHING
+
+    def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for row in rows:
+            values = scalars(row, self._run.metric_name)
+            uploads = int(values.pop("uploads"))
+            points = [self._scalars.Value(tag=name, simple_value=value) for name, value in values.items()]
+            summary = self._scalars(value=points)
+            self._writer.add_event(self._events.Event(wall_time=values["wall_s"], step=uploads, summary=summary))
+        self._writer.flush()
+
+    def end(self, summary: Summary | None) -> None:
+        self._writer.close()
 
 
 @final

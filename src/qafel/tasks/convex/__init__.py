@@ -1,10 +1,10 @@
 """Convex problems with a known optimum.
 
-- `kernels`: compiled loops of gradient descent, loaded on first use together with Numba
-- `plain`: the same loops in NumPy, for installations without Numba
-- `steps`: a client's local steps with these loops
-- `mushrooms`: the paper's logistic regression with its data; LIBSVM's text format
-- `synthetic`: quadratic and logistic problems of any size
+kernels     compiled loops of gradient descent, loaded on first use together with Numba
+plain       the same loops in NumPy, for installations without Numba
+steps       a client's local steps with these loops
+mushrooms   the paper's logistic regression with its data; LIBSVM's text format
+synthetic   quadratic and logistic problems of any size
 """
 
 from typing import TYPE_CHECKING
