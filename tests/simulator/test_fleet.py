@@ -17,9 +17,9 @@ MCM = method("mcm").client_rule
 def filled() -> Fleet:
     fleet = Fleet(3, MCM, SIZE)
     fleet.sequences[2] = 7
-    fleet.hold_(0, Held(100))
-    fleet.hold_(1, Held(50, False, 0))
-    fleet.hold_(2, Held(50, False, 8))
+    fleet.held[0] = Held(100)
+    fleet.held[1] = Held(50, False, 0)
+    fleet.held[2] = Held(50, False, 8)
     fleet.remember_(2, {"h": np.arange(SIZE, dtype=np.float32)})
     return fleet
 
@@ -30,10 +30,10 @@ def saved(fleet: Fleet) -> tuple[Arrays, dict[str, Rows]]:
 
 def test_what_a_client_holds_comes_back() -> None:
     fleet = Fleet(3, MCM, SIZE)
-    assert [fleet.held(client) for client in range(3)] == [Held()] * 3
+    assert fleet.held == [Held()] * 3
     restore_({"fleet": fleet}, *saved(filled()))
-    assert [fleet.held(client) for client in range(3)] == [Held(100), Held(50, False, 0), Held(50, False, 8)]
-    assert fleet.sequences.tolist() == [0, 0, 7]
+    assert fleet.held == [Held(100), Held(50, False, 0), Held(50, False, 8)]
+    assert fleet.sequences == [0, 0, 7]
 
 
 def test_memories_are_kept_of_clients_that_have_one() -> None:

@@ -52,7 +52,7 @@ class Fleet:
         """What the simulation does when a client starts; and the same with messages."""
         simulation, algorithm = self.simulation, self.simulation.algorithm
         client = self.clients.get(number)
-        plan = algorithm.catch_up.plan(simulation.fleet.held(number), simulation._offer)
+        plan = algorithm.catch_up.plan(simulation.fleet.held[number], simulation._offer)
         version = -1 if client is None else client.hidden_state.version
         messages = self.server.messages(plan, version, number, sequence)
         self.listen(number, messages)

@@ -163,7 +163,7 @@ def test_a_client_that_starts_often_pays_at_most_twice_what_it_pays_without_inex
         without = steps(task, count, **settings).traffic.received_bytes
         found = steps(task, count, **settings, snapshot_quantizer="qsgd:8")
         assert found.traffic.received_bytes <= 2 * without
-    assert found.fleet.held(0).exact, "it follows in the end"
+    assert found.fleet.held[0].exact, "it follows in the end"
 
 
 def test_the_fleet_and_the_server_hold_the_same_hidden_state(mushrooms):

@@ -31,7 +31,7 @@ class Made(NamedTuple):
 class Client:
     """One client's state: its number, its hidden state, how many uploads it has made, and its memory."""
 
-    __slots__ = ("algorithm", "hidden_state", "memory", "number", "seed", "sequence", "weight")
+    __slots__ = ("_codec", "algorithm", "hidden_state", "memory", "number", "seed", "sequence", "weight")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Client:
         self.seed = seed
         self.weight = weight
         self.sequence = sequence
+        self._codec, _ = expectations(algorithm.client_quantizer, hidden_state.vector.size)
         self.memory = algorithm.client_rule.new_memory(hidden_state.vector.size) if memory is None else memory
 
     def receive(self, data: bytes) -> bool:
@@ -107,8 +108,7 @@ class Client:
             raise_blamed(error, rule, "vector")
         vector = require_vector(vector, size, lambda: f"{path_of(rule)}.vector")
         payload = quantizer.encode(vector, Stream.named(self.seed, "client-quantizer", self.number, sequence))
-        codec, _ = expectations(quantizer, size)
-        message = Message(Kind.UPLOAD, codec, size, start.version, payload, self.number, sequence, self.weight)
+        message = Message(Kind.UPLOAD, self._codec, size, start.version, payload, self.number, sequence, self.weight)
         memory = self.memory
         if rule.needs.client_memory:
             with blaming(rule, "following"):

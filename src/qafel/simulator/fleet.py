@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
@@ -11,8 +11,7 @@ import numpy as np
 from qafel.algorithm import ClientRule, Held, Part, Rows, State
 from qafel.errors import DataError
 
-_NEVER = -1
-_EXACT = -1
+_NEVER = _EXACT = -1
 _LEAST = {"sequences": 0, "positions": _NEVER, "overpaid": _EXACT}
 
 
@@ -23,23 +22,12 @@ class Fleet(Part):
     def __init__(self, clients: int, rule: ClientRule, size: int) -> None:
         self.new_memory = rule.new_memory(size)
         """Of a client without an accepted upload."""
-        self.sequences = array("q", [0]) * clients
+        self.sequences = [0] * clients
         """How often each client started."""
-        self._positions = array("q", [_NEVER]) * clients
-        self._overpaid = array("q", [_EXACT]) * clients
+        self.held = [Held()] * clients
+        """What each client holds, for its next download. Clients that started from one version share one object."""
         self._memories = {name: Rows(dtype=value.dtype.type) for name, value in self.new_memory.items()}
         """Only of clients with an accepted upload."""
-
-    def held(self, client: int) -> Held:
-        """What the client holds, for its next download."""
-        if (position := self._positions[client]) == _NEVER:
-            return Held()
-        overpaid = self._overpaid[client]
-        return Held(position) if overpaid == _EXACT else Held(position, False, overpaid)
-
-    def hold_(self, client: int, held: Held) -> None:
-        self._positions[client] = _NEVER if held.position is None else held.position
-        self._overpaid[client] = _EXACT if held.exact else held.overpaid
 
     def memory(self, client: int) -> State:
         """The client's memory; that of a new client before its first accepted upload."""
@@ -50,8 +38,13 @@ class Fleet(Part):
             self._memories[name][client] = value
 
     def state(self) -> State:
-        tables = {"sequences": self.sequences, "positions": self._positions, "overpaid": self._overpaid}
-        arrays = {name: np.array(table) for name, table in tables.items()}
+        held = self.held
+        columns = {
+            "sequences": self.sequences,
+            "positions": [_NEVER if it.position is None else it.position for it in held],
+            "overpaid": [_EXACT if it.exact else it.overpaid for it in held],
+        }
+        arrays = {name: np.array(column, np.int64) for name, column in columns.items()}
         return {**arrays, **{f"memory_{name}": rows for name, rows in self._memories.items()}}
 
     def require_memories(self, tables: Mapping[str, Rows], holders: Collection[int]) -> None:
@@ -73,7 +66,14 @@ class Fleet(Part):
         known = all(0 <= client < len(self.sequences) for client in holders)
         if not known or any((state[name] < low).any() for name, low in _LEAST.items()):
             raise DataError("what clients hold does not fit together")
-        self.sequences, self._positions, self._overpaid = (
-            array("q", state[name].tobytes()) for name in ("sequences", "positions", "overpaid")
-        )
+        self.sequences = state["sequences"].tolist()
+        places = zip(state["positions"].tolist(), state["overpaid"].tolist(), strict=True)
+        self.held = [_held(position, overpaid) for position, overpaid in places]
         self._memories = memories
+
+
+@lru_cache(maxsize=1024)
+def _held(position: int, overpaid: int) -> Held:
+    if position == _NEVER:
+        return Held()
+    return Held(position) if overpaid == _EXACT else Held(position, False, overpaid)

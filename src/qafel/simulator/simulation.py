@@ -14,7 +14,7 @@ from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Timing
 from qafel.errors import ConfigError, MessageError, RejectedUpload, Stalled
 from qafel.params import Vector
-from qafel.parts import blaming
+from qafel.parts import blaming, raise_blamed
 from qafel.runs.progress import Amount, Count, Traffic
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.fleet import Fleet
@@ -322,14 +322,14 @@ class Simulation:
 
     def _fetch(self, client: int, sequence: int) -> tuple[int, HiddenState]:
         """Bring a client to a point it can start from: the bytes that it downloads, and what it starts from."""
-        plan = self.algorithm.catch_up.plan(self.fleet.held(client), self._offer)
-        self.fleet.hold_(client, plan.held)
-        if plan.means is Means.QUANTIZED:
-            return plan.download_bytes, self._quantized_state()
-        if plan.means is Means.OWN:
+        held = self.fleet.held
+        means, download_bytes, held[client] = self.algorithm.catch_up.plan(held[client], self._offer)
+        if means is Means.QUANTIZED:
+            return download_bytes, self._quantized_state()
+        if means is Means.OWN:
             exact = self._model_state()
             return len(own_start(exact, self.algorithm, self.seed, client, sequence)), exact
-        return plan.download_bytes, self.background.hidden_state
+        return download_bytes, self.background.hidden_state
 
     def _quantized_state(self) -> HiddenState:
         """What the server's quantized copy of the newest version decodes to."""
@@ -346,8 +346,10 @@ class Simulation:
 
     def _duration(self, client: int, number: int) -> float:
         timing = self.timing
-        with blaming(timing.durations, "draw"):
+        try:
             duration = timing.durations.draw(client, number)
+        except Exception as error:
+            raise_blamed(error, timing.durations, "draw")
         if not _is_time(duration):
             found = f"draw({client}, {number}) of the duration law is {duration!r}"
             raise ConfigError(f"{found}: expected a time of zero or more")

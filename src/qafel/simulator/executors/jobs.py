@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, Self, final
 from qafel.algorithm import Algorithm, Client, ClientRule, HiddenState, LocalTraining, Made, State, Trained
 from qafel.errors import NonFiniteVector, PartFailed
 from qafel.params import Vector
-from qafel.parts import blaming
+from qafel.parts import raise_blamed
 from qafel.rng import Stream
 from qafel.tasks.protocol import Task, evaluated
 from qafel.text import path_of
@@ -65,19 +65,21 @@ class Trainer:
         _, number, sequence, _, weight, steps, memory, start = job
         assert start is not None
         local = self.algorithm.local if steps is None else replace(self.algorithm.local, steps=steps, epochs=None)
-
-        def train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
-            began = perf_counter()
-            with blaming(self.task, "train"):
-                trained = self.task.train(number, start, local, stream)
-            self.training_s += perf_counter() - began
-            return trained
-
         if (client := self._client) is None:
             client = self._client = Client(number, start, self.algorithm, self.seed)
         client.number, client.hidden_state, client.sequence = number, start, sequence
         client.weight, client.memory = weight, memory
-        return client.update(train, local)
+        return client.update(self._train, local)
+
+    def _train(self, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
+        assert self._client is not None
+        began = perf_counter()
+        try:
+            trained = self.task.train(self._client.number, start, local, stream)
+        except (Exception, SystemExit) as error:
+            raise_blamed(error, self.task, "train")
+        self.training_s += perf_counter() - began
+        return trained
 
 
 class Executor(Protocol):
