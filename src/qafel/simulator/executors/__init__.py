@@ -1,8 +1,8 @@
-"""Where clients train; here, an executor by its name.
+"""Where clients train.
 
-jobs           what a client will report, as a job; jobs run at once, in this process
-processes      jobs in worker processes on this machine
-ray_cluster    jobs on a Ray cluster
+jobs: a client's training as a value; the base of executors; training in this process.
+processes: worker processes on this machine.
+ray_cluster: workers on a Ray cluster.
 """
 
 from __future__ import annotations
@@ -22,30 +22,19 @@ ExecutorName: TypeAlias = Literal["inline", "processes", "ray"]
 
 
 def make_executor(
-    name: ExecutorName,
-    workers: int | None,
-    task: Task,
-    make_task: Callable[[], Task],
-    algorithm: Algorithm,
-    seed: int,
+    name: ExecutorName, workers: int | None, task: Task, make_task: Callable[[], Task], algorithm: Algorithm, seed: int
 ) -> Executor:
-    """Make an executor; it is a context manager.
+    """Make an executor by name. It is a context manager.
 
-    name        "inline", "processes" or "ray"
-    workers     how many train at once; one per core by default
-    task        what is trained in this process
-    make_task   makes the task again in another process: it and what it needs travel there
-    algorithm   the method
-    seed        the run's
+    `workers`: how many train in parallel; by default one per core. `make_task`: makes the task in another process; it
+    is pickled.
     """
     count = worker_count(workers, elsewhere=name == "ray")
-    if name == "inline":
-        return Inline(Trainer(task, algorithm, seed))
-    travelling = algorithm.at_client()  # parts of the server may not travel to another process
     match name:
+        case "inline":
+            return Inline(Trainer(task, algorithm, seed))
         case "processes":
-            return Processes(count, make_task, travelling, seed, task.layout.size)
+            return Processes(count, make_task, algorithm.at_client(), seed, task.layout.size)
         case "ray":
-            return RayCluster(count, make_task, travelling, seed)
-        case _:
-            raise ConfigError(f"unknown executor {name!r}; choose from inline, processes, ray")
+            return RayCluster(count, make_task, algorithm.at_client(), seed)
+    raise ConfigError(f"unknown executor {name!r}: use inline, processes or ray")

@@ -1,7 +1,7 @@
-"""Jobs, and what runs them. Same seed, same bits, on any executor with any number of workers.
+"""Jobs and executors. The same seed gives the same bits on any executor with any number of workers.
 
-What a client will report follows from what it copied, its data and its random streams: all known when it starts. So a
-job is a value, and `Trainer.perform` gives the same bytes in any process, at any time.
+A client's upload follows from the model that it copied, its data and its random streams. All are known when it starts.
+So a job is a value, and `Trainer.perform` gives the same bytes in any process, at any time.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import NamedTuple, Protocol, Self, final
+from typing import NamedTuple, Self, final
 
 from qafel.algorithm import Algorithm, Client, ClientRule, HiddenState, LocalTraining, Made, State, Trained
-from qafel.errors import NonFiniteVector, PartFailed
+from qafel.errors import NonFiniteVector, PartFailed, QafelError
 from qafel.params import Vector
 from qafel.parts import raise_blamed
 from qafel.rng import Stream
-from qafel.tasks.protocol import Task, evaluated
+from qafel.tasks.protocol import Divisible, Task, combined, evaluated
 from qafel.text import path_of
 
 
@@ -25,19 +25,19 @@ class Job(NamedTuple):
     """A client in flight."""
 
     number: int
-    """Counts the run's starts."""
+    """The number of starts in the run before this one."""
     client: int
     sequence: int
-    """Counts the client's own starts."""
+    """The number of this client's starts before this one."""
     version: int
     """Of the hidden state that it starts from."""
     weight: float
     steps: int | None
-    """How many local steps the client gets done by a round's deadline; None: all of them."""
+    """How many local steps the client completes before a round's deadline; None: all of them."""
     memory: State
     """The client rule's, when the client started."""
     start: HiddenState | None
-    """None of a job that crosses to a worker: its vector takes another way."""
+    """None while a job travels to a worker, because its vector travels separately."""
 
     def detached(self) -> Job:
         """The job without its vector."""
@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
 @final
 class Trainer:
-    """Trains and encodes: the part of a run that costs time, without the clock."""
+    """Trains and encodes. This is the expensive part of a run, and needs no clock."""
 
     def __init__(self, task: Task, algorithm: Algorithm, seed: int) -> None:
         self.task = task
@@ -58,7 +58,7 @@ class Trainer:
         self.seed = seed
         self.training_s = 0.0
         self._client: Client | None = None
-        """Each job's client in its turn: making a new one for every job takes a twentieth of a small update."""
+        """Reused for all jobs: a new client per job costs a twentieth of a small update."""
 
     def perform(self, job: Job) -> Made:
         """The upload that the job's client will send, and its memory after it. Algorithm 2."""
@@ -82,80 +82,70 @@ class Trainer:
         return trained
 
 
-class Executor(Protocol):
-    """Takes jobs, gives uploads. A context manager, as it may hold processes."""
+class Executor:
+    """Takes jobs, gives uploads. A context manager, because an executor may hold processes.
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether it ever begins jobs ahead of the clock."""
-        ...
+    This class is the base: an executor that starts no job before its result is needed.
+    """
+
+    looks_ahead = False
+    """Whether it starts jobs before the clock reaches their end."""
+    workers = 1
+    """How many train in parallel."""
+    training_s = 0.0
+    """Time spent in training, summed over workers."""
 
     @property
     def room(self) -> int:
-        """How many more jobs it would begin now, ahead of the clock."""
-        ...
-
-    @property
-    def workers(self) -> int:
-        """How many train at once."""
-        ...
-
-    @property
-    def training_s(self) -> float:
-        """Time spent in training, summed over workers."""
-        ...
+        """How many more jobs it would start now, ahead of the clock."""
+        return 0
 
     def submit(self, job: Job) -> None:
-        """Begin a job whose result will be wanted later."""
-        ...
+        """Start a job whose result will be needed later."""
 
     def result(self, job: Job) -> Made:
-        """The job's upload and memory; waits for it, and begins it first if it was not submitted."""
-        ...
+        """The job's upload and memory. Waits for it, and starts it first if it was not submitted."""
+        raise NotImplementedError
 
     def discard(self, job: Job) -> None:
-        """Give up a job, whether it was submitted or not."""
-        ...
+        """Drop a job, whether it was submitted or not."""
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
-        """What `task.evaluate` returns; workers share the work if the task can be divided."""
-        ...
+        """The result of `task.evaluate`. Workers share the work if the task is `Divisible`."""
+        if not isinstance(task, Divisible):
+            return evaluated(task, model)
+        sums: list[tuple[float, ...]] = []
+        for answer in self.evaluate_spans(model, spans(task.evaluation_parts, self.workers)):
+            if isinstance(answer, QafelError):
+                raise answer
+            sums += answer
+        return combined(task, sums)
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-@final
-class Inline:
-    """Runs a job when its result is wanted, in this thread."""
-
-    looks_ahead = False
-    room = 0
-    workers = 1
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self.result = trainer.perform
-
-    @property
-    def training_s(self) -> float:
-        return self._trainer.training_s
-
-    def submit(self, job: Job) -> None:
-        """Nothing begins ahead of time here."""
-
-    def discard(self, job: Job) -> None:
-        """Nothing began."""
-
-    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
-        return evaluated(task, model)
+    def evaluate_spans(self, model: Vector, spans: list[range]) -> list[list[tuple[float, ...]] | QafelError]:
+        """The sums of each span of evaluation parts, one worker for each."""
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to release."""
+        """Release what the executor holds."""
+
+
+@final
+class Inline(Executor):
+    """Runs a job when its result is needed, in this thread."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.result = trainer.perform  # type: ignore[method-assign]  # one call less per upload
+
+    @property
+    def training_s(self) -> float:  # type: ignore[override]
+        return self.trainer.training_s
+
+    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
+        return evaluated(task, model)
 
 
 _MOST_CHECK_S = 10.0
@@ -164,10 +154,10 @@ _MOST_CHECK_S = 10.0
 def require_pure(
     executor: Executor, task: Task, rule: ClientRule, start: HiddenState, say: Callable[[str], None]
 ) -> None:
-    """Raise `PartFailed` if two jobs of one client, trained again one after the other, give other bits than before.
+    """Raise `PartFailed` if two jobs of one client give different bits when they are trained again.
 
-    The executor has nothing else to do yet, so that one worker trains all of them. A check that takes too long is
-    skipped, and `say` is told.
+    The executor is idle, so one worker trains all of them. A check that takes too long is skipped, and `say` reports
+    it.
     """
     client, memory = task.clients - 1, rule.new_memory(start.vector.size)
     jobs = [Job(number, client, number, start.version, 1.0, None, memory, start) for number in (0, 1)]
@@ -179,19 +169,19 @@ def require_pure(
             return
         try:
             uploads.append(executor.result(job).upload)
-        except NonFiniteVector:  # the run itself says that it diverges
+        except NonFiniteVector:  # the run itself reports this
             return
         if len(uploads) == 1:
-            began = perf_counter()  # the first one also starts workers and compiles
+            began = perf_counter()  # the first job also starts workers and compiles
     if uploads[:2] != uploads[2:]:
         raise PartFailed(
-            f"{path_of(task)}.train gave other bits when it trained two jobs of one client again: move what it keeps "
-            "of a client to a client rule (qafel.ClientRule), draw random numbers from `stream`, or use "
-            "simulate(…, pure=False), which trains inline and does not resume"
+            f"{path_of(task)}.train gave different bits when two jobs of a client were trained again. Move state of a "
+            "client to a client rule (qafel.ClientRule), and draw random numbers from `stream`. Or use "
+            "simulate(…, pure=False), which trains inline and cannot resume"
         )
 
 
 def spans(parts: int, workers: int) -> list[range]:
-    """The parts 0 … parts−1 cut into one span per worker, none of them empty."""
+    """Cut the parts 0 … parts−1 into at most one span per worker. No span is empty."""
     count = min(parts, workers)
     return [range(parts * i // count, parts * (i + 1) // count) for i in range(count)]

@@ -1,10 +1,9 @@
 """Worker processes on this machine; vectors and uploads cross through shared memory.
 
-At most eight jobs per worker are under way or wait for the clock: enough that no worker idles while the clock waits for
-one late result, and so few that memory stays at some vectors however many clients are in flight. A worker holds as many
-of them as keep it busy for a moment; the others wait here for whoever is free first, because a client may have a
-hundred times the data of the next one. A worker that dies is replaced, and its jobs run again: they give the same
-bytes.
+At most eight jobs per worker run or wait for the clock. That keeps workers busy while the clock waits for a late
+result, and bounds memory whatever the number of clients in flight. A worker holds enough jobs for a moment. The others
+wait here for the first free worker, because a client may have a hundred times the data of another. A worker that dies
+is replaced, and its jobs run again: they give the same bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from qafel.algorithm import Algorithm, HiddenState, Made, State
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import QafelError, WorkerLost
 from qafel.params import Vector
-from qafel.simulator.executors.jobs import Job, Trainer, spans
-from qafel.tasks.protocol import Divisible, Task, combined, evaluated, evaluated_parts
+from qafel.simulator.executors.jobs import Executor, Job, Trainer
+from qafel.tasks.protocol import Divisible, Task, evaluated_parts
 from qafel.workers import Died, Tell, Workers, portable, thread_limits
 
 JOBS_PER_WORKER = 8
@@ -31,13 +30,13 @@ MAX_DEATHS = 3
 
 _BUSY_S = 0.02  # handing a job over takes far less
 _READY_PER_WORKER = 64
-"""Uploads that may wait for the clock. A client that starts anew may be the next to finish: while the clock waits for
-it, the other workers need work; with eight, they idled a fifth of the time."""
+"""How many uploads may wait for the clock. While the clock waits for a client that has just started, other workers
+need work: with eight uploads, they idled a fifth of the time."""
 _READY_BYTES = 1 << 28
 
 
 class TrainingWork(NamedTuple):
-    """A job as it crosses to a worker: its start lies in shared memory, and its upload will."""
+    """A job for a worker. Its start is in shared memory, and its upload will be."""
 
     job: Job
     """Without its vector."""
@@ -48,13 +47,13 @@ class TrainingWork(NamedTuple):
 
 
 class EvaluationWork(NamedTuple):
-    """Some parts of an evaluation; the model lies in shared memory."""
+    """Some parts of an evaluation. The model is in shared memory."""
 
     parts: range
 
 
 TrainingAnswer: TypeAlias = tuple[int, State, float]
-"""How many bytes of the upload slot are filled, the client's memory, and the seconds of training."""
+"""The number of bytes in the upload slot, the client's memory, and the seconds of training."""
 
 EvaluationAnswer: TypeAlias = list[tuple[float, ...]]
 """The sums of every part."""
@@ -62,13 +61,13 @@ EvaluationAnswer: TypeAlias = list[tuple[float, ...]]
 
 @final
 class SharedSlots:
-    """Shared memory with room for `slots` vectors and one to evaluate, then for `slots` uploads.
+    """Shared memory for `slots` vectors, one vector to evaluate, and `slots` uploads.
 
     Pickled, it opens the same memory in another process.
     """
 
     def __init__(self, slots: int, dimension: int, upload_bytes: int, name: str | None = None) -> None:
-        """Make the memory, or open the one that has the `name`."""
+        """Make the memory, or open the existing one with this `name`."""
         self.evaluated = slots
         """The slot of the vector to evaluate."""
         self._arguments = (slots, dimension, upload_bytes)
@@ -88,7 +87,7 @@ class SharedSlots:
         return self._memory.buf[start : start + self._arguments[2]]
 
     def remove(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         del self.vectors
         self._memory.close()
         self._memory.unlink()
@@ -124,7 +123,7 @@ class _WorkerSide:
 
 
 @final
-class Processes:
+class Processes(Executor):
     """An executor of `workers` processes."""
 
     looks_ahead = True
@@ -134,15 +133,14 @@ class Processes:
     ) -> None:
         """Prepare the processes, which start when the context is entered.
 
-        Each makes its task with `make_task`, which travels there, as the `algorithm` does; the `seed` is the run's, and
-        `dimension` the length of its vectors.
+        `make_task` and `algorithm` are pickled. `dimension` is the length of the model's vector.
         """
         self.workers = workers
         self.training_s = 0.0
         slots = JOBS_PER_WORKER * workers
         upload_bytes = HEADER_BYTES + algorithm.client_quantizer.max_payload_bytes(dimension)
         self._shared = SharedSlots(slots, dimension, upload_bytes)
-        with self._given_back_on_error():
+        with self._freed_on_error():
             self._pool: Workers[TrainingWork | EvaluationWork, Any] = Workers(
                 workers,
                 _WorkerSide,
@@ -196,24 +194,17 @@ class Processes:
             self._discarded.add(number)  # a worker is at it
         self._submitted.discard(number)
 
-    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
-        """Divide the evaluation among the workers. See docs/decisions/simulator.md."""
-        if not isinstance(task, Divisible):
-            return evaluated(task, model)
+    def evaluate_spans(self, model: Vector, spans: list[range]) -> list[EvaluationAnswer | QafelError]:
+        """See docs/decisions/simulator.md."""
         self._shared.vectors[self._shared.evaluated] = model
-        works = [EvaluationWork(parts) for parts in spans(task.evaluation_parts, self.workers)]
+        works = [EvaluationWork(parts) for parts in spans]
         self._pool.give_each(works)
         while len(self._evaluated) < len(works):
             self._collect()
-        sums: EvaluationAnswer = []
-        for answer in [self._evaluated.pop(work) for work in works]:
-            if isinstance(answer, QafelError):
-                raise answer
-            sums += answer
-        return combined(task, sums)
+        return [self._evaluated.pop(work) for work in works]
 
     def _hold(self, hidden_state: HiddenState) -> int:
-        """The slot with the hidden state; one slot per vector in use."""
+        """The slot with the hidden state. Each vector in use has one slot."""
         digest = hidden_state.digest
         slot, users = self._held.get(digest) or (self._free_vectors.pop(), 0)
         if not users:
@@ -230,7 +221,7 @@ class Processes:
         self._free_uploads.append(work.upload_slot)
 
     def _hand_out(self) -> None:
-        """Give every worker as much as it should have, the least busy one first."""
+        """Give each worker enough jobs, the least busy one first."""
         depth = min(JOBS_PER_WORKER, 1 + int(_BUSY_S * self._jobs_done / (self.training_s or _BUSY_S)))
         while self._waiting:
             number = next(iter(self._waiting))
@@ -239,13 +230,13 @@ class Processes:
             del self._waiting[number]
 
     def _collect(self) -> None:
-        """Wait for an answer, and take it."""
+        """Wait for an answer and store it."""
         work, value = self._pool.next()
         if isinstance(value, Died):
             at = f"the update of client {work.job.client}" if isinstance(work, TrainingWork) else "an evaluation"
             raise WorkerLost(
-                f"workers died {value.times} times (last exit code {value.exit_code}) at {at}: is memory short? "
-                "Try fewer workers, or the inline executor"
+                f"workers died {value.times} times (last exit code {value.exit_code}) at {at}, perhaps for lack of "
+                "memory: use fewer workers, or the inline executor"
             )
         if isinstance(work, EvaluationWork):
             self._evaluated[work] = value
@@ -266,8 +257,8 @@ class Processes:
         self._release(work)
 
     @contextmanager
-    def _given_back_on_error(self) -> Iterator[None]:
-        """A context whose failure gives the shared memory back: nobody else will."""
+    def _freed_on_error(self) -> Iterator[None]:
+        """A context that frees the shared memory if it fails."""
         try:
             yield
         except BaseException:
@@ -275,7 +266,7 @@ class Processes:
             raise
 
     def __enter__(self) -> Self:
-        with self._given_back_on_error():
+        with self._freed_on_error():
             self._pool.__enter__()
         return self
 

@@ -1,6 +1,6 @@
-"""Workers on a Ray cluster: a running one, or a local one started for the run.
+"""Workers on a Ray cluster. Without a running cluster, a local one starts for the run.
 
-Needs the extra `ray`. An actor that is lost with its machine is restarted by Ray, and its jobs run again.
+Needs the extra `ray`. If a machine is lost, Ray restarts its actors, and their jobs run again.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import importlib
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, Self, final
+from typing import Any, final
 
 from qafel.algorithm import Algorithm, Made
 from qafel.errors import QafelError
 from qafel.lazy import require_installed
 from qafel.params import Vector
-from qafel.simulator.executors.jobs import Job, Trainer, spans
+from qafel.simulator.executors.jobs import Executor, Job, Trainer
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
-from qafel.tasks.protocol import Divisible, Task, combined, evaluated, evaluated_parts
+from qafel.tasks.protocol import Divisible, Task, evaluated_parts
 from qafel.workers import pack, portable, unpack, worker_count
 
 
 class _Actor:
-    """A worker: makes the task once, then trains what comes."""
+    """A worker. It makes the task once, then trains jobs."""
 
     def __init__(self, opening: bytes) -> None:
         make_task, algorithm, seed = unpack(opening)
@@ -47,8 +47,8 @@ class _Actor:
 
 
 @final
-class RayCluster:
-    """An executor of Ray actors. The address is Ray's own (`RAY_ADDRESS`); without one a local cluster starts."""
+class RayCluster(Executor):
+    """An executor of Ray actors on the cluster at `RAY_ADDRESS`, or on a new local cluster."""
 
     looks_ahead = True
 
@@ -106,7 +106,7 @@ class RayCluster:
             self._ray.cancel(self._forget(job))
 
     def _forget(self, job: Job) -> Any:
-        """The reference to a job's result, which counts as taken."""
+        """Forget a job; return the reference to its result."""
         reference, worker, digest = self._pending.pop(job.number)
         self._load[worker] -= 1
         vector, users = self._vectors.pop(digest)
@@ -114,21 +114,11 @@ class RayCluster:
             self._vectors[digest] = (vector, users - 1)
         return reference
 
-    def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
-        if not isinstance(task, Divisible):
-            return evaluated(task, model)
+    def evaluate_spans(self, model: Vector, spans: list[range]) -> list[list[tuple[float, ...]] | QafelError]:
         reference = self._ray.put(model)
-        parts = spans(task.evaluation_parts, len(self._actors))
-        asked = [actor.evaluate.remote(reference, span) for actor, span in zip(self._actors, parts, strict=False)]
-        sums: list[tuple[float, ...]] = []
-        for answer in self._ray.get(asked):
-            if isinstance(answer, QafelError):
-                raise answer
-            sums += answer
-        return combined(task, sums)
-
-    def __enter__(self) -> Self:
-        return self
+        asked = [actor.evaluate.remote(reference, span) for actor, span in zip(self._actors, spans, strict=False)]
+        answers: list[list[tuple[float, ...]] | QafelError] = self._ray.get(asked)
+        return answers
 
     def __exit__(self, *_: object) -> None:
         for actor in self._actors:
