@@ -11,7 +11,7 @@ from qafel.config import Config
 from qafel.runs.live import LiveState, read_live
 from qafel.runs.progress import Row
 from qafel.runs.summary import FunctionListener
-from qafel.simulator import live as heartbeats
+from qafel.simulator import run as heartbeats
 from tests.running import run
 
 CONFIG = {
@@ -25,9 +25,7 @@ CONFIG = {
 
 @pytest.fixture
 def at_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "_EVERY_S", 0.0)
-    defaults = (*heartbeats.Heartbeat.__init__.__defaults__[:-1], 0.0)  # type: ignore[index]
-    monkeypatch.setattr(heartbeats.Heartbeat.__init__, "__defaults__", defaults)
+    monkeypatch.setattr(heartbeats, "_HEARTBEAT_S", 0.0)
 
 
 def states_of(tmp_path: Path, **changes: object) -> list[tuple[Row, LiveState]]:

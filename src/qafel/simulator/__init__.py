@@ -1,13 +1,12 @@
-"""Virtual time: the pure core driven by a clock, with real bytes between server and clients.
+"""Virtual time: a clock drives the pure core, with real bytes between server and clients.
 
-timing        when clients start, how long they train, how long messages travel
-executors     what a client will report, as a job; where jobs run: inline, processes, Ray
-fleet         what is known of each client between its trainings
-simulation    the clock and the event loop
-checkpoint    a simulation saved and restored
-live          how a run stands between two rows
-run           a plan brought to its end: rows, run directory, checkpoints
-api           simulate(task, algorithm): the one way to run
+timing: when clients start, how long they train, how long messages travel.
+executors: jobs, and where they run: inline, processes, Ray.
+fleet: the simulator's record of each client.
+simulation: the clock and the event loop.
+checkpoint: saves and restores a simulation.
+run: one run to its end, with listeners, run directory and checkpoints.
+api: `simulate(task, algorithm)`.
 """
 
 from qafel.config import Evaluation, Limits, Network, Timing

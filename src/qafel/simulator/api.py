@@ -1,4 +1,4 @@
-"""`simulate`: a run from Python objects, with or without a run directory; and what came of it."""
+"""`simulate` runs a method from Python objects, with or without a run directory, and returns a `Result`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from qafel.runs.reading import History, Run, columns_of
 from qafel.runs.summary import FunctionListener, Listener, Summary, figures_of
 from qafel.runs.trackers import Track, track_of
 from qafel.simulator.executors import ExecutorName
-from qafel.simulator.run import RunPlan, run_plan
+from qafel.simulator.run import RunInputs, execute
 from qafel.tasks.protocol import Task
 from qafel.text import described, path_of
 
@@ -46,13 +46,13 @@ _TABLES = (Algorithm, LocalTraining, Section)
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What came of a run; a notebook shows its figures and a plot.
+    """The result of a run. A notebook shows its figures and a plot.
 
-    summary        the figures, as summary.json has them
-    history        the evaluations, as columns by name
-    model          the server's model x, a flat vector
-    hidden_state   x̂, what clients would start from
-    settings       what was run, as config.toml says it
+    summary        The figures of summary.json.
+    history        The evaluations, as columns by name.
+    model          The server's model x, a flat vector.
+    hidden_state   x̂, the start of clients.
+    settings       The settings of config.toml.
     """
 
     summary: Summary
@@ -62,16 +62,16 @@ class Result:
     settings: Mapping[str, Any]
 
     def plot(self, *others: Result) -> Plot:
-        """The metric by server steps and by bytes, of this run and of `others` beside it.
+        """Plot the metric by server steps and by bytes, for this run and `others`.
 
-        A notebook shows what is returned; `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
+        A notebook shows the returned plot. `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
         """
-        from qafel.report import comparison_figure  # noqa: PLC0415  (what draws loads when it is used)
+        from qafel.report import comparison_figure  # noqa: PLC0415  (drawing loads when it is used)
 
         return drawing.printed.Plot(comparison_figure([result._as_run() for result in (self, *others)]))
 
     def to_pandas(self) -> Any:
-        """The history as a pandas DataFrame, a row for each evaluation; it needs the extra `pandas`."""
+        """The history as a pandas DataFrame, a row per evaluation. Needs the extra `pandas`."""
         return self.history.to_pandas()
 
     def __repr__(self) -> str:
@@ -123,46 +123,45 @@ def simulate(
     say: Callable[[str], None] = log.warning,
     recipe: Config | None = None,
 ) -> Result:
-    """Run a method on a task in virtual time, and return the result. `qafel run`, `sweep` and `tune` call it, too.
+    """Run a method on a task in virtual time, and return the result. `qafel run`, `sweep` and `tune` call it.
 
-    The same arguments and seed give the same bits, wherever clients train. Warns if a quantizer violates the theorem's
+    The same arguments and seed give the same bits on every executor. Warns if a quantizer violates the theorem's
     assumptions.
 
-    task               a shipped task (`Mushrooms`, `Quadratic`, `SyntheticLogistic`), a `TorchTask` of your own model
-                       and data, or any object with the methods of `Task`
-    algorithm          the method: `method("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4")`
-    timing             when clients start and how long they train: `Timing(arrivals="poisson", rate=5.0)`. By default
-                       every client trains all the time, and durations are half-normal
-    server_steps       the run ends after so many server steps, or at another limit that comes first; by default 1,000
-    uploads            it ends after so many uploads that count
-    virtual_time       it ends at this time of its clock
-    traffic_bytes      it ends after so many bytes uploaded plus bytes broadcast
-    at_target          it ends at the first evaluation that reaches the target
-    evaluate_every     how many server steps lie between two evaluations of the model; by default 1
-    evaluation_unit    "uploads" counts uploads instead of server steps
-    target             the metric that counts as reached
-    limits             the five limits as one object: `Limits(uploads=10_000, traffic_bytes=5_000_000)`
-    evaluation         the three settings of the evaluation as one object: `Evaluation(every=10, target=0.01)`
-    seed               names all random streams of the run, those of the timing included
-    start_from         the model to begin from: a safetensors file, a vector, or arrays by name; by default the task's
-    out                the run directory to write, as the command line does: `qafel report` and TensorBoard show it.
-                       By default nothing is written
-    resume             continue from the checkpoint in `out`, to the same result as a run that was never interrupted; a
-                       finished run continues if its limits are larger now, and is returned if they are the same
-    overwrite          replace another run, or half a run, in `out`
-    checkpoint_every_s  seconds between two checkpoints
-    executor           where clients train: "inline" (here), "processes" (this machine's cores) or "ray" (a cluster)
-    workers            how many processes train; one per core by default
-    check              raise `Diverged` or `Stalled`, with the `result`, if the run ends so; False returns the result
-    pure               check at the start that training gives the same bits again. False allows a task that keeps state
-                       of its clients; it trains inline and cannot be resumed
-    progress           show a bar on the terminal, or below the notebook's cell
-    on_row             called with each `Row` as it is measured; an error raised there ends the run
-    listeners          objects that hear of every row and of the end, as `qafel.runs.summary.Listener` says
-    track              trackers that show the run in `out`: "tensorboard", "mlflow", "wandb", several, or "none"; by
-                       default TensorBoard, if it is installed (docs/trackers.md)
-    say                told of a tracker that fails, or a check that is skipped; the run goes on
-    recipe             the configuration that these arguments are of: `simulate(**load_recipe("…").arguments())`
+    task                A shipped task (`Mushrooms`, `Quadratic`, `SyntheticLogistic`), a `TorchTask`, or any object
+                        with the methods of `Task`.
+    algorithm           The method: `method("qafel", client_quantizer="qsgd:4", server_quantizer="qsgd:4")`.
+    timing              When clients start and how long they train: `Timing(arrivals="poisson", rate=5.0)`. By default,
+                        every client always trains, and durations are half-normal.
+    server_steps        Stop after this many server steps, by default 1,000. The first limit that is reached counts.
+    uploads             Stop after this many accepted uploads.
+    virtual_time        Stop at this virtual time.
+    traffic_bytes       Stop after this many bytes uploaded plus bytes broadcast.
+    at_target           Stop at the first evaluation that reaches the target.
+    evaluate_every      The number of server steps between two evaluations, by default 1.
+    evaluation_unit     "uploads": `evaluate_every` counts uploads instead of server steps.
+    target              The metric to reach.
+    limits              The five limits as one object: `Limits(uploads=10_000, traffic_bytes=5_000_000)`.
+    evaluation          The three settings of evaluations as one object: `Evaluation(every=10, target=0.01)`.
+    seed                Names all random streams of the run, including those of the timing.
+    start_from          The initial model: a safetensors file, a vector, or arrays by name. By default, the task's.
+    out                 The run directory to write, for `qafel report` and TensorBoard. By default, nothing is written.
+    resume              Continue from the checkpoint in `out`, to the bits of an uninterrupted run. A finished run
+                        continues if its limits are larger now.
+    overwrite           Replace another run, or an incomplete run, in `out`.
+    checkpoint_every_s  Seconds between two checkpoints.
+    executor            Where clients train: "inline" (here), "processes" (this machine's cores) or "ray" (a cluster).
+    workers             How many processes train, by default one per core.
+    check               Raise `Diverged` or `Stalled`, with the `result`, if the run ends that way.
+    pure                Check at the start that repeated training gives the same bits. False allows a task that keeps
+                        state of its clients. Such a run trains inline and cannot resume.
+    progress            Show a progress bar on the terminal, or below the notebook's cell.
+    on_row              Called with each `Row`. An error that it raises ends the run.
+    listeners           Objects that receive every row and the end, as in `qafel.runs.summary.Listener`.
+    track               Trackers of the run in `out`: "tensorboard", "mlflow", "wandb", several, or "none". By default
+                        TensorBoard, if it is installed (docs/trackers.md).
+    say                 Receives warnings: a tracker that fails, a check that is skipped.
+    recipe              The configuration of these arguments: `simulate(**load_recipe("…").arguments())`.
     """
     ends = _given(
         server_steps=server_steps,
@@ -183,7 +182,7 @@ def simulate(
     _require_together(out, resume, overwrite, executor, pure)
     trackers = track_of(track)
     if out is None and track is not None and trackers.names:
-        raise ConfigError("track needs the run directory, whose files trackers take: out=…")
+        raise ConfigError("track needs a run directory: set out=…")
     require(on_row is None or callable(on_row), "on_row is a function that takes a row", repr(on_row))
     path = out.path if isinstance(out, RunDirectory) else None if out is None else Path(out)
     stated, start = (None, None) if start_from is None else start_of(start_from, task.layout)
@@ -192,19 +191,24 @@ def simulate(
     else:
         for warning in quantizer_warnings(algorithm, task.layout.size):
             warnings.warn(warning, stacklevel=2)
-        own = {"name": task.name, "clients": task.clients, "parameters": task.layout.size, "class": path_of(task)}
+        problem = {
+            "name": task.name,
+            "clients": task.clients,
+            "parameters": task.layout.size,
+            "class": path_of(task),
+        }
         settings = _given(
             name=f"{task.name}-{algorithm.name}" if path is None else path.name,
             made_in="python",
             seed=seed,
-            task=own,
+            task=problem,
             algorithm={"method": algorithm.name, **_describe(algorithm)},
             timing=_describe(timing),
             evaluation=_describe(evaluation),
             stop=_describe(limits),
             start=stated,
         )
-    plan = RunPlan(
+    inputs = RunInputs(
         settings=settings,
         task=task,
         make_task=partial(_itself, task) if recipe is None else recipe.task.make,
@@ -220,16 +224,16 @@ def simulate(
         _refuse_to_lose_a_run(settings, Path(out))
     rows: list[dict[str, Any]] = []
     keeping = [FunctionListener(lambda row: rows.append(row.to_json()))] if path is None else []
-    heard: list[Listener] = [*keeping, *listeners, *([] if on_row is None else [FunctionListener(on_row)])]
+    all_listeners: list[Listener] = [*keeping, *listeners, *([] if on_row is None else [FunctionListener(on_row)])]
     with ExitStack() as stack:
         if progress:
             from qafel.runs.bars import progress_bar  # noqa: PLC0415  (bars load when they are shown)
 
-            heard.append(stack.enter_context(progress_bar(settings["name"], limits, task.metric_name)))
-        summary, simulation = run_plan(
-            plan,
+            all_listeners.append(stack.enter_context(progress_bar(settings["name"], limits, task.metric_name)))
+        summary, simulation = execute(
+            inputs,
             out if isinstance(out, RunDirectory) else path,
-            heard,
+            all_listeners,
             executor=executor,
             workers=workers,
             resume=resume,
@@ -247,26 +251,26 @@ def simulate(
 
 
 def _given(**settings: Any) -> dict[str, Any]:
-    """The settings that are given: those that are not None."""
+    """The settings that are not None."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def _section(kind: type[_Section], name: str, given: Any, settings: Mapping[str, Any]) -> _Section:
-    """The section that is given as an object, or by plain settings, not by both."""
+    """The section, given as an object or by plain settings, not by both."""
     if given is None:
         return kind(**settings)
     if not isinstance(given, kind) or settings:
         beside = f" beside {next(iter(settings))}" if settings else ""
-        raise ConfigError(f"{name} is a {kind.__name__}(…), or its settings are given by name; got {given!r}{beside}")
+        raise ConfigError(f"{name} is a {kind.__name__}(…), or its settings are given by name, got {given!r}{beside}")
     return given
 
 
 def _require_kinds(task: object, algorithm: object, timing: object) -> None:
-    """Raise `ConfigError` if an argument of `simulate` is not what it should be."""
+    """Raise `ConfigError` if an argument of `simulate` has the wrong type."""
     lacking = [name for name in TASK.needs if not hasattr(task, name)]
     if isinstance(task, str | type) or lacking:
-        lack = f", which has no {lacking[0]}" if lacking and not isinstance(task, str | type | None) else ""
-        raise ConfigError(f"task is an object such as Mushrooms(), a TorchTask or your own; got {task!r}{lack}")
+        lack = f", which lacks {lacking[0]}" if lacking and not isinstance(task, str | type | None) else ""
+        raise ConfigError(f"task is an object such as Mushrooms(), a TorchTask or a custom task, got {task!r}{lack}")
     require(isinstance(algorithm, Algorithm), 'algorithm is a method such as method("qafel")', repr(algorithm))
     require(isinstance(timing, Timing), 'timing is a Timing such as Timing(arrivals="poisson")', repr(timing))
 
@@ -282,7 +286,7 @@ def _require_together(out: object, resume: bool, overwrite: bool, executor: str,
 
 
 def quantizer_warnings(algorithm: Algorithm, size: int) -> list[str]:
-    """What theory holds against a method's quantizers for a model of this size, a sentence each."""
+    """One warning per quantizer that violates the theorem's assumptions for a model of this size."""
     found = [] if algorithm.client_rule.corrects_bias else fitness(algorithm.client_quantizer, size, "client")
     if algorithm.downlink.kind is Kind.BROADCAST:
         rate = algorithm.downlink.rate(algorithm.server_quantizer, size)
@@ -293,22 +297,22 @@ def quantizer_warnings(algorithm: Algorithm, size: int) -> list[str]:
 
 
 def _refuse_to_lose_a_run(settings: Mapping[str, Any], out: Path) -> None:
-    """Raise `OutputError` if a new run of these settings in `out` would lose results of another one, or half a run.
+    """Raise `OutputError` if a new run in `out` would lose other results, or an incomplete run.
 
-    A finished run may be made again: its results are the same.
+    A finished run may be repeated: its results are the same.
     """
     refused = {
         "interrupted": "a deployed run:" if (out / "state").is_dir() else "an unfinished run: `resume` it,",
         "damaged": "a damaged run:",
         "other": "a run of another configuration:",
-        "other limits": "this run with other limits: `resume` goes on with it,",
+        "other limits": "this run with other limits: `resume` continues it,",
     }
     if (found := refused.get(state_of(out, settings))) is not None:
         raise OutputError(f"{out} holds {found} choose another `out`, or `overwrite` it")
 
 
 def _describe(value: Any) -> Any:
-    """A setting as TOML can hold it: fields of a dataclass by name, a quantizer's spec, an own object's class."""
+    """A setting as TOML holds it: a dataclass by its fields, a quantizer by its spec, a custom object by its class."""
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(spec := getattr(value, "spec", None), str):
@@ -325,5 +329,5 @@ def _describe(value: Any) -> Any:
 
 
 def _itself(value: _Value) -> _Value:
-    """A task or a model again, where a function that makes it is asked for."""
+    """A function that makes a task, from the task."""
     return value

@@ -1,4 +1,4 @@
-"""What the simulator knows of each client between its trainings: O(1) each, and the memory of its client rule."""
+"""The simulator's record of each client between two trainings: O(1) per client, and its memory."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ class Fleet(Part):
         for name, new in self.new_memory.items():
             rows: Mapping[int, Any] = tables.get(name, {})
             if set(rows) != set(holders) or any(
-                not isinstance(row, np.ndarray) or (row.shape, row.dtype) != (new.shape, new.dtype)
+                not isinstance(row, np.ndarray)
+                or (row.shape, row.dtype) != (new.shape, new.dtype)
+                or not np.isfinite(row).all()
                 for row in rows.values()
             ):
                 raise DataError(f"the memories {name} do not fit the client rule or the clients")
         if unknown := tables.keys() - self.new_memory.keys():
-            raise DataError(f"the client rule has no memory {min(unknown)}")
+            raise DataError(f"the client rule keeps no memory {min(unknown)}")
 
     def restore_(self, state: Any) -> None:
         memories = {name: state[f"memory_{name}"] for name in self._memories}
@@ -65,7 +67,7 @@ class Fleet(Part):
         self.require_memories(memories, holders)
         known = all(0 <= client < len(self.sequences) for client in holders)
         if not known or any((state[name] < low).any() for name, low in _LEAST.items()):
-            raise DataError("what clients hold does not fit together")
+            raise DataError("the records of clients do not fit together")
         self.sequences = state["sequences"].tolist()
         places = zip(state["positions"].tolist(), state["overpaid"].tolist(), strict=True)
         self.held = [_held(position, overpaid) for position, overpaid in places]

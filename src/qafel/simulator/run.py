@@ -1,8 +1,7 @@
-"""One run in virtual time, from a plan to its end: rows to listeners, a run directory, checkpoints."""
+"""One run in virtual time, from its inputs to its summary: listeners, run directory, checkpoints, live state."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -10,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Self, final
+from typing import Any, Self, final
 
 import tomli_w
 
@@ -29,25 +29,27 @@ from qafel.runs.directory import (
     same_run,
     state_of,
 )
+from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, live_state
 from qafel.runs.progress import Progress, Row, Status
 from qafel.runs.reading import Run
 from qafel.runs.summary import Listener, Summary, environment, summarise
-from qafel.runs.trackers import NOT_TRACKED, Track, TrackedRun, follow
+from qafel.runs.trackers import Track, TrackedRun, follow
 from qafel.simulator.checkpoint import SavedRun, restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
 from qafel.simulator.executors.jobs import require_pure
-from qafel.simulator.live import Heartbeat
-from qafel.simulator.simulation import Simulation, require_progress
+from qafel.simulator.simulation import Dropout, Simulation, job_of
 from qafel.tasks.protocol import Task
 from qafel.text import counted
 
-log = logging.getLogger(__name__)
+_HEARTBEAT_S = 1.0
+_MANY_EVENTS = 20_000
+"""How many events on the clock the live state looks at."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """All that decides on a run's result, and the table of settings that its directory states."""
+class RunInputs:
+    """Everything that determines the result of a run, and the settings that its directory states."""
 
     settings: dict[str, Any]
     task: Task
@@ -59,68 +61,65 @@ class RunPlan:
     limits: Limits
     seed: int
     start: Callable[[], Vector] | None = None
-    """Makes x⁰; None: the task does."""
+    """Makes x⁰; None: the task makes it."""
     pure: bool = True
-    """Whether training must give the same bits again."""
+    """Whether repeated training must give the same bits."""
 
 
-def run_plan(
-    plan: RunPlan,
-    out: Path | RunDirectory | None = None,
-    listeners: Sequence[Listener] = (),
+def execute(
+    run: RunInputs,
+    out: Path | RunDirectory | None,
+    listeners: Sequence[Listener],
     *,
-    executor: ExecutorName = "inline",
-    workers: int | None = None,
-    resume: bool = False,
-    checkpoint_every_s: float = 30.0,
-    track: Track = NOT_TRACKED,
-    say: Callable[[str], None] = log.warning,
+    executor: ExecutorName,
+    workers: int | None,
+    resume: bool,
+    checkpoint_every_s: float,
+    track: Track,
+    say: Callable[[str], None],
 ) -> tuple[Summary, Simulation]:
-    """Run the plan to its end, in the run directory `out` or in memory; the arguments are those of `simulate`.
+    """Run to the end, in the run directory `out` or in memory. The arguments are those of `simulate`.
 
-    The first Ctrl-C saves a checkpoint between two events, then raises KeyboardInterrupt; a second one raises at once.
+    The first Ctrl-C saves a checkpoint between two events, then raises KeyboardInterrupt. A second one raises
+    immediately.
     """
     path = out.path if isinstance(out, RunDirectory) else out
     if resume and path is not None and not os.path.exists(path / CHECKPOINT):
-        raise DataError(f"there is no checkpoint at {path / CHECKPOINT}: run without `resume`")
+        raise DataError(f"no checkpoint at {path / CHECKPOINT}: run without `resume`")
     with ExitStack() as stack:
         directory = stack.enter_context(RunDirectory(out)) if isinstance(out, Path) else out
-        pool = stack.enter_context(
-            make_executor(executor, workers, plan.task, plan.make_task, plan.algorithm, plan.seed)
-        )
-        start = None if resume or plan.start is None else plan.start()  # a checkpoint has its own model
-        simulation = Simulation(plan.task, plan.algorithm, plan.timing, plan.seed, pool, start)
-        if plan.pure and not resume:
-            require_pure(pool, plan.task, plan.algorithm.client_rule, simulation.background.hidden_state, say)
-        progress = Progress(plan.evaluation, plan.task.metric_goal)
+        pool = stack.enter_context(make_executor(executor, workers, run.task, run.make_task, run.algorithm, run.seed))
+        start = None if resume or run.start is None else run.start()  # a checkpoint holds its own model
+        simulation = Simulation(run.task, run.algorithm, run.timing, run.seed, pool, start)
+        if run.pure and not resume:
+            require_pure(pool, run.task, run.algorithm.client_rule, simulation.background.hidden_state, say)
+        progress = Progress(run.evaluation, run.task.metric_goal)
         if directory is None or path is None:
-            return run_to_end(simulation, progress, plan.limits, listeners), simulation
-        toml = tomli_w.dumps(plan.settings)
-        if plan.pure:
+            return run_to_end(simulation, progress, run.limits, listeners), simulation
+        if run.pure:
             require_savable(simulation.server)
-        rows = RowLog((path / CHECKPOINT).parent)
-        before = _resume(path, plan, simulation, progress, rows) if resume else _Before()
-        if before.finished:
+        toml, rows = tomli_w.dumps(run.settings), RowLog((path / CHECKPOINT).parent)
+        saved = _resume(path, run, simulation, progress, rows) if resume else None
+        if saved is not None and state_of(path, run.settings) == "finished":
             return dict(Run.load(path).summary), simulation
-        others = [other for other in before.environments if other != environment()]
-        directory.begin(toml, keep_metrics_bytes=before.metrics_bytes)
-        tracked = TrackedRun(path, plan.settings, plan.task.metric_name, resume, track)
-        heartbeat = Heartbeat(directory.on_live, simulation, progress, plan.limits)
-        # The directory hears of the end first: trackers take the files that it has written by then.
+        others = [other for other in saved.environments if other != environment()] if saved else []
+        directory.begin(toml, keep_metrics_bytes=saved.metrics_bytes if saved else 0)
+        tracked = TrackedRun(path, run.settings, run.task.metric_name, resume, track)
+        heartbeat = Heartbeat(directory.on_live, simulation, progress, run.limits)
+        # The directory comes first: at the end, trackers read the files that it has written.
         heard: list[Listener] = [directory, heartbeat, *follow(tracked, say), *listeners]
 
         def save() -> None:
-            if not plan.pure:  # what its task keeps of the clients would be lost
-                return
-            checkpoint = save_simulation(simulation, progress)
-            checkpoint.values.update(config=toml, metrics_bytes=directory.metrics_bytes())
-            checkpoint.values.update(environments=[*others, environment()])
-            write_checkpoint(path / CHECKPOINT, checkpoint, rows)
+            if run.pure:  # else the state that the task keeps would be lost
+                checkpoint = save_simulation(simulation, progress)
+                checkpoint.values.update(config=toml, metrics_bytes=directory.metrics_bytes())
+                checkpoint.values.update(environments=[*others, environment()])
+                write_checkpoint(path / CHECKPOINT, checkpoint, rows)
 
-        more = {"name": plan.settings["name"], **({"resumed_from": others} if others else {})}
-        write_model = partial(directory.write_model, layout=plan.task.layout)
+        more = {"name": run.settings["name"], **({"resumed_from": others} if others else {})}
+        write_model = partial(directory.write_model, layout=run.task.layout)
         saving = stack.enter_context(Saving(save, checkpoint_every_s))
-        return run_to_end(simulation, progress, plan.limits, heard, saving, write_model, heartbeat, **more), simulation
+        return run_to_end(simulation, progress, run.limits, heard, saving, write_model, heartbeat, **more), simulation
 
 
 def run_to_end(
@@ -133,7 +132,7 @@ def run_to_end(
     heartbeat: Heartbeat | None = None,
     **more: object,
 ) -> Summary:
-    """Run to an end while the listeners hear of it, and sum it up."""
+    """Run to the end, notify the listeners, and return the summary."""
     summary: Summary | None = None
     try:
         try:
@@ -168,29 +167,29 @@ def run_to_end(
         )
         summary["overhead_share"] = max(0.0, 1 - worked_s / summary["wall_s"])
     finally:
-        with ExitStack() as ends:  # an error in one on_end does not keep the others from theirs
+        with ExitStack() as ends:  # every on_end is called, even if another one raises
             for listener in reversed(listeners):
                 ends.callback(listener.on_end, summary)
     return summary
 
 
 def _verdict(simulation: Simulation, progress: Progress, limits: Limits) -> tuple[Status, str]:
-    """The status of a run that came to its end, and why, unless it is finished."""
+    """The status of a run that ended, and the reason if it did not finish."""
     if progress.diverged:
         return "diverged", "the model, the metric or the loss is no longer finite: lower the learning rates"
     if simulation.server.version or (limits.at_target and progress.target_reached):
         return "finished", ""
     traffic, size = simulation.traffic, simulation.algorithm.buffer_size
     rejected = f", {traffic.rejected_uploads:,} were rejected" if traffic.rejected_uploads else ""
-    came = f"{counted(traffic.uploads, 'update')} came{rejected}, and the buffer of {size} never filled"
-    return "stalled", f"the server made no step: {came}; set larger limits or a smaller buffer_size"
+    came = f"{counted(traffic.uploads, 'update')} arrived{rejected}, and the buffer of {size} never filled"
+    return "stalled", f"the server made no step: {came}. Set larger limits or a smaller buffer_size"
 
 
 @final
 class Saving:
-    """Decides when to save: every so many seconds, never for more than a fiftieth of the time, and at an interruption.
+    """Saves every few seconds, for at most a fiftieth of the time, and at an interruption.
 
-    In its context the first Ctrl-C is only noted, so that it breaks nothing off in the middle.
+    In its context, the first Ctrl-C is only noted, so that no event is interrupted.
     """
 
     def __init__(self, save: Callable[[], None], every_s: float) -> None:
@@ -219,7 +218,7 @@ class Saving:
             self._handler = None
 
     def save_if_due(self) -> None:
-        """Save if it is time. After an interruption save and raise KeyboardInterrupt."""
+        """Save if it is time. After an interruption, save and raise KeyboardInterrupt."""
         if self._interrupted:
             self.now()
             raise KeyboardInterrupt
@@ -241,14 +240,7 @@ def drive(
     saving: Saving | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> Iterator[Row]:
-    """Run to an end, and yield a row for every evaluation: at the start, when due, and at the end.
-
-    simulation   a new one, or one that was restored
-    progress     what its evaluations found so far
-    limits       when it ends
-    saving       saves it now and then, between two events
-    heartbeat    tells now and then how it stands
-    """
+    """Run to the end. Yield a row for every evaluation: at the start, when one is due, and at the end."""
     if simulation.starts == simulation.arrivals == 0:
         simulation.begin()
         yield _measure(simulation, progress)
@@ -258,11 +250,11 @@ def drive(
     traffic, clock = simulation.traffic, simulation.clock
     while not limits.reached(simulation.server.version, traffic.uploads, traffic.total_bytes, clock.now):
         if simulation.idle:
-            require_progress(simulation)
+            simulation.require_progress()
             break
         stepped = simulation.advance()
         if heartbeat is not None:
-            heartbeat.write_if_due()
+            heartbeat.report_if_due()
         if (stepped or by_uploads) and progress.due(simulation.server.version, traffic.uploads):
             yield _measure(simulation, progress)
         if limits.at_target and progress.target_reached:
@@ -270,7 +262,7 @@ def drive(
         if stepped and saving is not None:
             saving.save_if_due()
     if saving is not None:
-        saving.now()  # before the last row, which a run that goes on with larger limits does not have
+        saving.now()  # before the last row: a run that resumes with larger limits does not have it
     if progress.stale(simulation.server.version, traffic.uploads):
         yield _measure(simulation, progress)
 
@@ -284,64 +276,97 @@ def _measure(simulation: Simulation, progress: Progress) -> Row:
     return progress.row(standing, figures)
 
 
-class _Before(NamedTuple):
-    """What a run has when it begins or resumes: the length of its metrics, the machines that it ran on, its end."""
-
-    metrics_bytes: int = 0
-    environments: tuple[dict[str, Any], ...] = ()
-    finished: bool = False
-    """Whether it has come to the very end that it is to have."""
-
-
-def _resume(out: Path, plan: RunPlan, simulation: Simulation, progress: Progress, rows: RowLog) -> _Before:
-    """Bring the simulation to the checkpoint; return how much of the metrics belongs to it, and where it was made."""
+def _resume(out: Path, run: RunInputs, simulation: Simulation, progress: Progress, rows: RowLog) -> SavedRun:
+    """Bring the simulation to the state of the checkpoint in `out`; return its values."""
     checkpoint = sound_checkpoint(out, rows)
     saved = SavedRun.of(checkpoint)
-    if not _is_of(saved, plan):
+    try:
+        same = same_run(read_settings(saved.config, "the checkpoint"), run.settings, {"stop"})
+    except ConfigError:
+        same = False
+    if not same:
         raise DataError(f"{out} holds the checkpoint of another configuration: resume with the one in its config.toml")
     restore_simulation(checkpoint, simulation, progress)
-    finished = state_of(out, plan.settings) == "finished"
-    if has_summary(out) and not finished and not _goes_on(saved, plan.limits):
+    if has_summary(out) and state_of(out, run.settings) != "finished" and not _continues(saved, run.limits):
         raise DataError(f"the run in {out} is past these limits: set larger ones to resume it, such as stop.uploads")
-    return _Before(saved.metrics_bytes, tuple(saved.environments), finished)
-
-
-def _is_of(saved: SavedRun, plan: RunPlan) -> bool:
-    """Whether the run may go on: its settings are the same, but for when it ends."""
-    try:
-        return same_run(read_settings(saved.config, "the checkpoint"), plan.settings, {"stop"})
-    except ConfigError:
-        return False
+    return saved
 
 
 def is_shorter_run(out: Path, limits: Limits) -> bool:
-    """Whether the run in `out` goes on from its checkpoint to these limits, as if it had them from the start."""
+    """Whether the run in `out` can continue from its checkpoint to these limits."""
     try:
-        return _goes_on(SavedRun.of(sound_checkpoint(out)), limits)
-    except DataError:  # damaged, or of an older version
+        return _continues(SavedRun.of(sound_checkpoint(out)), limits)
+    except DataError:  # damaged, or of another version
         return False
 
 
-def _goes_on(saved: SavedRun, limits: Limits) -> bool:
+def _continues(saved: SavedRun, limits: Limits) -> bool:
     reached = limits.reached(saved.server.version, saved.traffic.uploads, saved.traffic.total_bytes, saved.now)
     return not reached and not (limits.at_target and saved.progress.get("uploads_to_target") is not None)
 
 
 def sound_checkpoint(out: Path, rows: RowLog | None = None) -> Checkpoint:
-    """A run's checkpoint. `DataError` if it is missing or damaged, or rows before it are lost: none is made twice."""
+    """A run's checkpoint. Raises `DataError` if it is missing or damaged, or if rows before it are lost."""
     try:
         checkpoint = read_checkpoint(out / CHECKPOINT, rows)
     except DataError as error:
-        raise DataError(f"{error}; `overwrite` begins anew here") from None
-    expected = SavedRun.of(checkpoint).metrics_bytes
-    file = out / "metrics.jsonl"
-    try:
-        found = file.stat().st_size
-    except OSError:
-        found = 0
+        raise DataError(f"{error}; start again with `overwrite`") from None
+    expected, file = SavedRun.of(checkpoint).metrics_bytes, out / "metrics.jsonl"
+    found = file.stat().st_size if file.exists() else 0
     if found < expected:
         raise DataError(
-            f"{file} has {found} bytes, and had {expected} at its checkpoint: "
-            "rows are lost, so begin anew with `overwrite`"
+            f"{file} has {found} bytes, and had {expected} at its checkpoint. Rows are lost: start again with "
+            "`overwrite`"
         )
     return checkpoint
+
+
+@final
+class Heartbeat:
+    """A listener that reports the live state of a run about once a second, between two evaluations too."""
+
+    def __init__(
+        self, report: Callable[[LiveState], None], simulation: Simulation, progress: Progress, limits: Limits
+    ) -> None:
+        self._report = report
+        self._simulation, self._progress, self._limits = simulation, progress, limits
+        self._due = perf_counter()
+        self._rate = Rate()
+        self._hidden_state_lag: float | None = None
+
+    def report_if_due(self) -> None:
+        if perf_counter() >= self._due:
+            self._report(self.state())
+            self._due = perf_counter() + _HEARTBEAT_S
+
+    def on_row(self, row: Row) -> None:
+        self._hidden_state_lag = row.hidden_state_lag
+        self.report_if_due()
+
+    def on_end(self, summary: Summary | None) -> None:
+        """Nothing to do: the directory writes the summary and the last state."""
+
+    def state(self) -> LiveState:
+        simulation, traffic, clock = self._simulation, self._simulation.traffic, self._simulation.clock
+        training: dict[str, int] = {}  # clients, and how many versions old their start is
+        silent: list[str] = []  # clients that dropped out
+        for event in islice(clock.events(), _MANY_EVENTS):
+            if isinstance(event, Dropout):
+                silent.append(str(event.client))
+            elif (job := job_of(event)) is not None and len(training) < NAMED_CLIENTS:
+                training[str(job.client)] = simulation.server.version - job.version
+        return live_state(
+            "running",
+            simulation.task,
+            simulation.server,
+            traffic,
+            self._progress,
+            self._limits,
+            clock.now,
+            updates_per_s=self._rate.mark(perf_counter(), traffic.uploads),
+            training=training,
+            training_count=simulation.in_flight - (len(silent) if len(clock) <= _MANY_EVENTS else 0),
+            silent=dict.fromkeys(silent[:NAMED_CLIENTS]),
+            silent_count=len(silent) if len(clock) <= _MANY_EVENTS else None,
+            hidden_state_lag=self._hidden_state_lag,
+        )

@@ -1,4 +1,4 @@
-"""The event loop: the server takes updates in the exact order of virtual time, while workers train ahead of it."""
+"""The event loop: the server receives updates in the order of virtual time, while workers train ahead of it."""
 
 from __future__ import annotations
 
@@ -55,54 +55,61 @@ class Clock(Generic[Scheduled]):
         return event
 
     def entries(self) -> list[tuple[float, int, int, Scheduled]]:
-        """All that is to happen, as (time, priority, serial, event), in no particular order."""
+        """All events, as (time, priority, serial, event), in no particular order."""
         return self._heap.copy()
 
     def events(self) -> Iterator[Scheduled]:
-        """The same without times, and without a copy: look before the clock moves on."""
+        """All events, without a copy: use them before the clock moves."""
         return (event for *_, event in self._heap)
 
     def restore(self, now: float, serial: int, entries: list[tuple[float, int, int, Scheduled]]) -> None:
-        """Take up a clock that stood still."""
+        """Continue from a saved clock."""
         self.now, self.serial, self._heap = now, serial, entries
         heapify(self._heap)
 
 
 class Arrive(NamedTuple):
-    """A client comes from outside (open loop)."""
+    """A client arrives (open loop)."""
 
     client: Count
     duration: Amount | None
 
 
 class Deliver(NamedTuple):
-    """An upload reaches the server; None: a resumed run does not have its bytes, and trains again."""
+    """An upload reaches the server. None: a resumed run does not have its bytes, and trains again."""
 
     job: Job
     made: Made | None
 
 
 class Dropout(NamedTuple):
-    """A client would have finished, but never reports."""
+    """A client would have finished, but does not report."""
 
     client: Count
 
 
 class Timeout(NamedTuple):
-    """A round's time is up."""
+    """A round reaches its timeout."""
 
     round_number: Count
 
 
 Event = Job | Arrive | Deliver | Dropout | Timeout
-"""A job on the clock is due when its client has finished training; then its upload sets out."""
+"""A job is due when its client has finished training. Then its upload travels."""
+
+
+def job_of(event: Event) -> Job | None:
+    """The job of an event; None if it has none."""
+    return event if isinstance(event, Job) else event.job if isinstance(event, Deliver) else None
+
+
 _AFTER_ALL_ELSE = 1
 PROVIDED = Needs(*(True for _ in Needs._fields))
-"""The simulator runs every method; rounds and corrections depend on timing and task."""
+"""The simulator runs every method. Rounds, continuing and corrections depend on timing and task."""
 _MANY_ROUNDS = 1000
-"""Without a single update by then, none will come."""
+"""A run without an update after this many rounds has stalled."""
 _MANY_REJECTED = 1000
-"""So many uploads in a row that the server rejects, and two from each client: it always will."""
+"""A run has stalled after this many rejected uploads in a row, plus two per client."""
 
 
 @final
@@ -118,7 +125,7 @@ class Simulation:
         executor: Executor | None = None,
         start: Vector | None = None,
     ) -> None:
-        """A new run; x⁰ is `start`, or the task's own of this seed."""
+        """A new run. x⁰ is `start`, or the task makes it from the seed."""
         self.task = task
         self.algorithm = algorithm
         self.timing = make_timing(timing, seed, task.clients)
@@ -139,18 +146,18 @@ class Simulation:
         )
         size = self.server.model.size
         self.background = Client(0, HiddenState.of(self.server.model.copy()), algorithm, seed)
-        """The hidden state of all clients, moved by the broadcasts' bytes alone: one object, as all hold the same."""
+        """Holds the hidden state of all clients. Only the bytes of broadcasts move it."""
         self.fleet = Fleet(task.clients, algorithm.client_rule, size)
         self.clock: Clock[Event] = Clock()
         self.traffic = Traffic(received_by_all_bytes=0)
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
         self.stopped = 0
-        """Jobs that ended before their time because the staleness law gives them up."""
-        self._give_up_after: int | None = getattr(algorithm.staleness, "abandon_after", None)
+        """Jobs that ended early because the staleness law abandons them."""
+        self._abandon_after: int | None = getattr(algorithm.staleness, "abandon_after", None)
         self._running: dict[int, dict[int, Job]] = {}
-        """With such a law: the jobs in flight by the version that they started from, and by number."""
+        """With such a law: the jobs in flight, by the version of their start and by number."""
         self.busy: set[int] = set()
-        """Clients in flight, where a client may have one upload under way."""
+        """Clients in flight, if a client may have only one upload in flight."""
         self._offer = self.server.offer()
         self._quantized: HiddenState | None = None
         self._exact_model: HiddenState | None = None
@@ -163,10 +170,10 @@ class Simulation:
         self._after_receipt = (self._memory or algorithm.needs.continues) and always
         self._ahead: list[tuple[float, int, Job]] = []
         self._rejected = 0
-        """Uploads in a row."""
+        """Rejected uploads in a row."""
 
     def begin(self) -> None:
-        """Let the first clients start."""
+        """Start the first clients."""
         match self.timing.arrivals:
             case AlwaysTraining():
                 for client in range(self.task.clients):
@@ -178,20 +185,20 @@ class Simulation:
                 self._schedule_arrival()
 
     def resume(self) -> None:
-        """Continue from a restored state: workers may begin all that is under way, and arrivals continue."""
+        """Continue from a restored state: workers start the jobs in flight, and arrivals continue."""
         self._offer = self.server.offer()
         for time, _, _, event in sorted(self.clock.entries()):
             job = event.job if isinstance(event, Deliver) else event
             if self._one_at_a_time and isinstance(job, Job | Dropout):
                 self.busy.add(job.client)
-            if isinstance(job, Job) and self._give_up_after is not None:
+            if isinstance(job, Job) and self._abandon_after is not None:
                 self._running.setdefault(job.version, {})[job.number] = job
             if isinstance(event, Job):
                 self.train_ahead_of(time, event)
         self.follow_arrivals()
 
     def follow_arrivals(self) -> None:
-        """Continue the arrivals of the open loop behind those that have happened."""
+        """Continue the arrivals of the open loop after those that have happened."""
         if not isinstance(self.timing.arrivals, AlwaysTraining | Rounds):
             self._arrivals = islice(self.timing.arrivals, self.arrivals, None)
 
@@ -215,11 +222,20 @@ class Simulation:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing more will happen: a trace has ended."""
+        """Whether no event is left: a trace has ended."""
         return not self.clock
 
+    def require_progress(self) -> None:
+        """Raise `Stalled` if a synchronous run waits for clients that will never report."""
+        if self.idle and isinstance(self.timing.arrivals, Rounds):
+            raise Stalled(
+                f"round {self.rounds} waits for {self.algorithm.buffer_size} updates, and only "
+                f"{self.server.accumulator.count} can arrive: set timing.round_timeout or a larger "
+                "timing.over_selection"
+            )
+
     def train_ahead_of(self, time: float, job: Job) -> None:
-        """Note a job that workers may begin before its result is wanted, the earliest first."""
+        """Queue a job that workers may start before its result is needed, the earliest first."""
         heappush(self._ahead, (time, job.number, job))
 
     def _train_ahead(self) -> None:
@@ -248,14 +264,14 @@ class Simulation:
                 sound = False
             if not sound:
                 raise ConfigError(
-                    f"arrival {self.arrivals} is {arrival!r}: a law gives (time, client) or (time, client, duration), "
-                    f"its times ascend from 0 (now {self.clock.now:g}), and clients are 0 to {self.task.clients - 1}"
+                    f"arrival {self.arrivals} is {arrival!r}: a law gives (time, client) or (time, client, duration). "
+                    f"Times ascend from 0 (now {self.clock.now:g}), and clients are 0 to {self.task.clients - 1}"
                 )
             self.arrivals += 1
             self.clock.schedule(time - self.clock.now, Arrive(client, rest[0] if rest else None))
 
     def _is_sound(self, time: float, client: int, duration: float = 0.0) -> bool:
-        """Whether an arrival is one, but for the rounding of times."""
+        """Whether an arrival is valid. Its time may precede now by rounding."""
         now = self.clock.now
         return now - 1e-9 * (1 + now) <= time < inf and 0 <= client < self.task.clients and _is_time(duration)
 
@@ -266,7 +282,7 @@ class Simulation:
         deadline: float | None = None,
         same: HiddenState | None = None,
     ) -> None:
-        """A client copies the hidden state, or starts from the `same` one again, and begins to train."""
+        """A client copies the hidden state, or keeps the `same` one, and starts to train."""
         timing = self.timing
         full = timing.max_concurrency is not None and self.in_flight >= timing.max_concurrency
         if full or client in self.busy:
@@ -301,27 +317,27 @@ class Simulation:
         job = Job(number, client, sequence, start.version, weight, steps, memory, start)
         delay = download + duration
         self.clock.schedule(delay, job)
-        if self._give_up_after is not None:
+        if self._abandon_after is not None:
             self._running.setdefault(job.version, {})[number] = job
         if self.executor.looks_ahead:
             self.train_ahead_of(self.clock.now + delay, job)
 
     def is_stopped(self, job: Job) -> bool:
-        """Whether a job on the clock was given up: its client has started again."""
-        return self._give_up_after is not None and job.number not in self._running.get(job.version, {})
+        """Whether a job on the clock was abandoned: its client has started again."""
+        return self._abandon_after is not None and job.number not in self._running.get(job.version, {})
 
-    def _give_up_late_jobs(self) -> None:
-        """Stop the jobs whose start has become too old; their clients start again."""
-        if self._give_up_after is None:
+    def _abandon_late_jobs(self) -> None:
+        """Stop jobs whose start is too old. Their clients start again."""
+        if self._abandon_after is None:
             return
-        late = self._running.pop(self.server.version - self._give_up_after, {})
-        for _, job in sorted(late.items()):  # as they started: a resumed run has noted them in another order
+        late = self._running.pop(self.server.version - self._abandon_after, {})
+        for _, job in sorted(late.items()):  # in the order of their starts, also in a resumed run
             self.stopped += 1
             self.executor.discard(job)
             self._finish(job.client)
 
     def _fetch(self, client: int, sequence: int) -> tuple[int, HiddenState]:
-        """Bring a client to a point it can start from: the bytes that it downloads, and what it starts from."""
+        """The bytes that a client downloads before it starts, and the hidden state that it starts from."""
         held = self.fleet.held
         means, download_bytes, held[client] = self.algorithm.catch_up.plan(held[client], self._offer)
         if means is Means.QUANTIZED:
@@ -332,14 +348,14 @@ class Simulation:
         return download_bytes, self.background.hidden_state
 
     def _quantized_state(self) -> HiddenState:
-        """What the server's quantized copy of the newest version decodes to."""
+        """The decoded quantized copy of the newest version."""
         if self._quantized is None or self._quantized.version != self.server.version:
             message = Message.from_bytes(self.server.quantized())
             self._quantized = HiddenState.from_snapshot(message, self.server.model.size, self.algorithm)
         return self._quantized
 
     def _model_state(self) -> HiddenState:
-        """The server's model itself, from which each start draws its own message."""
+        """The server's model. Each start draws its message from it."""
         if self._exact_model is None or self._exact_model.version != self.server.version:
             self._exact_model = HiddenState.of(self.server.model.copy(), self.server.version, exact=False)
         return self._exact_model
@@ -366,17 +382,18 @@ class Simulation:
         return self.timing.network.upload_time(client, HEADER_BYTES + payload)
 
     def _finish(self, client: int, same: HiddenState | None = None) -> None:
-        """A client is free again. In the closed loop it starts immediately, from the `same` state if it keeps it."""
+        """A client is free. In the closed loop it starts immediately, from the `same` hidden state if it is given."""
         self.in_flight -= 1
         self.busy.discard(client)
         if self._always_training:
             self._start(client, same=same)
 
     def _deliver(self, job: Job, made: Made) -> bool:
-        """An upload arrives. Its client starts again before the step that it may trigger, as in the published runs;
-        after the server's answer where the method needs that.
+        """An upload arrives. Its client starts again before the step that it may trigger, as in the paper's runs.
+
+        If the method needs the server's answer, the client starts after it.
         """
-        if self._give_up_after is not None:
+        if self._abandon_after is not None:
             del self._running[job.version][job.number]
         if not self._after_receipt:
             self._finish(job.client)
@@ -408,7 +425,7 @@ class Simulation:
         self.traffic.count_broadcast(broadcast, self.task.clients)
         self.background.receive(broadcast)
         self._offer = self.server.offer()
-        self._give_up_late_jobs()
+        self._abandon_late_jobs()
         if isinstance(self.timing.arrivals, Rounds):
             self._start_round()
         return True
@@ -436,12 +453,3 @@ def _is_time(value: object) -> bool:
         return bool(0 <= value < inf)  # type: ignore[operator]
     except (TypeError, ValueError):
         return False
-
-
-def require_progress(simulation: Simulation) -> None:
-    """Raise `Stalled` if a synchronous run waits for clients that will never report."""
-    if simulation.idle and isinstance(simulation.timing.arrivals, Rounds):
-        raise Stalled(
-            f"round {simulation.rounds} waits for {simulation.algorithm.buffer_size} updates, and only "
-            f"{simulation.server.accumulator.count} can come: set timing.round_timeout or more timing.over_selection"
-        )

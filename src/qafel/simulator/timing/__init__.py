@@ -1,8 +1,4 @@
-"""When things happen in a run, as one value.
-
-arrivals    who starts training when
-durations   how long a client trains
-"""
+"""The timing of a run. `arrivals`: which client starts when. `durations`: how long a client trains."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ _DURATIONS = Kind("duration law", ("draw",))
 @final
 @dataclass(frozen=True, slots=True)
 class Links:
-    """How long messages travel to and from each client: real bytes over its bandwidth."""
+    """How long messages travel: their bytes over the bandwidth of each client."""
 
     upload_rate: float | None
     download_rate: float | None
@@ -46,23 +42,23 @@ class Links:
 @final
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The timing of one run: its laws with the run's seed, and what holds for each client."""
+    """The timing of one run: its laws with the run's seed, and the values of each client."""
 
     durations: Durations
     arrivals: Arrivals
     per_example: float
     duration_factors: list[float] | None
     dropout: Callable[[int], float] | None
-    """The share of a client's trainings that never report; None: all report."""
+    """The share of a client's trainings that drop out; None: no training does."""
     max_concurrency: int | None
     network: Links | None
 
 
 def make_timing(timing: Timing, seed: int, clients: int) -> Schedule:
-    """What a run works with. Laws without a seed of their own take the run's.
+    """The schedule of a run. Laws without a seed use the run's.
 
-    A custom law may have the parameters `seed` and `clients`; an object may have `for_run(seed, clients)`, which
-    returns the law that the run uses.
+    A custom law may have the parameters `seed` and `clients`. An object may have `for_run(seed, clients)`, which
+    returns the law for the run.
     """
     network, dropout = timing.network, timing.dropout
     for name, values in (

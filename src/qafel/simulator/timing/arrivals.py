@@ -1,8 +1,7 @@
-"""Who starts training when.
+"""Which client starts when.
 
-An open loop is any iterable of (time, client), or (time, client, duration), in the order of time: a user's own law is a
-generator function. The closed loops, in which a client's start follows from what happened before, are values
-that the simulation knows: `AlwaysTraining` and `Rounds`.
+An open loop is any iterable of (time, client) or (time, client, duration), in the order of time. A custom law is a
+generator function. In a closed loop, a client's start depends on earlier events: `AlwaysTraining` and `Rounds`.
 """
 
 from __future__ import annotations
@@ -27,17 +26,16 @@ Draw: TypeAlias = Literal["with-replacement", "without-replacement"]
 @final
 @dataclass(frozen=True, slots=True)
 class AlwaysTraining:
-    """Every client trains all the time: when its update is taken, it starts again at once, before the server steps."""
+    """Every client always trains: once its update arrives, it starts again immediately, before the server steps."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Synchronous: a cohort starts from one version; the next one starts when the server has stepped.
+    """Synchronous: a cohort starts from one version, and the next one after the server's step.
 
-    A round ends with the K-th update, or at the timeout with what has come; K is the algorithm's buffer size.
-    `over_selection` starts that share more clients than are waited for: 0.3 starts 13 for a buffer of 10. Late updates
-    are not taken.
+    A round ends with update K, the algorithm's buffer size, or at the timeout. `over_selection` is the share of
+    additional clients: 0.3 starts 13 for a buffer of 10. Late updates are rejected.
     """
 
     over_selection: float = 0.0
@@ -62,7 +60,7 @@ Arrivals: TypeAlias = AlwaysTraining | Rounds | Iterable[Arrival]
 
 
 def draw_clients(seed: int, clients: int, draw: Draw) -> Iterator[int]:
-    """Clients one after another: each time any of them, or each once in every pass."""
+    """An endless sequence of clients: independent draws, or a permutation per pass."""
     number = 0
     while True:
         generator = Stream.named(seed, "client", number=number).generator()
@@ -94,7 +92,7 @@ class _AtRate(Law):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ConstantRate(_AtRate):
-    """One arrival every 1/rate. Seed and number of clients are the run's, unless they are given."""
+    """One arrival every 1/rate. By default, seed and number of clients are the run's."""
 
     def __iter__(self) -> Iterator[Arrival]:
         for number, client in self._numbered_clients():
@@ -117,7 +115,7 @@ class Poisson(_AtRate):
 @final
 @dataclass(frozen=True)
 class Trace(Law):
-    """Arrivals from a CSV file with the columns time, client and, if wanted, duration."""
+    """Arrivals from a CSV file with the columns time, client and, optionally, duration."""
 
     path: str | PathLike[str]
     clients: int | None = None
@@ -131,7 +129,9 @@ class Trace(Law):
             with open(self.path, encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file)
                 if not {"time", "client"} <= set(reader.fieldnames or ()):
-                    raise DataError(f"{self.path}: the first line names the columns time, client and perhaps duration")
+                    raise DataError(
+                        f"{self.path}: the first line names the columns time, client and optionally duration"
+                    )
                 for row in reader:
                     arrival = self._read(row, reader.line_num, before)
                     before = arrival[0]

@@ -1,4 +1,4 @@
-"""How long clients train, in virtual time: laws, and what modifies them."""
+"""Laws of training durations in virtual time, and factors per client."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qafel.errors import ConfigError, require, require_numbers
 from qafel.rng import Stream
 
 BLOCK = 4096
-NOT_BOUND = "a law gets its seed and the number of clients from the run: use it in a Timing, or give it both"
+NOT_BOUND = "a law gets its seed and the number of clients from the run: use it in a Timing, or set both"
 
 
 @final
 class Draws:
-    """Numbered random draws of one name: draw i in any order, without keeping any but the current block.
+    """Numbered random draws. Draw i is available in any order; only the current block is kept.
 
-    A resumed run needs only their number.
+    So a resumed run needs only a number.
     """
 
     __slots__ = ("_block", "_number", "_purpose", "_sample", "_seed")
@@ -55,18 +55,18 @@ def uniform_draws(seed: int | None, purpose: str) -> Draws:
 
 
 class Durations(Protocol):
-    """A law of training times. Draws are numbered, so that a resumed run continues with the same ones."""
+    """A law of training times. Draws are numbered, so a resumed run continues with the same ones."""
 
     def draw(self, client: int, number: int) -> float:
-        """The duration of the run's `number`-th start, which is this client's."""
+        """The duration of start `number` of the run, which is this client's."""
         ...
 
 
 class Law:
-    """A law of ours: a dataclass whose seed and number of clients are the run's, unless it says its own."""
+    """The base of shipped laws: dataclasses whose seed and number of clients default to the run's."""
 
     def for_run(self, seed: int, clients: int) -> Self:
-        """The law as a run with this seed and so many clients uses it."""
+        """The law for a run with this seed and number of clients."""
         law: Any = self
         given = {"seed": seed, "clients": clients}
         found: Self = replace(law, **{name: it for name, it in given.items() if getattr(law, name, it) is None})
@@ -87,7 +87,7 @@ class _RandomLaw(Law):
 @final
 @dataclass(eq=False, kw_only=True)
 class HalfNormal(_RandomLaw):
-    """scale·|N(0, 1)|, as in the paper's experiments. The seed is the run's, unless one is given."""
+    """scale·|N(0, 1)|, as in the paper's experiments. By default, the seed is the run's."""
 
     def draw(self, client: int, number: int) -> float:
         return self.scale * abs(self._draws[number])
@@ -134,9 +134,9 @@ class Constant:
 def client_factors(
     seed: int, purpose: str, clients: int, spread: float, given: list[float] | None
 ) -> list[float] | None:
-    """A factor e^(spread·N(0, 1)) for each client, always the same for the seed, times those that are given.
+    """A factor e^(spread·N(0, 1)) per client, which depends on the seed only, times the `given` ones.
 
-    None where all are one.
+    None if all factors are one.
     """
     if not spread:
         return given
@@ -145,17 +145,15 @@ def client_factors(
 
 
 def partial_work(steps: int, duration: float, time: float) -> tuple[int, float]:
-    """How many of its local steps a client gets done in a time, and how long these take. FedProx's partial work.
+    """How many of its equally long `steps` a client completes in `time`, and how long they take.
 
-    steps      all that it has to do, each of the same length
-    duration   how long all of them take
-    time       until it has to send what it has
+    All steps take `duration`. This is FedProx's partial work.
     """
     if time < 0:
         return 0, 0.0
     if duration <= time:
         return steps, duration
-    done = int(steps * time / duration) + 1  # rounding may have lost one: the loop decides
+    done = int(steps * time / duration) + 1  # the loop corrects rounding
     while done and duration * (done / steps) > time:
         done -= 1
     return done, duration * (done / steps)
