@@ -26,7 +26,7 @@ from pickle import dumps, loads
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
 from qafel.errors import ConfigError, QafelError, UserError, WorkerLost
-from qafel.parts import import_module, own_modules
+from qafel.parts import custom_modules, import_module
 from qafel.text import counted
 
 Work = TypeVar("Work")
@@ -72,7 +72,7 @@ def pack(value: object, dumps: Callable[[object], bytes] = pickle.dumps) -> byte
         packed = dumps(value)
     except Exception as error:  # objects may raise anything here
         raise _not_portable(error) from error
-    return pickle.dumps((own_modules(), packed))
+    return pickle.dumps((custom_modules(), packed))
 
 
 def unpack(data: bytes) -> Any:

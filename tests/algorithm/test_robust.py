@@ -103,7 +103,7 @@ def test_wrong_buckets_are_a_sentence() -> None:
     for wrong in (0, 1.5, True):
         with pytest.raises(ConfigError, match="buckets"):
             _algorithm("median", buckets=wrong)
-    with pytest.raises(ConfigError, match="mean has no argument 'buckets'"):
+    with pytest.raises(ConfigError, match="buckets"):
         _algorithm("mean", buckets=3)
     with pytest.raises(ConfigError, match="buckets"):
         Config.from_dict({"task": {"name": "quadratic"}, "algorithm": {"buckets": 3}})

@@ -120,14 +120,14 @@ def test_own_quantizers_in_the_table_and_own_recipes_shown(tmp_path, module):
     (tmp_path / f"{module}.py").unlink()
     sys.modules.pop(module, None)
     out, _ = qafel_here("recipes", "show", "own.toml")
-    assert f"not ready here: {module}:Rooms: there is no module" in out
+    assert f"not ready here: {module}:Rooms: module" in out
 
 
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
         ("task.name=MODULE:Room", "MODULE.py) has no 'Room'; did you mean 'Rooms'?"),
-        ("task.name=nowhere:Rooms", "nowhere:Rooms: there is no module 'nowhere'"),
+        ("task.name=nowhere:Rooms", "module 'nowhere'"),
         ("task.arguments.cliens=3", "task MODULE:Rooms has no argument 'cliens'; did you mean 'clients'?"),
         ("algorithm.client_quantizer=MODULE:Rooms", "quantizer MODULE:Rooms has no encode, decode"),
         ("algorithm.staleness=MODULE:ROOMS", "staleness law MODULE:ROOMS has no __call__"),

@@ -386,7 +386,7 @@ def test_a_client_whose_download_outlasts_the_deadline_trains_nothing(mushrooms)
 
 def test_a_round_that_can_never_end_says_so(mushrooms):
     timing = Timing(arrivals=Rounds(), dropout=0.9)
-    with pytest.raises(Stalled, match="waits for 4 updates, and only .* can come: set timing.round_timeout"):
+    with pytest.raises(Stalled, match="round_timeout"):
         run_rows(mushrooms, Limits(server_steps=20), timing=timing, name="fedavg")
     with pytest.raises(ConfigError, match="a round of 21 needs as many clients"):
         steps(mushrooms, 1, Timing(arrivals=Rounds()), name="fedavg", buffer_size=21)

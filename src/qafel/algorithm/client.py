@@ -12,7 +12,7 @@ from qafel.algorithm.parts import Trained
 from qafel.algorithm.state import State
 from qafel.errors import ConfigError
 from qafel.params import Vector, require_vector
-from qafel.parts import blaming, raise_blamed
+from qafel.parts import errors_of, raise_part_failed
 from qafel.rng import Stream
 from qafel.text import path_of
 
@@ -105,13 +105,13 @@ class Client:
         try:
             vector = rule.vector(start, trained, self.memory)
         except Exception as error:
-            raise_blamed(error, rule, "vector")
+            raise_part_failed(error, rule, "vector")
         vector = require_vector(vector, size, lambda: f"{path_of(rule)}.vector")
         payload = quantizer.encode(vector, Stream.named(self.seed, "client-quantizer", self.number, sequence))
         message = Message(Kind.UPLOAD, self._codec, size, start.version, payload, self.number, sequence, self.weight)
         memory = self.memory
         if rule.needs.client_memory:
-            with blaming(rule, "following"):
+            with errors_of(rule, "following"):
                 memory = rule.following(start, trained, memory, quantizer.decode(payload, size))
         return Made(message.to_bytes(), memory)
 

@@ -30,7 +30,7 @@ from qafel.errors import (
     UnknownClient,
 )
 from qafel.params import Vector, require_finite, require_vector
-from qafel.parts import blaming, raise_blamed
+from qafel.parts import errors_of, raise_part_failed
 from qafel.quantizers import kernels
 from qafel.rng import Stream
 from qafel.text import path_of
@@ -146,7 +146,7 @@ class Server:
             self.rejected[error.reason] += 1
             raise
         except Exception as error:
-            raise_blamed(error, self.accumulator, "add_")
+            raise_part_failed(error, self.accumulator, "add_")
         self.seen.windows[message.sender] = window
         return Accepted(staleness, following, self.accumulator.close_() if self.accumulator.due else None)
 
@@ -156,9 +156,9 @@ class Server:
 
     def step(self, batch: Batch) -> bytes:
         """Step: x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q; return the broadcast. Algorithm 1, lines 9 to 14."""
-        with blaming(self.accumulator, "direction"):
+        with errors_of(self.accumulator, "direction"):
             direction = self.accumulator.direction(batch, self.model)
-        with blaming(self.server_rule, "step_"):
+        with errors_of(self.server_rule, "step_"):
             following = self.server_rule.step_(self.model, direction)
         following = require_vector(following, self.model.size, f"{path_of(self.server_rule)}.step_")
         if not kernels.shared.is_finite(following):

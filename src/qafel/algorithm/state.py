@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DataError
-from qafel.parts import blaming
+from qafel.parts import errors_of
 from qafel.text import path_of
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def restore_(parts: Mapping[str, Part], arrays: Mapping[str, NDArray[Any]], rows
                 state[name] = rows[key].copy()
             else:
                 state[name] = arrays[key].copy() if isinstance(value, np.ndarray) else arrays[key].item()
-        with blaming(part, "restore_"):
+        with errors_of(part, "restore_"):
             part.restore_(state)
 
 
@@ -175,7 +175,7 @@ def like(key: str, value: Any) -> Expected:
 
 
 def _state(part: Part) -> State:
-    with blaming(part, "state"):
+    with errors_of(part, "state"):
         state: object = part.state()
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(value, KEPT) and getattr(value, "dtype", np.dtype(int)).kind in "biuf"

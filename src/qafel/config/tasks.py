@@ -11,14 +11,14 @@ from pydantic import Discriminator, Field, Tag
 from qafel import parts
 from qafel.errors import ConfigError, DataError
 from qafel.lazy import require_installed
-from qafel.parts import Arguments, Kind, PartTable, Section, is_path
+from qafel.parts import Arguments, PartKind, PartTable, Section, is_path
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, Task
 from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.cifar10 import find_cifar10
 from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.shakespeare import find_shakespeare
 
-TASK = Kind(
+TASK = PartKind(
     "task",
     (
         *("name", "clients", "layout", "metric_name", "metric_goal"),

@@ -23,7 +23,7 @@ import numpy as np
 
 from qafel.errors import ConfigError, MalformedPayload
 from qafel.params import Layout, Vector, require_finite, require_vector
-from qafel.parts import Kind, blaming, make, own_path, told
+from qafel.parts import PartKind, custom_path, describe_error, errors_of, make
 from qafel.quantizers.family import as_finite_vector, as_target, check_size
 from qafel.quantizers.measure import gaussian, heavy_tailed, measured
 from qafel.quantizers.protocol import CUSTOM, Codec, Payload, Quantizer, pack_codec
@@ -31,7 +31,7 @@ from qafel.quantizers.spec import FAMILIES, parse
 from qafel.rng import Stream
 from qafel.text import described, path_of
 
-QUANTIZER: Final = Kind("quantizer", ("encode", "decode"))
+QUANTIZER: Final = PartKind("quantizer", ("encode", "decode"))
 _WHOLE: Final = (
     "spec", "codec", "unbiased", "encode", "decode", "add_decoded_", "max_payload_bytes", "omega", "delta",
 )  # fmt: skip
@@ -63,7 +63,7 @@ def make_quantizer(part: object, layout: Layout | None = None) -> Quantizer:
 
     `layout` gives the shapes of the model's tensors, which some quantizers need.
     """
-    if (path := own_path(part, FAMILIES)) is not None:
+    if (path := custom_path(part, FAMILIES)) is not None:
         return as_quantizer(make(cast(str, part), QUANTIZER, known=dict.fromkeys(FAMILIES)), name=path)
     return parse(part, layout) if isinstance(part, str) else as_quantizer(part)
 
@@ -128,11 +128,11 @@ class Custom:
         return getattr(self.part, method, None)
 
     def _asked(self, method: str, size: int) -> Any:
-        with blaming(f"{method} of {self.spec}"):
+        with errors_of(f"{method} of {self.spec}"):
             return getattr(self.part, method)(size)
 
     def _encoded(self, vector: Vector, stream: Stream) -> bytes:
-        with blaming(f"encode of {self.spec}"):
+        with errors_of(f"encode of {self.spec}"):
             payload: object = self.part.encode(vector.copy(), stream)
         if isinstance(payload, bytes):
             return payload
@@ -148,7 +148,9 @@ class Custom:
             with np.errstate(all="ignore"):
                 return _decoded(self.part, bytes(payload), size)
         except Exception as error:
-            raise MalformedPayload(f"{self.spec} cannot read these {len(payload)} bytes: {told(error)}") from error
+            raise MalformedPayload(
+                f"{self.spec} cannot read these {len(payload)} bytes: {describe_error(error)}"
+            ) from error
 
 
 def _decoded(part: Codec, payload: bytes, size: int) -> Vector:
@@ -187,7 +189,8 @@ def _probed(custom: Custom, size: int) -> int:
             _decoded(custom.part, payload, size)
         except Exception as error:
             raise ConfigError(
-                f"{custom.spec} does not decode what it encodes of a {kind} vector of {size} coordinates: {told(error)}"
+                f"{custom.spec} does not decode what it encodes of a {kind} vector of {size} coordinates: "
+                f"{describe_error(error)}"
             ) from error
     longest = max(lengths)
     return longest if len(lengths) == 1 else max(2 * longest, 4 * size)

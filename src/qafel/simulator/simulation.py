@@ -14,7 +14,7 @@ from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Timing
 from qafel.errors import ConfigError, MessageError, RejectedUpload, Stalled
 from qafel.params import Vector
-from qafel.parts import blaming, raise_blamed
+from qafel.parts import errors_of, raise_part_failed
 from qafel.runs.progress import Amount, Count, Traffic
 from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.fleet import Fleet
@@ -254,7 +254,7 @@ class Simulation:
         return False
 
     def _schedule_arrival(self) -> None:
-        with blaming("the arrival law"):
+        with errors_of("the arrival law"):
             arrival = next(self._arrivals, None)
         if arrival is not None:
             try:
@@ -365,7 +365,7 @@ class Simulation:
         try:
             duration = timing.durations.draw(client, number)
         except Exception as error:
-            raise_blamed(error, timing.durations, "draw")
+            raise_part_failed(error, timing.durations, "draw")
         if not _is_time(duration):
             found = f"draw({client}, {number}) of the duration law is {duration!r}"
             raise ConfigError(f"{found}: expected a time of zero or more")

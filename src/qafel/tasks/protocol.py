@@ -11,7 +11,7 @@ from qafel.algorithm import HiddenState, LocalTraining, Trained
 from qafel.algorithm.client import as_trained
 from qafel.errors import PartFailed
 from qafel.params import Layout, Vector, require_vector
-from qafel.parts import blaming
+from qafel.parts import errors_of
 from qafel.rng import Stream
 from qafel.text import path_of
 
@@ -58,7 +58,7 @@ class Task(Protocol):
 
 def train_from(task: Task, client: int, model: Vector, local: LocalTraining, stream: Stream) -> Vector:
     """Return a client's model after local training from any `model`."""
-    with blaming(task, "train"):
+    with errors_of(task, "train"):
         found = task.train(client, HiddenState.of(model.copy()), local, stream)
     return as_trained(found, model.size, f"{path_of(task)}.train").model
 
@@ -79,27 +79,27 @@ class Divisible(Protocol):
 
 def initial_model(task: Task, seed: int) -> Vector:
     """Return the task's x⁰ for this seed. Raises `PartFailed` if it is not a valid vector."""
-    with blaming(task, "initial_model"):
+    with errors_of(task, "initial_model"):
         found = task.initial_model(Stream.named(seed, "initial-model"))
     return require_vector(found, task.layout.size, f"{path_of(task)}.initial_model")
 
 
 def evaluated(task: Task, model: Vector) -> dict[str, float]:
     """Return the figures of a model. Raises `PartFailed` if the metric is missing."""
-    with blaming(task, "evaluate"):
+    with errors_of(task, "evaluate"):
         found: object = task.evaluate(model)
     return _figures(task, found)
 
 
 def evaluated_parts(task: Divisible, model: Vector, parts: Iterable[int]) -> list[tuple[float, ...]]:
     """Return the sums of some parts of an evaluation."""
-    with blaming(task, "evaluate_part"):
+    with errors_of(task, "evaluate_part"):
         return [task.evaluate_part(model, part) for part in parts]
 
 
 def combined(task: Divisible, sums: Sequence[tuple[float, ...]]) -> dict[str, float]:
     """Return the figures of all parts together, as `evaluated` does."""
-    with blaming(task, "combine"):
+    with errors_of(task, "combine"):
         found: object = task.combine(sums)
     return _figures(task, found)
 
@@ -120,7 +120,7 @@ def _figures(task: object, found: object) -> dict[str, float]:
 
 def sample_weights(task: Task) -> list[float]:
     """Return the number of samples of each client over the mean. The weights average to one."""
-    with blaming(task, "samples"):
+    with errors_of(task, "samples"):
         samples = np.array([task.samples(client) for client in range(task.clients)], np.float64)
     weights: list[float] = (samples / samples.mean()).tolist()
     return weights

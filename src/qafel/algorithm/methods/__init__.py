@@ -46,7 +46,7 @@ from qafel.algorithm.parts import Needs
 from qafel.algorithm.server_rules import SGD
 from qafel.errors import ConfigError
 from qafel.params import Layout
-from qafel.parts import Kind, PartName, PartTable, Section, make, one_of, own_path
+from qafel.parts import PartKind, PartName, PartTable, Section, custom_path, make, one_of
 from qafel.quantizers import Identity, make_quantizer, parse
 from qafel.quantizers.spec import FAMILIES
 from qafel.text import did_you_mean
@@ -86,8 +86,8 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 LAWS: Mapping[str, Any] = {"delay-limit": DelayLimit}
 """The staleness laws by name, beside the polynomial one."""
 DEFAULT_CLIENT_LR, DEFAULT_SERVER_LR, DEFAULT_LOCAL_STEPS = 2.0, 0.1, 10
-_KINDS = {role: Kind(role.replace("_", " "), ("begin_",)) for role in PARTS}
-_STALENESS = Kind("staleness law", ("__call__",))
+_KINDS = {role: PartKind(role.replace("_", " "), ("begin_",)) for role in PARTS}
+_STALENESS = PartKind("staleness law", ("__call__",))
 QUANTIZERS = ("client_quantizer", "server_quantizer", "snapshot_quantizer")
 SERVER_PARTS = ("accumulator", "server_rule", "staleness")
 """What only the server works with: a client imports no custom part in these places."""
@@ -172,7 +172,7 @@ class AlgorithmSettings(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         for quantizer in (getattr(self, role) for role in QUANTIZERS):
-            if isinstance(quantizer, str | PartTable) and own_path(quantizer, FAMILIES) is None:
+            if isinstance(quantizer, str | PartTable) and custom_path(quantizer, FAMILIES) is None:
                 parse(str(quantizer))
         self._local()
         if self.staleness is not None and (self._differs("staleness_exponent") or self._differs("staleness_cutoff")):
@@ -184,7 +184,7 @@ class AlgorithmSettings(Section):
     def custom_parts_at_client(self) -> dict[str, str]:
         """The import paths of the custom parts that clients work with, by their roles."""
         roles = [role for role in (*QUANTIZERS, *PARTS) if role not in SERVER_PARTS]
-        found = {role: own_path(getattr(self, role), FAMILIES) for role in roles}
+        found = {role: custom_path(getattr(self, role), FAMILIES) for role in roles}
         return {role: path for role, path in found.items() if path is not None}
 
     def compose(

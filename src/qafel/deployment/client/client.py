@@ -43,7 +43,7 @@ from qafel.errors import (
     MemoryMismatch,
     TrainingFailed,
 )
-from qafel.parts import blaming
+from qafel.parts import errors_of
 from qafel.text import human_seconds
 
 _REPORT_MOST_S: Final = 60.0
@@ -220,7 +220,7 @@ class DeploymentClient:
 
     def finish(self, start: CopiedState, train: Train) -> Made:
         """Train and encode. Algorithm 2, lines 2 to 6. May run in a thread while the hidden state advances."""
-        with blaming(f"the training of client {self.core.number}"):
+        with errors_of(f"the training of client {self.core.number}"):
             return start.client.update(train)
 
     async def send(self, start: CopiedState, made: Made) -> None:

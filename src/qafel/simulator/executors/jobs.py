@@ -14,7 +14,7 @@ from typing import NamedTuple, Self, final
 from qafel.algorithm import Algorithm, Client, ClientRule, HiddenState, LocalTraining, Made, State, Trained
 from qafel.errors import NonFiniteVector, PartFailed, QafelError
 from qafel.params import Vector
-from qafel.parts import raise_blamed
+from qafel.parts import raise_part_failed
 from qafel.rng import Stream
 from qafel.tasks.protocol import Divisible, Task, combined, evaluated
 from qafel.text import path_of
@@ -77,7 +77,7 @@ class Trainer:
         try:
             trained = self.task.train(self._client.number, start, local, stream)
         except (Exception, SystemExit) as error:
-            raise_blamed(error, self.task, "train")
+            raise_part_failed(error, self.task, "train")
         self.training_s += perf_counter() - began
         return trained
 

@@ -9,12 +9,12 @@ from typing import Any, final
 
 from qafel.config import Network, Timing
 from qafel.errors import ConfigError
-from qafel.parts import Kind, blaming, make
+from qafel.parts import PartKind, errors_of, make
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrivals, ConstantRate, Poisson, Rounds, Trace
 from qafel.simulator.timing.durations import Constant, Durations, HalfNormal, LogNormal, Uniform, client_factors
 
-_ARRIVALS = Kind("arrival law", ("__iter__",))
-_DURATIONS = Kind("duration law", ("draw",))
+_ARRIVALS = PartKind("arrival law", ("__iter__",))
+_DURATIONS = PartKind("duration law", ("draw",))
 
 
 @final
@@ -98,7 +98,7 @@ def _arrival_laws(timing: Timing) -> Mapping[str, Callable[..., Any]]:
     }
 
 
-def _law(part: Any, kind: Kind, known: Mapping[str, Callable[..., Any]], seed: int, clients: int) -> Any:
+def _law(part: Any, kind: PartKind, known: Mapping[str, Callable[..., Any]], seed: int, clients: int) -> Any:
     if isinstance(part, AlwaysTraining | Rounds):
         return part
     law = make(part, kind, offered={"seed": seed, "clients": clients}, known=known)
@@ -112,7 +112,7 @@ def _dropout(share: float | Callable[[int], float]) -> Callable[[int], float] | 
 
 
 def _share_of(dropout: Callable[[int], float], client: int) -> float:
-    with blaming("the dropout function"):
+    with errors_of("the dropout function"):
         share = dropout(client)
     if not 0 <= share < 1:
         raise ConfigError(f"dropout({client}) is {share!r}: expected a share from 0 to less than 1")
