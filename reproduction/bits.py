@@ -247,10 +247,10 @@ def _table(measured: EntryRuns) -> Table:
         TableColumn("published, thousands", _published),
         TableColumn.mean("per upload", "upload_bytes_mean", human_bytes),
         TableColumn.mean("per broadcast", "broadcast_bytes_mean", human_bytes),
-        TableColumn.spread("sent up", UP, human_bytes),
+        TableColumn.spread("uploaded", UP, human_bytes),
         TableColumn.spread("broadcast", DOWN, human_bytes),
         *RECEIVED,
-        TableColumn("seeds that met it", target_met),
+        TableColumn("seeds at target", target_met),
         TableColumn.spread("best accuracy", best_accuracy, three_digits),
     )
 

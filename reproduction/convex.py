@@ -293,7 +293,7 @@ def _require_error(measured: EntryRuns) -> None:
 def _mitigates(measured: EntryRuns, method: str, reference: str) -> Verdict:
     _require_error(measured)
     found = end_ratio(measured, method, reference)
-    said = f"{found} times {reference}'s f(x) − f* in the end; {power([found])}"
+    said = f"{found} times {reference}'s final f(x) − f*; {power([found])}"
     return Verdict.of(found.at_most(CLOSE), said)
 
 

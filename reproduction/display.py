@@ -101,9 +101,9 @@ def three_digits(value: float) -> str:
 
 
 END_COLUMNS = (
-    TableColumn.spread("f(x) − f* in the end", settled),
+    TableColumn.spread("final f(x) − f*", settled),
     TableColumn.mean("uploads", "uploads", human_count),
-    TableColumn.mean("sent up", "upload_bytes_total", human_bytes),
+    TableColumn.mean("uploaded", "upload_bytes_total", human_bytes),
     TableColumn.mean("broadcast", "broadcast_bytes_total", human_bytes),
 )
 """The final level and the traffic of a method."""

@@ -90,7 +90,7 @@ claims and settings.
 - Numbers in brackets are 90 % intervals over paired seeds; ± is the standard deviation over seeds.
 - "Detectable factor: F" states the power: a bound that lies a factor of F away from the truth is decided in four of
   five cases.
-- "In the end" is the mean over the last tenth of a run's evaluations, at least three.
+- A final value is the mean over the last tenth of a run's evaluations, at least three.
 - Run time is an upper bound: the machine did other work as well.
 - Concurrency is the number of clients that train at the same time.
 - The [quantizers](quantizers.md) are named with their bits per coordinate."""
@@ -148,7 +148,7 @@ class Experiment:
         if self.result is None:
             head = f"## {self.title}\n\n{self.entry.paper}. `{self.command}`"
             return f"{anchor}{head}\n\nNot run: none of its {len(self.planned)} runs is finished.\n"
-        return anchor + self.result.markdown(self.title, f"images/paper/{self.name}.png")
+        return anchor + self.result.markdown(self.title, f"images/paper/{self.name}.png", self.result.source.extent())
 
 
 def _outcome(verdict: Verdict | None) -> str:

@@ -192,7 +192,7 @@ def _pilots_table(measured: EntryRuns) -> Table:
         measured.by_method(),
         TableColumn.mean("uploads", "uploads", human_count),
         TableColumn.mean("best accuracy", best_accuracy, three_digits),
-        TableColumn.mean("in the end", settled, three_digits),
+        TableColumn.mean("final accuracy", settled, three_digits),
         TableColumn.mean("target", made_target, three_digits),
     )
 

@@ -291,11 +291,11 @@ def table(measured: EntryRuns) -> Table:
         [group.of(concurrency=at) for group in measured.by_method() for at in group.places("concurrency")],
         TableColumn("concurrency", place, lambda value: f"{value:g}"),
         TableColumn.spread("uploads to target", to_target("uploads"), human_count),
-        TableColumn.spread("sent up", sent_up, human_bytes),
+        TableColumn.spread("uploaded", sent_up, human_bytes),
         TableColumn.spread("broadcast", to_target("broadcast_bytes_total"), human_bytes),
         *RECEIVED,
-        TableColumn("fewer bytes up", fewer_bytes, lambda value: f"{value:.3g}×"),
-        TableColumn("seeds that met it", target_met),
+        TableColumn("fewer bytes uploaded", fewer_bytes, lambda value: f"{value:.3g}×"),
+        TableColumn("seeds at target", target_met),
         TableColumn.spread("best accuracy", best_accuracy, three_digits),
     )
 
@@ -387,7 +387,7 @@ def _seeds_table(measured: EntryRuns) -> Table:
     return Table.of(
         "seed",
         measured.by_method(),
-        TableColumn.mean("accuracy in the end", settled, three_digits),
+        TableColumn.mean("final accuracy", settled, three_digits),
         TableColumn.mean("best accuracy", best_accuracy, three_digits),
         TableColumn.mean("uploads to target", to_target("uploads"), human_count),
         TableColumn("status", lambda runs: str(runs.runs()[0].summary["status"])),

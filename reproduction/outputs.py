@@ -193,7 +193,7 @@ class EntryResult:
         """Write all files."""
         texts = {
             "table.csv": self.csv(),
-            "table.md": self.markdown(self.entry.title, "figure.png"),
+            "table.md": self.markdown(self.entry.title, "figure.png", self.source.sentence()),
             "index.html": self.page(),
             "claims.json": json.dumps(self.claims(), indent=2, ensure_ascii=False) + "\n",
         }
@@ -211,8 +211,8 @@ class EntryResult:
         ]
         return self.table.csv(comments)
 
-    def markdown(self, title: str, figure: str) -> str:
-        """A section of a document, with the figure at this path."""
+    def markdown(self, title: str, figure: str, source: str) -> str:
+        """A section of a document, with the figure at this path; `source` describes the runs."""
         claims = "\n".join(
             f"| {claim.text} ({claim.where}) | **{verdict.result}** | {verdict.because} |".replace("\n", " ")
             for claim, verdict in self.verdicts
@@ -225,7 +225,7 @@ class EntryResult:
             self.table.markdown(),
             *self.notes,
             f"| claim | verdict | measured |\n|---|---|---|\n{claims}" if claims else "",
-            self.source.sentence(),
+            source,
             f'<details markdown="1"><summary>Settings</summary>\n\n{settings}\n\n</details>',
         ]
         return "\n\n".join(part for part in parts if part) + "\n"

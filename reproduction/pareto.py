@@ -103,7 +103,7 @@ def _table(measured: EntryRuns) -> Table:
         measured.by_method(),
         TableColumn("δ_c", partial(delta, 0)),
         TableColumn("δ_s", partial(delta, 1)),
-        TableColumn.spread("f(x) − f* in the end", settled),
+        TableColumn.spread("final f(x) − f*", settled),
         TableColumn.mean("all bytes", _sent, human_bytes),
         *(TableColumn.spread(f"bytes to {level:g}", partial(_bytes_to, level), human_bytes) for level in LEVELS),
         TableColumn(f"of FedBuff's to {LEVELS[-1]:g}", share, lambda value: f"{value:.3f}×"),
@@ -159,7 +159,7 @@ def _panels(measured: EntryRuns) -> list[Panel]:
     curves = [curve(family, measured.runs(label), "bytes") for family, label in way.items()]
     uploads = f"after {measured.runs()[0].number('uploads'):,.0f} uploads"
     x = Axis("all bytes, up and broadcast", log=True, unit="B")
-    end, low = (Axis(label, log=True) for label in ("f(x) − f* in the end", "f(x) − f*"))
+    end, low = (Axis(label, log=True) for label in ("final f(x) − f*", "f(x) − f*"))
     return not_empty(
         [
             Panel("front", uploads, x, end, (*families, front), f"On the front: {', '.join(best)}."),

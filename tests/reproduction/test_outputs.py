@@ -54,9 +54,9 @@ def test_the_csv_has_a_row_per_method_and_all_digits(tiny):
     lines = (tiny.folder / "table.csv").read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
     assert [row["method"] for row in rows] == ["FedBuff, unquantized", "QAFeL, server 3 bits", "direct, server 3 bits"]
-    assert all(float(row["f(x) − f* in the end, min"]) <= float(row["f(x) − f* in the end"]) for row in rows)
-    assert rows[0]["f(x) − f* in the end, seeds"] == "2"
-    assert float(rows[0]["sent up"]) == 400 * 516
+    assert all(float(row["final f(x) − f*, min"]) <= float(row["final f(x) − f*"]) for row in rows)
+    assert rows[0]["final f(x) − f*, seeds"] == "2"
+    assert float(rows[0]["uploaded"]) == 400 * 516
 
 
 def test_the_markdown_can_be_pasted(tiny):
