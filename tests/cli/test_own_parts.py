@@ -108,7 +108,7 @@ def test_a_plan_for_an_own_task_and_quantizer(module):
     quantizers = ["--client-quantizer", f"{module}:Half", "--server-quantizer", f"{module}:Half"]
     short = ["--byte-budget", "1MB", "--pilot-uploads", 400, "--seeds", 2, "--workers", 1, "--quiet", "--json"]
     out, _ = qafel_here("plan", "own.toml", "--set", "task.arguments.clients=40", *quantizers, *short)
-    assert json.loads(out)["recommended"]["client_quantizer"] == f"{module}:Half"
+    assert json.loads(out)["recommended"]["pair"]["client"] == f"{module}:Half"
 
 
 def test_own_quantizers_in_the_table_and_own_recipes_shown(tmp_path, module):

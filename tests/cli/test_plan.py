@@ -57,8 +57,8 @@ def test_a_plan_is_shown_written_and_can_be_run(here):
         assert words in found.stdout
     assert load_recipe("plan.toml").stop.traffic_bytes == 100_000
     again = json.loads(qafel_plan("small.toml", "--byte-budget", "100kB", *short, "--json").stdout)
-    assert load_recipe("plan.toml").algorithm.client_quantizer == again["recommended"]["client_quantizer"]
-    assert again["recommended"]["upload_bytes"] + again["recommended"]["broadcast_bytes"] <= 101_000
+    assert load_recipe("plan.toml").algorithm.client_quantizer == again["recommended"]["pair"]["client"]
+    assert sum(again["recommended"]["spent"][name] for name in ("upload_bytes", "broadcast_bytes")) <= 101_000
     other = qafel_plan("small.toml", "--target", 0.5, *short)
     assert other.exit_code == 0, other.output
     assert not list((here / "plan").glob("*.old*")), "a pilot serves every target"

@@ -44,7 +44,7 @@ def test_seeds_are_how_many_or_which(text, seeds):
 
 @pytest.mark.parametrize("text", ["0", "-3", "", ",", "five", "1.5", "1-3"])
 def test_seeds_that_are_none_are_refused(text):
-    with pytest.raises(ConfigError, match="`seeds` are"):
+    with pytest.raises(ConfigError, match="`seeds`"):
         parse_seeds(text)
 
 
@@ -55,7 +55,7 @@ def test_python_values_are_settings():
     assert settings["algorithm.client_quantizer"] == ['"qsgd:4"']
     runs = grid(["mushrooms-fedbuff"], [0], as_settings({"algorithm.client_lr": (0.5, 1.0), "stop.uploads": 9}))
     assert [(run.config.algorithm.client_lr, run.config.stop.uploads) for run in runs] == [(0.5, 9), (1.0, 9)]
-    with pytest.raises(ConfigError, match="takes numbers, text"):
+    with pytest.raises(ConfigError, match="numbers"):
         as_settings({"algorithm.client_lr": object()})
 
 
@@ -80,7 +80,7 @@ def test_files_of_one_name_are_called_as_their_files(tmp_path):
         "a-seed0",
         "b-seed0",
     ]
-    with pytest.raises(ConfigError, match="several recipes are called 'run'"):
+    with pytest.raises(ConfigError, match="'run'"):
         grid([{"stop": {"uploads": 1}}, {"stop": {"uploads": 2}}], [0], {})
 
 
@@ -91,9 +91,9 @@ def test_files_of_one_name_are_called_as_their_files(tmp_path):
         (["algorithm.client_quantizer=qsgd:4,qsgdd:4"], "did you mean 'qsgd'"),
         (["algorithm.client_lr=1,2", "stop.upload=3"], "unknown key 'stop.upload'"),
         (["algorithm.method=qafel,fedavg"], r"by definition.*\(at algorithm.method=fedavg\)"),
-        (["seed=1,2"], "say `seeds`"),
-        (["algorithm.client_lr"], "a setting is section.key=value or"),
-        (["algorithm.client_lr=1,,2"], "a setting is section.key=value or"),
+        (["seed=1,2"], "`seeds`"),
+        (["algorithm.client_lr"], "section.key=value"),
+        (["algorithm.client_lr=1,,2"], "section.key=value"),
     ],
 )
 def test_a_mistake_in_one_combination_is_found_in_the_plan(settings, words):
@@ -104,8 +104,8 @@ def test_a_mistake_in_one_combination_is_found_in_the_plan(settings, words):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("task.clients=10,9000", "clients=9000-seed0: .*between 1 and 8124 clients"),
-        ("algorithm.batch_size=8", "fedbuff-seed0: .*leave algorithm.batch_size out"),
+        ("task.clients=10,9000", "clients=9000-seed0: .*8124"),
+        ("algorithm.batch_size=8", "fedbuff-seed0: .*batch_size"),
         ("timing.trace=gone.csv", "gone.csv"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`qafel sweep`: recipes × seeds × values of settings, a run directory each, one report."""
+"""`qafel sweep`: recipes × seeds × settings, with a run directory each and one report."""
 
 from __future__ import annotations
 
@@ -33,27 +33,22 @@ def sweep(
     recipes: Annotated[
         list[str], typer.Argument(metavar="RECIPE...", help="Names of recipes (`qafel recipes`) or TOML files.")
     ],
-    seeds: Annotated[str, typer.Option(help="How many, from 0 on, or which: 3,7,9.")] = "5",
+    seeds: Annotated[str, typer.Option(help="The number of seeds, or a list: 3,7,9.")] = "5",
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="A.B=C,D",
-            help="Change a setting; of several values, each in turn. Of several such settings, all combinations.",
-        ),
+        typer.Option("--set", metavar="A.B=C,D", help="Values of a setting; the sweep runs all combinations."),
     ] = None,
     start_from: StartOption = None,
     out: Annotated[Path, typer.Option(help="The folder of run directories, report and table.")] = Path("sweep"),
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; one per core by default.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")] = None,
     track: TrackOption = None,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run recipes with several seeds and settings, and compare them in one report.
 
-    A finished run is left alone, an interrupted one goes on, so the same command continues a sweep and a longer one
-    extends it. Values are separated by commas; a comma before key= belongs to the value (top_k:0.5,round=down), and so
-    does one within quotes, brackets or braces.
+    The same command resumes a sweep, and one with more values or seeds extends it. Commas separate values, except
+    before key= (top_k:0.5,round=down) and within quotes or brackets.
 
     Example: qafel sweep mushrooms-qafel-4bit mushrooms-fedbuff --seeds 5 --set algorithm.client_lr=1,2,4
     """

@@ -10,6 +10,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from qafel import drawing
+from qafel.cli import advanced
 from qafel.cli.console import (
     JsonOption,
     LiveBars,
@@ -41,28 +42,24 @@ def tune(
     recipe: RecipeName,
     search: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="A.B=SPEC",
-            help="What to search: low:high, low:high:log, or a,b,c; may be repeated. Both learning rates by default, "
-            "two decades to either side of the recipe's own.",
-        ),
+        typer.Option(metavar="A.B=SPEC", help="A setting to search, as low:high, low:high:log or a,b,c; repeatable."),
     ] = None,
-    objective: Annotated[ObjectiveName, typer.Option(help="What is to be small until the target.")] = "uploads",
-    target: Annotated[float | None, typer.Option(help="The metric to reach; the recipe's own by default.")] = None,
-    trials: Annotated[int, typer.Option(min=1, help="How many, with those that are in the folder.")] = 30,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Begin no trial after that; the check follows.")] = None,
+    objective: Annotated[ObjectiveName, typer.Option(help="The cost to minimise.")] = "uploads",
+    target: Annotated[float | None, typer.Option(help="The metric to reach; by default the recipe's target.")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="The number of trials, with those in the folder.")] = 30,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
-    check: Annotated[int, typer.Option(min=0, help="Unseen seeds to run the best trials with at the end.")] = 5,
     settings: SetOption = None,
-    start_from: StartOption = None,
-    seed: Annotated[int | None, typer.Option(help="Of the search, and the first of the runs.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write; tune/NAME by default.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Trials, or seeds of the check, at a time.")] = 1,
-    executor: Annotated[ExecutorName, typer.Option(help="Where the clients of a trial train.")] = "inline",
+    out: Annotated[Path | None, typer.Option(help="The folder for results; by default tune/NAME.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Trials that run in parallel.")] = 1,
     json_output: JsonOption = False,
     quiet: QuietOption = False,
+    seconds: Annotated[float | None, advanced(min=0, help="Start no trial after this many seconds.")] = None,
+    check: Annotated[int, advanced(min=0, help="New seeds on which the best trials run again at the end.")] = 5,
+    start_from: StartOption = None,
+    seed: Annotated[int | None, advanced(help="The seed of the search, and the first seed of the runs.")] = None,
+    executor: Annotated[ExecutorName, advanced(help="Where the clients of a trial train.")] = "inline",
 ) -> None:
-    """Search learning rates, and whatever else, for the least cost of reaching a target. Goes on if it was killed.
+    """Search settings, by default learning rates, for the least cost of reaching a target. Resumes if it was stopped.
 
     Example: qafel tune mushrooms-qafel-4bit --target 0.01 --trials 40 --set stop.server_steps=2000
     """
@@ -100,7 +97,7 @@ def tune(
 
 @final
 class _TuneProgress(LiveBars):
-    """One bar: how many trials are done, which one runs and how, and the best so far."""
+    """A bar with the number of finished trials, the best one, and the trial that runs."""
 
     def __init__(self, name: str, trials: int, quiet: bool) -> None:
         super().__init__(
@@ -125,7 +122,7 @@ class _TuneProgress(LiveBars):
         self.bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}" if wide else what)
 
     def __exit__(self, *error: object) -> None:
-        if not any(error):  # a search may be at its end before all trials: out of time, or out of settings
+        if not any(error):  # a search may end early
             self.bars.update(self._bar, total=self.bars.tasks[0].completed)
         super().__exit__(*error)
 

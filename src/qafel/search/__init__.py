@@ -1,17 +1,17 @@
 """Many runs: sweeps, tuning and planning.
 
-runner     makes runs in worker processes; skips finished runs, resumes interrupted ones, reports failures
-grid       the runs of a sweep: recipes × seeds × settings
-sweeps     `qafel sweep`: makes the runs, a report and a table
-space      the settings that a search varies
-trial      one trial of a search: its runs, its objective, its outcome
-study      the Optuna study that proposes trials
-tuning     `qafel tune`: the search loop
-result     the trials in order, and sentences about them
-page       trials.csv, best.toml and index.html
-planning   `qafel plan`: a race of quantizers and K for a budget
-courses    the metric by uploads, and its extrapolation
-plan_text  a plan in words and as JSON
+runner     Makes runs in worker processes. Skips finished runs, resumes interrupted ones, reports failures.
+grid       The runs of a sweep: recipes × seeds × settings.
+sweeps     `qafel sweep`: the runs, a report and a table.
+space      The settings that a search varies.
+trial      One trial of a search: its runs, its objective, its outcome.
+study      The Optuna study that proposes and prunes trials.
+tuning     `qafel tune`: the search loop.
+result     The trials in order, and sentences about them.
+page       The files trials.csv, best.toml and index.html.
+planning   `qafel plan`: a race of quantizers and K for a budget.
+courses    The metric by uploads, and its extrapolation.
+plan_text  A plan in words and as JSON.
 """
 
 from qafel.search.courses import Interval

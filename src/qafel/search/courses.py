@@ -1,13 +1,15 @@
 """The course of a metric by uploads, from short runs with common seeds, and its extrapolation.
 
-A course is measured up to the end of its runs. Uploads to a level are read from the runs where they reached it.
+A course is measured up to the end of its runs. Uploads to a level are read from the runs that reached it.
 
-Beyond the end, the height h of the metric (−log of a positive loss, or the metric itself) follows one of three laws:
-h = a + b·log u, h = a + b·√u, or h = a + b·u. Each law is fitted to the first half of the runs and predicts when they
-reached the height of their end. The law with the smallest error is the best one. A predicted range spans the best law
-and the next slower one, since most runs slow down; if the best law was too slow, also the next faster one. The range
-includes the error of the best law in the back-test, the noise of evaluations (residuals drawn from the runs), and the
-difference between seeds: s·√(1 + 1/n) of the logarithm of uploads, with Student's t for n seeds.
+Metrics become heights h, so that progress is upwards: −log of a positive loss, or the metric itself. Beyond the end,
+the height follows one of three laws: h = a + b·log u, h = a + b·√u, or h = a + b·u. Each law is fitted to the first
+half of the runs and predicts when they reached the height of their end. The law with the smallest error is the best.
+
+Most runs slow down. So a predicted range spans the best law and the next slower one. If the best law was too slow in
+the back-test, the range also spans the next faster one. The range adds the error of the best law in the back-test. It
+includes the noise of evaluations, with residuals drawn from the runs. It includes the difference between seeds:
+s·√(1 + 1/n) of the logarithm of uploads, with Student's t for n seeds.
 """
 
 from __future__ import annotations
@@ -171,7 +173,7 @@ class Course:
 
     @staticmethod
     def of(runs: Sequence[Run], scale: Scale, uploads: float) -> Course:
-        """The course of these runs up to so many uploads."""
+        """The course of these runs, up to `uploads`."""
         curves = []
         for run in runs:
             counts, metric = run.column("uploads"), run.column("metric")
@@ -231,10 +233,10 @@ class Course:
         return all(math.isfinite(curve.first_hit(height)) for curve in self.curves)
 
     def uploads_until(self, height: float, every: float, stream: Stream) -> Interval:
-        """The uploads at which a new run with another seed meets a height at one of its evaluations.
+        """Predict the uploads of a new run with another seed until one of its evaluations meets a height.
 
-        every    uploads between two evaluations of the new run
-        stream   draws noise and seeds
+        every    Uploads between two evaluations of the new run.
+        stream   The source of the draws of noise and seeds.
         """
         if self.diverged:
             return NEVER
@@ -263,7 +265,7 @@ class Course:
         return Interval(*rounded, every * math.ceil(math.exp(high) / every) if high < 700 else math.inf)
 
     def height_after(self, uploads: float) -> Interval:
-        """The smooth height after so many uploads, with the limits that the laws span."""
+        """The smooth height after `uploads`, with the limits that the laws span."""
         if uploads <= self.end:
             return Interval(*(3 * (self.height_at(uploads),)))
         error = self._error_at(uploads)

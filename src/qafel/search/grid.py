@@ -1,8 +1,8 @@
-"""What a sweep runs: every recipe with every seed and every combination of values of settings.
+"""The runs of a sweep: every recipe with every seed and every combination of settings.
 
-algorithm.client_lr=0.5,1,2                                  three values
-algorithm.client_quantizer=top_k:0.5,round=down,qsgd:4       two: `key=…` belongs to the value before it
-task.arguments={a = 1, b = 2}                                one: so does what stands in quotes, brackets or braces
+algorithm.client_lr=0.5,1,2                                  Three values.
+algorithm.client_quantizer=top_k:0.5,round=down,qsgd:4       Two values: `key=…` belongs to the value before it.
+task.arguments={a = 1, b = 2}                                One value: quotes and brackets protect commas.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,40 +27,46 @@ from qafel.tasks.protocol import Task
 from qafel.text import split_list
 
 Recipe: TypeAlias = str | Path | Mapping[str, Any]
-"""A recipe's name, a TOML file, or what such a file says as a table."""
+"""A recipe's name, a TOML file, or the content of such a file as a table."""
 Settings: TypeAlias = Mapping[str, Sequence[str]]
-"""The values of each setting, by its path, as `--set` takes them: TOML, or text where it is not."""
+"""The values of each setting by its path, as in `--set`: TOML or plain text."""
 
 _LONGEST = 120  # letters of a name; folders of many file systems end at 255 bytes
 
 
 def parse_seeds(text: str) -> list[int]:
-    """The seeds of `--seeds`: 5 is 0 to 4, and 3,7,9 are those; a single one is 7, with its comma."""
-    parts = [part.strip() for part in text.split(",")]
-    listed = [part for part in parts if part]
-    if not listed or not all(re.fullmatch(r"[+-]?\d+", part) for part in listed):
-        raise ConfigError(f"`seeds` are how many (5: seeds 0 to 4) or which (3,7,9), got {text!r}")
-    if len(parts) > 1:
+    """The seeds of `--seeds`: "5" means 0 to 4, "3,7,9" a list, and "7," a single seed."""
+    try:
+        listed = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        listed = []
+    return seeds_of(listed if "," in text or not listed else listed[0])
+
+
+def seeds_of(seeds: object) -> list[int]:
+    """The list of seeds that a number of seeds, or a list of them, means."""
+    if isinstance(seeds, int) and seeds > 0:
+        return list(range(seeds))
+    listed = list(seeds) if isinstance(seeds, Iterable) else []
+    if listed and all(isinstance(seed, Integral) for seed in listed):
         return list(dict.fromkeys(map(int, listed)))
-    if (count := int(listed[0])) < 1:
-        raise ConfigError(f"`seeds` are 1 or more, or a list such as 3,7,9; got {text!r}")
-    return list(range(count))
+    raise ConfigError(f"`seeds` must be a number (5: seeds 0 to 4) or a list (3,7,9); got {seeds!r}.")
 
 
 def parse_settings(texts: Iterable[str]) -> Settings:
-    """What `--set A.B=C` and `--set A.B=1,2,3` say; a setting that is given again has those values, too."""
+    """The values of `--set A.B=C` and `--set A.B=1,2,3`. A repeated setting has all values."""
     found: dict[str, list[str]] = {}
     for text in texts:
         path, equals, values = (part.strip() for part in text.partition("="))
         split = split_list(values)
         if not equals or not path or not all(split):
-            raise ConfigError(f"a setting is section.key=value or section.key=a,b,c, got {text!r}")
+            raise ConfigError(f"A setting must be section.key=value or section.key=a,b,c; got {text!r}.")
         found[path] = list(dict.fromkeys([*found.get(path, ()), *split]))
     return found
 
 
 def as_settings(values: Mapping[str, object]) -> Settings:
-    """Python's values as `--set` takes them; a list or a tuple holds several values."""
+    """Python values as `--set` takes them. A list or tuple holds several values."""
     return {
         path: [_toml(path, one) for one in (several if isinstance(several, list | tuple) else (several,))]
         for path, several in values.items()
@@ -70,21 +77,21 @@ def _toml(path: str, value: Any) -> str:
     try:
         return tomli_w.dumps({"v": value.item() if hasattr(value, "item") else value}).removeprefix("v = ").strip()
     except TypeError:
-        raise ConfigError(f"{path} takes numbers, text or truth values, got {value!r}") from None
+        raise ConfigError(f"{path} takes numbers, text or booleans; got {value!r}.") from None
 
 
 def grid(recipes: Sequence[Recipe], seeds: Sequence[int], settings: Settings) -> list[RunSpec]:
-    """Every recipe with every combination of the settings' values and every seed.
+    """Every recipe with every combination of settings and every seed. Raises `ConfigError` for a mistake in any.
 
-    A mistake in any of them is a `ConfigError`. A run's name is its recipe's, with the values of what varies.
+    The name of a run is the recipe's name with the values that vary.
     """
     if "seed" in settings:
-        raise ConfigError("a sweep's seeds are given as such: leave the setting seed out, and say `seeds`")
+        raise ConfigError("Set the seeds of a sweep by `seeds`, not by the setting seed.")
     recipes = [recipe for place, recipe in enumerate(recipes) if recipe not in recipes[:place]]
     if empty := [path for path, values in settings.items() if not values]:
-        raise ConfigError(f"{empty[0]} is given no value")
+        raise ConfigError(f"{empty[0]} needs at least one value.")
     if not recipes or not seeds:
-        raise ConfigError("a sweep takes at least one recipe and one seed")
+        raise ConfigError("A sweep needs at least one recipe and one seed.")
     runs: list[RunSpec] = []
     for base, recipe in zip(_names(recipes, settings), recipes, strict=True):
         for values in itertools.product(*settings.values()):
@@ -100,7 +107,7 @@ def grid(recipes: Sequence[Recipe], seeds: Sequence[int], settings: Settings) ->
 
 
 def _names(recipes: Sequence[Recipe], settings: Settings) -> list[str]:
-    """A name for each recipe: its own; if others share it, that of its file."""
+    """A name for each recipe: the name of its file if several recipes share a name."""
     first = {path: values[0] for path, values in settings.items()}
     names = [_load(recipe, first, 0, {}).name for recipe in recipes]
     shared = Counter(names)
@@ -109,7 +116,7 @@ def _names(recipes: Sequence[Recipe], settings: Settings) -> list[str]:
         for name, recipe in zip(names, recipes, strict=True)
     ]
     if doubled := [name for name, times in Counter(names).items() if times > 1]:
-        raise ConfigError(f"several recipes are called {doubled[0]!r}: give each a name of its own")
+        raise ConfigError(f"Several recipes have the name {doubled[0]!r}. Give each a different `name`.")
     return names
 
 
@@ -128,13 +135,13 @@ def _where(varied: Mapping[str, object]) -> str:
 
 
 def _key(path: str, varied: Mapping[str, str]) -> str:
-    """The last part of a setting's path; all of it, if another one ends alike."""
+    """The last part of a setting's path; the whole path if another one has the same last part."""
     last = path.rpartition(".")[2]
     return path if sum(other.rpartition(".")[2] == last for other in varied) > 1 else last
 
 
 def _short(name: str) -> str:
-    """A name that is a folder's, too: without letters that some file system or shell minds, and not too long."""
+    """The name as a folder name: short, and without special characters."""
     plain = re.sub(r"[^\w.+=-]+", "-", name.replace('"', "")).strip("-")
     return plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 9]}-{_digest(name)}"
 
@@ -144,14 +151,14 @@ def _digest(text: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """A setting's value in a table: an own part with arguments as it would be called."""
+    """A setting's value for a table. A custom part appears as its call."""
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def require_sound(runs: Iterable[RunSpec]) -> list[str]:
-    """Begin a run of each kind, without writing anything, so that a mistake in any of them shows before the first one.
+    """Start one run of each configuration without writing anything, so that mistakes show before the sweep begins.
 
-    Kinds differ by more than the seed. Returns the warnings of their quantizers, each once.
+    Returns the warnings about quantizers, each once.
     """
     warnings: dict[str, None] = {}
     task: Task | None = None
@@ -167,13 +174,13 @@ def require_sound(runs: Iterable[RunSpec]) -> list[str]:
                 task = config.task.make()
             algorithm, start = config.algorithm.compose(task.layout), config.initial_model(task)
             simulation = Simulation(task, algorithm, config.timing, config.seed, start=start)
-            if run.cheap:  # what a task thinks of the settings of local training shows when it trains
+            if run.cheap:  # some mistakes show only when a client trains
                 simulation.begin()
                 simulation.advance()
         except UserError as error:
             kind = PartFailed if isinstance(error, PartFailed) else ConfigError
             raise kind(f"{run.folder}: {error}") from error.__cause__
-        except Exception:  # the run itself will say it, and the others are made
+        except Exception:  # the run itself will fail, and the others continue
             continue
         warnings |= dict.fromkeys(quantizer_warnings(algorithm, task.layout.size))
     return list(warnings)

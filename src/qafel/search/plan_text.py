@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from qafel.config import Config
-from qafel.search.courses import Interval
-from qafel.search.planning import Entrant, Plan, Prediction
+from qafel.search.courses import Course
+from qafel.search.planning import Plan, Prediction
 from qafel.tasks.protocol import Task
 from qafel.text import human_bytes, human_count, human_metric, human_seconds
 from qafel.theory import Setting, estimate_constants, largest_client_lr, largest_server_lr, max_staleness
@@ -31,7 +32,7 @@ def caveats(plan: Plan) -> list[str]:
             times = best.uploads.middle / request.pilot_uploads
             text += f" The prediction extrapolates {times:.2g} times as far; its range spans the laws {laws}."
         else:
-            text += " Its course does not lead there, so there is no prediction of uploads."
+            text += " The course does not lead there: no prediction of uploads."
         said.append(text + " Increase `pilot_uploads` to measure more.")
     elif request.target is None and best.run_uploads > 1.5 * request.pilot_uploads:
         times = best.run_uploads / request.pilot_uploads
@@ -50,7 +51,7 @@ def _budget_is_tiny(plan: Plan) -> bool:
     return one_step and any(it > 1.000001 * most for it, most in zip(spent, limits, strict=True))
 
 
-def _course(plan: Plan, prediction: Prediction) -> Any:
+def _course(plan: Plan, prediction: Prediction) -> Course:
     return next(it.course for it in plan.rounds[-1].ranked if it.pair == prediction.pair)
 
 
@@ -101,55 +102,25 @@ def theory(config: Config, task: Task, prediction: Prediction) -> str:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan as plain values."""
     request = plan.request
-    return {
-        "recipe": request.config.name,
-        "target": request.target,
-        "byte_budget": request.budget_bytes,
-        "time_budget": request.budget_s,
-        "counted": request.counted,
-        "caveats": caveats(plan),
-        "recommended": prediction_json(plan.recommended),
-        "fedbuff": prediction_json(plan.fedbuff),
-        "others": [prediction_json(it) for it in plan.others],
-        "why": reasons(plan),
-        "back_test": plan.reference.back_test,
-        "rounds": [
-            {"uploads": it.uploads, "level": it.level, "candidates": [_entrant_json(one) for one in it.ranked]}
-            for it in plan.rounds
-        ],
-    }
+    aims = {"target": request.target, "byte_budget": request.budget_bytes, "time_budget": request.budget_s}
+    words = {"recipe": request.config.name, "caveats": caveats(plan), "why": reasons(plan)}
+    found = {"recommended": plan.recommended, "fedbuff": plan.fedbuff, "others": plan.others, "rounds": plan.rounds}
+    return {**words, **aims, "counted": request.counted, "back_test": plan.reference.back_test, **_plain(found)}
 
 
-def _entrant_json(it: Entrant) -> dict[str, Any]:
-    names = {"client_quantizer": it.pair.client, "server_quantizer": it.pair.server, "buffer_size": it.pair.buffer_size}
-    return names | {"cost": _finite(it.cost), "slowdown": _finite(it.slowdown), "diverged": it.course.diverged}
-
-
-def prediction_json(it: Prediction) -> dict[str, Any]:
-    """A prediction as plain values."""
-    return {
-        "client_quantizer": it.pair.client,
-        "server_quantizer": it.pair.server,
-        "buffer_size": it.pair.buffer_size,
-        "uploads": _interval(it.uploads),
-        "measured": it.measured,
-        "slowdown": _finite(it.slowdown),
-        "run_uploads": it.run_uploads,
-        "metric": _interval(it.metric),
-        "within": it.within,
-        "upload_bytes": it.spent.upload_bytes,
-        "broadcast_bytes": it.spent.broadcast_bytes,
-        "received_bytes": it.spent.received_bytes,
-        "time": it.spent.time,
-    }
-
-
-def _interval(it: Interval) -> dict[str, float | None]:
-    return {name: _finite(value) for name, value in it._asdict().items()}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """A value without tuples and dataclasses, and with None in place of infinity and NaN."""
+    if isinstance(value, Course):
+        return {"uploads": _plain(value.end), "diverged": value.diverged}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def column(it: Prediction) -> dict[str, str]:

@@ -30,13 +30,13 @@ from qafel.search.runner import RunSpec
 RATES = (4.0, 2.0, 1.0, 0.5, 0.25)
 """Bits per coordinate of the default candidates."""
 SMALLEST_TRELLIS = 1024
-"""With fewer coordinates `trellis` has no advantage over `rotated`."""
+"""With fewer coordinates `trellis` sends the same as `rotated`."""
 SMALL_CLIENTS = ("rotated:4", "rotated:3", "rotated:2", "rotated:1")
 SMALL_SERVERS = ("rotated:4", "rotated:3", "sign")
 SNAPSHOT = "trellis:4"
 """The snapshot quantizer of a plan that counts received bytes."""
 FACTOR = 4
-"""Each round of the race keeps one candidate in so many, and is so many times as long as the round before."""
+"""Each round keeps one candidate in four, and is four times as long as the round before."""
 FINALISTS = 3
 _LISTED = 5
 _FIRST_ROUND = 16
@@ -107,15 +107,15 @@ def for_thin_downlinks(config: Config, layout: Layout) -> Config:
 class PlanRequest:
     """The question of a plan.
 
-    config          the recipe
-    candidates      the quantizers and K to choose from
-    target          the metric to reach
-    budget_bytes    bytes to spend at most, as `counted` defines them
-    budget_s        time to spend at most, in units of the recipe's clock
-    most_uploads    how many times FedBuff's uploads to the same level are acceptable
-    pilot_uploads   uploads of each run in the last round
-    seeds           runs of each finalist
-    seed            the first of their seeds
+    config          The recipe.
+    candidates      The quantizers and K to choose from.
+    target          The metric to reach.
+    budget_bytes    The largest number of bytes, as `counted` defines them.
+    budget_s        The longest time, in units of the recipe's clock.
+    most_uploads    The acceptable number of uploads, as a multiple of FedBuff's to the same level.
+    pilot_uploads   Uploads of each run in the last round.
+    seeds           The number of runs of each finalist.
+    seed            The first of their seeds.
     """
 
     config: Config
@@ -134,7 +134,7 @@ class PlanRequest:
         if method not in ("qafel", "fedbuff"):
             raise ConfigError(f"A plan needs a recipe of qafel or fedbuff. The method of {name} is {method}.")
         if self.target is None and self.budget_bytes is None and self.budget_s is None:
-            raise ConfigError("A plan needs a byte budget, a time budget or a `target`. The recipe has no target.")
+            raise ConfigError("A plan needs a byte budget, a time budget or a `target`. Give one of them.")
         if self.target is not None and not math.isfinite(self.target):
             raise ConfigError(f"The target must be a finite number; got {self.target}.")
         if self.budget_bytes is not None and not 1 <= self.budget_bytes < math.inf:
@@ -179,7 +179,7 @@ class Entrant:
 @final
 @dataclass(frozen=True)
 class Round:
-    """A round of the race: its length in uploads, the level at which it compares, and its entrants, best first."""
+    """A round of the race: its length in uploads, its level of comparison, and its entrants, best first."""
 
     uploads: int
     level: float
@@ -191,13 +191,13 @@ class Round:
 class Prediction:
     """The prediction for one pair.
 
-    uploads      to the target; without a target, those that the budget allows
-    slowdown     uploads to a level that was reached over those of FedBuff
-    run_uploads  the uploads of the run: those to the target, or fewer if the budget ends before
-    spent        bytes and time of that run
-    metric       the metric at its end
-    within       whether it reaches the target within the budget and the allowed uploads
-    measured     whether every seed of the pilot reached the target
+    uploads      Uploads to the target; without a target, those that the budget allows.
+    slowdown     Uploads to a level that was reached, as a multiple of FedBuff's.
+    run_uploads  The uploads of the run: those to the target, or fewer if the budget ends before.
+    spent        Bytes and time of that run.
+    metric       The metric at its end.
+    within       Whether it reaches the target within the budget and the allowed uploads.
+    measured     Whether every seed of the pilot reached the target.
     """
 
     pair: Pair
@@ -311,7 +311,7 @@ class _Race:
         return rounds
 
     def _round(self, pairs: Sequence[Pair], uploads: int, seeds: int) -> Round:
-        """Run these pairs, and FedBuff, for so many uploads, and rank them."""
+        """Run these pairs and FedBuff up to `uploads`, and rank them."""
         runs = {
             pair: [self._spec(pair, uploads, self.request.seed + seed) for seed in range(seeds)]
             for pair in dict.fromkeys([self._reference, *pairs])

@@ -60,8 +60,8 @@ class Runner(Generic[Key]):
     def __init__(self, count: int, hear: Callable[[Key, Any], None], task: Task | None = None) -> None:
         """Run up to `count` jobs at a time.
 
-        hear   called in this process with a job's key and each of its news
-        task   a task that all jobs share; without it, each job builds its task
+        hear   Called in this process with a job's key and each of its news.
+        task   A task that all jobs share. Without it, each job builds its task.
         """
         self._count, self._hear, self._task = count, hear, task
         self._here: tuple[Key, Job] | None = None
@@ -160,9 +160,9 @@ def _in_worker(task: Task | None, work: tuple[Any, Job], tell: Tell) -> Ended:
 class RunSpec:
     """A run to make.
 
-    method   its label in tables and figures
-    config   its configuration, with name and seed
-    at       the values of the settings that the sweep varies
+    method   Its label in tables and figures.
+    config   Its configuration, with name and seed.
+    at       The values of the settings that the sweep varies.
     """
 
     method: str
@@ -210,7 +210,7 @@ def unique(runs: Sequence[RunSpec]) -> list[RunSpec]:
 
 
 def unfinished(runs: Sequence[RunSpec], folder: Path) -> list[RunSpec]:
-    """The runs that have no finished run directory under `folder`."""
+    """The runs without a finished run directory under `folder`."""
     return [run for run in unique(runs) if state_of(folder / run.folder, run.config) != "finished"]
 
 
@@ -227,13 +227,13 @@ def make_runs(
 ) -> dict[str, str]:
     """Make all unfinished runs and return the reasons of failures by folder name. Divergence is not a failure.
 
-    runs       the runs; each gets a run directory under `folder`
-    watcher    receives progress
-    executor   where clients of neural tasks train
-    workers    the number of worker processes
-    quick      whether runs end before another process could load PyTorch, so that clients train inline
-    track      the trackers that show the runs
-    task       the built task, if all runs have the same one
+    runs       The runs. Each gets a run directory under `folder`.
+    watcher    Receives progress.
+    executor   The executor for clients of neural tasks.
+    workers    The number of worker processes.
+    quick      Whether runs end before another process could load PyTorch. Then clients train inline.
+    track      The trackers that show the runs.
+    task       The built task, if all runs have the same one.
     """
     todo = unfinished(runs, folder)
     tracks = group_tracks(track, folder, {run.config.name: settings_of(run.config) for run in todo})
@@ -283,13 +283,13 @@ def perform(
     A run that ended before the limits of `config` resumes up to them. Results of another run, or damaged ones, are
     moved aside and never removed.
 
-    config     the run
-    path       its run directory
-    progress   called with every row
-    note       called with messages, such as where results were moved
-    task       the configuration's task, if it is built already
-    executor   where clients train, with `workers` processes
-    track      the trackers that show the run
+    config     The run.
+    path       Its run directory.
+    progress   Called with every row.
+    note       Called with messages, such as the new place of moved results.
+    task       The configuration's task, if it is built already.
+    executor   The executor for the clients, with `workers` processes.
+    track      The trackers that show the run.
     """
     with RunDirectory(path) as directory:
         state = state_of(path, config)
@@ -316,7 +316,7 @@ def perform(
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether a run can resume. Errors other than damage are raised and leave the run as it is."""
+    """Whether a run can resume. Raises errors other than damage."""
     try:
         sound_checkpoint(path)
     except DataError:

@@ -1,10 +1,10 @@
-"""What is searched: settings of the algorithm, each in a range or among choices.
+"""The search space: settings of the algorithm, each in a range or among choices.
 
-algorithm.client_lr=1e-3:10:log                     from 1e-3 to 10, on a logarithmic scale
-algorithm.buffer_size=4:32                          whole numbers, as the setting is one
-algorithm.client_quantizer=qsgd:2,qsgd:4,none       one of these
-algorithm.server_quantizer=top_k:0.1,values=qsgd:4,qsgd:4    two: `key=…` belongs to the spec before it
-algorithm.client_quantizer.bits=2:8                 an argument of a custom part
+algorithm.client_lr=1e-3:10:log                     From 1e-3 to 10, on a logarithmic scale.
+algorithm.buffer_size=4:32                          Whole numbers, because the setting is one.
+algorithm.client_quantizer=qsgd:2,qsgd:4,none       One of three choices.
+algorithm.server_quantizer=top_k:0.1,values=qsgd:4,qsgd:4    Two choices: `key=…` belongs to the spec before it.
+algorithm.client_quantizer.bits=2:8                 An argument of a custom part.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LEARNING_RATES = ("algorithm.client_lr", "algorithm.server_lr")
 BUFFER_SIZE = "algorithm.buffer_size"
 
 COUNTABLE = 10_000
-"""A search of more settings is not counted out."""
+"""Larger spaces are not enumerated."""
 
 DECADES = 2
-"""How far the default search goes to either side of a recipe's own learning rate."""
+"""Decades to either side of the recipe's learning rate in the default space."""
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|linear))?")
@@ -43,7 +43,7 @@ _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|linear))?")
 @final
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; `whole` ones only, if it says so."""
+    """Numbers from `low` to `high`, both included. `whole`: integers only."""
 
     low: float
     high: float
@@ -52,9 +52,9 @@ class Range:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ConfigError(f"a range goes from a number to a larger one, got {self}")
+            raise ConfigError(f"A range must go from a number to a larger one; got {self}.")
         if self.log and self.low <= 0:
-            raise ConfigError(f"a logarithmic range begins above zero, got {self}")
+            raise ConfigError(f"A logarithmic range must begin above zero; got {self}.")
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -64,16 +64,16 @@ class Range:
 
     @property
     def corners(self) -> tuple[Value, ...]:
-        """What to try to see whether all of it is allowed."""
+        """The values whose validity implies that of all."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
     @property
     def all_values(self) -> Sequence[Value] | None:
-        """Everything in it; None if that cannot be counted."""
+        """All values. None if they cannot be enumerated."""
         return range(int(self.low), int(self.high) + 1) if self.whole else None
 
     def tidy(self, value: float) -> Value:
-        """Four significant digits are enough to search by, and a recipe reads better with them."""
+        """The value with four significant digits, for readable recipes."""
         return int(value) if self.whole else min(self.high, max(self.low, float(f"{value:.4g}")))
 
 
@@ -86,7 +86,7 @@ class Choices:
 
     def __post_init__(self) -> None:
         if len(set(map(str, self.values))) != len(self.values) or not self.values:
-            raise ConfigError(f"choices are one or more values that differ, got {self}")
+            raise ConfigError(f"Choices must be different values; got {self}.")
 
     def __contains__(self, value: object) -> bool:
         return value in self.values
@@ -107,18 +107,18 @@ class Choices:
 
 
 Search: TypeAlias = Mapping[str, Range | Choices]
-"""What is searched: ranges and choices by the path of a setting."""
+"""Ranges and choices by the path of a setting."""
 
 
 def parse_search(texts: Iterable[str], config: Config) -> Search:
-    """What `--search PATH=LOW:HIGH[:log]` and `--search PATH=A,B,C` say; without any, both learning rates."""
+    """The space of `--search PATH=LOW:HIGH[:log]` and `--search PATH=A,B,C`; by default the learning rates."""
     search: dict[str, Range | Choices] = {}
     for text in texts:
         path, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not values:
-            raise ConfigError(f"a `search` is section.key=low:high[:log] or section.key=a,b,c, got {text!r}")
+            raise ConfigError(f"A `search` must be section.key=low:high[:log] or section.key=a,b,c; got {text!r}.")
         if path in search:
-            raise ConfigError(f"{path} is given twice")
+            raise ConfigError(f"{path} is given twice. Give it once.")
         search[path] = _dimension(values, own_value(config, path))
     search = search or dict(default_search(config))
     check_search(config, search)
@@ -126,7 +126,7 @@ def parse_search(texts: Iterable[str], config: Config) -> Search:
 
 
 def default_search(config: Config) -> Search:
-    """The learning rates that the method leaves open, two decades to either side of the recipe's own."""
+    """The learning rates that the method leaves open, two decades to either side of the recipe's values."""
     search = {}
     for path in LEARNING_RATES:
         own = float(own_value(config, path))
@@ -138,9 +138,9 @@ def default_search(config: Config) -> Search:
 
 
 def check_search(config: Config, search: Search) -> None:
-    """Refuse a search that leaves what the configuration allows, before anything is run."""
+    """Raise a ConfigError if the space contains values that the configuration does not allow."""
     if not search:
-        raise ConfigError(f"{config.algorithm.method} leaves no learning rate to search: say what to `search`")
+        raise ConfigError(f"{config.algorithm.method} leaves no learning rate open. Give settings to `search`.")
     for path, dimension in search.items():
         for value in dimension.corners:
             with_settings(config, {path: value}, f"the search {path}={dimension}")
@@ -156,20 +156,20 @@ def with_settings(config: Config, settings: Settings, source: str = "the search"
 
 
 def own_value(config: Config, path: str) -> Any:
-    """What the recipe itself says of a setting; None if it says nothing."""
+    """The recipe's value of a setting. None if it has none."""
     if not path.startswith(SECTION):
-        raise ConfigError(f"only the algorithm's settings can be searched, such as {LEARNING_RATES[0]}; got {path!r}")
+        raise ConfigError(f"Only settings of the algorithm can be searched, such as {LEARNING_RATES[0]}; got {path!r}.")
     return config.value(path)
 
 
 def own_settings(config: Config, search: Search) -> dict[str, Value] | None:
-    """The recipe's own settings; None if the search does not hold them all."""
+    """The recipe's settings. None if the space does not contain them all."""
     own = {path: own_value(config, path) for path in search}
     return own if all(value in search[path] for path, value in own.items()) else None
 
 
 def all_settings(search: Search) -> list[Settings] | None:
-    """Everything there is to try; None if that is too much to count."""
+    """All combinations. None if there are too many to enumerate."""
     values = [dimension.all_values for dimension in search.values()]
     counted = [value for value in values if value is not None]
     if len(counted) < len(values) or math.prod(map(len, counted)) > COUNTABLE:
@@ -186,7 +186,7 @@ def _dimension(text: str, own: object) -> Range | Choices:
 
 
 def _value(text: str) -> Value:
-    """As TOML, or as text: what `--set` does."""
+    """The value as TOML, or as text, as in `--set`."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
@@ -195,7 +195,7 @@ def _value(text: str) -> Value:
 
 
 def uneven(config: Config, search: Search) -> str | None:
-    """A warning if a search of K gives its trials unequal budgets, or counts their costs unequally finely."""
+    """A warning if trials with different K would have unequal budgets or unequal evaluation intervals."""
     if (sizes := search.get(BUFFER_SIZE)) is None:
         return None
     steps, uploads = config.stop.server_steps, config.stop.uploads
@@ -206,4 +206,4 @@ def uneven(config: Config, search: Search) -> str | None:
         cures.append("evaluation.unit=uploads")
     if not cures:
         return None
-    return f"a server step is buffer_size uploads, so trials are measured unevenly: set {' and '.join(cures)}"
+    return f"a server step is buffer_size uploads, so trials have unequal budgets. Set {' and '.join(cures)}."

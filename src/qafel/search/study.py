@@ -49,7 +49,7 @@ _STEPS_PER_FACTOR = 2.5
 _WARM_UP = 3
 """The pruner waits until this many steps before the end of the cheapest success, a third of its cost."""
 _STEPS_AHEAD = 25
-"""Steps after its end for which a successful trial reports that nothing is left."""
+"""A successful trial reports for this many further steps that nothing is left."""
 
 FEWEST_FOR_IMPORTANCE = 5
 """Good trials that PED-ANOVA needs."""
@@ -150,7 +150,7 @@ class Study:
         words = Stream.named(self._begun.config.seed, "tune", number=number).words
         self._study.sampler = TPESampler(seed=words[0] % 2**32, n_startup_trials=STARTUP_TRIALS)
         if interrupted:
-            # Optuna has no public way back to a trial that is still running.
+            # Optuna offers no public way to a running trial.
             handle = optuna.Trial(self._study, interrupted._trial_id)
         else:
             if untried and trials and trials[-1].state == TrialState.FAIL:

@@ -1,13 +1,12 @@
-"""sweep(…): runs made, compared in a report, and listed in a table."""
+"""`sweep`: make runs, compare them in a report and list them in a table."""
 
 from __future__ import annotations
 
 import csv
 import io
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -21,7 +20,7 @@ from qafel.runs.progress import Row
 from qafel.runs.reading import History, Run, number_of
 from qafel.runs.seeds import Spread
 from qafel.runs.trackers import NOT_TRACKED, Track, track_of
-from qafel.search.grid import Recipe, as_settings, grid, require_sound
+from qafel.search.grid import Recipe, as_settings, grid, require_sound, seeds_of
 from qafel.search.runner import RunSpec, Watcher, make_runs, unfinished
 from qafel.simulator.executors import ExecutorName
 from qafel.text import counted, human_bytes, human_count, human_metric
@@ -36,21 +35,21 @@ _SCALAR = str | int | float | bool
 @final
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What came of a sweep: a row for each run, with the values of what varied and the figures of its summary."""
+    """The result of a sweep: a row for each run, with the varied settings and the figures of its summary."""
 
     rows: list[dict[str, Any]]
     folder: Path
-    """Where the run directories are, and the report."""
+    """The folder of the run directories and the report."""
     report: Path | None
-    """The page that compares the runs; None if no run has an evaluation."""
+    """The page that compares the runs. None if no run has an evaluation."""
     failed: Mapping[str, str]
-    """Why runs failed, by their folders."""
+    """The reasons of failures by run directory."""
     varied: Sequence[str] = ()
     """The paths of the settings that were varied."""
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns, those of all runs."""
+        """The names of all columns."""
         return list(dict.fromkeys(key for row in self.rows for key in row))
 
     def __getitem__(self, column: str) -> NDArray[Any]:
@@ -69,27 +68,27 @@ class Sweep:
         return table(head, rows, numbers=True) + drawn
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with a row for each run; it needs the extra `pandas`."""
+        """A pandas DataFrame with a row for each run. Needs the extra `pandas`."""
         return self._table.to_pandas()
 
     def plot(self) -> Plot:
-        """The metric by server steps and by bytes; runs that differ only by seed are one curve, with their range.
+        """The metric by server steps and by bytes. Runs that differ only by seed are one curve with their range.
 
-        A notebook shows what is returned; `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
+        A notebook shows the result; `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
         """
-        from qafel.report import comparison_figure  # noqa: PLC0415  (what draws loads when it is used)
+        from qafel.report import comparison_figure  # noqa: PLC0415  (loads the drawing libraries)
 
         found = (_load(self.folder / row["run"], {}) for row in self.rows)
         return drawing.printed.Plot(comparison_figure([run for run in found if run is not None]))
 
     def over_seeds(self) -> tuple[list[str], list[list[str]]]:
-        """A table's head and rows as text: a row for all seeds of a recipe and its settings.
+        """The head and the rows of a table as text, with a row for all seeds of a configuration.
 
-        Figures are the mean ± standard deviation of those seeds that came to an end; of the others it says what became.
+        Figures are mean ± standard deviation over finished seeds. The last column counts the others.
         """
         kinds: dict[str, list[dict[str, Any]]] = {}
         for row in self.rows:
-            # With spaces, so that a long one is broken between settings, not in the middle of a number.
+            # Spaces, so that a long name is wrapped between settings.
             values = (f"{path.rpartition('.')[2]}={row[path]}" for path in self.varied if path in row)
             kinds.setdefault(" ".join((row["recipe"], *values)), []).append(row)
         metrics = {row["metric_name"] for row in self.rows if row.get("metric_name")}
@@ -112,47 +111,40 @@ def sweep(
     workers: int = 1,
     track: str | Sequence[str] = (),
 ) -> Sweep:
-    """Run every recipe with every seed and every combination of settings; compare them in a report.
+    """Run every recipe with every seed and every combination of settings, and compare them in a report.
 
-    What is finished in `out` is left alone, what was interrupted goes on; a run that fails does not stop the others.
+    Finished runs in `out` are kept, and interrupted ones resume. A run that fails does not stop the others.
 
-    recipes    names of recipes, TOML files, or what such a file says as a table; one, or a list
-    seeds      how many, from 0 on, or which
-    settings   values by the path of a setting, such as {"algorithm.client_lr": [0.5, 1, 2]}; a list is varied
-    out        the folder: a run directory each, report.html and table.csv
-    workers    processes; a script that asks for several must have its work under `if __name__ == "__main__":`
-    track      trackers that show the runs, seeds of a configuration together: "tensorboard", "mlflow", "wandb"
+    recipes    One recipe or a list: names, TOML files, or the content of such a file as a table.
+    seeds      The number of seeds, from 0 on, or a list of seeds.
+    settings   Values by the path of a setting. The sweep varies lists, such as {"algorithm.client_lr": [1, 2]}.
+    out        The folder for the run directories, report.html and table.csv.
+    workers    The number of processes. With several, a script needs `if __name__ == "__main__":`.
+    track      Trackers that show the runs: "tensorboard", "mlflow", "wandb".
     """
     several = [recipes] if isinstance(recipes, str | Path | Mapping) else recipes
     if not isinstance(several, Sequence) or not all(isinstance(recipe, str | Path | Mapping) for recipe in several):
-        raise ConfigError(f"recipes are names, TOML files or tables, one or a list; got {recipes!r}")
+        raise ConfigError(f"`recipes` must be names, TOML files or tables; got {recipes!r}.")
     if not isinstance(settings, Mapping | None):
-        raise ConfigError(f'settings are values by path, as {{"algorithm.client_lr": [0.5, 1]}}; got {settings!r}')
+        raise ConfigError(
+            f'`settings` must be values by path, as {{"algorithm.client_lr": [0.5, 1]}}; got {settings!r}.'
+        )
     if not isinstance(out, str | Path) or not str(out):
-        raise ConfigError(f"out is the path of a folder; got {out!r}")
+        raise ConfigError(f"`out` must be the path of a folder; got {out!r}.")
     worker_count(workers)
-    chosen, trackers = _chosen(seeds), track_of(track)
+    chosen, trackers = seeds_of(seeds), track_of(track)
     runs, folder = grid(several, chosen, as_settings(settings or {})), Path(out)
     for warning in require_sound(unfinished(runs, folder)):
         warnings.warn(warning, stacklevel=2)
     return make_sweep(runs, folder, Silence(), workers, trackers)
 
 
-def _chosen(seeds: object) -> list[int]:
-    if isinstance(seeds, int) and seeds > 0:
-        return list(range(seeds))
-    listed = list(seeds) if isinstance(seeds, Iterable) else []
-    if listed and all(isinstance(seed, Integral) for seed in listed):
-        return list(dict.fromkeys(map(int, listed)))
-    raise ConfigError(f"seeds are how many (5: seeds 0 to 4) or a list of which ([3, 7]); got {seeds!r}")
-
-
 def make_sweep(
     runs: Sequence[RunSpec], folder: Path, watcher: Watcher, workers: int, track: Track = NOT_TRACKED
 ) -> Sweep:
-    """Make the runs that are not finished, each in its folder under `folder`; then the report and the table there."""
+    """Make the unfinished runs in `folder`, then the report and the table."""
     if (folder / "config.toml").exists():
-        raise OutputError(f"{folder} is a run directory, and a sweep needs a folder of its own: choose another `out`")
+        raise OutputError(f"{folder} is a run directory. Choose another `out` for the sweep.")
     with writing(f"results to {folder}", "; choose another folder, `out`"):
         folder.mkdir(parents=True, exist_ok=True)
     executor: ExecutorName = "inline" if workers == 1 else "processes"
@@ -169,7 +161,7 @@ def make_sweep(
 
 
 def _load(path: Path, failed: dict[str, str]) -> Run | None:
-    """A run, be it half of one. None if it is damaged or has nothing to show: then it has `failed`, if not before."""
+    """A run, finished or not. None if it is damaged or empty; then it is added to `failed`."""
     try:
         return Run.load(path)
     except DataError as error:
@@ -212,7 +204,7 @@ def _csv(found: Sweep) -> str:
 
 
 def _write_report(runs: Sequence[Run], folder: Path, failed: Mapping[str, str]) -> Path | None:
-    from qafel.report import comparison_figure, write_report  # noqa: PLC0415  (what draws loads when it is used)
+    from qafel.report import comparison_figure, write_report  # noqa: PLC0415  (loads the drawing libraries)
 
     if not runs:
         return None
@@ -227,7 +219,7 @@ def _write_report(runs: Sequence[Run], folder: Path, failed: Mapping[str, str]) 
 
 @final
 class Silence:
-    """Is told how a sweep goes, and says nothing."""
+    """A watcher that ignores the progress of runs."""
 
     def started(self, run: RunSpec) -> None: ...
 
