@@ -141,7 +141,7 @@ def panel_styles(panels: Sequence[Panel]) -> tuple[Style, ...]:
 def limits_of(panel: Panel, name: Literal["x", "y"]) -> dict[Scale, Ends]:
     """Return the limits of the axis `name` for each possible scale: its own, else the range of values with a margin.
 
-    Vertical bars have no limits: the renderer chooses.
+    The result is empty for vertical bars: the renderer chooses their limits.
     """
     axis: Axis = getattr(panel, name)
     if axis.names:

@@ -1,4 +1,4 @@
-// Draws a page's charts with Plotly, hides and shows what the legend names, and switches the scales of axes.
+// Draws a page's charts with Plotly. Legend buttons hide and show series, other buttons switch scales.
 'use strict';
 const problem = text => {
   const box = document.getElementById('problem');
@@ -23,12 +23,12 @@ function withPrefix(value) {
   return Number((value / 1000 ** thousands).toPrecision(3)) + ['', 'k', 'M', 'G', 'T', 'P'][thousands];
 }
 
-// A tick a decade, but some three where decades are few and at most eight where they are many.
+// One tick per decade: about three for few decades, at most eight for many.
 function steps(own) {
   const most = narrow() ? 6 : 9;
   if (own.type !== 'log') return { nticks: most };
   const decades = own.range[1] - own.range[0];
-  // Between powers of ten Plotly leaves out the unit, and one label alone says nothing.
+  // Plotly omits the unit between powers of ten, and a single label is not enough.
   const first = Math.ceil(own.range[0]), powers = Math.floor(own.range[1]) - first + 1;
   if (own.ticksuffix && decades >= 1 && powers < 2) {
     const tickvals = [first - 1, first, first + 1].flatMap(power => [1, 3].map(digit => digit * 10 ** power));
@@ -44,14 +44,14 @@ function axis(own) {
     tickfont: { size: 12 }, uirevision: own.type }, steps(own), own, { title: Object.assign({ font: { size: 13 }, standoff: 8 }, own.title) });
 }
 
-// A dashed line across the whole chart, named at its left end, where curves have hardly begun.
+// A dashed line across the chart, with its label at the left end, away from the curves.
 function target(height, colour) {
   return { type: 'line', layer: 'between', xref: 'paper', x0: 0, x1: 1, y0: height, y1: height,
     line: { color: colour('muted'), dash: 'dash', width: 2 },
     label: { text: 'target ' + height, textposition: 'start', font: { color: colour('muted') } } };
 }
 
-// Names stand above their rows: beside them, on a phone, they would leave no room for the bars.
+// Names are above their rows. Beside them, they would take the room of the bars on a phone.
 function rows(names) {
   const gap = 0.65;
   const places = names.map((text, row) => ({ text, x: 0, xanchor: 'left', y: row - 0.5 * (1 - gap), yanchor: 'bottom',
@@ -76,7 +76,7 @@ function layout(chart) {
   });
 }
 
-// What the legend hides, and the scales that the reader chose: the buttons remember both.
+// The buttons store the hidden series and the chosen scales.
 function follow(chart) {
   const pressed = button => button.getAttribute('aria-pressed') === 'true';
   for (const trace of chart.traces) {

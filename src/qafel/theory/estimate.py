@@ -3,13 +3,8 @@
 The assumptions hold for every x. The estimates hold at the given points, x⁰ by default. They are maxima over the
 sampled clients and points, so L and B are estimates from below.
 
-Common parameters:
-
-- `seed`: the seed of every draw
-- `clients`: the number of sampled clients
-- `repeats`: gradients per client
-- `batch_size`: samples per gradient
-- `points`: the models where the gradients are measured
+Common parameters: `seed` of every draw, number of sampled `clients`, number of gradients per client (`repeats`),
+`batch_size` of a gradient, and `points`, the models where gradients are measured.
 """
 
 from __future__ import annotations

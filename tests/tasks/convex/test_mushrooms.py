@@ -54,6 +54,13 @@ def test_the_shipped_data_reads_back_equal_to_the_libsvm_file():
     np.testing.assert_array_equal(read.labels, shipped.labels)
 
 
+def test_no_caller_can_change_the_shared_dataset():
+    with pytest.raises(ValueError, match="read-only"):
+        load_mushrooms().features[0, 0] = 7
+    with pytest.raises(ValueError, match="read-only"):
+        load_mushrooms().labels[0] = 7
+
+
 def test_newtons_method_finds_the_known_optimum():
     rows, targets = problem()
     x = np.zeros(113)

@@ -89,11 +89,13 @@ def write_libsvm(rows: LabelledRows) -> str:
 
 @cache
 def load_mushrooms() -> LabelledRows:
-    """Return LIBSVM's dataset: features 0 or 1, labels 1 or 2."""
+    """Return LIBSVM's dataset, read-only: features 0 or 1, labels 1 or 2."""
     packed = np.load(io.BytesIO(files("qafel.tasks").joinpath("data/mushrooms.npz").read_bytes()))
     features = np.zeros((ROWS, FEATURES), np.float32)
     np.put_along_axis(features, packed["ones"].astype(np.int64), 1.0, axis=1)
-    return LabelledRows(features, packed["labels"].astype(np.float64))
+    labels = packed["labels"].astype(np.float64)
+    features.flags.writeable = labels.flags.writeable = False  # all callers share them
+    return LabelledRows(features, labels)
 
 
 @final
