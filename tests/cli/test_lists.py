@@ -101,8 +101,8 @@ def test_a_task_without_a_partition_has_none_to_show():
     assert "evenly" in qafel_here("tasks", "show", "mushrooms", expect=2)[1]
 
 
-def test_the_theory_of_an_own_quantizer_is_marked_as_measured():
-    path = "tests.quantizers.test_own:Half"
+def test_the_theory_of_a_custom_quantizer_is_marked_as_measured():
+    path = "tests.quantizers.test_custom:Half"
     shown = CliRunner().invoke(app, ["quantizers", path, "--size", "50"])
     assert shown.exit_code == 0, shown.output
     assert "≈: measured" in shown.output

@@ -25,7 +25,7 @@ from qafel.text import counted, human_seconds
 console = Console()
 errors = bars.errors
 
-RecipeName = Annotated[str, typer.Argument(help="A recipe's name (`qafel recipes`) or a TOML file.")]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (`qafel recipes`) or a TOML file.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: stop.uploads=500. Repeatable."),
