@@ -217,7 +217,7 @@ class EntryResult:
             f"| {claim.text} ({claim.where}) | **{verdict.result}** | {verdict.because} |".replace("\n", " ")
             for claim, verdict in self.verdicts
         )
-        settings = "\n".join(f"- {line}" for line in self._settings())
+        settings = "\n".join(self._settings())
         parts = [
             f"## {title}",
             f"{self.entry.paper}. `{self.source.command}`",
@@ -226,15 +226,15 @@ class EntryResult:
             *self.notes,
             f"| claim | verdict | measured |\n|---|---|---|\n{claims}" if claims else "",
             source,
-            f'<details markdown="1"><summary>Settings</summary>\n\n{settings}\n\n</details>',
+            f'<details markdown="1"><summary>Settings</summary>\n\n```text\n{settings}\n```\n\n</details>',
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _settings(self) -> list[str]:
-        """A line for what all runs share, and one for each method that differs."""
+        """The settings that all runs share, and those of each method that differ: a line per section."""
         common, differing = self.source.settings()
         of = {"all runs": common} | differing
-        return [f"{whose}: {_by_section(values)}" for whose, values in of.items() if values]
+        return [line for whose, values in of.items() if values for line in (f"{whose}:", *_by_section(values))]
 
     def claims(self) -> dict[str, Any]:
         """The verdicts and their provenance as JSON."""
@@ -293,13 +293,13 @@ def _differences(differing: Mapping[str, SettingTexts]) -> str:
     return table(("", *keys), rows)
 
 
-def _by_section(settings: SettingTexts) -> str:
-    """As in a recipe, each section's name once: [stop] uploads = 100, at_target = true."""
+def _by_section(settings: SettingTexts) -> list[str]:
+    """A line per section: [stop] uploads = 100, at_target = true."""
     sections: dict[str, list[str]] = {}
     for key, value in settings.items():
         section, _, name = key.partition(".")
         sections.setdefault(section, []).append(f"{name} = {value}")
-    return "; ".join(f"[{section}] {', '.join(values)}" for section, values in sections.items())
+    return [f"  [{section}] {', '.join(values)}" for section, values in sections.items()]
 
 
 def write_entries(
