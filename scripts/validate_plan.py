@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from qafel.config import Config, load_recipe
 from qafel.runs.reading import Run
-from qafel.search.planning import Candidates, Pair, Plan, PlanRequest, evaluation_interval, make_plan, with_pair
+from qafel.search.planning import BudgetPlan, Candidates, Pair, PlanRequest, evaluation_interval, make_plan, with_pair
 from qafel.search.runner import RunSpec, perform
 from qafel.tasks import Task
 
@@ -94,7 +94,7 @@ CASES = {
 }
 
 
-def plan_of(case: Case, config: Config, task: Task, folder: Path) -> Plan:
+def plan_of(case: Case, config: Config, task: Task, folder: Path) -> BudgetPlan:
     """The plan of a case."""
     size = config.algorithm.buffer_size
     request = PlanRequest(
@@ -141,7 +141,7 @@ def validate(name: str, case: Case, folder: Path) -> tuple[list[dict[str, Any]],
     return rows, summary_of(name, case, plan, rows)
 
 
-def summary_of(name: str, case: Case, plan: Plan, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary_of(name: str, case: Case, plan: BudgetPlan, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How the predictions of a case compare with its runs."""
     best = plan.recommended
     took = [row["uploads"] for row in rows if row["recommended"]]

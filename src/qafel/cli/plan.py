@@ -16,9 +16,9 @@ from qafel.errors import UserError
 from qafel.files import write_atomically
 from qafel.search.plan_text import caveats, column, plan_json, reasons, theory
 from qafel.search.planning import (
+    BudgetPlan,
     Candidates,
     Counted,
-    Plan,
     PlanRequest,
     Prediction,
     default_candidates,
@@ -109,7 +109,7 @@ def plan(
         console.print(f"To run it: qafel run {out}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show(made: Plan, theory: list[str]) -> None:
+def _show(made: BudgetPlan, theory: list[str]) -> None:
     request = made.request
     for caveat in caveats(made):
         console.print(f"[yellow]note:[/] {caveat}", highlight=False)

@@ -16,7 +16,7 @@ plan_text  A plan in words and as JSON.
 
 from qafel.search.courses import Interval
 from qafel.search.plan_text import plan_json
-from qafel.search.planning import Candidates, Pair, Plan, PlanRequest, Prediction, default_candidates, make_plan
+from qafel.search.planning import BudgetPlan, Candidates, Pair, PlanRequest, Prediction, default_candidates, make_plan
 from qafel.search.result import Tuning
 from qafel.search.runner import RunSpec, Watcher, make_runs, perform, unfinished
 from qafel.search.space import Choices, Range, Search, default_search, parse_search
@@ -26,13 +26,13 @@ from qafel.search.tuning import tune
 
 __all__ = [
     "OBJECTIVES",
+    "BudgetPlan",
     "Candidates",
     "Choices",
     "Interval",
     "Objective",
     "ObjectiveName",
     "Pair",
-    "Plan",
     "PlanRequest",
     "Prediction",
     "Range",

@@ -8,13 +8,13 @@ from typing import Any
 
 from qafel.config import Config
 from qafel.search.courses import Course
-from qafel.search.planning import Plan, Prediction
+from qafel.search.planning import BudgetPlan, Prediction
 from qafel.tasks.protocol import Task
 from qafel.text import human_bytes, human_count, human_metric, human_seconds
 from qafel.theory import Setting, estimate_constants, largest_client_lr, largest_server_lr, max_staleness
 
 
-def caveats(plan: Plan) -> list[str]:
+def caveats(plan: BudgetPlan) -> list[str]:
     """The limits of the plan."""
     request, best, reference = plan.request, plan.recommended, plan.reference
     said = []
@@ -43,7 +43,7 @@ def caveats(plan: Plan) -> list[str]:
     return said
 
 
-def _budget_is_tiny(plan: Plan) -> bool:
+def _budget_is_tiny(plan: BudgetPlan) -> bool:
     request, best = plan.request, plan.recommended
     spent = best.spent.bytes_of(request.counted), best.spent.time
     limits = (request.budget_bytes or math.inf, request.budget_s or math.inf)
@@ -51,11 +51,11 @@ def _budget_is_tiny(plan: Plan) -> bool:
     return one_step and any(it > 1.000001 * most for it, most in zip(spent, limits, strict=True))
 
 
-def _course(plan: Plan, prediction: Prediction) -> Course:
+def _course(plan: BudgetPlan, prediction: Prediction) -> Course:
     return next(it.course for it in plan.rounds[-1].ranked if it.pair == prediction.pair)
 
 
-def reasons(plan: Plan) -> list[str]:
+def reasons(plan: BudgetPlan) -> list[str]:
     """The measurements behind the plan."""
     request, best, last = plan.request, plan.recommended, plan.rounds[-1]
     said = [
@@ -99,7 +99,7 @@ def theory(config: Config, task: Task, prediction: Prediction) -> str:
     )
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: BudgetPlan) -> dict[str, Any]:
     """A plan as plain values."""
     request = plan.request
     aims = {"target": request.target, "byte_budget": request.budget_bytes, "time_budget": request.budget_s}

@@ -212,7 +212,7 @@ class Prediction:
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class BudgetPlan:
     """The recommendation, its alternatives, and the race."""
 
     request: PlanRequest
@@ -262,7 +262,7 @@ def evaluation_interval(config: Config) -> int:
     return every if config.evaluation.unit == "uploads" else every * config.algorithm.buffer_size
 
 
-def make_plan(request: PlanRequest, folder: Path, make: MakeRuns) -> Plan:
+def make_plan(request: PlanRequest, folder: Path, make: MakeRuns) -> BudgetPlan:
     """Race the candidates, predict the finalists and recommend one.
 
     folder   holds the run directories; finished runs are used again
@@ -275,7 +275,7 @@ def make_plan(request: PlanRequest, folder: Path, make: MakeRuns) -> Plan:
     finalists = [predict(it) for it in last.ranked[:_LISTED]]
     best = next((it for it in finalists if it.within), finalists[0])
     others = tuple(it for it in finalists if it is not best)
-    return Plan(request, best, predict(fedbuff), others, tuple(rounds), fedbuff.course)
+    return BudgetPlan(request, best, predict(fedbuff), others, tuple(rounds), fedbuff.course)
 
 
 def round_lengths(candidates: int, pilot_uploads: int, largest_buffer: int) -> list[int]:
