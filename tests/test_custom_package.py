@@ -1,6 +1,6 @@
 """examples/custom_package, as its README has it: by Python, on the command line, killed and resumed, deployed.
 
-`tests/cli/test_own_parts.py` tests the same with parts that load and train faster.
+`tests/cli/test_custom_parts.py` tests the same with parts that load and train faster.
 """
 
 import json

@@ -8,7 +8,7 @@ import pytest
 from qafel import parts
 from qafel.errors import ConfigError
 from qafel.parts import PartKind, PartTable, find, is_path
-from tests.own_parts import write_folder
+from tests.custom_parts import write_folder
 
 TASK = PartKind("task", ("train", "evaluate"))
 LAW = PartKind("staleness law", ("__call__",))

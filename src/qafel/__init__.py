@@ -10,7 +10,7 @@ params        a model's tensors as one flat vector
 lazy          names that load at their first use
 compiled      how loops are compiled, and vectors of lanes in them
 text          numbers and names for people
-parts         a user's own parts by import path
+parts         custom parts by import path
 files         atomic writes, one lock, checksummed files
 http          a small HTTP server with limits
 workers       supervised worker processes

@@ -6,7 +6,7 @@ import pytest
 
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
-from tests.own_parts import write_folder
+from tests.custom_parts import write_folder
 
 
 @pytest.fixture

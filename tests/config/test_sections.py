@@ -100,7 +100,7 @@ def test_rate_and_concurrency_exclude_each_other_and_the_later_one_counts(tmp_pa
     with pytest.raises(ConfigError, match="concurrency"):
         Timing(rate=1.0, concurrency=2.0)
     with pytest.raises(ConfigError, match="concurrency"):
-        Timing(concurrency=2.0, duration="tests.own_parts:Anything")
+        Timing(concurrency=2.0, duration="tests.custom_parts:Anything")
     assert load_recipe("cifar10-fedbuff", ["timing.rate=125.0"]).timing.rate == 125.0
     assert load_recipe("cifar10-fedbuff", ["timing.rate=125.0", "timing.concurrency=80"]).timing.rate != 125.0
     (tmp_path / "mine.toml").write_text('extends = "cifar10-fedbuff"\n[timing]\nrate = 7.0\n')

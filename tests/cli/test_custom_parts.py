@@ -1,4 +1,4 @@
-"""Own parts by import path, as a user has them: in the current folder, named in a recipe and on the command line."""
+"""Custom parts in the current folder, named by import path in a recipe and on the command line."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 from tests.command import qafel_here
-from tests.own_parts import write_folder
+from tests.custom_parts import write_folder
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_run_keeps_paths_and_arguments_goes_on_and_is_reported_without_its_mod
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_sweep_of_own_parts_and_their_arguments(tmp_path, module):
+def test_a_sweep_of_custom_parts_and_their_arguments(tmp_path, module):
     named = f'{module}:only_fresh,{{name="{module}:Halving",every=2}}'
     varied = ["--set", f"algorithm.staleness={named}", "--set", "task.arguments.size=2,4"]
     out, _ = qafel_here(
@@ -90,7 +90,7 @@ def test_a_sweep_of_own_parts_and_their_arguments(tmp_path, module):
     ]
 
 
-def test_a_search_among_own_parts_and_over_an_argument(tmp_path, module):
+def test_a_search_among_custom_parts_and_over_an_argument(tmp_path, module):
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     search = [
         *("--search", f"algorithm.client_quantizer={module}:Half,qsgd:4"),
@@ -104,14 +104,14 @@ def test_a_search_among_own_parts_and_over_an_argument(tmp_path, module):
     assert {trial["algorithm.staleness.every"] for trial in tried} == {1, 2}
 
 
-def test_a_plan_for_an_own_task_and_quantizer(module):
+def test_a_plan_for_a_custom_task_and_quantizer(module):
     quantizers = ["--client-quantizer", f"{module}:Half", "--server-quantizer", f"{module}:Half"]
     short = ["--byte-budget", "1MB", "--pilot-uploads", 400, "--seeds", 2, "--workers", 1, "--quiet", "--json"]
     out, _ = qafel_here("plan", "own.toml", "--set", "task.arguments.clients=40", *quantizers, *short)
     assert json.loads(out)["recommended"]["pair"]["client"] == f"{module}:Half"
 
 
-def test_own_quantizers_in_the_table_and_own_recipes_shown(tmp_path, module):
+def test_custom_quantizers_in_the_table_and_custom_recipes_shown(tmp_path, module):
     out, _ = qafel_here("quantizers", f"{module}:Half", "--size", 1000, "--json")
     assert json.loads(out)[0]["bytes"] == 2000
     out, _ = qafel_here("recipes", "show", "own.toml")

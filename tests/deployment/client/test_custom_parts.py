@@ -20,8 +20,8 @@ from qafel.deployment.messages import Agreement
 from qafel.deployment.names import Names
 from qafel.deployment.transport import cancel_and_wait
 from qafel.errors import ConfigError
+from tests.custom_parts import MODULE, write_folder
 from tests.deployment.live import CONFIG, same, serving, until, update
-from tests.own_parts import MODULE, write_folder
 
 HOSTILE = "hostile_module"
 
