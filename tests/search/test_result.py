@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from qafel.config import load_recipe
-from qafel.search.result import CANDIDATES, Tuning, check_best
+from qafel.search.result import CANDIDATES, Tuning, next_to_check
 from qafel.search.trial import Objective, RunOutcome, Trial
 
 
@@ -21,7 +21,8 @@ def checked(trials, unseen_costs):
         return begin(cost) if cost is not None else begin(999, "missed")
 
     checks = {}
-    check_best(trials, run, checks)
+    while (best := next_to_check(trials, checks, checks)) is not None:
+        checks[best.number] = run(best)
     return checks
 
 

@@ -14,7 +14,7 @@ from qafel.config import load_recipe
 from qafel.errors import OutputError
 from qafel.runs.directory import CHECKPOINT, same_run, settings_of, state_of
 from qafel.runs.summary import FunctionListener, environment
-from qafel.search.runner import Runner, RunSpec, make_runs, perform, unfinished, unique
+from qafel.search.runner import Runner, RunSpec, make_runs, perform, unfinished
 from qafel.simulator import simulate
 from tests.running import Change, configuration, run
 
@@ -281,7 +281,7 @@ def test_a_failed_run_is_reported_and_the_rest_is_done(tmp_path, options):
     fine = [short(seed=0), short(seed=1)]
     recorder, failures = make([fine[0], unfit(), fine[1]], tmp_path, **options)
     assert list(failures) == [unfit().folder]
-    assert "leave algorithm.batch_size out" in failures[unfit().folder]
+    assert "batch_size" in failures[unfit().folder]
     assert recorder.ended_runs == {run.folder: "finished" for run in fine} | {unfit().folder: "failed"}
 
 
@@ -385,4 +385,4 @@ def test_a_run_that_another_sweep_finished_meanwhile_is_left_alone(tmp_path):
 
 
 def test_entries_share_a_run(tmp_path):
-    assert len(unique([short(), short(), short(seed=1)])) == 2
+    assert len(unfinished([short(), short(), short(seed=1)], tmp_path)) == 2

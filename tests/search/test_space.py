@@ -9,8 +9,8 @@ from qafel.search.space import (
     Range,
     all_settings,
     default_search,
-    own_settings,
     parse_search,
+    recipe_settings,
     uneven,
     with_settings,
 )
@@ -79,12 +79,12 @@ def test_by_default_both_learning_rates_are_searched_two_decades_to_either_side(
         "algorithm.client_lr": "0.02:200:log",
         "algorithm.server_lr": "0.001:10:log",
     }
-    assert own_settings(CONFIG, search) == {"algorithm.client_lr": 2.0, "algorithm.server_lr": 0.1}
+    assert recipe_settings(CONFIG, search) == {"algorithm.client_lr": 2.0, "algorithm.server_lr": 0.1}
 
 
 def test_the_recipes_own_settings_are_a_trial_only_where_the_search_holds_them():
-    assert own_settings(CONFIG, {"algorithm.client_quantizer": Choices(("qsgd:2", "none"))}) is None
-    assert own_settings(CONFIG, {"algorithm.buffer_size": Range(4, 10, whole=True)}) == {"algorithm.buffer_size": 10}
+    assert recipe_settings(CONFIG, {"algorithm.client_quantizer": Choices(("qsgd:2", "none"))}) is None
+    assert recipe_settings(CONFIG, {"algorithm.buffer_size": Range(4, 10, whole=True)}) == {"algorithm.buffer_size": 10}
 
 
 def test_what_a_method_fixes_is_not_searched():

@@ -116,9 +116,7 @@ class _TuneProgress(LiveBars):
         wide = has_room(self.bars.console)
         settings = ", ".join(f"{short(path)} {value}" for path, value in now.trial.settings.items()) if wide else ""
         best = "" if now.best is None else f"best {now.objective.text(now.best.score)} (trial {now.best.number}) ·"
-        what = f"trial {now.trial.number}"
-        if now.checked is not None:
-            what = f"checking {what} ({counted(now.checked, 'unseen seed')} done)"
+        what = f"{'checking ' if now.checking else ''}trial {now.trial.number}"
         self.bars.update(self._bar, completed=now.done, best=best, description=f"{what}: {settings}" if wide else what)
 
     def __exit__(self, *error: object) -> None:

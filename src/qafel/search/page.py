@@ -212,9 +212,9 @@ def _best_trials(tuning: Tuning) -> str:
 
 def _row(tuning: Tuning, trial: Trial) -> list[str]:
     found = trial_json(tuning, trial)
-    own = " · the recipe's settings" if trial.number == 0 and tuning.own is not None else ""
+    mark = " · the recipe's settings" if trial.number == 0 and tuning.recipe_settings is not None else ""
     return [
-        f"{trial.number}{own}",
+        f"{trial.number}{mark}",
         trial.state,
         *(str(value) for value in trial.settings.values()),
         figure(tuning, trial),

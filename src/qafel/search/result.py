@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, final
 
 from qafel.config import Config
 from qafel.params import Layout
-from qafel.search.space import SECTION, Search, Settings, own_settings, with_settings
+from qafel.search.space import SECTION, Search, Settings, recipe_settings, with_settings
 from qafel.search.trial import FARTHEST, Objective, Trial, best_of
 from qafel.text import counted
 
@@ -18,20 +18,21 @@ CANDIDATES = 8
 """The largest number of trials that are checked."""
 
 
-def check_best(trials: Iterable[Trial], run: Callable[[Trial], Trial], checks: MutableMapping[int, Trial]) -> None:
-    """Run the best `trials` again with unseen seeds and add the results to `checks`.
+def next_to_check(trials: Iterable[Trial], checks: Mapping[int, Trial], started: Container[int]) -> Trial | None:
+    """The next trial to run again with unseen seeds. None if there is none left.
 
     The least of many noisy costs is a lucky one. So the best trials run again in order, each setting once, until no
     remaining trial has a score below the best mean on unseen seeds.
+
+    checks    The trials that were checked, by number, with their outcomes on unseen seeds.
+    started   The numbers of the trials that were checked or are being checked.
     """
     candidates: dict[tuple[object, ...], Trial] = {}  # the first trial of each setting
     for trial in sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score):
         candidates.setdefault(tuple(trial.settings.items()), trial)
-    for trial in list(candidates.values())[:CANDIDATES]:
-        best = min((check.score for check in checks.values() if check.good), default=math.inf)
-        if trial.score >= best:
-            break
-        checks[trial.number] = run(trial)
+    best = min((check.score for check in checks.values() if check.good), default=math.inf)
+    left = (trial for trial in list(candidates.values())[:CANDIDATES] if trial.number not in started)
+    return next((trial for trial in left if trial.score < best), None)
 
 
 @final
@@ -43,8 +44,8 @@ class SearchProgress:
     best: Trial | None
     done: int
     objective: Objective
-    checked: int | None = None
-    """While a trial is checked: the number of unseen seeds that are done."""
+    checking: bool = False
+    """Whether the trial runs again with unseen seeds."""
 
 
 Watch: TypeAlias = Callable[[SearchProgress], None]
@@ -76,9 +77,9 @@ class Tuning:
         return unseen_first or best_of(self.trials)
 
     @property
-    def own(self) -> Settings | None:
+    def recipe_settings(self) -> Settings | None:
         """The recipe's settings, which trial 0 tries. None if the search space does not contain them."""
-        return own_settings(self.config, self.search)
+        return recipe_settings(self.config, self.search)
 
     @property
     def tuned(self) -> Config | None:
@@ -160,12 +161,12 @@ def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
 
 def _comparison(tuning: Tuning, best: Trial) -> str:
     """The best trial compared with the recipe's settings; empty if the search does not contain them."""
-    own = next((trial for trial in tuning.trials if trial.number == 0), None)
-    if own is None or tuning.own is None or best.number == 0:
+    first = next((trial for trial in tuning.trials if trial.number == 0), None)
+    if first is None or tuning.recipe_settings is None or best.number == 0:
         return ""
     text = tuning.objective.text
-    if not own.good:
-        return f" (with the recipe's settings it {own.state})"
+    if not first.good:
+        return f" (with the recipe's settings it {first.state})"
     if tuning.objective.name == "metric":
-        return f" (the recipe's settings give {text(own.score)})"
-    return f", {best.score / own.score:.3g} times what the recipe's settings take ({text(own.score)})"
+        return f" (the recipe's settings give {text(first.score)})"
+    return f", {best.score / first.score:.3g} times what the recipe's settings take ({text(first.score)})"

@@ -204,14 +204,13 @@ class Watcher(Protocol):
     def ended(self, run: RunSpec, status: str) -> None: ...
 
 
-def unique(runs: Sequence[RunSpec]) -> list[RunSpec]:
-    """The runs, with each folder once."""
-    return list({run.folder: run for run in runs}.values())
-
-
 def unfinished(runs: Sequence[RunSpec], folder: Path) -> list[RunSpec]:
-    """The runs without a finished run directory under `folder`."""
-    return [run for run in unique(runs) if state_of(folder / run.folder, run.config) != "finished"]
+    """The runs without a finished run directory under `folder`, each once."""
+    return [
+        run
+        for run in {run.folder: run for run in runs}.values()
+        if state_of(folder / run.folder, run.config) != "finished"
+    ]
 
 
 def make_runs(

@@ -119,7 +119,7 @@ def parse_search(texts: Iterable[str], config: Config) -> Search:
             raise ConfigError(f"A `search` must be section.key=low:high[:log] or section.key=a,b,c; got {text!r}.")
         if path in search:
             raise ConfigError(f"{path} is given twice. Give it once.")
-        search[path] = _dimension(values, own_value(config, path))
+        search[path] = _dimension(values, recipe_value(config, path))
     search = search or dict(default_search(config))
     check_search(config, search)
     return search
@@ -129,8 +129,8 @@ def default_search(config: Config) -> Search:
     """The learning rates that the method leaves open, two decades to either side of the recipe's values."""
     search = {}
     for path in LEARNING_RATES:
-        own = float(own_value(config, path))
-        around = Range(own / 10**DECADES, own * 10**DECADES, log=True)
+        start = float(recipe_value(config, path))
+        around = Range(start / 10**DECADES, start * 10**DECADES, log=True)
         with suppress(ConfigError):
             check_search(config, {path: around})
             search[path] = around
@@ -150,21 +150,21 @@ def with_settings(config: Config, settings: Settings, source: str = "the search"
     """The configuration with some settings of its algorithm changed."""
     data = config.model_dump(exclude_none=True)
     for path, value in settings.items():
-        own_value(config, path)
+        recipe_value(config, path)
         put(data, path.split("."), value, source)
     return Config.from_dict(data, source)
 
 
-def own_value(config: Config, path: str) -> Any:
+def recipe_value(config: Config, path: str) -> Any:
     """The recipe's value of a setting. None if it has none."""
     if not path.startswith(SECTION):
         raise ConfigError(f"Only settings of the algorithm can be searched, such as {LEARNING_RATES[0]}; got {path!r}.")
     return config.value(path)
 
 
-def own_settings(config: Config, search: Search) -> dict[str, Value] | None:
+def recipe_settings(config: Config, search: Search) -> dict[str, Value] | None:
     """The recipe's settings. None if the space does not contain them all."""
-    own = {path: own_value(config, path) for path in search}
+    own = {path: recipe_value(config, path) for path in search}
     return own if all(value in search[path] for path, value in own.items()) else None
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import optuna
 from optuna.pruners import MedianPruner
@@ -28,10 +28,9 @@ from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import TypeAdapter
 
 from qafel.errors import DataError, OutputError
-from qafel.files import Lock, read_regular, write_atomically
+from qafel.files import Lock, read_regular
 from qafel.rng import Stream
 from qafel.runs.directory import by_path
 from qafel.search.result import Tuning
@@ -60,8 +59,7 @@ MOST_REPEATS = 20
 JOURNAL = "study.journal"
 _NAME = "tune"
 _OUTCOME = ("state", "score", "gap", "runs", "error")
-_SETUP = TypeAdapter(dict[str, Any])
-_SETUP_BYTES, _JOURNAL_BYTES = 1 << 20, 1 << 30
+_JOURNAL_BYTES = 1 << 30
 
 
 @contextmanager
@@ -69,36 +67,7 @@ def open_study(begun: Tuning) -> Iterator[Study]:
     """A context with the study of `begun`. No other process can search in its folder meanwhile."""
     out = begun.out
     with Lock(out / ".lock", OutputError(f"Another search is running in {out}. Wait for it or choose another `out`.")):
-        _refuse_another_search(begun)
         yield Study(begun)
-
-
-def _refuse_another_search(begun: Tuning) -> None:
-    """Raise if the folder holds a search with other settings. In a new folder, write the settings."""
-    setup = {
-        "config": begun.config.model_dump(exclude_none=True),
-        "search": {path: str(dimension) for path, dimension in begun.search.items()},
-        "objective": begun.objective.name,
-        "target": begun.objective.target,
-        "seeds": begun.seeds,
-    }
-    text, path = json.dumps(setup, indent=2, ensure_ascii=False) + "\n", begun.out / "search.json"
-    if not path.exists():
-        if (begun.out / JOURNAL).exists():
-            raise DataError(f"{path} is missing, so the folder's search is unknown. Choose another `out`.")
-        write_atomically(path, text.encode())
-        return
-    try:
-        there = _SETUP.validate_json(read_regular(path, _SETUP_BYTES))
-    except ValueError:
-        raise DataError(f"{path} is damaged. Choose another `out`.") from None
-    before, now = by_path(there), by_path(json.loads(text))
-    for key in [*now, *before]:
-        was, wanted = before.get(key, "nothing"), now.get(key, "nothing")
-        if was != wanted:
-            raise OutputError(
-                f"{begun.out} holds another search ({key}: {was} there, {wanted} here). Choose another `out`."
-            )
 
 
 @final
@@ -107,20 +76,39 @@ class Study:
 
     def __init__(self, begun: Tuning) -> None:
         """Open or create the study in the folder of `begun`. Trial 0 has the recipe's settings, if possible."""
-        self._begun, self._search, self._own = begun, begun.search, begun.own
+        self._begun, self._search, self._recipe = begun, begun.search, begun.recipe_settings
         self._all = all_settings(begun.search)
         self._under_way: dict[int, optuna.Trial] = {}
         journal = begun.out / JOURNAL
         try:
             self._study = _open(journal)
+            self._refuse_another_search()
             self.finished()
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise DataError(
                 f"{journal} is damaged ({error}). Choose another `out` or restore the file. The runs in "
                 f"{begun.out / 'trials'} can still be read."
             ) from None
-        if not self._frozen() and self._own is not None:
-            self._study.enqueue_trial(dict(self._own))
+        if not self._frozen() and self._recipe is not None:
+            self._study.enqueue_trial(dict(self._recipe))
+
+    def _refuse_another_search(self) -> None:
+        """Raise if the journal holds a search with other settings. A new journal gets the settings."""
+        begun = self._begun
+        setup = {
+            "config": begun.config.model_dump(exclude_none=True),
+            "search": {path: str(dimension) for path, dimension in begun.search.items()},
+            "objective": begun.objective.name,
+            "target": begun.objective.target,
+            "seeds": begun.seeds,
+        }
+        if not self._study.user_attrs and not self._frozen():
+            self._study.set_user_attr("setup", setup)
+        before, now = by_path(self._study.user_attrs["setup"]), by_path(json.loads(json.dumps(setup)))
+        for key in [*now, *before]:
+            if (was := before.get(key, "nothing")) != (wanted := now.get(key, "nothing")):
+                where = f"({key}: {was} there, {wanted} here)"
+                raise OutputError(f"{begun.out} holds another search {where}. Choose another `out`.")
 
     def finished(self) -> tuple[Trial, ...]:
         """All trials that have ended."""
@@ -187,8 +175,8 @@ class Study:
         for path, dimension in self._search.items():
             if path in trial.params:
                 drawn = trial.params[path]
-                is_own = self._own is not None and drawn == self._own[path]
-                settings[path] = drawn if is_own else dimension.tidy(drawn)
+                is_recipe = self._recipe is not None and drawn == self._recipe[path]
+                settings[path] = drawn if is_recipe else dimension.tidy(drawn)
         outcome = dict(trial.user_attrs.get("outcome", {})) if trial.state.is_finished() else {}
         outcome["runs"] = tuple(RunOutcome(**run) for run in outcome.get("runs", ()))
         return Trial(trial.number, settings, **outcome)

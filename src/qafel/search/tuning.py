@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, final
 
 from qafel.config import Config
 from qafel.errors import ConfigError, OutputError, QafelError, UserError
 from qafel.lazy import require_installed
 from qafel.params import Layout
 from qafel.runs.progress import Row
-from qafel.search.result import Save, SearchProgress, Tuning, Watch, check_best
+from qafel.search.result import Save, SearchProgress, Tuning, Watch, next_to_check
 from qafel.search.runner import Ended, Runner
 from qafel.search.space import Search, check_search, default_search
 from qafel.search.trial import (
@@ -42,8 +42,6 @@ FEW = 5
 
 SAVE_EVERY_S = 30.0
 
-_Key: TypeAlias = tuple[Trial, tuple[int, ...]]  # a trial and the numbers of its seeds
-
 
 @final
 @dataclass
@@ -52,7 +50,7 @@ class SearchLoop:
 
     begun: Tuning
     study: Study
-    runner: Runner[_Key]
+    runner: Runner[Trial]
     executor: ExecutorName
     watch: Watch | None
     save: Save | None
@@ -65,8 +63,7 @@ class SearchLoop:
         try:
             self._search(trials, time.monotonic() + seconds)
             if check:
-                unseen = range(self.begun.seeds, self.begun.seeds + check)
-                check_best(self.study.finished(), partial(self._check, unseen), self.checks)
+                self._check_best(range(self.begun.seeds, self.begun.seeds + check))
         except BaseException:
             if self.study.finished():
                 with suppress(OSError, QafelError):  # the first error matters more
@@ -86,7 +83,7 @@ class SearchLoop:
                     self._tell(trial)
             if not self.runner.busy:
                 return
-            (trial, _), ended = self.runner.next_ended()
+            trial, ended = self.runner.next_ended()
             self._finish(trial, ended, trials)
             self._save_if_due()
 
@@ -95,7 +92,7 @@ class SearchLoop:
 
         A trial whose error is raised has not ended. The same command starts with it.
         """
-        is_recipe = trial.number == 0 and self.begun.own is not None
+        is_recipe = trial.number == 0 and self.begun.recipe_settings is not None
         if ended.error is not None and (is_recipe or isinstance(ended.error, OutputError)):
             raise ended.error
         done: Trial = ended.value or trial.failed(str(ended.error))
@@ -106,45 +103,43 @@ class SearchLoop:
             kind = UserError if isinstance(ended.error, UserError) else QafelError
             raise kind(f"All {len(finished)} trials failed. The last error: {finished[-1].error}")
 
-    def _check(self, unseen: range, trial: Trial) -> Trial:
-        """Run a trial again on unseen seeds, in parallel, until one of them is not good."""
-        seeds = list(unseen)
-        parts: dict[int, Trial] = {}
+    def _check_best(self, unseen: range) -> None:
+        """Run the best trials again on unseen seeds."""
+        started: set[int] = set()
         while True:
-            self._tell(trial, checked=len(parts))
-            while self.runner.room and seeds and all(part.good for part in parts.values()):
-                self._start(trial, [seeds.pop(0)], prune=False)
+            while self.runner.room and (trial := next_to_check(self.study.finished(), self.checks, started)):
+                started.add(trial.number)
+                self._start(trial, unseen, prune=False)
+                self._tell(trial, checking=True)
             if not self.runner.busy:
-                break
-            (_, (seed,)), ended = self.runner.next_ended()
+                return
+            trial, ended = self.runner.next_ended()
             if isinstance(ended.error, OutputError):
                 raise ended.error
-            parts[seed] = ended.value or trial.failed(str(ended.error))
+            self.checks[trial.number] = ended.value or trial.failed(str(ended.error))
             self._save_if_due()
-        bad = [parts[seed] for seed in sorted(parts) if not parts[seed].good]
-        return bad[0] if bad else trial.ended([run for seed in unseen for run in parts[seed].runs], len(unseen))
 
     def _start(self, trial: Trial, seeds: Iterable[int], prune: bool) -> None:
         """Start a trial. Its seeds count from the configuration's seed."""
         from qafel.search.study import JOURNAL, StudyPruner  # noqa: PLC0415  (needs Optuna)
 
-        begun, chosen = self.begun, tuple(seeds)
+        begun = self.begun
         work = TrialWork(
             trial=trial,
             folder=begun.out / "trials" / f"{trial.number:04d}",
             config=begun.config,
-            seeds=tuple(begun.config.seed + seed for seed in chosen),
+            seeds=tuple(begun.config.seed + seed for seed in seeds),
             objective=begun.objective,
             executor=self.executor,
             executor_workers=self.runner.cores,
             prune=partial(StudyPruner, begun.out / JOURNAL, trial.number) if prune else None,
         )
-        self.runner.start((trial, chosen), partial(run_trial, work))
+        self.runner.start(trial, partial(run_trial, work))
 
-    def _tell(self, trial: Trial, checked: int | None = None) -> None:
+    def _tell(self, trial: Trial, checking: bool = False) -> None:
         if self.watch is not None:
             done = self.study.finished()
-            self.watch(SearchProgress(trial, best_of(done), len(done), self.begun.objective, checked))
+            self.watch(SearchProgress(trial, best_of(done), len(done), self.begun.objective, checking))
 
     def _save(self) -> Tuning:
         found = replace(
@@ -195,7 +190,7 @@ def tune(
     seeds       The number of runs of each trial. Their seeds start at the configuration's.
     check       The number of unseen seeds. The best trials run again with them at the end.
     out         The folder. By default tune/NAME.
-    workers     The number of trials, or of seeds in the check, that run in parallel.
+    workers     The number of trials that run in parallel.
     executor    The executor of the clients of a trial.
     watch       Called when a trial starts or ends.
     progress    Called with every row, if there is one worker.
@@ -210,7 +205,7 @@ def tune(
     config, sought, layout = _aim(config, objective, target)
     begun = Tuning(out or Path("tune") / config.name, config, search, sought, seeds, layout=layout)
 
-    def hear(_: _Key, row: Row) -> None:
+    def hear(_: Trial, row: Row) -> None:
         if progress is not None and workers == 1:
             progress(row)
 
