@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from qafel.algorithm import Kind, Message, method
 from qafel.errors import ConfigError, MalformedPayload, NonFiniteVector, WrongCodec
 from qafel.params import Vector
-from qafel.quantizers import CODEC_BYTES, Quantizer, as_quantizer, fitness, from_codec, is_measured, measured, parse
+from qafel.quantizers import (
+    CODEC_BYTES,
+    Quantizer,
+    as_quantizer,
+    fitness,
+    from_codec,
+    is_measured,
+    measure_error,
+    parse,
+)
 from qafel.quantizers.measure import gaussian
 from qafel.rng import Stream
 from tests.quantizers.specs import same_bits, stream, vectors
@@ -115,7 +124,9 @@ def test_what_is_derived_agrees_with_what_is_known(spec: str) -> None:
     assert custom.delta(size) == 1 - custom.omega(size)
     assert is_measured(custom)
     assert not is_measured(known)
-    assert measured(Around(known), [gaussian(size)], 3, stream()) == measured(known, [gaussian(size)], 3, stream())
+    assert measure_error(Around(known), [gaussian(size)], 3, stream()) == measure_error(
+        known, [gaussian(size)], 3, stream()
+    )
 
 
 def test_what_is_measured_is_said_to_be_measured() -> None:

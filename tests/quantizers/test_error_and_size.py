@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from qafel.quantizers import measured, parse
+from qafel.quantizers import measure_error, parse
 from qafel.quantizers.measure import gaussian, heavy_tailed
 from tests.quantizers import oracle
 from tests.quantizers.specs import CELEBA, stream
@@ -17,7 +17,7 @@ FRAME_BYTES = 64  # no message header is longer
 
 
 def nmse(spec: str, vector: np.ndarray, repeats: int = 5) -> float:
-    return measured(parse(spec), [vector], repeats, stream()).nmse
+    return measure_error(parse(spec), [vector], repeats, stream()).nmse
 
 
 def test_dithered_halves_the_error_of_qsgd() -> None:
@@ -39,7 +39,7 @@ def test_rotated_reaches_the_lloyd_max_distortion() -> None:
 
 def test_no_quantizer_beats_the_rate_distortion_bound() -> None:
     for spec in ("qsgd:4+zstd", "dithered:4+zstd", "rotated:4", "rotated:2", "affine:4+zstd"):
-        result = measured(parse(spec), [gaussian(SIZE)], 1, stream())
+        result = measure_error(parse(spec), [gaussian(SIZE)], 1, stream())
         assert result.nmse > 2 ** (-2 * result.bits_per_coordinate), spec
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from qafel.quantizers import fitness, measured, parse
+from qafel.quantizers import fitness, measure_error, parse
 from qafel.quantizers.measure import gaussian
 from tests.quantizers.specs import SPECS, stream
 
@@ -49,12 +49,12 @@ def test_fitness_names_reason_and_remedies() -> None:
 
 def test_measured_agrees_with_what_is_known() -> None:
     vector = gaussian(2000)
-    exact = measured(parse("none"), [vector], 2, stream())
+    exact = measure_error(parse("none"), [vector], 2, stream())
     assert (exact.nmse, exact.delta, exact.bias, exact.bits_per_coordinate) == (0, 1, 0, 32)
-    sparse = measured(parse("rand_k:0.25"), [vector], 200, stream())
+    sparse = measure_error(parse("rand_k:0.25"), [vector], 200, stream())
     assert sparse.nmse == pytest.approx(3, rel=0.05)
     assert abs(sparse.bias) < 0.1
-    biased = measured(parse("top_k:0.5"), [vector], 2, stream())
+    biased = measure_error(parse("top_k:0.5"), [vector], 2, stream())
     assert biased.bias == pytest.approx(biased.nmse)
-    assert math.isnan(measured(parse("qsgd:4"), [vector], 1, stream()).bias)
-    assert measured(parse("qsgd:4"), [np.zeros(5, np.float32)], 2, stream()).nmse == 0
+    assert math.isnan(measure_error(parse("qsgd:4"), [vector], 1, stream()).bias)
+    assert measure_error(parse("qsgd:4"), [np.zeros(5, np.float32)], 2, stream()).nmse == 0

@@ -15,7 +15,7 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.params import Layout
-from qafel.quantizers import measured, parse
+from qafel.quantizers import measure_error, parse
 from qafel.quantizers.measure import gaussian
 from qafel.rng import Stream
 from qafel.tasks.protocol import train_from
@@ -69,8 +69,8 @@ def update() -> tuple[np.ndarray, Layout]:
 def test_qsgd_has_lower_error_than_affine_in_no_more_bytes(update: tuple[np.ndarray, Layout]) -> None:
     vector, layout = update
     assert vector.size == 29_282
-    affine = measured(parse("affine:4", layout), [vector], 1, stream())
-    qsgd = measured(parse("qsgd:4"), [vector], 20, stream())
+    affine = measure_error(parse("affine:4", layout), [vector], 1, stream())
+    qsgd = measure_error(parse("qsgd:4"), [vector], 20, stream())
     assert qsgd.payload_bytes + 64 <= affine.payload_bytes
     assert qsgd.nmse < affine.nmse
 
@@ -78,7 +78,7 @@ def test_qsgd_has_lower_error_than_affine_in_no_more_bytes(update: tuple[np.ndar
 def test_the_quality_modes_are_better_still(update: tuple[np.ndarray, Layout]) -> None:
     vector, _ = update
     errors = [
-        measured(parse(spec), [vector], 10, stream()).nmse for spec in ("qsgd:4", "qsgd:4,bucket=256", "rotated:4")
+        measure_error(parse(spec), [vector], 10, stream()).nmse for spec in ("qsgd:4", "qsgd:4,bucket=256", "rotated:4")
     ]
     assert errors[0] > errors[1] > errors[2]
 
@@ -111,8 +111,8 @@ def test_trellis_has_less_error_on_real_updates_than_on_gaussian_ones(
     spec: str, cifar_updates: list[np.ndarray]
 ) -> None:
     quantizer = parse(spec)
-    on_gaussian = measured(quantizer, [gaussian(cifar_updates[0].size)], 3, stream())
+    on_gaussian = measure_error(quantizer, [gaussian(cifar_updates[0].size)], 3, stream())
     for vector in cifar_updates:
-        found = measured(quantizer, [vector], 3, stream())
+        found = measure_error(quantizer, [vector], 3, stream())
         assert found.nmse < on_gaussian.nmse
         assert found.payload_bytes == pytest.approx(on_gaussian.payload_bytes, rel=0.02)

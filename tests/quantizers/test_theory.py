@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, stats
 
 from qafel.params import Layout
-from qafel.quantizers import measured, parse
+from qafel.quantizers import measure_error, parse
 from qafel.quantizers.measure import gaussian
 from qafel.quantizers.rotated import LEVELS, OMEGA
 from tests.quantizers.specs import stream
@@ -25,7 +25,7 @@ def test_omega_of_max_abs_qsgd_is_the_worst_case_and_is_attained(bits: int, buck
     assert worst.x == pytest.approx(fraction, abs=1e-4)
     vector = np.full(bucket, fraction / s, np.float32)
     vector[0] = 1.0
-    found = measured(parse(f"qsgd:{bits},bucket={bucket}"), [vector], 400, stream()).nmse
+    found = measure_error(parse(f"qsgd:{bits},bucket={bucket}"), [vector], 400, stream()).nmse
     assert found == pytest.approx(omega, rel=0.05)  # 400 × n draws: five standard errors are below 4 %
 
 
@@ -39,7 +39,7 @@ def test_default_qsgd_has_no_delta_and_smaller_buckets_have() -> None:
 
 def test_textbook_qsgd_has_an_error_above_eight_times_the_vector() -> None:
     textbook = parse("qsgd:4,norm=l2,bucket=none")
-    assert measured(textbook, [gaussian(29_282)], 3, stream()).nmse > 8
+    assert measure_error(textbook, [gaussian(29_282)], 3, stream()).nmse > 8
     assert textbook.omega(29_282) == pytest.approx(math.sqrt(29_282) / 7)
 
 
@@ -80,11 +80,11 @@ def test_affine_bound_is_attained() -> None:
     vector = np.full(size, 0.5 / 15 * 2, np.float32)  # half a step from the level nearest to zero
     vector[0], vector[1] = 1.0, -1.0
     vector[2:] = np.float32(-1 + 2 / 15 * 7.5)
-    assert measured(parse("affine:4"), [vector], 1, stream()).nmse <= parse("affine:4").omega(size)
+    assert measure_error(parse("affine:4"), [vector], 1, stream()).nmse <= parse("affine:4").omega(size)
     assert parse("affine:8", Layout.of({"a": (10, 10), "b": (1000,)})).omega(1100) == pytest.approx(98 / 2 / 255**2)
 
 
 def test_scaled_contracts_what_does_not() -> None:
     textbook = parse("scaled:qsgd:4,norm=l2,bucket=none")
-    result = measured(textbook, [gaussian(29_282)], 3, stream())
+    result = measure_error(textbook, [gaussian(29_282)], 3, stream())
     assert 0 < textbook.delta(29_282) <= result.delta

@@ -11,7 +11,7 @@ import pytest
 
 from qafel.errors import MalformedPayload
 from qafel.params import Vector
-from qafel.quantizers import measured, parse, trellis
+from qafel.quantizers import measure_error, parse, trellis
 from qafel.quantizers.kernels.tables import cut, tables_for
 from qafel.quantizers.measure import gaussian, heavy_tailed
 from qafel.quantizers.plain import windows
@@ -23,7 +23,7 @@ SIZE = 29_282
 def over_the_bound(spec: str, vector: Vector) -> float:
     """The error of the unbiased quantizer over 1/(2^(2R) − 1), R being the bits that it is asked for."""
     quantizer = parse(spec)
-    return measured(quantizer, [vector], 5, stream()).nmse * (4.0**quantizer.rate - 1)  # type: ignore[attr-defined]
+    return measure_error(quantizer, [vector], 5, stream()).nmse * (4.0**quantizer.rate - 1)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("spec", "most"), [
@@ -65,8 +65,8 @@ def test_bits_go_where_they_pay() -> None:
     """Half of the vector ten times as large as the other: one step for both halves the error, in the same bytes."""
     vector = gaussian(8 * 4096)
     layered = vector * np.where(np.arange(vector.size) < 4 * 4096, np.float32(10), np.float32(1))
-    flat = measured(parse("trellis:2"), [vector], 3, stream())
-    found = measured(parse("trellis:2"), [layered], 3, stream())
+    flat = measure_error(parse("trellis:2"), [vector], 3, stream())
+    found = measure_error(parse("trellis:2"), [layered], 3, stream())
     assert found.nmse < 0.45 * flat.nmse
     assert found.payload_bytes == pytest.approx(flat.payload_bytes, rel=0.01)
 
@@ -74,7 +74,7 @@ def test_bits_go_where_they_pay() -> None:
 @pytest.mark.parametrize("rate", [0.25, 0.5, 1, 2])
 def test_the_least_scale_has_less_error_in_the_same_format(rate: float) -> None:
     vector, server, client = gaussian(SIZE), parse(f"trellis:{rate},scale=least"), parse(f"trellis:{rate}")
-    least, unbiased = measured(server, [vector], 3, stream()), measured(client, [vector], 3, stream())
+    least, unbiased = measure_error(server, [vector], 3, stream()), measure_error(client, [vector], 3, stream())
     assert least.nmse == pytest.approx(unbiased.nmse / (1 + unbiased.nmse), rel=0.02)
     assert 0 < server.delta(SIZE) < least.delta
     assert least.bias == pytest.approx(least.nmse**2, rel=0.2)

@@ -17,7 +17,7 @@ from qafel.cli.console import JsonOption, console, figures_table, print_json
 from qafel.config import Config
 from qafel.config.tasks import TASKS
 from qafel.errors import ConfigError, UserError
-from qafel.quantizers import is_measured, make_quantizer, measured
+from qafel.quantizers import is_measured, make_quantizer, measure_error
 from qafel.quantizers.measure import SHOWN, gaussian, heavy_tailed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import partition_figure
@@ -169,8 +169,8 @@ def quantizer_row(spec: str, size: int) -> dict[str, Any]:
     """One row of the table: theory, bytes, and the error on two kinds of data."""
     quantizer = make_quantizer(spec)
     stream = Stream.named(0, "quantizer table")
-    normal = measured(quantizer, [gaussian(size)], 3, stream)
-    heavy = measured(quantizer, [heavy_tailed(size)], 3, stream)
+    normal = measure_error(quantizer, [gaussian(size)], 3, stream)
+    heavy = measure_error(quantizer, [heavy_tailed(size)], 3, stream)
     return {
         "quantizer": quantizer.spec,
         "size": size,

@@ -21,7 +21,7 @@ from qafel.quantizers.custom import Custom, as_quantizer, make_quantizer
 from qafel.quantizers.family import set_threads, threads
 from qafel.quantizers.identity import Identity
 from qafel.quantizers.levels import Dithered, Qsgd, Sign
-from qafel.quantizers.measure import MeasuredError, fitness, measured
+from qafel.quantizers.measure import MeasuredError, fitness, measure_error
 from qafel.quantizers.protocol import CODEC_BYTES, Codec, Payload, Quantizer, is_measured
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sparse import RandK, TopK
@@ -52,7 +52,7 @@ __all__ = [
     "from_codec",
     "is_measured",
     "make_quantizer",
-    "measured",
+    "measure_error",
     "parse",
     "set_threads",
     "threads",

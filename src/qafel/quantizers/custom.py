@@ -25,7 +25,7 @@ from qafel.errors import ConfigError, MalformedPayload
 from qafel.params import Layout, Vector, require_finite, require_vector
 from qafel.parts import PartKind, custom_path, describe_error, errors_of, make
 from qafel.quantizers.family import as_finite_vector, as_target, check_size
-from qafel.quantizers.measure import gaussian, heavy_tailed, measured
+from qafel.quantizers.measure import gaussian, heavy_tailed, measure_error
 from qafel.quantizers.protocol import CUSTOM, Codec, Payload, Quantizer, pack_codec
 from qafel.quantizers.spec import FAMILIES, parse
 from qafel.rng import Stream
@@ -211,7 +211,7 @@ def _theory(custom: Custom, size: int) -> _Theory:
     omega, unbiased = 0.0, True
     for name, vector in (("Gaussian", gaussian(size)), ("heavy-tailed", heavy_tailed(size))):
         streams = (Stream.named(0, f"theory of an own quantizer, {name}", 0, n) for n in range(_ESTIMATES))
-        found = [measured(custom, [vector], 2, stream) for stream in streams]
+        found = [measure_error(custom, [vector], 2, stream) for stream in streams]
         biases = np.array([each.bias for each in found])
         noise = _STANDARD_ERRORS * biases.std(ddof=1) / np.sqrt(_ESTIMATES)
         unbiased &= bool(biases.mean() <= _MOST_BIAS + noise)

@@ -41,7 +41,9 @@ class MeasuredError:
     payload_bytes: float
 
 
-def measured(quantizer: Quantizer | Codec, vectors: Iterable[Vector], repeats: int, stream: Stream) -> MeasuredError:
+def measure_error(
+    quantizer: Quantizer | Codec, vectors: Iterable[Vector], repeats: int, stream: Stream
+) -> MeasuredError:
     """Measure the error of a quantizer: encode and decode every vector `repeats` times, drawing from `stream`."""
     generator = stream.generator()
     nmse, bias, bits, length = [], [], [], []
