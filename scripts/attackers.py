@@ -71,7 +71,7 @@ def attack(case: Case, attackers: int, seed: int, steps: int) -> Outcome:
     config = load_recipe(RECIPE, [f"algorithm.accumulator={case.accumulator}"], seed)
     task = config.task.make()
     algorithm = config.algorithm.compose(task.layout)
-    server = Server(config.initial_model(task), algorithm, seed, log_capacity=0)
+    server = Server(config.initial_model(task), algorithm, seed)
     checker = UploadChecker(
         algorithm, resolved(case.defence, algorithm, task), task.clients, None, RunningMedian({}, 0.0)
     )

@@ -9,6 +9,7 @@ import pytest
 from qafel.algorithm import Client, Held, HiddenState, LocalTraining, Means, Message, Server, method
 from qafel.algorithm.methods.mcm import MemoryDifference
 from qafel.errors import Drifted, DuplicateUpload, HiddenStateError, MissedBroadcast, WrongCodec, WrongKind
+from tests.plans import Recorder
 from tests.uploads import receive
 
 SIZE, SEED = 400, 3
@@ -29,10 +30,17 @@ def noisy(start, local, stream):
     return (start.vector * 0.9 + stream.generator().normal(scale=0.1, size=SIZE)).astype(np.float32)
 
 
+def recorded(algorithm, capacity=100):
+    """A new server whose last broadcasts are kept."""
+    server = Server(np.ones(SIZE, np.float32), algorithm, SEED)
+    server.recorder = Recorder(server, capacity)
+    return server
+
+
 def planned(server: Server, position: int | None, version: int = 0):
     """The plan for a client that holds x̂ since so many bytes were broadcast, and its messages."""
     plan = server.algorithm.catch_up.plan(Held(position), server.offer())
-    return plan, server.messages(plan, version)
+    return plan, server.recorder.messages(plan, version)
 
 
 def catch_up(client: Client, server: Server, positions: dict[int, int]) -> None:
@@ -64,7 +72,7 @@ def test_caught_up_clients_hold_the_servers_hidden_state_under_drops_delays_reor
     algorithm, network_seed
 ):
     network = random.Random(network_seed)
-    server = Server(np.ones(SIZE, np.float32), algorithm, SEED, log_capacity=network.choice([0, 3, 50]))
+    server = recorded(algorithm, network.choice([0, 3, 50]))
     clients = [Client(number, server.hidden_state, algorithm, SEED) for number in range(5)]
     in_flight: list[tuple[int, bytes]] = []
     digests, positions = {0: server.hidden_state.digest}, {0: 0}
@@ -101,10 +109,10 @@ def test_caught_up_clients_hold_the_servers_hidden_state_under_drops_delays_reor
         assert client.hidden_state.vector.tobytes() == server.hidden_state.vector.tobytes()
 
 
-def stepped(steps: int, algorithm=None, **options):
+def stepped(steps: int, algorithm=None, capacity=100):
     """A server after so many steps, its first hidden state, and its broadcasts."""
     algorithm = algorithm or make_algorithm(buffer_size=1)
-    server = Server(np.ones(SIZE, np.float32), algorithm, SEED, **options)
+    server = recorded(algorithm, capacity)
     first = server.hidden_state
     feeder = Client(9, first, algorithm, SEED)
     broadcasts = []
@@ -154,7 +162,7 @@ def test_a_snapshot_is_sent_where_it_is_fewer_bytes():
 
 
 def test_broadcasts_that_the_log_no_longer_holds_are_missed():
-    server, _, broadcasts = stepped(3, log_capacity=1)
+    server, _, broadcasts = stepped(3, capacity=1)
     assert planned(server, position(broadcasts, 2), 2)[1] == broadcasts[2:]
     with pytest.raises(MissedBroadcast, match="1 broadcasts are kept, 2 were missed"):
         planned(server, position(broadcasts, 1), 1)
@@ -245,12 +253,12 @@ def test_a_client_that_missed_much_starts_from_an_inexact_snapshot_and_holds_not
 
 def test_a_client_that_starts_often_from_copies_fetches_the_hidden_state_before_long():
     algorithm = make_algorithm(buffer_size=1, server_quantizer="top_k:0.01", snapshot_quantizer="qsgd:4")
-    server = Server(np.ones(SIZE, np.float32), algorithm, SEED)
+    server = recorded(algorithm)
     feeder = Client(9, server.hidden_state, algorithm, SEED)
     held, paid, means = Held(), 0, []
     for _ in range(40):
         plan = algorithm.catch_up.plan(held, server.offer())
-        assert sum(map(len, server.messages(plan, server.version - 1))) == plan.download_bytes
+        assert sum(map(len, server.recorder.messages(plan, server.version - 1))) == plan.download_bytes
         held, paid = plan.held, paid + plan.download_bytes
         means.append(plan.means)
         feeder.receive(receive(server, feeder.update(noisy).upload))
@@ -270,7 +278,7 @@ def test_an_inexact_snapshot_that_is_damaged_or_longer_than_the_hidden_state_is_
     with pytest.raises(WrongCodec, match="the receiver reads"):
         HiddenState.from_snapshot(message, SIZE, make_algorithm())
     longer = make_algorithm(buffer_size=1, snapshot_quantizer="top_k:1.0")
-    server, _, _ = stepped(3, longer, log_capacity=0)
+    server, _, _ = stepped(3, longer, capacity=0)
     plan, messages = planned(server, None)
     assert len(server.quantized()) >= server.hidden_state.snapshot_bytes == plan.download_bytes
     assert messages == [server.hidden_state.to_snapshot()]

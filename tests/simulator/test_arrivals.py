@@ -137,7 +137,7 @@ class _Draws:
     [
         ([(0.0, 0), (1.0, 9)], Constant(), r"arrival 1 is \(1\.0, 9\): .* clients are 0 to 4"),
         ([(0.0, 0), (1.0, -1)], Constant(), r"arrival 1 is \(1\.0, -1\)"),
-        ([(1.0, 0), (0.5, 1)], Constant(), r"arrival 1 is \(0\.5, 1\): .* times ascend from 0 \(now 1\)"),
+        ([(1.0, 0), (0.5, 1)], Constant(), r"arrival 1 is \(0\.5, 1\): .* ascend from 0 \(now 1\)"),
         ([(float("nan"), 0)], Constant(), "arrival 0 is"),
         ([(0.0, 0, -1.0)], Constant(), "arrival 0 is"),
         ([(0.0, 0, 1.0, 2.0)], Constant(), "arrival 0 is"),

@@ -119,8 +119,8 @@ def test_an_exception_is_told_with_its_place_and_is_the_cause(failing, words, ca
         ("train", np.ones(3, np.float32), "the training of client 3 returned float32[3], not"),
         ("train", np.float32(1), "the training of client 3 returned float32, not"),
         ("initial_model", np.ones(8, int), "Task.initial_model returned int64[8], not a NumPy array of 8 floats"),
-        ("evaluate", None, 'the one that counts as "metric"; it returned None'),
-        ("evaluate", {"loss": 1.0}, 'the one that counts as "metric"; it returned the names loss'),
+        ("evaluate", None, '"metric"; it returned None'),
+        ("evaluate", {"loss": 1.0}, '"metric"; it returned the names loss'),
         ("evaluate", {"metric": "good"}, "its metric is 'good'"),
     ],
 )

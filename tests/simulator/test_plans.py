@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Client, HiddenState, Kind, Made, Means, Message, method
-from qafel.algorithm.catch_up import BroadcastLog, Exact, PerStart, Quantized
+from qafel.algorithm.catch_up import Exact, PerStart, Quantized
 from qafel.algorithm.methods.mcm import MemoryDifference
 from qafel.simulator import AlwaysTraining, ConstantRate, Network, Rounds, Simulation, Timing
 from qafel.simulator.executors.jobs import Inline, Job, Trainer
 from qafel.simulator.timing import Links
 from qafel.tasks import Mushrooms
+from tests.plans import Recorder
 
 CLIENTS, SIZE, STEPS = 20, 113, 60
 FOUR_BITS = {"client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}
@@ -38,7 +39,7 @@ class Fleet:
         self.executor.result = self.result
         self.simulation = Simulation(task, algorithm, timing, seed, self.executor)
         self.server = self.simulation.server
-        self.server.log = BroadcastLog(10**6)
+        self.recorder = Recorder(self.server)
         self.clients: dict[int, Client] = {}
         self.begun: dict[tuple[int, int], Client] = {}
         self.fetched: list[int] = []
@@ -54,7 +55,7 @@ class Fleet:
         client = self.clients.get(number)
         plan = algorithm.catch_up.plan(simulation.fleet.held[number], simulation._offer)
         version = -1 if client is None else client.hidden_state.version
-        messages = self.server.messages(plan, version, number, sequence)
+        messages = self.recorder.messages(plan, version, number, sequence)
         self.listen(number, messages)
         charged, start = self._fetch(number, sequence)
         assert charged == sum(map(len, messages)), "the bytes charged are those of the messages"
@@ -178,7 +179,7 @@ def test_a_start_from_an_inexact_snapshot_is_charged_its_bytes(
             regrets[number] = 0
             return [inexact]
         held = fleet.clients[number].hidden_state
-        missed = server.log.last(server.version - held.version)
+        missed = fleet.recorder.last(server.version - held.version)
         since = sum(map(len, missed))
         if not missed or (held.exact and since <= len(inexact)):
             return missed

@@ -1,20 +1,28 @@
-"""The paper's algorithms, pure: bytes in, bytes out; no clock, no socket, no torch, no global random state.
+"""The paper's algorithms, pure: bytes in, bytes out. No clock, no socket, no torch, no global random state.
 
-In the order in which data flows:
+algorithm: a method as a composition of parts. Server and clients agree on it.
 
-    algorithm      all that server and clients agree on, as one value: a method is a composition of parts
-    parts          what the parts are, and what they need
-    state          how their state is saved, and checked when it is restored
-    hidden_state   x̂ and the downlinks that move it                                  (Algorithm 3)
-    catch_up       what a client downloads before it starts
-    client         copy x̂, train, encode the upload                                 (Algorithm 2)
-    client_rules   what a client sends
-    messages       the frame around everything that crosses
-    server         receive(upload), step(batch) → broadcast                          (Algorithm 1)
-    admission      none twice; how much a late upload weighs
-    accumulators   from uploads to Δ̄
-    server_rules   from x and Δ̄ to the next x
-    methods        QAFeL and its relatives: one method, one file
+parts: the protocols of parts, their needs, and the client rules without memory.
+
+state: saves parts, and checks what it restores.
+
+hidden_state: x̂ and the downlinks that move it (Algorithm 3).
+
+catch_up: what a client downloads before it starts.
+
+client: copies x̂, trains, encodes the upload (Algorithm 2).
+
+messages: the frame of every message.
+
+server: receives uploads, steps and broadcasts (Algorithm 1).
+
+admission: duplicates and staleness of uploads.
+
+accumulators: from uploads to Δ̄.
+
+server_rules: from x and Δ̄ to the next x.
+
+methods: QAFeL and related methods. One method, one file.
 """
 
 from qafel.algorithm.accumulators import Kept

@@ -1,8 +1,10 @@
 """Accumulators: from uploads to Δ̄. Algorithm 1, lines 6 to 8.
 
-BufferedMean   Σ wₖΔₖ of K updates, divided by K, by 1, or by the clients' weights
-Buckets        robust: the median or the trimmed mean of the means of a few buckets
-Kept           the K updates themselves; for accumulators of a user
+BufferedMean: Σ wₖΔₖ of K updates, divided by K, by 1, or by the clients' weights.
+
+Buckets: robust. The median or the trimmed mean of the means of a few buckets.
+
+Kept: keeps the K updates. The base of custom accumulators.
 """
 
 from __future__ import annotations
@@ -98,16 +100,16 @@ class BufferedMean(Buffered):
 
 @final
 class Buckets(Buffered):
-    """The sums of m parts of a buffer, and from their means a Δ̄ that no few clients decide: O(md).
+    """A robust Δ̄ from the means of m buckets: O(md).
 
-    All updates of one client go to one bucket, and each new client to one of the emptiest, so that f malicious clients
-    spoil at most f of the m means. The median of m means, coordinate by coordinate, lies among the honest ones as long
-    as fewer than half are spoilt; the trimmed mean, which leaves out a quarter at each end, as long as a quarter at
-    most is. Where clients differ, either is biased. Chen, Su & Xu 2017; Yin et al. 2018.
+    All updates of a client go to one bucket; a new client goes to an emptiest one. So f malicious clients spoil at most
+    f of the m means. The coordinate-wise median tolerates fewer than half spoilt means. The trimmed mean drops a
+    quarter at each end, and tolerates a quarter. Both are biased if clients differ.
+    Chen, Su & Xu 2017; Yin et al. 2018.
     """
 
     def __init__(self, kind: Robust = "median", buckets: int | None = None) -> None:
-        """`buckets`: their number; None: ten, or one for each update of a smaller buffer."""
+        """`buckets`: their number. None: ten, or one per update of a smaller buffer."""
         require(kind in get_args(Robust), f"a robust accumulator is one of {', '.join(get_args(Robust))}", kind)
         whole = isinstance(buckets, int) and not isinstance(buckets, bool) and buckets >= 1
         require(buckets is None or whole, "the number of buckets is 1 or more", buckets)
@@ -177,7 +179,7 @@ class Buckets(Buffered):
 
 
 class Kept(Buffered):
-    """Keeps the K updates themselves, O(Kd). A user's accumulator subclasses it and defines `combine`.
+    """Keeps the K updates, O(Kd). A custom accumulator subclasses it and defines `combine`.
 
     class Median(Kept):
         def combine(self, uploads, updates, weights):

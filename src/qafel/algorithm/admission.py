@@ -1,4 +1,4 @@
-"""Which uploads the server admits: none twice, and late ones with the weight that a staleness law gives."""
+"""Admission of uploads: no duplicates, and a weight by staleness."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from qafel.parts import raise_part_failed
 from qafel.text import path_of
 
 WINDOW = 64
-"""How many of a client's uploads may be under way out of order."""
+"""How many of a client's uploads may arrive out of order."""
 _ALL_SEEN = (1 << WINDOW) - 1
 
 StalenessLaw: TypeAlias = Callable[[int], float | None]
-"""From staleness τ to a weight; None rejects the upload. A law with an attribute `abandon_after` also ends the training
-of clients whose start is so many versions old.
+"""From staleness τ to a weight; None rejects the upload. A law with an attribute `abandon_after` also stops training
+whose start is that many versions old.
 """
 
 
@@ -85,9 +85,9 @@ class ReplayWindows(Part):
         self.windows: dict[int, tuple[int, int]] = {}
 
     def check(self, sender: int, sequence: int, anew: bool = False) -> tuple[int, int]:
-        """The sender's window once this upload is taken; raises if it was taken before, or is too old to tell.
+        """The sender's window once this upload counts. Raises if it counted before, or is too old to tell.
 
-        `anew`: the sender's numbers begin again, and what was taken before does not matter.
+        `anew`: the sender's numbers start again, and earlier uploads do not matter.
         """
         highest, seen = (-1, 0) if anew else self.windows.get(sender, (-1, 0))
         age = highest - sequence
@@ -100,9 +100,6 @@ class ReplayWindows(Part):
         if age >= 0:
             return highest, seen | 1 << age
         return sequence, (seen << min(-age, WINDOW) | 1) & _ALL_SEEN
-
-    def take(self, sender: int, sequence: int) -> None:
-        self.windows[sender] = self.check(sender, sequence)
 
     def state(self) -> State:
         return {

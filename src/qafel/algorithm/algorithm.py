@@ -1,4 +1,4 @@
-"""All that server and clients must agree on, as one value."""
+"""A method as one value. Server and clients must agree on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _APart = TypeVar("_APart", bound=Part)
 @final
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
-    """What a client does between copying x̂ and uploading: y ← y − η_ℓ g(y), for P steps or for some epochs."""
+    """Local training between copying x̂ and uploading: y ← y − η_ℓ g(y), for P steps or some epochs."""
 
     lr: float
     steps: int | None = None
@@ -38,9 +38,9 @@ class LocalTraining:
     proximal: float = 0.0
     """FedProx's μ: the local loss has μ/2·‖y − y₀‖² added."""
     partial: bool = False
-    """Whether a client that a round's deadline overtakes uploads what it has done by then (FedProx)."""
+    """Whether a client uploads the steps done when a round's deadline ends its training (FedProx)."""
     correction: Vector | None = field(default=None, compare=False)
-    """A vector that is added to every gradient, after clipping; set by client rules."""
+    """Added to every gradient, after clipping. Client rules set it."""
 
     def __post_init__(self) -> None:
         require_numbers(self)
@@ -54,7 +54,7 @@ class LocalTraining:
         require(self.proximal >= 0, "the proximal term's weight is zero or more", self.proximal)
 
     def steps_for(self, samples: int) -> int:
-        """How many steps a client with so many samples takes: an epoch is a step per batch, the last may be smaller."""
+        """The number of steps of a client with this many samples. An epoch is a step per batch."""
         if self.steps is not None:
             return self.steps
         return (self.epochs or 1) * (-(-samples // self.batch_size) if self.batch_size else 1)
@@ -82,7 +82,7 @@ class Algorithm:
     max_staleness: int | None = None
     client_weights: ClientWeights = "equal"
     own_needs: Needs = field(default_factory=Needs)
-    """What the method needs beside its parts, such as rounds."""
+    """The needs of the method besides those of its parts, such as rounds."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.local, LocalTraining), "local is a LocalTraining(lr, steps)", repr(self.local))
@@ -110,7 +110,7 @@ class Algorithm:
         return needs
 
     def at_client(self) -> Algorithm:
-        """What a client works with: the parts of the server may not travel to its process."""
+        """The method without the server's parts, which may not be picklable."""
         return replace(self, accumulator=None, server_rule=None, staleness=PolynomialStaleness())  # type: ignore[arg-type]
 
     def begun(self, part: _APart, size: int, clients: int | None) -> _APart:

@@ -4,24 +4,23 @@ The paper is silent on clients that miss broadcasts or join late; without this t
 costs O(1): it follows from the bytes broadcast in all and those broadcast when the client last held x̂. The simulator
 charges the plan, the deployment sends its messages. docs/decisions/simulator.md
 
-Exact      the missed broadcasts, or x̂ whole where that is shorter
-Quantized  the same, or a quantized copy of x̂ that serves one start
-PerStart   Q_s(x), drawn for each start (direct quantization as published)
+Exact: the missed broadcasts, or x̂ whole if that is shorter.
+
+Quantized: the same, or a quantized copy of x̂ for one start.
+
+PerStart: Q_s(x), drawn for each start (direct quantization as published).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from qafel.algorithm.hidden_state import DirectModel, HiddenState, HiddenStateDifference
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.parts import Needs, Part
-from qafel.errors import ConfigError, MissedBroadcast
 from qafel.quantizers import as_quantizer
 from qafel.quantizers.protocol import Quantizer
 from qafel.rng import Stream
@@ -171,24 +170,3 @@ def quantized_copy(exact: HiddenState, quantizer: Quantizer, seed: int) -> bytes
     codec, _ = expectations(quantizer, vector.size)
     digest = HiddenState.of(quantizer.decode(payload, vector.size)).digest
     return Message(Kind.SNAPSHOT, codec, vector.size, exact.version, payload, digest=digest).to_bytes()
-
-
-@final
-class BroadcastLog:
-    """The last broadcasts, at most `capacity` of them, for clients that missed some."""
-
-    __slots__ = ("_entries",)
-
-    def __init__(self, capacity: int) -> None:
-        if capacity < 0:
-            raise ConfigError(f"the broadcast log's capacity is zero or more, got {capacity}")
-        self._entries: deque[bytes] = deque(maxlen=capacity)
-
-    def append(self, broadcast: bytes) -> None:
-        self._entries.append(broadcast)
-
-    def last(self, count: int) -> list[bytes]:
-        """The last `count` broadcasts, in order; `MissedBroadcast` if they are not kept."""
-        if count > len(self._entries):
-            raise MissedBroadcast(f"the last {len(self._entries)} broadcasts are kept, {count} were missed")
-        return list(islice(self._entries, len(self._entries) - count, None))

@@ -41,7 +41,7 @@ class HiddenState:
     vector: Vector
     """x̂: what clients start from."""
     memory: Vector
-    """What the next difference is relative to: x̂ itself, unless the downlink has a memory of its own (MCM)."""
+    """The reference of the next difference: x̂, unless the downlink keeps a separate memory (MCM)."""
     version: int
     digest: int
     exact: bool = True

@@ -16,8 +16,8 @@ One fixed header of 64 bytes, little-endian, then the quantizer's payload:
         52      8  digest of the hidden state that results; 0 in an upload
         60      4  checksum: XXH3 of the payload, seeded with the XXH3 of the header, low half
 
-The payload is never copied and nothing is allocated from what a header claims: a receiver says which dimension
-and which quantizer it expects, and anything else is refused before the payload is looked at.
+The payload is never copied, and no header decides how much memory is allocated. A receiver states the dimension and
+quantizer that it expects. Any other message is refused before its payload is read.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Needs(NamedTuple):
     exact_uploads: bool = False
     """The server adds an upload as it was sent, not scaled down."""
     own_starts: bool = False
-    """Each start gets a message of its own."""
+    """Each start gets a separate message."""
     quantized_starts: bool = False
     """A client may start from a quantized copy of the hidden state."""
     correction: bool = False
@@ -66,7 +66,7 @@ _NEEDED: Mapping[str, tuple[str, str]] = {
     ),
     "client_memory": ("a memory at each client", "use a client rule without a memory"),
     "exact_uploads": ("uploads that are never scaled down", "turn the limit on norms off"),
-    "own_starts": ("a message of its own for each start", 'simulate it, or set catch_up = "exact"'),
+    "own_starts": ("a separate message for each start", 'simulate it, or set catch_up = "exact"'),
     "quantized_starts": ("clients that start from a quantized hidden state", "leave snapshot_quantizer out"),
     "correction": ("a task with takes_correction = True", "use such a task, or another client rule"),
 }
@@ -98,7 +98,7 @@ class Part(ABC):  # noqa: B024
         return {name: value for name, value in _attributes(self).items() if isinstance(value, KEPT)}
 
     def restore_(self, state: State) -> None:
-        """Take up a saved state, whose names and shapes are those of `state()`."""
+        """Restore a saved state, with the names and shapes of `state()`."""
         for name, value in state.items():
             object.__setattr__(self, name, value)
 
@@ -210,6 +210,24 @@ class ClientRule(Part):
     def following(self, start: HiddenState, trained: Trained, memory: State, sent: Vector) -> State:
         """The memory once the server has accepted the upload; `sent` is what the upload decodes to."""
         return memory
+
+
+@final
+class Update(ClientRule):
+    """Sends y₀ − y_P. Algorithm 2, line 6."""
+
+    def vector(self, start: HiddenState, trained: Trained, memory: State) -> Vector:
+        return start.vector - trained.model
+
+
+@final
+class Model(ClientRule):
+    """Sends y_P, which the server mixes into x (FedAsync)."""
+
+    sends_model = True
+
+    def vector(self, start: HiddenState, trained: Trained, memory: State) -> Vector:
+        return trained.model
 
 
 class Accumulator(Part):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from qafel.algorithm.admission import ReplayWindows, weigh
 from qafel.algorithm.algorithm import Algorithm
-from qafel.algorithm.catch_up import BroadcastLog, Held, Means, Offer, Plan, own_start, quantized_copy
+from qafel.algorithm.catch_up import Held, Offer, quantized_copy
 from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.parts import Batch, Next, Part, Upload, require_same_settings, settings_of, unsaved
@@ -40,7 +40,7 @@ Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**64)]
 
 @final
 class Admitted(NamedTuple):
-    """An upload that may count, as the server stands now."""
+    """An upload that may count at the current version."""
 
     staleness: int
     staleness_weight: float
@@ -64,20 +64,14 @@ class Accepted(NamedTuple):
 class Server:
     """Server model x, hidden state x̂, version, and the parts of a method."""
 
-    def __init__(
-        self, model: Vector, algorithm: Algorithm, seed: int, *, log_capacity: int = 100, clients: int | None = None
-    ) -> None:
-        """x̂⁰ = x⁰, unquantized: everyone starts from the same model. Algorithm 1, line 1.
+    def __init__(self, model: Vector, algorithm: Algorithm, seed: int, *, clients: int | None = None) -> None:
+        """x̂⁰ = x⁰, unquantized: all clients start from the same model. Algorithm 1, line 1.
 
-        model          x⁰
-        algorithm      what server and clients agree on
-        seed           the run's: it names the random streams of the server's quantizer
-        log_capacity   how many broadcasts are kept for clients that missed some
-        clients        how many there are; some methods need it
+        `model`: x⁰. `seed`: names the random streams of Q_s. `clients`: their number, which some methods need.
         """
         require_finite(model, "the initial model")
         if algorithm.needs.clients and not clients:
-            raise ConfigError(f"{algorithm.name} needs the number of clients: give the server clients=")
+            raise ConfigError(f"{algorithm.name} needs the number of clients: set clients=")
         self.algorithm, self.seed, self.clients = algorithm, seed, clients
         self.model: Vector = np.array(model, np.float32)
         self.hidden_state = HiddenState.of(self.model.copy())
@@ -85,7 +79,6 @@ class Server:
         self.server_rule = algorithm.begun(algorithm.server_rule, model.size, clients)
         self.seen = ReplayWindows()
         self.rejected: Counter[str] = Counter()
-        self.log = BroadcastLog(log_capacity)
         self.broadcast_bytes = 0
         """Of all broadcasts so far."""
         self.last_bytes = 0
@@ -104,9 +97,9 @@ class Server:
         return self.hidden_state.version
 
     def admit(self, message: Message, *, anew: bool = False) -> Admitted:
-        """Check an upload: its form, its number, its sender and its staleness. One that cannot count raises.
+        """Check an upload: its form, number, sender and staleness. Raises if it cannot count.
 
-        `anew`: the sender's numbers begin again.
+        `anew`: the sender's numbers start again.
         """
         message.check(Kind.UPLOAD, self.model.size, self.algorithm.client_quantizer)
         window = self.seen.check(message.sender, message.sequence, anew)
@@ -127,13 +120,13 @@ class Server:
         decoded: Vector | None = None,
         admitted: Admitted | None = None,
     ) -> Accepted:
-        """Take one upload, as `Message.from_bytes` read it. Algorithm 1, lines 4 to 8.
+        """Receive one upload. Algorithm 1, lines 4 to 8.
 
-        factor    below one: the update counts as scaled down by it
-        decoded   the decoded payload, if already available; the result is the same to the bit
-        admitted  what `admit` said of it, if already asked
+        factor    The update is scaled by this factor, at most 1.
+        decoded   The decoded payload, if already available. The result has the same bits.
+        admitted  The result of `admit`, if already available.
 
-        A message that does not fit or is not wanted raises, is counted under its reason, and changes nothing else.
+        A rejected upload raises, and only its reason is counted.
         """
         try:
             staleness, weight, window = self.admit(message) if admitted is None else admitted
@@ -151,7 +144,7 @@ class Server:
         return Accepted(staleness, following, self.accumulator.close_() if self.accumulator.due else None)
 
     def close(self) -> Batch | None:
-        """End the batch before it is due, if there is anything in it: a synchronous round that timed out."""
+        """Close the batch early, unless it is empty: a synchronous round timed out."""
         return self.accumulator.close_() if self.accumulator.count else None
 
     def step(self, batch: Batch) -> bytes:
@@ -181,38 +174,20 @@ class Server:
         broadcast = Message(
             downlink.kind, codec, self.model.size, before.version, payload, digest=self.hidden_state.digest
         ).to_bytes()
-        self.log.append(broadcast)
         self.broadcast_bytes += len(broadcast)
         self.last_bytes = len(broadcast)
         return broadcast
 
     def offer(self) -> Offer:
-        """What a client that starts now can download."""
+        """The downloads available to a client that starts now."""
         snapshot_bytes = self.hidden_state.snapshot_bytes
-        whole = self._sends_whole() and self.last_bytes < snapshot_bytes
-        whole_bytes = self.last_bytes if whole else snapshot_bytes
+        is_whole = self.algorithm.downlink.kind is Kind.MODEL and self.version > 0
+        whole_bytes = min(self.last_bytes, snapshot_bytes) if is_whole else snapshot_bytes
         position = self.broadcast_bytes
         return Offer(position, Held(position), snapshot_bytes, whole_bytes, self._quantized_bytes)
 
-    def messages(self, plan: Plan, version: int, client: int = 0, sequence: int = 0) -> list[bytes]:
-        """The messages of a plan for a client at this version that makes its update `sequence`."""
-        match plan.means:
-            case Means.BROADCASTS:
-                return self.log.last(1 if self._sends_whole() else self.version - version)
-            case Means.WHOLE:
-                offer = self.offer()
-                return (
-                    self.log.last(1) if offer.whole_bytes < offer.snapshot_bytes else [self.hidden_state.to_snapshot()]
-                )
-            case Means.QUANTIZED:
-                return [self.quantized()] if plan.download_bytes else []
-            case Means.OWN:
-                exact = HiddenState.of(self.model.copy(), self.version)
-                return [own_start(exact, self.algorithm, self.seed, client, sequence)]
-        return []
-
     def quantized(self) -> bytes:
-        """A quantized copy of x̂: made once for a version, when first asked for, and the same for all clients."""
+        """A quantized copy of x̂, made once per version and the same for all clients."""
         quantizer = self.algorithm.catch_up.quantizer
         assert quantizer is not None
         if self._copy is None or self._copy[0] != self.version:
@@ -221,9 +196,6 @@ class Server:
 
     def _quantized_bytes(self) -> int:
         return min(len(self.quantized()), self.hidden_state.snapshot_bytes)
-
-    def _sends_whole(self) -> bool:
-        return self.algorithm.downlink.kind is Kind.MODEL and self.version > 0
 
 
 def require_savable(server: Server) -> None:
@@ -241,7 +213,7 @@ def _require_unchanged(server: Server, now: Mapping[str, bytes | None]) -> None:
 
 
 def save_server(server: Server) -> Checkpoint:
-    """Save everything but the broadcast log, which a deployment keeps in its stream."""
+    """Save the whole state of a server."""
     _require_unchanged(server, unsaved(server.parts))
     held = server.hidden_state
     inner, rows = pack(states(server.parts))
@@ -271,19 +243,13 @@ class _Values(BaseModel):
 
 
 def restore_server(
-    checkpoint: Checkpoint,
-    algorithm: Algorithm,
-    seed: int,
-    *,
-    size: int,
-    log_capacity: int = 100,
-    clients: int | None = None,
+    checkpoint: Checkpoint, algorithm: Algorithm, seed: int, *, size: int, clients: int | None = None
 ) -> Server:
-    """The server as `save_server` saved it, for a model of `size` and the same `algorithm`, `seed` and `clients`.
+    """Restore a saved server, with the same `algorithm`, `seed` and `clients`.
 
-    A checkpoint that does not fit the algorithm or is damaged raises `DataError`.
+    Raises `DataError` if the checkpoint is damaged or does not fit the algorithm.
     """
-    server = Server(np.zeros(size, np.float32), algorithm, seed, log_capacity=log_capacity, clients=clients)
+    server = Server(np.zeros(size, np.float32), algorithm, seed, clients=clients)
     arrays = {name: array.copy() for name, array in checkpoint.arrays.items()}
     try:
         values = _Values.model_validate(checkpoint.values)

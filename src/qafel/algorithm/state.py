@@ -1,8 +1,7 @@
-"""State is named arrays, numbers and rows: one pair of functions saves and restores every part.
+"""State is named arrays, numbers and rows. One pair of functions saves and restores every part.
 
-What comes back from a file is checked here, once, before anything is made of it. Compiled code trusts the length of the
-arrays that it is given, and NumPy stretches one that is too short: a crafted checkpoint would do harm, or give another
-result without an error.
+Restored state is checked here, once, before it is used. Compiled code trusts the lengths of arrays, and NumPy
+broadcasts short ones. Without checks, a crafted checkpoint would cause harm or a wrong result.
 """
 
 from __future__ import annotations

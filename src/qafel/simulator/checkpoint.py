@@ -143,7 +143,6 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         simulation.algorithm,
         simulation.seed,
         size=simulation.task.layout.size,
-        log_capacity=0,
         clients=simulation.task.clients,
     )
     try:

@@ -141,7 +141,6 @@ class Simulation:
             initial_model(task, seed) if start is None else start,
             algorithm,
             seed,
-            log_capacity=0,
             clients=task.clients,
         )
         size = self.server.model.size

@@ -28,7 +28,6 @@ from qafel.algorithm.accumulators import Buckets, BufferedMean
 from qafel.algorithm.admission import PolynomialStaleness
 from qafel.algorithm.algorithm import ROLES, Algorithm, ClientWeights, LocalTraining
 from qafel.algorithm.catch_up import CatchUp, Exact, PerStart, Quantized
-from qafel.algorithm.client_rules import Model, Update
 from qafel.algorithm.hidden_state import DirectModel, HiddenStateDifference
 from qafel.algorithm.methods.ca2fl import CA2FL, CachedUpdates
 from qafel.algorithm.methods.error_feedback import ERROR_FEEDBACK, ErrorFeedback
@@ -42,7 +41,7 @@ from qafel.algorithm.methods.preset import Preset
 from qafel.algorithm.methods.qafel import QAFEL
 from qafel.algorithm.methods.ringleader import RINGLEADER, OneOfEach
 from qafel.algorithm.methods.ringmaster import RINGMASTER, DelayLimit
-from qafel.algorithm.parts import Needs
+from qafel.algorithm.parts import Model, Needs, Update
 from qafel.algorithm.server_rules import SGD
 from qafel.errors import ConfigError
 from qafel.params import Layout

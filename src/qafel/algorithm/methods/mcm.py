@@ -59,7 +59,7 @@ class Memory(ClientRule):
 
 @final
 class MemoryMean(BufferedMean):
-    """h̄ + (1/K)Σ of what was sent; h̄ then moves by the mean over all clients of what their memories take up."""
+    """h̄ + (1/K)Σ of what was sent; h̄ then moves by the mean change of the clients' memories."""
 
     needs = Needs(clients=True)
 
@@ -121,7 +121,7 @@ def rate_of(rate: Rate, quantizer: Quantizer, size: int) -> float:
     if not isinstance(rate, str):
         return rate
     omega = quantizer.omega(size)
-    require(math.isfinite(omega), f"{quantizer.spec} has no bound ω from which a memory's rate follows", rate)
+    require(math.isfinite(omega), f"{quantizer.spec} does not bound ω: state the memory's rate", rate)
     return 1 / (2 * (1 + omega))
 
 

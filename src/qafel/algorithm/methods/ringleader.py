@@ -4,7 +4,7 @@ Tables (G, b) and (G⁺, b⁺) hold each client's sum of updates and their numbe
 b > 0; clients continue from the model that they hold. Phase 2 makes exactly n steps x ← x − η_g (1/n)Σ Gᵢ/bᵢ, the first
 with the arrival that ends phase 1. The newest model goes to the client that triggers a step; that client leaves the
 pending set. An arrival from a pending client adds to (G, b) and triggers a step; any other adds to (G⁺, b⁺). When
-nobody is pending, (G, b) ← (G⁺, b⁺), and phase 1 begins again. The delay is at most 2n − 2.
+no client is pending, (G, b) ← (G⁺, b⁺), and phase 1 starts again. The delay is at most 2n − 2.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class OneOfEach(Accumulator):
         self.sums, self.later_sums = Rows(dtype=np.float32), Rows(dtype=np.float32)
         self.numbers, self.later_numbers = np.zeros(clients, np.int64), np.zeros(clients, np.int64)
         self.pending: NDArray[np.bool_] = np.zeros(clients, bool)
-        """Of phase 2: who has not triggered a step yet. Nobody: it is phase 1."""
+        """In phase 2, the clients that have not triggered a step. In phase 1, none."""
         self.count = self.max_staleness = 0
         self.trigger = -1
-        """The client whose arrival makes a step due; −1: nobody's did."""
+        """The client whose arrival makes a step due; −1: none."""
 
     @property
     def due(self) -> bool:

@@ -30,7 +30,7 @@ class DelayLimit:
 
     @property
     def abandon_after(self) -> int | None:
-        """Stop jobs whose start is so many versions old."""
+        """Stop jobs whose start is this many versions old."""
         return self.limit if self.stops else None
 
     def __call__(self, staleness: int) -> float | None:

@@ -411,7 +411,7 @@ def _newest_sound(
     else:
         if failed and not begins_at_start(folder):
             raise DataError(f"cannot use any checkpoint in {folder}; {failed[0][0]}: {failed[0][1]}") from None
-        server = Server(initial_model(), algorithm, seed, log_capacity=0, clients=clients)
+        server = Server(initial_model(), algorithm, seed, clients=clients)
         require_savable(server)
         ledger = Ledger(folder, server, RowLog(folder, _KEPT), _NEW, history)
     for path, _ in failed:  # do not count it among the kept ones
@@ -429,7 +429,7 @@ def _read(
     except ValidationError as error:
         raise DataError(f"{path} is damaged ({fault_of(error)})") from None
     inner = Checkpoint(saved.arrays, values.server, saved.rows)
-    server = restore_server(inner, algorithm, seed, size=size, log_capacity=0, clients=clients)
+    server = restore_server(inner, algorithm, seed, size=size, clients=clients)
     return server, rows, values
 
 
