@@ -86,7 +86,7 @@ def _direct_fails(measured: EntryRuns) -> Verdict:
     gone, stuck = sum(map(diverges, missed)), sum(not diverges(run) and stalls(run) for run in missed)
     said = f"of {len(runs)} seeds {len(runs) - len(missed)} met the target, {gone} diverged, {stuck} stalled below it"
     if gone + stuck:
-        return Verdict.of(True, f"{said}; of QAFeL's {unseen(len(ours))}", f"{gone + stuck} of {len(runs)} seeds fail")
+        return Verdict.of(True, f"{said}; QAFeL: {unseen(len(ours))}", f"{gone + stuck} of {len(runs)} seeds fail")
     brief = f"none of {len(runs)} seeds fails"
     more = f", {len(missed)} were still rising" if missed else f"; {unseen(len(runs))}"
     return Verdict.of(None, f"{said}{more}", brief)

@@ -5,9 +5,9 @@
     python scripts/trajectories.py --source HEAD --deployments deployments --compare base.txt
 
 A line reads `case seed model_sha256 hidden_state_sha256`. Hashes depend on the machine and its libraries: run both
-versions on one machine. The script uses the command line only, so that one copy of it runs both versions. Two
-places call Python and are marked below. `--record` runs servers and clients over a real broker and keeps their
-journals and their uploads. Journals and uploads are the input of the cases `deployed-…`.
+versions on one machine. The script uses the command line, so one copy of it runs both versions: `RENAMED` and
+`COMPOSED` translate settings and recipes. Two places call Python and are marked below. `--record` runs servers and
+clients over a real broker and keeps their journals and their uploads. Both are the input of the cases `deployed-…`.
 
 Cases: `mushrooms/`, `quadratic/`, `logistic/`, `cifar10/`, `variant/`, `resumed/`, `killed/`, `processes/`,
 `deployed-journal/`, `deployed-uploads/`. The fast ones are `--only '^(?!cifar10)'`.
@@ -34,7 +34,7 @@ from pathlib import Path
 # --- Names that depend on the version. Cases below use the oldest version's names. ---
 
 OLD_MARK = 'preset = "'
-"""`qafel recipes show` prints this in versions to which `RENAMED` does not apply."""
+"""`qafel recipes show` prints this in old versions. `RENAMED` applies to all others."""
 RENAMED = {
     "algorithm.preset": "algorithm.method",
     "algorithm.direct_draw=start": "algorithm.catch_up=per-start",
@@ -340,7 +340,7 @@ def hashes(version: Version, case: Case, deployments: Path | None) -> tuple[str,
 
 def of_summary(summary: Mapping[str, object]) -> tuple[str, str]:
     if summary.get("status", "finished") != "finished":
-        raise CaseError(f"the run ended as {summary['status']}: choose settings with which it learns")
+        raise CaseError(f"the run ended as {summary['status']}: choose settings that let it learn")
     model, hidden_state = (str(summary[name]) for name in HASHES)
     return model, hidden_state
 
