@@ -90,13 +90,15 @@ class _Commands(TyperGroup):
         return self.commands.get(cmd_name)
 
 
-def new_app(help: str | None = None, **settings: Any) -> typer.Typer:
-    """An app, or a group of commands, with the settings that all of ours share."""
+def new_app(help: str = "", **settings: Any) -> typer.Typer:
+    """An app, or a group of commands, with shared settings."""
     shared: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
     return typer.Typer(help=help, add_completion=False, **shared, **settings)
 
 
-app = new_app(cls=_Commands, no_args_is_help=True)
+app = new_app(
+    "Quantized asynchronous federated learning with a shared hidden state.", cls=_Commands, no_args_is_help=True
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -111,7 +113,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Quantized asynchronous federated learning with a shared hidden state."""
+    """Read options that come before a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

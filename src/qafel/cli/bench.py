@@ -30,7 +30,9 @@ JsonFile = Annotated[Path | None, output("--json", metavar="FILE", help="Write t
 
 @bench.command("quantizers")
 def bench_quantizers(
-    specs: Annotated[list[str] | None, typer.Argument(help="Quantizers. Default: a list of common ones.")] = None,
+    specs: Annotated[
+        list[str] | None, typer.Argument(metavar="SPEC", help="Quantizers. Default: a list of common ones.")
+    ] = None,
     sizes: Annotated[
         list[int] | None, typer.Option("--size", metavar="N", help="Length of the vector. Repeatable.", min=1)
     ] = None,

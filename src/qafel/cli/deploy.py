@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 broker = new_app("Set up, change and start a secured broker (NATS JetStream).", no_args_is_help=True)
 _COLUMNS = 80
-Folder = Annotated[Path, typer.Argument(help="Folder of the broker.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the broker.")]
 
 
 @broker.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to create.")],
     clients: Annotated[int, typer.Option(metavar="N", help="Number of clients that get keys, numbered from 0.", min=0)],
     host: Annotated[
         list[str] | None, typer.Option(metavar="HOST", help="Host name or address that clients connect to. Repeatable.")
@@ -118,7 +118,7 @@ def revoke(
 
 @broker.command("remove-run")
 def remove_run(
-    run: Annotated[str, typer.Argument(help="Name of the run on the broker.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run on the broker.")],
     force: Annotated[bool, typer.Option("--force", help="Remove a run that may still be running.")] = False,
     broker: BrokerUrl = None,
     credentials: Annotated[

@@ -112,7 +112,9 @@ def list_tasks(context: typer.Context, json_output: JsonOption = False) -> None:
 
 @tasks.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A task with a partition: cifar10, celeba or shakespeare.")],
+    name: Annotated[
+        str, typer.Argument(metavar="TASK", help="A task with a partition: cifar10, celeba or shakespeare.")
+    ],
     partition: Annotated[
         str | None, typer.Option(help="Partition: iid, dirichlet:0.1, power:0.1, shards:2, user, …")
     ] = None,
@@ -142,7 +144,9 @@ def show(
 
 
 def quantizers(
-    specs: Annotated[list[str] | None, typer.Argument(help="Quantizers. Default: a list of common ones.")] = None,
+    specs: Annotated[
+        list[str] | None, typer.Argument(metavar="SPEC", help="Quantizers. Default: a list of common ones.")
+    ] = None,
     size: Annotated[int, typer.Option("--size", "-d", metavar="N", help="Length of the vector.", min=1)] = 29282,
     json_output: JsonOption = False,
 ) -> None:

@@ -46,7 +46,7 @@ PICTURE = {
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of them, in display order.")
+        list[Path], typer.Argument(metavar="RUN", help="Run directories, or folders of them, in display order.")
     ],
     out: Annotated[
         Path | None, output(help="Page to write. Default: report.html, in RUN if there is only one.")

@@ -39,7 +39,7 @@ Credentials = Annotated[
 
 
 def status(
-    run: Annotated[str | None, typer.Argument(help="Name of one run. Default: all runs.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Name of one run. Default: all runs.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.")] = False,
     broker: BrokerUrl = None,
     credentials: Credentials = None,

@@ -31,7 +31,7 @@ from qafel.workers import worker_count
 
 def sweep(
     recipes: Annotated[
-        list[str], typer.Argument(metavar="RECIPE...", help="Names of recipes (`qafel recipes`) or TOML files.")
+        list[str], typer.Argument(metavar="RECIPE", help="Names of recipes (`qafel recipes`) or TOML files.")
     ],
     seeds: Annotated[str, typer.Option(help="The number of seeds, or a list: 3,7,9.")] = "5",
     settings: Annotated[
