@@ -271,7 +271,7 @@ def test_only_one_process_works_in_a_runs_folder(tmp_path):
 
 
 def unfit():
-    """A run that cannot be made: mushrooms trains on all of a client's data at once."""
+    """A run that cannot be made: mushrooms trains on full batches only."""
     change = Change("unfit", ("algorithm.batch_size=8", f"stop.server_steps={STEPS}"))
     return RunSpec("unfit", configuration("mushrooms-fedbuff", 0, change))
 
