@@ -11,6 +11,7 @@ clients over a real broker and keeps their journals and their uploads. Both are 
 
 Cases: `mushrooms/`, `quadratic/`, `logistic/`, `cifar10/`, `variant/`, `resumed/`, `killed/`, `processes/`,
 `deployed-journal/`, `deployed-uploads/`. The fast ones are `--only '^(?!cifar10)'`.
+`deployed-journal/` needs a recording by a version with the same journal format; `deployed-uploads/` does not.
 """
 
 from __future__ import annotations
