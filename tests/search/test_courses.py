@@ -136,5 +136,3 @@ def test_nothing_is_predicted_from_a_pilot_that_shows_nothing():
         Course((curve("√u"),), LOSS, diverged=True).require_progress()
     with pytest.raises(ConfigError, match="no progress"):
         Course((Curve(UPLOADS, np.full(len(UPLOADS), 1.0)),), LOSS).require_progress()
-    with pytest.raises(ConfigError, match="evaluations"):
-        Course((curve("√u", uploads=UPLOADS[:4]),), LOSS).require_progress()

@@ -7,7 +7,6 @@ from typing import Annotated, Any, final
 
 import typer
 from rich.progress import TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from qafel import drawing
 from qafel.cli import advanced
@@ -20,6 +19,7 @@ from qafel.cli.console import (
     StartOption,
     console,
     errors,
+    figures_table,
     print_json,
     with_start,
 )
@@ -29,7 +29,7 @@ from qafel.runs.bars import bar_column, has_room
 from qafel.search import ObjectiveName, Tuning, parse_search
 from qafel.search import tune as search_for
 from qafel.search.page import trial_json, write_results
-from qafel.search.result import SearchProgress, failures, figure, lead_sentence, ranked, short, unseen
+from qafel.search.result import SearchProgress, best_trials, failures, lead_sentence, short
 from qafel.search.space import uneven
 from qafel.simulator import Row
 from qafel.simulator.executors import ExecutorName
@@ -141,12 +141,11 @@ def _json(tuning: Tuning) -> dict[str, Any]:
 
 
 def _show(tuning: Tuning) -> None:
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for name in ("trial", *map(short, tuning.search), tuning.objective.name, "unseen", "outcome"):
-        table.add_column(name, no_wrap=True, justify="left" if name == "outcome" else "right")
-    for trial in ranked(tuning)[:SHOWN]:
-        cells = (*trial.settings.values(), figure(tuning, trial), unseen(tuning, trial), trial.state)
-        table.add_row(str(trial.number), *map(str, cells))
+    head, rows = best_trials(tuning, SHOWN)
+    table = figures_table("", *head, words=0)
+    table.columns[-1].justify = "left"
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
     for sentence in (*failures(tuning), lead_sentence(tuning)):
         console.print(sentence, highlight=False, markup=False)

@@ -32,7 +32,6 @@ Wide: TypeAlias = NDArray[np.float64]
 
 FARTHEST = 50.0
 """A prediction beyond this many times the length of the runs is infinite."""
-_FEWEST_ROWS = 8
 _DRAWS = 400
 _LATE_BY = 0.05
 """The best law counts as too slow if it was late by this much of log(uploads) in the back-test."""
@@ -188,10 +187,6 @@ class Course:
         """Raise a ConfigError if there is nothing to predict from."""
         if self.diverged:
             raise ConfigError("The pilot without quantizers diverged. Lower the step sizes; `qafel tune` finds some.")
-        if min(len(curve.uploads) for curve in self.curves) < _FEWEST_ROWS:
-            raise ConfigError(
-                f"The pilot needs at least {_FEWEST_ROWS} evaluations. Increase `pilot_uploads` or evaluate more often."
-            )
         if self.height_at(self.end) <= self.height_at(float(self.curves[0].uploads[0])):
             raise ConfigError(
                 "The pilot without quantizers made no progress. Increase `pilot_uploads` or tune the step sizes."

@@ -13,10 +13,9 @@ import numpy as np
 from qafel.drawing.chart import BLUE, GREY, RED, Axis, Bars, Panel, Series, Style, Symbol, Unit, Values
 from qafel.drawing.page import cards, note, page, table
 from qafel.files import write_atomically
-from qafel.search.result import Tuning, failures, figure, lead_sentence, ranked, short, unseen
+from qafel.search.result import Tuning, best_trials, failures, figure, lead_sentence, short
 from qafel.search.space import Choices, Range
 from qafel.search.trial import Trial
-from qafel.text import human_metric, human_seconds
 
 SHOWN = 15
 _WIDE = 8.0  # costs that differ by more than this factor get a logarithmic axis
@@ -186,7 +185,7 @@ def render_page(tuning: Tuning) -> str:
     panels = search_panels(tuning) if tuning.trials else ()
     sections = [
         f'<p class="lead">{escape(lead_sentence(tuning))}</p>',
-        _best_trials(tuning),
+        table(*best_trials(tuning, SHOWN), numbers=True),
         note(
             "Reached: the mean cost over its seeds. Pruned: ended early, because it was behind the median of the "
             "successful trials. Missed: its budget ended before the target."
@@ -202,23 +201,3 @@ def render_page(tuning: Tuning) -> str:
         recipe = escape(tuning.tuned.to_toml())
         sections.append(f"<details><summary>best.toml</summary><pre>{recipe}</pre></details>")
     return page(f"Search: {tuning.config.name}", sections, panels, _STYLES)
-
-
-def _best_trials(tuning: Tuning) -> str:
-    head = ["trial", "outcome", *map(short, tuning.search), tuning.objective.label, "on unseen seeds"]
-    head += [tuning.objective.metric_name, "took"]
-    return table(head, (_row(tuning, trial) for trial in ranked(tuning)[:SHOWN]), numbers=True)
-
-
-def _row(tuning: Tuning, trial: Trial) -> list[str]:
-    found = trial_json(tuning, trial)
-    mark = " · the recipe's settings" if trial.number == 0 and tuning.recipe_settings is not None else ""
-    return [
-        f"{trial.number}{mark}",
-        trial.state,
-        *(str(value) for value in trial.settings.values()),
-        figure(tuning, trial),
-        unseen(tuning, trial),
-        "–" if found["metric"] is None else human_metric(found["metric"]),
-        human_seconds(found["wall_s"]),
-    ]

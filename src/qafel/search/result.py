@@ -118,6 +118,16 @@ def unseen(tuning: Tuning, trial: Trial) -> str:
     return tuning.objective.text(check.score) if check.good else check.state
 
 
+def best_trials(tuning: Tuning, count: int) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of a table of the best trials, as text."""
+    head = ["trial", *map(short, tuning.search), tuning.objective.name, "unseen", "outcome"]
+    rows = [
+        [*map(str, (one.number, *one.settings.values())), figure(tuning, one), unseen(tuning, one), one.state]
+        for one in ranked(tuning)[:count]
+    ]
+    return head, rows
+
+
 def lead_sentence(tuning: Tuning) -> str:
     """The result in a sentence."""
     objective, best = tuning.objective, tuning.best
