@@ -83,7 +83,7 @@ def test_nothing_is_cut_at_the_figures_edge(panels):
 
 @pytest.mark.parametrize("unit", ["", "B", "count"])
 def test_a_logarithmic_axis_has_at_least_two_labels(unit):
-    every = [(1.1, 95.0), (2.0, 40.0), (3.2, 4.8), (0.911, 0.913), (1e-5, 3.0), (6.0, 90.0)]
+    every = [(1.1, 95.0), (2.0, 40.0), (3.2, 4.8), (0.911, 0.913), (1e-5, 3.0), (6.0, 90.0), (95.0, 105.0), (1.1, 6.0)]
     figure = draw(
         [
             Panel("p", "one", Axis("x"), Axis("y", log=True, limits=ends, unit=unit), (Series("a", X, np.array(ends)),))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -187,24 +186,6 @@ def _logarithmic(values: Values) -> Ends:
     low, high = float(values.min()), float(values.max())
     room = min(1.25, (high / low) ** 0.1) if high > low else 1.5
     return low / room, high * room
-
-
-def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return ticks for a logarithmic axis with fewer than two powers of ten; empty for others.
-
-    Tries few ticks per decade, then more, then even steps. There are always at least two.
-    """
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    if sum(low <= 10.0**decade <= high for decade in decades) > 1:
-        return ()
-    for digits in ((1, 3), (1, 2, 5), range(1, 10)):
-        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
-        if len(within := tuple(tick for tick in ticks if low <= tick <= high)) > 2:
-            return within
-    step = 10.0 ** math.floor(math.log10((high - low) / 2))
-    while (high - low) / step > 8:
-        step *= 2 if (high - low) / step < 16 else 5
-    return tuple(step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1))
 
 
 def short_labels(labels: Sequence[str], most: int = 44) -> tuple[str, ...]:

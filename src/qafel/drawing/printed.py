@@ -31,7 +31,6 @@ from qafel.drawing.chart import (
     Style,
     Values,
     limits_of,
-    log_ticks,
     panel_styles,
     thin,
 )
@@ -239,8 +238,10 @@ def _scale(axes: Axes, name: str, axis: Axis, limits: Ends | None) -> None:
         axes.set(**{f"{name}scale": "log"})
         own.set_major_locator(ticker.LogLocator(numticks=8))
         own.set_minor_formatter(ticker.NullFormatter())
-    if axis.log and limits is not None and (ticks := log_ticks(*limits)):
-        own.set_major_locator(ticker.FixedLocator(ticks))
+    if axis.log and limits is not None and math.floor(math.log10(limits[1])) <= math.ceil(math.log10(limits[0])):
+        # Fewer than two powers of ten. A range above a factor of 5 has two ticks of 1, 2, 5, 10, …
+        narrow = limits[1] < 5 * limits[0]
+        own.set_major_locator(ticker.AutoLocator() if narrow else ticker.LogLocator(subs=(1, 2, 5)))
         own.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.10g}"))
     if axis.ticks or axis.names:
         names = [_wrapped(words, 1.5, 8.5) for words in axis.names]
