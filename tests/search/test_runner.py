@@ -14,7 +14,7 @@ from qafel.config import load_recipe
 from qafel.errors import OutputError
 from qafel.runs.directory import CHECKPOINT, same_run, settings_of, state_of
 from qafel.runs.summary import FunctionListener, environment
-from qafel.search.runner import Runner, RunSpec, make_runs, perform, unfinished
+from qafel.search.runner import Ended, Runner, RunSpec, make_runs, perform, unfinished
 from qafel.simulator import simulate
 from tests.running import Change, configuration, run
 
@@ -349,6 +349,12 @@ def test_a_runner_returns_values_errors_and_news(count):
     assert ends["good"].value == "the task"
     assert "MemoryError: 12 GB" in str(ends["bad"].error)
     assert heard == [("good", "news")]
+
+
+def test_a_task_that_cannot_be_pickled_is_left_to_the_jobs():
+    with Runner(2, lambda key, news: None, task=lambda: None) as runner:
+        runner.start("job", answer)
+        assert runner.next_ended() == ("job", Ended(None))
 
 
 def test_a_job_counts_until_its_end_is_returned():

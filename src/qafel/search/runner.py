@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar, final
 
 from qafel.config import Config
-from qafel.errors import DataError, QafelError
+from qafel.errors import ConfigError, DataError, QafelError
 from qafel.runs.directory import RunDirectory, settings_of, state_of
 from qafel.runs.progress import Row
 from qafel.runs.reading import Run
@@ -61,7 +61,7 @@ class Runner(Generic[Key]):
         """Run up to `count` jobs at a time.
 
         hear   Called in this process with a job's key and each of its news.
-        task   A task that all jobs share. Without it, each job builds its task.
+        task   A task that all jobs share, if it can be pickled. Without it, each job builds its task.
         """
         self._count, self._hear, self._task = count, hear, task
         self._here: tuple[Key, Job] | None = None
@@ -72,7 +72,11 @@ class Runner(Generic[Key]):
         """How many cores each job may use."""
         if count > 1:
             limits = {name: value for name, value in thread_limits(self.cores).items() if name not in os.environ}
-            self._pool = Workers(count, _begin, (task,), tries=MAX_DEATHS, environment=limits)
+            make = partial(Workers, count, _begin, tries=MAX_DEATHS, environment=limits)
+            try:
+                self._pool = make((task,))
+            except ConfigError:  # the task cannot be pickled, so that each job builds its own
+                self._pool = make((None,))
 
     def __enter__(self) -> Self:
         if self._pool is not None:

@@ -164,8 +164,8 @@ def recipe_value(config: Config, path: str) -> Any:
 
 def recipe_settings(config: Config, search: Search) -> dict[str, Value] | None:
     """The recipe's settings. None if the space does not contain them all."""
-    own = {path: recipe_value(config, path) for path in search}
-    return own if all(value in search[path] for path, value in own.items()) else None
+    found = {path: recipe_value(config, path) for path in search}
+    return found if all(value in search[path] for path, value in found.items()) else None
 
 
 def all_settings(search: Search) -> list[Settings] | None:
@@ -177,10 +177,10 @@ def all_settings(search: Search) -> list[Settings] | None:
     return [dict(zip(search, chosen, strict=True)) for chosen in itertools.product(*counted)]
 
 
-def _dimension(text: str, own: object) -> Range | Choices:
+def _dimension(text: str, value: object) -> Range | Choices:
     if match := _RANGE.fullmatch(text):
         low, high, scale = match.groups()
-        whole = low.isdecimal() and high.isdecimal() and not isinstance(own, float)
+        whole = low.isdecimal() and high.isdecimal() and not isinstance(value, float)
         return Range(float(low), float(high), log=scale == "log", whole=whole)
     return Choices(tuple(map(_value, split_list(re.sub(r"\s*,\s*", ",", text)))))
 

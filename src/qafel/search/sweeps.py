@@ -93,7 +93,7 @@ class Sweep:
             kinds.setdefault(" ".join((row["recipe"], *values)), []).append(row)
         metrics = {row["metric_name"] for row in self.rows if row.get("metric_name")}
         final = f"final {metrics.pop()}" if len(metrics) == 1 else "final metric"
-        rows = [[name, *_over_seeds(own)] for name, own in kinds.items()]
+        rows = [[name, *_over_seeds(same)] for name, same in kinds.items()]
         return ["run", "seeds", final, "uploads", "traffic", ""], rows
 
     @property
@@ -150,11 +150,11 @@ def make_sweep(
     executor: ExecutorName = "inline" if workers == 1 else "processes"
     failed = make_runs(runs, folder, watcher, executor=executor, workers=workers, track=track)
     rows, loaded = [], []
-    for planned in runs:
-        if (run := _load(folder / planned.folder, failed)) is not None:
+    for spec in runs:
+        if (run := _load(folder / spec.folder, failed)) is not None:
             loaded.append(run)
-        rows.append(_row(planned, run, failed.get(planned.folder)))
-    varied = list(dict.fromkeys(path for planned in runs for path in planned.at))
+        rows.append(_row(spec, run, failed.get(spec.folder)))
+    varied = list(dict.fromkeys(path for spec in runs for path in spec.at))
     found = Sweep(rows, folder, _write_report(loaded, folder, failed), failed, varied)
     write_atomically(folder / "table.csv", _csv(found).encode())
     return found
@@ -169,14 +169,14 @@ def _load(path: Path, failed: dict[str, str]) -> Run | None:
         return None
 
 
-def _row(planned: RunSpec, run: Run | None, failure: str | None) -> dict[str, Any]:
+def _row(spec: RunSpec, run: Run | None, failure: str | None) -> dict[str, Any]:
     summary = {} if run is None else run.summary
     figures = {key: value for key, value in summary.items() if value is None or isinstance(value, _SCALAR)}
-    own = {"run": planned.folder, "recipe": planned.method, "seed": planned.config.seed, **planned.at}
+    names = {"run": spec.folder, "recipe": spec.method, "seed": spec.config.seed, **spec.at}
     status = (
         {"status": summary.get("status", "unfinished")} if failure is None else {"status": "failed", "error": failure}
     )
-    return {**own, **status, **{key: value for key, value in figures.items() if key not in own and key != "status"}}
+    return {**names, **status, **{key: value for key, value in figures.items() if key not in names and key != "status"}}
 
 
 def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
