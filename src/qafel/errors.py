@@ -7,7 +7,7 @@
     │   ├── PartFailed          a custom part raised an exception, or returned a wrong value
     │   ├── DataError           a dataset or run file is missing or damaged
     │   │   ├── DamagedJournal    a deployed run's journal lacks accepted updates; nothing was changed
-    │   │   └── NothingToShow     there is no run, or a run without evaluations
+    │   │   └── NothingToShow     a folder without a run, or a run without evaluations
     │   ├── OutputError         a result cannot be written
     │   ├── FloatingPointMode   this thread rounds in another way than the other peers, so x̂ would differ
     │   ├── AnotherServer       another server serves the run, or the broker has the history of another run
@@ -39,7 +39,7 @@
     │   ├── MissedBroadcast     broadcasts in between are missing: catch up
     │   ├── ClientAhead         the client claims a version that the server has not made
     │   └── Drifted             the digest differs: start again from a snapshot
-    ├── RunFailed             a run ended without a valid result; `result` holds what there is
+    ├── RunFailed             a run ended without a valid result; `result` holds the rows so far
     │   ├── Diverged            the model, the metric or the loss is not finite
     │   └── Stalled             the server cannot make a step, or did not make one
     ├── TrainingFailed        a deployed client's training failed many times in a row
@@ -92,7 +92,7 @@ class DamagedJournal(DataError):
 
 
 class NothingToShow(DataError):
-    """There is no run, or a run without evaluations.
+    """A folder without a run, or a run without evaluations.
 
     `message` is a sentence for the user, `why` a short phrase for a list of skipped runs.
     """

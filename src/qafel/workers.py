@@ -48,7 +48,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA
 def worker_count(asked: int | None = None, elsewhere: bool = False) -> int:
     """The number of workers to start: `asked`, or one per core.
 
-    Raises `ConfigError` if this machine cannot use so many, unless they run `elsewhere`.
+    Raises `ConfigError` for more than this machine can use, unless they run `elsewhere`.
     """
     cores = os.cpu_count() or 1
     if asked is None:
@@ -144,8 +144,8 @@ class Workers(Generic[Work, Value]):
     ) -> None:
         """Prepare `count` workers, at least one.
 
-        Each calls `begin(*arguments)` once and performs its work with the result. Work at which `tries` workers died
-        is answered with `Died`. Workers inherit this process's environment, with the changes in `environment`.
+        Each calls `begin(*arguments)` once and performs its work with the result. If `tries` workers died
+        at the same work, its answer is `Died`. Workers inherit this process's environment, with the changes in `environment`.
         Functions, arguments, work and answers are pickled.
         """
         self._count = count
