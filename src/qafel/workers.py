@@ -144,8 +144,8 @@ class Workers(Generic[Work, Value]):
     ) -> None:
         """Prepare `count` workers, at least one.
 
-        Each calls `begin(*arguments)` once and performs its work with the result. If `tries` workers died
-        at the same work, its answer is `Died`. Workers inherit this process's environment, with the changes in `environment`.
+        Each calls `begin(*arguments)` once and performs its work with the result. If `tries` workers died at the
+        same work, its answer is `Died`. Workers inherit this process's environment, with the changes in `environment`.
         Functions, arguments, work and answers are pickled.
         """
         self._count = count
