@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qafel.algorithm import HiddenState, method
+from qafel.algorithm import ClientRule, HiddenState, Needs, method
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, Stalled
 from qafel.rng import Stream
@@ -315,6 +315,53 @@ def test_a_round_that_times_out_steps_with_what_it_has(mushrooms):
     found = steps(mushrooms, 20, Timing(arrivals=Rounds(timeout=0.5)), name="fedavg")
     assert found.clock.now <= 0.5 * found.rounds
     assert found.traffic.uploads < 80
+
+
+class DurationOf:
+    """A duration law from a function of client and number."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+
+@pytest.mark.parametrize("name", ["fedavg", "mcm"])
+def test_an_upload_of_a_round_that_ended_empty_is_late(name):
+    """Nobody of round 1 is in time. In round 2, client 0 is faster than its first upload."""
+    law = DurationOf(lambda client, number: [1.5, 9.0, 0.4, 9.0][number] if number < 4 else 0.5)
+    timing = Timing(duration=law, arrivals=Rounds(timeout=1.0))
+    found = steps(Quadratic(2, 5), 1, timing, name=name, buffer_size=2, client_lr=0.1)
+    assert found.rounds == 3
+    assert found.traffic.uploads == 1
+    assert found.server.rejected["stale"] == 1
+    if name == "mcm":
+        mean = np.mean([found.fleet.memory(client)["h"] for client in range(2)], axis=0)
+        np.testing.assert_allclose(found.server.accumulator.memory, mean, atol=1e-7)
+        assert np.abs(mean).max() > 0
+
+
+class Counting(ClientRule):
+    """Counts the accepted uploads of a client."""
+
+    needs = Needs(client_memory=True)
+
+    def new_memory(self, size):
+        return {"count": np.zeros(1, np.float32)}
+
+    def vector(self, start, trained, memory):
+        return start.vector - trained.model
+
+    def following(self, start, trained, memory, sent):
+        return {"count": memory["count"] + np.float32(1)}
+
+
+def test_a_round_starts_no_client_whose_memory_is_in_flight():
+    law = DurationOf(lambda client, number: 1.0 if client else 2.5)
+    timing = Timing(duration=law, arrivals=Rounds(over_selection=1.34))
+    found = steps(Quadratic(4, 5), 20, timing, client_rule=Counting(), buffer_size=3, client_lr=0.1)
+    counts = [float(found.fleet.memory(client)["count"][0]) for client in range(4)]
+    assert found.traffic.rejected_uploads == 0
+    assert counts[0] > 1
+    assert sum(counts) == found.traffic.uploads
 
 
 def test_a_last_step_without_an_upload_is_measured(mushrooms):

@@ -55,6 +55,7 @@ class _Counters(BaseModel):
     starts: Count
     arrivals: Count
     rounds: Count
+    first_of_round: Count
     in_flight: Count
     turned_away: Count
     out_of_time: Count
@@ -221,6 +222,7 @@ def _require_consistent(saved: Saved, events: list[Any], jobs: list[_SavedJob], 
         "clients": all(event.client < clients for *_, event in events if not isinstance(event, Timeout)),
         "serials": len(serials) == len(events) and max(serials, default=-1) < saved.serial,
         "starts": counters.starts == sum(sequences) and all(job.number < counters.starts for job in jobs),
+        "rounds": counters.first_of_round <= counters.starts,
         "jobs": len({job.number for job in jobs}) == len(jobs)
         and all(job.sequence < sequences[job.client] and job.steps != 0 for job in jobs if job.client < clients),
         "clients in flight": counters.in_flight == in_flight,

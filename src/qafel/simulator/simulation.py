@@ -12,7 +12,7 @@ from qafel.algorithm import Algorithm, Client, HiddenState, Made, Means, Message
 from qafel.algorithm.catch_up import own_start
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Timing
-from qafel.errors import ConfigError, MessageError, RejectedUpload, Stalled
+from qafel.errors import ConfigError, MessageError, RejectedUpload, StaleUpload, Stalled
 from qafel.params import Vector
 from qafel.parts import errors_of, raise_part_failed
 from qafel.runs.progress import Amount, Count, Traffic
@@ -150,6 +150,8 @@ class Simulation:
         self.clock: Clock[Event] = Clock()
         self.traffic = Traffic(received_by_all_bytes=0)
         self.starts = self.arrivals = self.rounds = self.in_flight = self.turned_away = self.out_of_time = 0
+        self.first_of_round = 0
+        """The number of the first job of the current round."""
         self.stopped = 0
         """Jobs that ended early because the staleness law abandons them."""
         self._abandon_after: int | None = getattr(algorithm.staleness, "abandon_after", None)
@@ -165,7 +167,8 @@ class Simulation:
         self._arrivals: Iterator[Arrival] = iter(())
         self._always_training = always
         self._memory = algorithm.needs.client_memory
-        self._one_at_a_time = self._memory and not rounds
+        self._rejects_earlier_rounds = rounds and algorithm.max_staleness == 0
+        self._one_at_a_time = self._memory and not self._rejects_earlier_rounds
         self._after_receipt = (self._memory or algorithm.needs.continues) and always
         self._ahead: list[tuple[float, int, Job]] = []
         self._rejected = 0
@@ -404,6 +407,10 @@ class Simulation:
     def _receive(self, job: Job, made: Made) -> tuple[bool, Next]:
         upload = made.upload
         try:
+            if self._rejects_earlier_rounds and job.number < self.first_of_round:
+                # A round that ended empty made no version, so the server cannot see that the upload is late.
+                self.server.rejected[StaleUpload.reason] += 1
+                raise StaleUpload(f"client {job.client} trained for an earlier round than {self.rounds}")
             accepted = self.server.receive(Message.from_bytes(upload))
         except (MessageError, RejectedUpload) as error:
             self.traffic.count_rejected(upload)
@@ -433,7 +440,8 @@ class Simulation:
         rounds = self.timing.arrivals
         assert isinstance(rounds, Rounds)
         self.rounds += 1
-        for client in rounds.cohort(self.seed, self.rounds, self.task.clients, self.algorithm.buffer_size):
+        self.first_of_round = self.starts
+        for client in rounds.cohort(self.seed, self.rounds, self.task.clients, self.algorithm.buffer_size, self.busy):
             self._start(client, deadline=rounds.timeout)
         if rounds.timeout is not None:
             self.clock.schedule(rounds.timeout, Timeout(self.rounds), priority=_AFTER_ALL_ELSE)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal, TypeAlias, final, get_args
+from typing import Any, Literal, TypeAlias, final, get_args
 
 import numpy as np
 
@@ -35,7 +35,8 @@ class Rounds:
     """Synchronous: a cohort starts from one version, and the next one after the server's step.
 
     A round ends with update K, the algorithm's buffer size, or at the timeout. `over_selection` is the share of
-    additional clients: 0.3 starts 13 for a buffer of 10. Late updates are rejected.
+    additional clients: 0.3 starts 13 for a buffer of 10. If the algorithm's `max_staleness` is 0, as in FedAvg, updates
+    of earlier rounds are rejected. Otherwise they count in the current round, and a client with a memory trains on.
     """
 
     over_selection: float = 0.0
@@ -46,13 +47,15 @@ class Rounds:
         require(self.over_selection >= 0, "over-selection is zero or more", self.over_selection)
         require(self.timeout is None or self.timeout > 0, "a round's timeout is positive", self.timeout)
 
-    def cohort(self, seed: int, version: int, clients: int, buffer_size: int) -> list[int]:
-        """The clients of a round, drawn without replacement."""
+    def cohort(self, seed: int, version: int, clients: int, buffer_size: int, busy: Collection[int] = ()) -> list[int]:
+        """The clients of a round, drawn without replacement from those that are not busy."""
         size = min(clients, round(buffer_size * (1 + self.over_selection)))
         if size < buffer_size:
             raise ConfigError(f"a round of {buffer_size} needs as many clients, there are {clients}")
         generator = Stream.named(seed, "cohort", number=version).generator()
-        chosen: list[int] = generator.choice(clients, size=size, replace=False, shuffle=False).tolist()
+        free: Any = [client for client in range(clients) if client not in busy] if busy else clients
+        size = min(size, clients - len(busy))
+        chosen: list[int] = generator.choice(free, size=size, replace=False, shuffle=False).tolist() if size else []
         return chosen
 
 
