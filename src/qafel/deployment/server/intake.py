@@ -96,6 +96,11 @@ class UploadGroup:
     """Bytes that their clients received."""
     checkpoint: Callable[[], None] | None = None
 
+    def receipt(self, client: int) -> Receipt:
+        if (receipt := self.receipts.get(client)) is None:
+            receipt = self.receipts[client] = Receipt()
+        return receipt
+
 
 @final
 @dataclass
@@ -155,7 +160,8 @@ class Intake:
             upload = Message.from_bytes(frame)
             follows = _number(headers, FOLLOWS)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE), follows)
-            received = min(max(0, _number(headers, RECEIVED) or 0), self.ledger.receivable_bytes(client))
+            if received := max(0, _number(headers, RECEIVED) or 0):
+                received = min(received, self.ledger.receivable_bytes(client))
             judged = self.checker.check(self.ledger.server, client, upload, now, follows, received)
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1
@@ -239,7 +245,7 @@ class Intake:
         group.accepted += 1
         group.upload_bytes += len(frame)
         group.received_bytes += note.received_bytes
-        group.receipts.setdefault(client, Receipt()).accepted.append((upload.sequence, version, checksum_of(frame)))
+        group.receipt(client).accepted.append((upload.sequence, version, checksum_of(frame)))
         if broadcast is not None:
             group.broadcasts.append((version, broadcast))
             group.published = Published.of(self.ledger.server)
@@ -247,7 +253,7 @@ class Intake:
     def _refuse(
         self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: UploadGroup
     ) -> None:
-        receipt = Receipt() if client is None else group.receipts.setdefault(client, Receipt())
+        receipt = Receipt() if client is None else group.receipt(client)
         if client is not None and isinstance(error, DuplicateUpload | MemoryMismatch):
             receipt.last = self.ledger.last_of(client)
         if client is not None and sequence is not None and isinstance(error, DuplicateUpload):

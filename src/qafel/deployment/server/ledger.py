@@ -292,8 +292,8 @@ class Ledger:
         self._batch = accepted.batch
         if note.key:
             self.keys[client] = note.key
-        highest, checksum = self.last_of(client)
-        checksum = checksum_of(frame) if highest == upload.sequence else checksum
+        is_latest = self.server.seen.windows[client][0] == upload.sequence
+        checksum = checksum_of(frame) if is_latest else self.last_of(client)[1]
         self._last[client] = checksum, self.server.broadcast_bytes
         self.traffic.count_upload(frame, accepted.staleness)
         self.traffic.count_download(note.received_bytes)
