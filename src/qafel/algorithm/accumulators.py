@@ -29,6 +29,8 @@ Robust: TypeAlias = Literal["median", "trimmed-mean"]
 _MOST = float(np.finfo(np.float32).max)
 _MOST_BUCKETS = 10
 """By default; fewer where the buffer is smaller."""
+_UPLOAD_WEIGHTS = "uploads:weights"
+"""A name in a state that no attribute of a subclass can have."""
 
 
 class Buffered(Accumulator):
@@ -228,10 +230,10 @@ class Kept(Buffered):
     def state(self) -> State:
         numbers = np.array([upload[:4] for upload in self.uploads], np.int64).reshape(-1, 4)
         weights = np.array([upload[4:7] for upload in self.uploads], np.float64).reshape(-1, 3)
-        return {**super().state(), "updates": self._matrix(), "uploads": numbers, "weights": weights}
+        return {**super().state(), "updates": self._matrix(), "uploads": numbers, _UPLOAD_WEIGHTS: weights}
 
     def restore_(self, state: Any) -> None:
-        own = ("updates", "uploads", "weights")
+        own = ("updates", "uploads", _UPLOAD_WEIGHTS)
         updates, numbers, weights = (state[name].tolist() if name != "updates" else list(state[name]) for name in own)
         if not len(updates) == len(numbers) == len(weights) == state["count"]:
             raise DataError("the updates of a buffer do not fit together")

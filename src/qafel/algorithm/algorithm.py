@@ -14,6 +14,7 @@ from qafel.algorithm.hidden_state import Downlink
 from qafel.algorithm.parts import Accumulator, ClientRule, Needs, Part, ServerRule
 from qafel.errors import ConfigError, require, require_numbers
 from qafel.params import Vector
+from qafel.parts import errors_of
 from qafel.quantizers import as_quantizer
 from qafel.quantizers.protocol import Quantizer
 from qafel.text import path_of
@@ -119,7 +120,8 @@ class Algorithm:
             own = copy.deepcopy(part)
         except Exception as error:
             raise ConfigError(f"{path_of(part)} cannot be copied, and each server needs its own: {error}") from error
-        own.begin_(self, size, clients)
+        with errors_of(own, "begin_"):
+            own.begin_(self, size, clients)
         return own
 
 

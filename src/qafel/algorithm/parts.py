@@ -15,6 +15,7 @@ Parts that ship and parts of a user are the same kind of object. Subclass one of
 
 from __future__ import annotations
 
+import math
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -24,9 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 
 from qafel.algorithm.state import KEPT, Rows, State, states
-from qafel.errors import ConfigError, DataError
+from qafel.errors import ConfigError, DataError, PartFailed
 from qafel.params import Vector
 from qafel.quantizers.protocol import Payload, Quantizer
+from qafel.text import path_of
 
 if TYPE_CHECKING:
     from qafel.algorithm.algorithm import Algorithm, LocalTraining
@@ -185,6 +187,25 @@ class Direction(NamedTuple):
         total = np.float32(self.mixed) * model - self.total if self.mixed else self.total
         update: Vector = total / np.float32(self.divisor)
         return update if self.memory is None else update + self.memory
+
+
+def require_direction(found: object, size: int, accumulator: object) -> None:
+    """Raise `PartFailed` unless an accumulator's `direction` returned what server rules can use unchecked."""
+    if not isinstance(found, Direction):
+        raise PartFailed(f"{path_of(accumulator)}.direction returned {type(found).__name__}, not a Direction")
+    vectors = {"total": found.total} if found.memory is None else {"total": found.total, "memory": found.memory}
+    for name, vector in vectors.items():
+        is_array = isinstance(vector, np.ndarray)
+        if not is_array or vector.dtype != np.float32 or vector.shape != (size,) or not vector.flags.c_contiguous:
+            kind = f"{vector.dtype}{list(vector.shape)}" if is_array else type(vector).__name__
+            raise PartFailed(
+                f"{path_of(accumulator)}.direction returned a {name} of {kind}, not a contiguous float32[{size}]"
+            )
+    for name, number in {"divisor": found.divisor, "mixed": found.mixed}.items():
+        is_number = isinstance(number, int | float | np.number)
+        if not is_number or not math.isfinite(number) or (name == "divisor" and not number):
+            needed = "a finite number" if name == "mixed" else "a finite number other than 0"
+            raise PartFailed(f"{path_of(accumulator)}.direction returned the {name} {number!r}, not {needed}")
 
 
 class ClientRule(Part):

@@ -17,7 +17,16 @@ from qafel.algorithm.algorithm import Algorithm
 from qafel.algorithm.catch_up import Held, Offer, quantized_copy
 from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message, expectations
-from qafel.algorithm.parts import Batch, Next, Part, Upload, require_same_settings, settings_of, unsaved
+from qafel.algorithm.parts import (
+    Batch,
+    Next,
+    Part,
+    Upload,
+    require_direction,
+    require_same_settings,
+    settings_of,
+    unsaved,
+)
 from qafel.algorithm.state import Checkpoint, Expected, pack, require_arrays, restore_, states
 from qafel.errors import (
     ConfigError,
@@ -25,6 +34,7 @@ from qafel.errors import (
     FutureUpload,
     MalformedPayload,
     MessageError,
+    PartFailed,
     RejectedUpload,
     StaleUpload,
     UnknownClient,
@@ -141,23 +151,36 @@ class Server:
         except Exception as error:
             raise_part_failed(error, self.accumulator, "add_")
         self.seen.windows[message.sender] = window
-        return Accepted(staleness, following, self.accumulator.close_() if self.accumulator.due else None)
+        try:
+            is_due = self.accumulator.due
+        except Exception as error:
+            raise_part_failed(error, self.accumulator, "due")
+        return Accepted(staleness, following, self._closed() if is_due else None)
 
     def close(self) -> Batch | None:
         """Close the batch early, unless it is empty: a synchronous round timed out."""
-        return self.accumulator.close_() if self.accumulator.count else None
+        return self._closed() if self.accumulator.count else None
+
+    def _closed(self) -> Batch:
+        with errors_of(self.accumulator, "close_"):
+            batch: object = self.accumulator.close_()
+        if not isinstance(batch, Batch):
+            raise PartFailed(f"{path_of(self.accumulator)}.close_ returned {type(batch).__name__}, not a Batch")
+        return batch
 
     def step(self, batch: Batch) -> bytes:
         """Step: x ← x − η_g Δ̄, then q = Q_s(x − x̂) and x̂ ← x̂ + q; return the broadcast. Algorithm 1, lines 9 to 14."""
         with errors_of(self.accumulator, "direction"):
             direction = self.accumulator.direction(batch, self.model)
+        require_direction(direction, self.model.size, self.accumulator)
         with errors_of(self.server_rule, "step_"):
             following = self.server_rule.step_(self.model, direction)
         following = require_vector(following, self.model.size, f"{path_of(self.server_rule)}.step_")
         if not kernels.shared.is_finite(following):
             require_finite(following, f"server model {self.version + 1}")
         self.model = following
-        self.accumulator.stepped_(batch, self.algorithm.client_quantizer)
+        with errors_of(self.accumulator, "stepped_"):
+            self.accumulator.stepped_(batch, self.algorithm.client_quantizer)
         return self._broadcast()
 
     def _broadcast(self) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, MutableMapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -45,12 +46,14 @@ class Rows(MutableMapping[int, Any]):
         return self._rows[client]
 
     def __setitem__(self, client: int, row: Any) -> None:
+        if type(client) is not int or client < 0:
+            client = _client_number(client)
         if isinstance(row, bytes | bytearray | memoryview):
             row, dtype = bytes(row), _BYTES
         elif isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "biuf" and row.dtype != _BYTES:
             dtype = row.dtype
-            if (row.flags.writeable and not row.flags.owndata) or not row.flags.contiguous:
-                row = row.copy()  # somebody else can change it
+            if not row.flags.contiguous or not (row.flags.owndata or _is_frozen(row)):
+                row = row.copy()  # else its owner could change it
             row.flags.writeable = False
         else:
             raise ConfigError(f"a row is a vector of numbers, or bytes; found {type(row).__name__}{np.shape(row)}")
@@ -73,6 +76,22 @@ class Rows(MutableMapping[int, Any]):
         copied = Rows()
         copied.row_dtype, copied._rows = self.row_dtype, self._rows.copy()
         return copied
+
+
+def _client_number(client: object) -> int:
+    if isinstance(client, int | np.integer) and not isinstance(client, bool) and client >= 0:
+        return int(client)
+    raise ConfigError(f"the key of a row is a client's number, 0 or more; found {client!r}")
+
+
+def _is_frozen(row: NDArray[Any]) -> bool:
+    """Whether no writable array shares the memory of this view."""
+    base: object = row
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
+        base = base.base
+    return base is None or isinstance(base, bytes)
 
 
 State: TypeAlias = Mapping[str, Any]
@@ -139,7 +158,7 @@ def states(parts: Mapping[str, Part]) -> dict[str, State]:
 def pack(states: Mapping[str, State]) -> tuple[Arrays, dict[str, Rows]]:
     """The state of all parts as arrays and tables of rows, named "part.name"; copies."""
     values = {f"{prefix}.{name}": value for prefix, state in states.items() for name, value in state.items()}
-    arrays = {name: np.array(value) for name, value in values.items() if not isinstance(value, Rows)}
+    arrays = {name: np.array(value, order="C") for name, value in values.items() if not isinstance(value, Rows)}
     return arrays, {name: value.copy() for name, value in values.items() if isinstance(value, Rows)}
 
 
@@ -161,9 +180,23 @@ def restore_(parts: Mapping[str, Part], arrays: Mapping[str, NDArray[Any]], rows
             if key in tables:
                 state[name] = rows[key].copy()
             else:
-                state[name] = arrays[key].copy() if isinstance(value, np.ndarray) else arrays[key].item()
+                state[name] = _like_new(value, arrays[key], key)
         with errors_of(part, "restore_"):
             part.restore_(state)
+
+
+def _like_new(value: Any, saved: NDArray[Any], key: str) -> Any:
+    """A saved value in the form of the new part's: an array in the same memory order, or a number of the same class."""
+    if isinstance(value, np.ndarray):
+        array = np.empty_like(value, shape=saved.shape, subok=False)
+        array[...] = saved
+        return array
+    if not isinstance(value, Enum):
+        return saved.item()
+    try:
+        return type(value)(saved.item())
+    except ValueError:
+        raise DataError(f"{key} is {saved.item()}, which is no {type(value).__name__}") from None
 
 
 def like(key: str, value: Any) -> Expected:

@@ -162,7 +162,9 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, log: RowLog | None = No
     types = {table: (rows.row_dtype or np.dtype(np.uint8)).str for table, rows in checkpoint.rows.items()}
     metadata = {"values": checkpoint.values, "log": name, "rows": types}
     header = {key: json.dumps(value) for key, value in metadata.items()}
-    write_checked(path, "checkpoint", _FORMAT, safetensors.numpy.save({**checkpoint.arrays, **index}, metadata=header))
+    # safetensors writes memory as it lies, whatever the array's order
+    arrays = {key: np.asarray(array, order="C") for key, array in {**checkpoint.arrays, **index}.items()}
+    write_checked(path, "checkpoint", _FORMAT, safetensors.numpy.save(arrays, metadata=header))
     log.keep(name)
 
 

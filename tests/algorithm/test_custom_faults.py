@@ -1,0 +1,186 @@
+"""Faulty custom parts: each gets an error that names the part and its method, or works as its author meant."""
+
+import enum
+import math
+
+import numpy as np
+import pytest
+
+from qafel import Accumulator, Kept, Rows, ServerRule, method
+from qafel.algorithm import Batch, Direction, LocalTraining, Next, restore_server, save_server
+from qafel.errors import ConfigError, UserError
+from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
+from tests.algorithm.test_custom import SIZE, driven
+from tests.uploads import receive
+
+SETTINGS = {"local": LocalTraining(0.5, 1), "buffer_size": 3}
+
+
+class Table(Accumulator):
+    """The mean of each client's last update."""
+
+    def begin_(self, algorithm, size, clients):
+        self.count, self.table = 0, Rows()
+
+    @property
+    def due(self):
+        return self.count >= 3
+
+    def add_(self, upload, quantizer):
+        self.table[upload.client] = upload.vector(quantizer).copy()
+        self.count += 1
+        return Next.NEWEST
+
+    def close_(self):
+        self.count = 0
+        return Batch(3, 0, {"total": np.mean(list(self.table.values()), axis=0)})
+
+    def direction(self, batch, model):
+        return self.made(batch.content["total"])
+
+    def made(self, total):
+        return Direction(total)
+
+
+def returning(made):
+    return type("Wrong", (Table,), {"made": lambda self, total: made(total)})()
+
+
+def resumed(algorithm, path, cut=7):
+    """The model of a run, and that of the same run from a checkpoint file after `cut` uploads."""
+    whole, uploads = driven(algorithm)
+    half, _ = driven(algorithm, cut)
+    write_checkpoint(path / "checkpoint", save_server(half))
+    restored = restore_server(read_checkpoint(path / "checkpoint"), algorithm, seed=1, size=SIZE)
+    for upload in uploads[cut:]:
+        receive(restored, upload)
+    return whole, restored
+
+
+WRONG_DIRECTIONS = {
+    "none": lambda total: None,
+    "vector": lambda total: total,
+    "short": lambda total: Direction(total[:1].copy()),
+    "double": lambda total: Direction(total.astype(np.float64)),
+    "strided": lambda total: Direction(np.repeat(total, 2)[::2]),
+    "total": lambda total: Direction(None),
+    "memory": lambda total: Direction(total, memory=total[:1].copy()),
+    "zero": lambda total: Direction(total, 0.0),
+    "nan": lambda total: Direction(total, math.nan),
+    "divisor": lambda total: Direction(total, None),
+}
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedadam"])
+@pytest.mark.parametrize("made", WRONG_DIRECTIONS.values(), ids=WRONG_DIRECTIONS)
+def test_a_direction_is_checked_before_a_server_rule_reads_it(name, made):
+    algorithm = method(name, accumulator=returning(made), client_quantizer="none", server_quantizer="none", **SETTINGS)
+    with pytest.raises(UserError, match=r"Wrong\.direction returned"):
+        driven(algorithm, 3)
+
+
+class Columns(ServerRule):
+    """Keeps the last updates as columns."""
+
+    def begin_(self, algorithm, size, clients):
+        self.last, self.steps = np.zeros((3, size), np.float32).T, 0
+
+    def step_(self, model, direction):
+        self.last[:, self.steps % 3] = direction.update(model)
+        self.steps += 1
+        return model - np.float32(0.1) * self.last.mean(axis=1)
+
+
+class Phase(enum.IntEnum):
+    FIRST = 0
+    SECOND = 1
+
+
+class Phased(ServerRule):
+    def begin_(self, algorithm, size, clients):
+        self.phase = Phase.FIRST
+
+    def step_(self, model, direction):
+        assert isinstance(self.phase, Phase)
+        self.phase = Phase.SECOND
+        return model - np.float32(0.1) * direction.update(model)
+
+
+class Weighing(Kept):
+    """Its own `weights` are not those of the uploads."""
+
+    def begin_(self, algorithm, size, clients):
+        self.weights = np.ones(2)
+        super().begin_(algorithm, size, clients)
+
+    def combine(self, uploads, updates, weights):
+        for upload in uploads:
+            self.weights[upload.client] *= 0.7
+        return updates.mean(axis=0) * self.weights.mean()
+
+
+class Views(Table):
+    """Its rows are read-only views of a matrix that changes."""
+
+    def begin_(self, algorithm, size, clients):
+        super().begin_(algorithm, size, clients)
+        self.matrix = np.zeros((2, size), np.float32)
+
+    def add_(self, upload, quantizer):
+        self.matrix[upload.client] = upload.vector(quantizer)
+        if upload.client not in self.table:
+            view = self.matrix[upload.client]
+            view.flags.writeable = False
+            self.table[upload.client] = view
+        self.count += 1
+        return Next.NEWEST
+
+
+PARTS = {
+    "columns": {"server_rule": Columns()},
+    "phase": {"server_rule": Phased()},
+    "weights": {"accumulator": Weighing()},
+    "views": {"accumulator": Views()},
+}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("cut", [6, 7])
+def test_state_of_any_form_comes_back_bit_for_bit(parts, cut, tmp_path):
+    whole, restored = resumed(method("qafel", **SETTINGS, **parts), tmp_path, cut)
+    assert restored.model.tobytes() == whole.model.tobytes()
+
+
+def test_a_row_does_not_change_with_the_array_it_was_taken_from():
+    matrix, rows = np.ones((2, 3), np.float32), Rows()
+    view = matrix[0]
+    view.flags.writeable = False
+    rows[0] = view
+    matrix[:] = 2
+    assert rows[0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("key", [-1, 0.5, 1.0, "avg", (0, 1), True])
+def test_the_key_of_a_row_is_a_clients_number(key):
+    rows = Rows()
+    rows[np.int64(3)] = np.ones(1)
+    with pytest.raises(ConfigError, match="client"):
+        rows[key] = np.ones(1)
+    assert list(rows) == [3]
+
+
+def raising(*args):
+    raise KeyError("z")
+
+
+@pytest.mark.parametrize("name", ["begin_", "add_", "close_", "direction", "stepped_", "due"])
+def test_an_accumulator_that_raises_is_named(name):
+    failing = type("Failing", (Table,), {name: property(raising) if name == "due" else raising})
+    with pytest.raises(UserError, match=rf"Failing\.{name} raised KeyError"):
+        driven(method("fedbuff", accumulator=failing(), **SETTINGS), 3)
+
+
+def test_an_accumulator_that_forgets_to_return_its_batch_is_named():
+    forgetful = type("Forgetful", (Table,), {"close_": lambda self: None})
+    with pytest.raises(UserError, match=r"Forgetful\.close_ returned NoneType"):
+        driven(method("fedbuff", accumulator=forgetful(), **SETTINGS), 3)
