@@ -47,7 +47,7 @@ def test_an_upload_that_does_not_get_through_holds_back_those_it_could_not_follo
     for number in range(6, 5 + WINDOW):
         assert outbox.has_room(number)
         outbox.add(number, FRAME)
-        server.take(0, number)
+        server.windows[0] = server.check(0, number)
         _hear(outbox, Receipt(accepted=[(number, 0, CHECKSUM)]))
     assert not outbox.has_room(5 + WINDOW)
     server.check(0, 5)  # sent again, it is taken

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qafel.config import Config
@@ -143,6 +143,17 @@ VISITORS = st.builds(
 
 
 @settings(max_examples=150, deadline=None)
+@example(  # a pause that a restart does not shorten
+    [
+        Visitor(200.0, False, 1.0, 10.0, 10.0),
+        Visitor(0.2, False, 1.0, 10.0, 600.0),
+        Visitor(0.2, False, 1.0, 600.0, 60.0),
+        Visitor(1.0, False, 1.0, 10.0, 3000.0),
+    ],
+    1.0,
+    [634.0],
+    137,
+)
 @given(
     st.lists(VISITORS, min_size=2, max_size=16),
     st.sampled_from([1.0, 1.5, 2.0, 4.0]),
@@ -156,7 +167,8 @@ def test_nobody_is_refused_for_longer_than_the_longest_pause_of_a_client_that_wa
     here from accepted updates alone: the longest pause ever of a client accepted in the last ten minutes, or 5 s.
     """
     fleet, chance = Fleet({}, max_share), random.Random(seed)
-    since: dict[int, float] = {}  # the last accepted update, or the restart after it
+    accepted: dict[int, float] = {}  # the last accepted update
+    since: dict[int, float] = {}  # that, or the restart after it
     pauses: dict[int, float] = {}
     rests = dict.fromkeys(range(len(visitors)), 1.0)
     queue = [(chance.expovariate(1 / visitor.absent_s), number) for number, visitor in enumerate(visitors)]
@@ -183,8 +195,8 @@ def test_nobody_is_refused_for_longer_than_the_longest_pause_of_a_client_that_wa
             rests[number] = min(16.0, 2 * rests[number])
         elif chance.random() < visitor.sound:
             fleet.count(number)
-            pauses[number] = max(pauses.get(number, 0.0), fleet.now - since.get(number, fleet.now))
-            since[number], rests[number] = fleet.now, 1.0
+            pauses[number] = max(pauses.get(number, 0.0), fleet.now - accepted.get(number, fleet.now))
+            accepted[number], since[number], rests[number] = fleet.now, fleet.now, 1.0
         if chance.random() < 0.005:
             fleet.save()
         heapq.heappush(queue, (fleet.now + wait_s, number))
