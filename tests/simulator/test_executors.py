@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from qafel.algorithm import HiddenState, Kept, method
+from qafel.algorithm import ClientRule, HiddenState, Kept, method
 from qafel.errors import ConfigError, WorkerLost
 from qafel.rng import Stream
 from qafel.runs.summary import sha256
@@ -95,6 +95,38 @@ def test_processes_are_handed_the_memories_that_uploads_are_relative_to():
         for executor in ("inline", "processes")
     ]
     assert found[0]["model_sha256"] == found[1]["model_sha256"]
+
+
+class ReadsStart(ClientRule):
+    """Reads all of the hidden state that a client starts from."""
+
+    def vector(self, start, trained, memory):
+        share = np.float32(1 if start.exact else 0.5)
+        return share * (start.vector - trained.model) + np.float32(0.1) * (start.vector - start.memory)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"downlink": "memory"}, {"snapshot_quantizer": "qsgd:4"}], ids=lambda it: next(iter(it))
+)
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_client_rule_reads_the_same_start_on_every_executor(executor, settings):
+    if executor == "ray":
+        pytest.importorskip("ray", reason="the extra ray is not installed")
+    algorithm = method(
+        "qafel",
+        client_rule=ReadsStart(),
+        server_lr=0.3,
+        client_lr=0.1,
+        buffer_size=3,
+        server_quantizer="qsgd:4",
+        **settings,
+    )
+    timing = Timing(arrivals="poisson", rate=5.0)
+    found = [
+        simulate(TASK, algorithm, timing, server_steps=20, executor=name, workers=1).summary["model_sha256"]
+        for name in ("inline", executor)
+    ]
+    assert found[0] == found[1]
 
 
 def test_the_share_of_overhead_is_per_worker():

@@ -37,15 +37,21 @@ class Job(NamedTuple):
     memory: State
     """The client rule's, when the client started."""
     start: HiddenState | None
-    """None while a job travels to a worker, because its vector travels separately."""
+    """None while a job travels to a worker, because its vectors travel separately."""
 
     def detached(self) -> Job:
-        """The job without its vector."""
+        """The job without its start."""
         return self._replace(start=None)
 
-    def attached(self, vector: Vector) -> Job:
-        """The job with the vector that it starts from; the vector is copied."""
-        return self._replace(start=HiddenState.of(vector.copy(), self.version))
+    def attached(self, vectors: Vector, exact: bool) -> Job:
+        """The job with its start, from a copy of the rows that `rows_of` gave."""
+        vector, *memory = vectors.copy()
+        return self._replace(start=HiddenState.of(vector, self.version, *memory, exact=exact))
+
+
+def rows_of(start: HiddenState) -> tuple[Vector, ...]:
+    """The vector of a start, and its memory if that is another vector."""
+    return (start.vector,) if start.memory is start.vector else (start.vector, start.memory)
 
 
 @final

@@ -20,7 +20,7 @@ from qafel.algorithm import Algorithm, HiddenState, Made, State
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import QafelError, WorkerLost
 from qafel.params import Vector
-from qafel.simulator.executors.jobs import Executor, Job, Trainer
+from qafel.simulator.executors.jobs import Executor, Job, Trainer, rows_of
 from qafel.tasks.protocol import Divisible, Task, evaluated_parts
 from qafel.workers import Died, Tell, Workers, portable, thread_limits
 
@@ -39,9 +39,12 @@ class TrainingWork(NamedTuple):
     """A job for a worker. Its start is in shared memory, and its upload will be."""
 
     job: Job
-    """Without its vector."""
+    """Without its start."""
     digest: int
     """Of the hidden state that it starts from."""
+    rows: int
+    """The number of vectors of that hidden state: one, or two if its memory is another vector."""
+    exact: bool
     vector_slot: int
     upload_slot: int
 
@@ -61,22 +64,20 @@ EvaluationAnswer: TypeAlias = list[tuple[float, ...]]
 
 @final
 class SharedSlots:
-    """Shared memory for `slots` vectors, one vector to evaluate, and `slots` uploads.
+    """Shared memory for `slots` hidden states of two vectors, one vector to evaluate, and `slots` uploads.
 
     Pickled, it opens the same memory in another process.
     """
 
     def __init__(self, slots: int, dimension: int, upload_bytes: int, name: str | None = None) -> None:
         """Make the memory, or open the existing one with this `name`."""
-        self.evaluated = slots
-        """The slot of the vector to evaluate."""
         self._arguments = (slots, dimension, upload_bytes)
-        self._first_upload = 4 * dimension * (slots + 1)
+        self._first_upload = 4 * dimension * (2 * slots + 1)
         size = self._first_upload + slots * upload_bytes
         self._memory = SharedMemory(name) if name else SharedMemory(create=True, size=size)
         assert self._memory.buf is not None
-        vectors = np.frombuffer(self._memory.buf, np.float32, (slots + 1) * dimension)
-        self.vectors = vectors.reshape(slots + 1, dimension)
+        vectors = np.frombuffer(self._memory.buf, np.float32, (2 * slots + 1) * dimension)
+        self.evaluated, self.states = vectors[:dimension], vectors[dimension:].reshape(slots, 2, dimension)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedSlots, (*self._arguments, self._memory.name)
@@ -88,7 +89,7 @@ class SharedSlots:
 
     def remove(self) -> None:
         """Free the memory."""
-        del self.vectors
+        del self.evaluated, self.states
         self._memory.close()
         self._memory.unlink()
 
@@ -112,12 +113,13 @@ class _WorkerSide:
     def _train(self, work: TrainingWork) -> TrainingAnswer:
         trainer = self._trainer
         before = trainer.training_s
-        upload, memory = trainer.perform(work.job.attached(self._shared.vectors[work.vector_slot]))
+        rows = self._shared.states[work.vector_slot, : work.rows]
+        upload, memory = trainer.perform(work.job.attached(rows, work.exact))
         self._shared.upload(work.upload_slot)[: len(upload)] = upload
         return len(upload), memory, trainer.training_s - before
 
     def _evaluate(self, work: EvaluationWork) -> EvaluationAnswer:
-        task, model = self._trainer.task, self._shared.vectors[self._shared.evaluated]
+        task, model = self._trainer.task, self._shared.evaluated
         assert isinstance(task, Divisible)
         return evaluated_parts(task, model, work.parts)
 
@@ -166,9 +168,11 @@ class Processes(Executor):
     def submit(self, job: Job) -> None:
         while not self._free_uploads:
             self._collect()
-        assert job.start is not None
-        slots = self._hold(job.start), self._free_uploads.pop()
-        self._waiting[job.number] = TrainingWork(job.detached(), job.start.digest, *slots)
+        start = job.start
+        assert start is not None
+        slots = self._hold(start), self._free_uploads.pop()
+        work = TrainingWork(job.detached(), start.digest, len(rows_of(start)), start.exact, *slots)
+        self._waiting[job.number] = work
         self._submitted.add(job.number)
         self._hand_out()
 
@@ -196,7 +200,7 @@ class Processes(Executor):
 
     def evaluate_spans(self, model: Vector, spans: list[range]) -> list[EvaluationAnswer | QafelError]:
         """See docs/decisions/simulator.md."""
-        self._shared.vectors[self._shared.evaluated] = model
+        self._shared.evaluated[:] = model
         works = [EvaluationWork(parts) for parts in spans]
         self._pool.give_each(works)
         while len(self._evaluated) < len(works):
@@ -204,11 +208,12 @@ class Processes(Executor):
         return [self._evaluated.pop(work) for work in works]
 
     def _hold(self, hidden_state: HiddenState) -> int:
-        """The slot with the hidden state. Each vector in use has one slot."""
+        """The slot with the hidden state. States with the same vectors share a slot."""
         digest = hidden_state.digest
         slot, users = self._held.get(digest) or (self._free_vectors.pop(), 0)
         if not users:
-            self._shared.vectors[slot] = hidden_state.vector
+            rows = rows_of(hidden_state)
+            self._shared.states[slot, : len(rows)] = rows
         self._held[digest] = (slot, users + 1)
         return slot
 

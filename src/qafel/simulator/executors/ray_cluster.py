@@ -11,11 +11,13 @@ import os
 from collections.abc import Callable
 from typing import Any, final
 
+import numpy as np
+
 from qafel.algorithm import Algorithm, Made
 from qafel.errors import QafelError
 from qafel.lazy import require_installed
 from qafel.params import Vector
-from qafel.simulator.executors.jobs import Executor, Job, Trainer
+from qafel.simulator.executors.jobs import Executor, Job, Trainer, rows_of
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
 from qafel.tasks.protocol import Divisible, Task, evaluated_parts
 from qafel.workers import pack, portable, unpack, worker_count
@@ -28,11 +30,11 @@ class _Actor:
         make_task, algorithm, seed = unpack(opening)
         self._trainer = Trainer(make_task(), algorithm, seed)
 
-    def perform(self, vector: Vector, job: Job) -> tuple[Made | QafelError, float]:
+    def perform(self, vectors: Vector, job: Job, exact: bool) -> tuple[Made | QafelError, float]:
         before = self._trainer.training_s
         result: Made | QafelError
         try:
-            result = self._trainer.perform(job.attached(vector))
+            result = self._trainer.perform(job.attached(vectors, exact))
         except QafelError as error:
             result = portable(error)
         return result, self._trainer.training_s - before
@@ -84,11 +86,11 @@ class RayCluster(Executor):
     def submit(self, job: Job) -> None:
         start = job.start
         assert start is not None
-        vector, users = self._vectors.get(start.digest) or (self._ray.put(start.vector), 0)
-        self._vectors[start.digest] = (vector, users + 1)
+        vectors, users = self._vectors.get(start.digest) or (self._ray.put(np.stack(rows_of(start))), 0)
+        self._vectors[start.digest] = (vectors, users + 1)
         worker = min(range(len(self._actors)), key=self._load.__getitem__)
         self._load[worker] += 1
-        reference = self._actors[worker].perform.remote(vector, job.detached())
+        reference = self._actors[worker].perform.remote(vectors, job.detached(), start.exact)
         self._pending[job.number] = (reference, worker, start.digest)
 
     def result(self, job: Job) -> Made:
@@ -109,9 +111,9 @@ class RayCluster(Executor):
         """Forget a job; return the reference to its result."""
         reference, worker, digest = self._pending.pop(job.number)
         self._load[worker] -= 1
-        vector, users = self._vectors.pop(digest)
+        vectors, users = self._vectors.pop(digest)
         if users > 1:
-            self._vectors[digest] = (vector, users - 1)
+            self._vectors[digest] = (vectors, users - 1)
         return reference
 
     def evaluate_spans(self, model: Vector, spans: list[range]) -> list[list[tuple[float, ...]] | QafelError]:
