@@ -168,6 +168,25 @@ def test_other_durations_are_another_run_which_resume_does_not_go_on_with(tmp_pa
         run(tmp_path / "mine", steps=50, durations=other, resume=True)
 
 
+class Shifted(OwnTask):
+    """Its data are shifted. Nothing else tells."""
+
+    def __init__(self, shift):
+        self.shift = np.float32(shift)
+
+    def train(self, client, start, local, stream):
+        return start.vector - np.float32(local.lr) * (start.vector - client - self.shift)
+
+
+def test_a_task_with_other_data_is_another_run_which_resume_does_not_go_on_with(tmp_path):
+    run(tmp_path / "mine", task=Shifted(0))
+    with pytest.raises(DataError, match="another task"):
+        run(tmp_path / "mine", steps=50, task=Shifted(5), resume=True)
+    run(tmp_path / "mine", steps=50, task=Shifted(0), resume=True)
+    with pytest.raises(DataError, match="another task"):
+        run(tmp_path / "mine", steps=60, task=Shifted(5), resume=True)
+
+
 def test_the_command_line_points_to_python_for_a_run_that_python_made(tmp_path):
     run(tmp_path / "mine")
     with pytest.raises(ConfigError, match="Python"):

@@ -99,6 +99,10 @@ class SavedRun(Saved):
     config: str
     metrics_bytes: Count
     environments: list[dict[str, Any]]
+    """The last one wrote the checkpoint."""
+    executor: str
+    task_digest: str
+    """Of x⁰ and a client's first upload, with this executor in the last environment. Empty: unknown."""
 
 
 _PROGRESS = TypeAdapter(Progress)

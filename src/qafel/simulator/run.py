@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -36,7 +37,7 @@ from qafel.runs.summary import Listener, Summary, environment, summarise
 from qafel.runs.trackers import Track, TrackedRun, follow
 from qafel.simulator.checkpoint import SavedRun, restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
-from qafel.simulator.executors.jobs import require_pure
+from qafel.simulator.executors.jobs import first_upload, require_pure
 from qafel.simulator.simulation import Dropout, Simulation, job_of
 from qafel.tasks.protocol import Task
 from qafel.text import counted
@@ -91,8 +92,8 @@ def execute(
         pool = stack.enter_context(make_executor(executor, workers, run.task, run.make_task, run.algorithm, run.seed))
         start = None if resume or run.start is None else run.start()  # a checkpoint holds its own model
         simulation = Simulation(run.task, run.algorithm, run.timing, run.seed, pool, start)
-        if run.pure and not resume:
-            require_pure(pool, run.task, run.algorithm.client_rule, simulation.background.hidden_state, say)
+        probe = pool, run.task, run.algorithm.client_rule, simulation.background.hidden_state
+        upload = require_pure(*probe, say) if run.pure and not resume else b""
         progress = Progress(run.evaluation, run.task.metric_goal)
         if directory is None or path is None:
             return run_to_end(simulation, progress, run.limits, listeners), simulation
@@ -100,6 +101,13 @@ def execute(
             require_savable(simulation.server)
         toml, rows = tomli_w.dumps(run.settings), RowLog((path / CHECKPOINT).parent)
         saved = _resume(path, run, simulation, progress, rows) if resume else None
+        digest = ""
+        if run.settings.get("made_in") == "python" and run.start is None:  # a recipe describes its task
+            digest = hashlib.sha256(
+                probe[-1].vector.tobytes() + (first_upload(*probe) if saved else upload)
+            ).hexdigest()
+        if saved is not None and digest:
+            _require_same_task(saved, executor, digest, path)
         if saved is not None and state_of(path, run.settings) == "finished":
             return dict(Run.load(path).summary), simulation
         others = [other for other in saved.environments if other != environment()] if saved else []
@@ -113,7 +121,7 @@ def execute(
             if run.pure:  # else the state that the task keeps would be lost
                 checkpoint = save_simulation(simulation, progress)
                 checkpoint.values.update(config=toml, metrics_bytes=directory.metrics_bytes())
-                checkpoint.values.update(environments=[*others, environment()])
+                checkpoint.values.update(environments=[*others, environment()], executor=executor, task_digest=digest)
                 write_checkpoint(path / CHECKPOINT, checkpoint, rows)
 
         more = {"name": run.settings["name"], **({"resumed_from": others} if others else {})}
@@ -290,6 +298,16 @@ def _resume(out: Path, run: RunInputs, simulation: Simulation, progress: Progres
     if has_summary(out) and state_of(out, run.settings) != "finished" and not _continues(saved, run.limits):
         raise DataError(f"the run in {out} is past these limits: set larger ones to resume it, such as stop.uploads")
     return saved
+
+
+def _require_same_task(saved: SavedRun, executor: str, digest: str, out: Path) -> None:
+    """Raise `DataError` if the task trains other bits than before. Another machine or executor may do so too."""
+    comparable = saved.task_digest and saved.executor == executor and saved.environments[-1:] == [environment()]
+    if comparable and saved.task_digest != digest:
+        raise DataError(
+            f"{out} holds the checkpoint of another task: the first upload of a client has other bits. Resume with the "
+            "same data, settings and number of threads"
+        )
 
 
 def is_shorter_run(out: Path, limits: Limits) -> bool:

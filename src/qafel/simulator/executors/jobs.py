@@ -157,26 +157,33 @@ class Inline(Executor):
 _MOST_CHECK_S = 10.0
 
 
+def first_upload(executor: Executor, task: Task, rule: ClientRule, start: HiddenState) -> bytes:
+    """The upload of the first job that `require_pure` trains; empty if it is not finite."""
+    try:
+        return executor.result(_jobs_to_check(task, rule, start)[0]).upload
+    except NonFiniteVector:
+        return b""
+
+
 def require_pure(
     executor: Executor, task: Task, rule: ClientRule, start: HiddenState, say: Callable[[str], None]
-) -> None:
+) -> bytes:
     """Raise `PartFailed` if two jobs of one client give different bits when they are trained again.
 
     The executor is idle, so one worker trains all of them. A check that takes too long is skipped, and `say` reports
-    it.
+    it. Returns the `first_upload`.
     """
-    client, memory = task.clients - 1, rule.new_memory(start.vector.size)
-    jobs = [Job(number, client, number, start.version, 1.0, None, memory, start) for number in (0, 1)]
+    jobs = _jobs_to_check(task, rule, start)
     uploads: list[bytes] = []
     began = perf_counter()
     for job in (*jobs, *jobs):
         if perf_counter() - began > _MOST_CHECK_S:
             say(f"skipped the check that {task.name} trains the same bits again: it takes over 10 s")
-            return
+            return uploads[0] if uploads else b""
         try:
             uploads.append(executor.result(job).upload)
         except NonFiniteVector:  # the run itself reports this
-            return
+            return uploads[0] if uploads else b""
         if len(uploads) == 1:
             began = perf_counter()  # the first job also starts workers and compiles
     if uploads[:2] != uploads[2:]:
@@ -185,6 +192,13 @@ def require_pure(
             "client to a client rule (qafel.ClientRule), and draw random numbers from `stream`. Or use "
             "simulate(…, pure=False), which trains inline and cannot resume"
         )
+    return uploads[0]
+
+
+def _jobs_to_check(task: Task, rule: ClientRule, start: HiddenState) -> list[Job]:
+    """The first two jobs of the last client."""
+    client, memory = task.clients - 1, rule.new_memory(start.vector.size)
+    return [Job(number, client, number, start.version, 1.0, None, memory, start) for number in (0, 1)]
 
 
 def spans(parts: int, workers: int) -> list[range]:
