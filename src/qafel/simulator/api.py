@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from html import escape
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -180,6 +181,7 @@ def simulate(
     timing = Timing() if timing is None else timing
     _require_kinds(task, algorithm, timing)
     _require_together(out, resume, overwrite, executor, pure)
+    _require_options(checkpoint_every_s, listeners, say)
     trackers = track_of(track)
     if out is None and track is not None and trackers.names:
         raise ConfigError("track needs a run directory: set out=…")
@@ -275,7 +277,20 @@ def _require_kinds(task: object, algorithm: object, timing: object) -> None:
     require(isinstance(timing, Timing), 'timing is a Timing such as Timing(arrivals="poisson")', repr(timing))
 
 
+def _require_options(checkpoint_every_s: object, listeners: object, say: object) -> None:
+    number = isinstance(checkpoint_every_s, Real) and not isinstance(checkpoint_every_s, bool)
+    sound = number and checkpoint_every_s >= 0  # type: ignore[operator]
+    require(sound, "checkpoint_every_s is a number of seconds, zero or more", repr(checkpoint_every_s))
+    require(isinstance(listeners, Sequence), "listeners is a list of listeners", repr(listeners))
+    for listener in listeners:  # type: ignore[attr-defined]
+        complete = all(callable(getattr(listener, name, None)) for name in ("on_row", "on_end"))
+        require(complete, "a listener has the methods on_row and on_end", repr(listener))
+    require(callable(say), "say is a function that takes a text", repr(say))
+
+
 def _require_together(out: object, resume: bool, overwrite: bool, executor: str, pure: bool) -> None:
+    for name, value in {"resume": resume, "overwrite": overwrite, "pure": pure}.items():
+        require(isinstance(value, bool), f"{name} is True or False", repr(value))
     is_path = isinstance(out, RunDirectory | str | PathLike) and str(out)
     require(out is None or is_path, "out is the path of a run directory", repr(out))
     if out is None and (resume or overwrite):
