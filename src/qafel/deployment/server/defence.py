@@ -297,13 +297,14 @@ class UploadChecker:
         """
         if upload.sender != client:
             raise WrongSender(f"the message names client {upload.sender}, but client {client} sent it")
-        admitted = server.admit(upload, anew=self._has_new_key(client, self._key_number(client)))
+        key = self._key_number(client)
+        admitted = server.admit(upload, anew=self._has_new_key(client, key))
         if self._needs.client_memory:
             self._check_memory(server, client, upload.sequence, follows)
         self._spend(client, now)
         self.shares.check(client, now)
         decoded = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
-        return Judged(self._bound(server, upload, decoded, now, received), decoded, admitted)
+        return Judged(self._bound(server, upload, decoded, now, key, received), decoded, admitted)
 
     def check_number(self, server: Server, client: int, sequence: int) -> None:
         """Raise if an upload with this number was counted. A new key restarts a client's numbers."""
@@ -337,9 +338,11 @@ class UploadChecker:
             raise RateLimited(f"expected at most {rate:g} uploads per second: wait {(1 - left) / rate:.1f} s")
         self._allowance[client] = (left - 1, now)
 
-    def _bound(self, server: Server, upload: Message, update: Vector, now: float, received: int) -> UploadNote:
+    def _bound(
+        self, server: Server, upload: Message, update: Vector, now: float, key: int, received: int
+    ) -> UploadNote:
         """Limit weight and norm. Raise if a sum of K such updates could overflow, or if the limit means rejection."""
-        algorithm, settings, key = self._algorithm, self._settings, self._key_number(upload.sender)
+        algorithm, settings = self._algorithm, self._settings
         weight = upload.weight if settings.max_weight is None else min(upload.weight, settings.max_weight)
         if weight < upload.weight and self._needs.exact_uploads:
             raise NormTooLarge(f"the update's weight is {upload.weight:.3g}, more than {weight:.3g}")

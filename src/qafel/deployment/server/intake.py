@@ -139,29 +139,30 @@ class Intake:
         """
         client, headers = number_in(message.subject), message.headers or {}
         frame, spent, upload = message.data, [message], None
+        follows, received = None, 0
         try:
-            if MALFORMED in headers:
-                raise MalformedHeader(f"cannot read the message's headers: {headers[MALFORMED]}")
             if client is None:
                 raise UnknownClient(f"{message.subject} does not name a client")
             if not self.checker.knows(client):
                 with suppress(MessageError):  # to name its number in the receipt
                     upload = Message.from_bytes(frame)
                 raise UnknownClient(f"client {client} is not registered here")
-            if FAILED in headers:
-                self._hear_of_failure(client, message)
-                group.acknowledge.append(message)
-                return
-            if PART in headers:
-                whole = self._add_part(client, Part.from_header(headers[PART]), message, group, now)
-                if whole is None:
+            if headers:
+                if MALFORMED in headers:
+                    raise MalformedHeader(f"cannot read the message's headers: {headers[MALFORMED]}")
+                if FAILED in headers:
+                    self._hear_of_failure(client, message)
+                    group.acknowledge.append(message)
                     return
-                frame, spent = whole, []
+                if PART in headers:
+                    whole = self._add_part(client, Part.from_header(headers[PART]), message, group, now)
+                    if whole is None:
+                        return
+                    frame, spent = whole, []
+                follows = _number(headers, FOLLOWS)
+                received = min(max(0, _number(headers, RECEIVED) or 0), self.ledger.receivable_bytes(client))
             upload = Message.from_bytes(frame)
-            follows = _number(headers, FOLLOWS)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE), follows)
-            if received := max(0, _number(headers, RECEIVED) or 0):
-                received = min(received, self.ledger.receivable_bytes(client))
             judged = self.checker.check(self.ledger.server, client, upload, now, follows, received)
         except (MessageError, RejectedUpload) as error:
             self.ledger.server.rejected[error.reason] += 1

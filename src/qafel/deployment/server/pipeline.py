@@ -87,15 +87,15 @@ class UploadQueue:
 
     async def _receive(self, message: Msg) -> None:
         self._heard_at = asyncio.get_running_loop().time()
-        headers = message.headers or {}
-        status = headers.get("Status")
         if message.reply:
             # Only uploads have a reply subject. The client wrote the headers, so they prove nothing.
             self._asked = max(0, self._asked - 1)
             self._came.append(message)
-        elif status is None or status == "100":
-            return
         else:
+            headers = message.headers or {}
+            status = headers.get("Status")
+            if status is None or status == "100":
+                return
             # The request expired or reached its byte limit (408, 409), or the consumer is gone (409, 503).
             undelivered = headers.get("Nats-Pending-Messages")
             self._asked = max(0, self._asked - int(undelivered)) if undelivered else 0
