@@ -156,6 +156,11 @@ def is_path(text: str) -> bool:
     return _PATH.fullmatch(text) is not None
 
 
+def is_custom(part: object) -> bool:
+    """Whether the object's class is not one of this package."""
+    return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
 def custom_modules() -> list[str]:
     """The modules of custom parts that this process imported. A worker imports them before it unpickles a part."""
     return list(_imported)

@@ -2,11 +2,12 @@
 
 import enum
 import math
+from functools import cached_property
 
 import numpy as np
 import pytest
 
-from qafel import Accumulator, Kept, Rows, ServerRule, method
+from qafel import Accumulator, ClientRule, Kept, Rows, ServerRule, method
 from qafel.algorithm import Batch, Direction, LocalTraining, Next, restore_server, save_server
 from qafel.errors import ConfigError, UserError
 from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
@@ -184,3 +185,102 @@ def test_an_accumulator_that_forgets_to_return_its_batch_is_named():
     forgetful = type("Forgetful", (Table,), {"close_": lambda self: None})
     with pytest.raises(UserError, match=r"Forgetful\.close_ returned NoneType"):
         driven(method("fedbuff", accumulator=forgetful(), **SETTINGS), 3)
+
+
+class Scale(ServerRule):
+    """Its scale begins as a Python number, and becomes one of NumPy: then `scale * update` is in double precision."""
+
+    def begin_(self, algorithm, size, clients):
+        self.scale, self.half, self.best, self.on = 1.0, np.float32(0.5), math.inf, True
+
+    def step_(self, model, direction):
+        update = direction.update(model)
+        following = model - self.half * self.scale * update / 3
+        self.scale = np.sqrt(0.9 * self.scale**2 + 0.03)
+        self.half = self.half * np.float32(0.9)
+        return following
+
+
+def test_numbers_come_back_with_their_types(tmp_path):
+    whole, restored = resumed(method("qafel", **SETTINGS, server_rule=Scale()), tmp_path)
+    assert restored.model.tobytes() == whole.model.tobytes()
+    for name in ("scale", "half", "best", "on"):
+        assert type(getattr(restored.server_rule, name)) is type(getattr(whole.server_rule, name))
+
+
+class Changing(ServerRule):
+    def __init__(self, first, change):
+        self.first, self.change = first, change
+
+    def begin_(self, algorithm, size, clients):
+        self.value = self.first
+
+    def step_(self, model, direction):
+        self.value = self.change[0] if isinstance(self.change, list) else np.append(self.value, 1.0)
+        return model - np.float32(0.1) * direction.update(model)
+
+    def state(self):
+        return {"value": self.value}
+
+
+@pytest.mark.parametrize(
+    ("first", "change"),
+    [(np.zeros(1), "grow"), (0.0, [math.nan]), (1, [2**70]), (np.zeros(2), [np.zeros(2, np.longdouble)])],
+    ids=["grows", "nan", "long", "longdouble"],
+)
+def test_state_that_could_not_be_restored_is_refused_when_it_is_saved(first, change):
+    algorithm = method("fedbuff", **SETTINGS, server_rule=Changing(first, change))
+    save_server(driven(algorithm, 2)[0])
+    with pytest.raises(ConfigError, match=r"Changing"):
+        save_server(driven(algorithm, 3)[0])
+
+
+class CountingLaw:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, staleness):
+        self.calls += 1
+        return 1 / (1 + self.calls)
+
+    @cached_property
+    def cache(self):
+        return 1
+
+    def still(self, staleness):
+        return float(self.cache)
+
+
+class CountingRule(ClientRule):
+    def __init__(self):
+        self.calls = 0
+
+    def vector(self, start, trained, memory):
+        self.calls += 1
+        return start.vector - trained.model
+
+
+class CountingCodec:
+    def __init__(self):
+        self._calls = 0
+
+    def encode(self, vector, stream):
+        self._calls += 1
+        return vector.tobytes()
+
+    def decode(self, payload, size):
+        return np.frombuffer(payload, np.float32, size)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"staleness": CountingLaw()}, {"client_rule": CountingRule()}, {"client_quantizer": CountingCodec()}],
+    ids=["law", "rule", "codec"],
+)
+def test_a_part_without_saved_state_that_changes_makes_no_checkpoint(parts):
+    with pytest.raises(ConfigError, match="Counting.* has changed"):
+        save_server(driven(method("qafel", **SETTINGS, **parts))[0])
+
+
+def test_a_cached_property_is_no_state():
+    assert save_server(driven(method("qafel", **SETTINGS, staleness=CountingLaw().still))[0])

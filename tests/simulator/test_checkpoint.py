@@ -130,7 +130,7 @@ def test_no_index_or_count_out_of_range_is_restored(made) -> None:
     for name, table in checkpoint.rows.items():
         for key in (-1, 2**61, 2**62) if name.startswith(("fleet.", "start.", "job.")) and table else ():
             other = table.copy()
-            other[key] = next(iter(table.values()))
+            other._rows[key] = next(iter(table.values()))
             with suppress(DataError):
                 restore_simulation(checkpoint._replace(rows={**checkpoint.rows, name: other}), new(method), progress())
                 taken.append((name, key))

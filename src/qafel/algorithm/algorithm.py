@@ -16,6 +16,7 @@ from qafel.errors import ConfigError, require, require_numbers
 from qafel.params import Vector
 from qafel.parts import errors_of
 from qafel.quantizers import as_quantizer
+from qafel.quantizers.custom import Custom
 from qafel.quantizers.protocol import Quantizer
 from qafel.text import path_of
 
@@ -101,6 +102,19 @@ class Algorithm:
     def parts(self) -> dict[str, Part]:
         """The parts by their roles; at a client without those of the server."""
         return {role: part for role in ROLES if (part := getattr(self, role)) is not None}
+
+    @property
+    def stateless(self) -> dict[str, object]:
+        """The objects whose state no checkpoint saves, by role: they must not change in a run."""
+        quantizers = (self.client_quantizer, self.server_quantizer, self.catch_up.quantizer)
+        return {
+            "staleness": self.staleness,
+            **{role: getattr(self, role) for role in ("client_rule", "downlink", "catch_up")},
+            **{
+                f"quantizer {number}": quantizer.part if isinstance(quantizer, Custom) else quantizer
+                for number, quantizer in enumerate(quantizers)
+            },
+        }
 
     @property
     def needs(self) -> Needs:

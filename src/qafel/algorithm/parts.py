@@ -20,6 +20,8 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import Enum
+from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -27,6 +29,7 @@ import numpy as np
 from qafel.algorithm.state import KEPT, Rows, State, states
 from qafel.errors import ConfigError, DataError, PartFailed
 from qafel.params import Vector
+from qafel.parts import is_custom
 from qafel.quantizers.protocol import Payload, Quantizer
 from qafel.text import path_of
 
@@ -304,6 +307,24 @@ def require_same_settings(saved: Mapping[str, str], now: Mapping[str, str]) -> N
     for name in sorted(saved.keys() | now.keys()):
         if saved.get(name) != now.get(name):
             raise DataError(f"{name} is {now.get(name, 'not set')}, and was {saved.get(name, 'not set')}")
+
+
+def contents(parts: Mapping[str, object]) -> dict[str, bytes | None]:
+    """The attributes of each custom part; None if they cannot be compared. A `cached_property` does not count."""
+    found: dict[str, bytes | None] = {}
+    for role, part in parts.items():
+        owner = getattr(part, "__self__", part)  # of a method
+        if is_custom(owner):
+            names = {name: value for name, value in _attributes(owner).items() if not _is_cached(owner, name)}
+            try:
+                found[role] = pickle.dumps(sorted(names.items(), key=itemgetter(0)))
+            except Exception:
+                found[role] = None
+    return found
+
+
+def _is_cached(part: object, name: str) -> bool:
+    return isinstance(getattr(type(part), name, None), cached_property)
 
 
 def unsaved(parts: Mapping[str, Part]) -> dict[str, bytes | None]:

@@ -22,12 +22,23 @@ from qafel.algorithm.parts import (
     Next,
     Part,
     Upload,
+    contents,
     require_direction,
     require_same_settings,
     settings_of,
     unsaved,
 )
-from qafel.algorithm.state import Checkpoint, Expected, pack, require_arrays, restore_, states
+from qafel.algorithm.state import (
+    Checkpoint,
+    Expected,
+    expected_arrays,
+    numpy_scalars,
+    pack,
+    require_arrays,
+    require_restorable,
+    restore_,
+    states,
+)
 from qafel.errors import (
     ConfigError,
     DataError,
@@ -95,6 +106,7 @@ class Server:
         """Of the last of them."""
         self._copy: tuple[int, bytes] | None = None
         self._settings, self._unsaved = settings_of(self.parts), unsaved(self.parts)
+        self._expected, self._contents = expected_arrays(states(self.parts)), contents(algorithm.stateless)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -238,8 +250,16 @@ def _require_unchanged(server: Server, now: Mapping[str, bytes | None]) -> None:
 def save_server(server: Server) -> Checkpoint:
     """Save the whole state of a server."""
     _require_unchanged(server, unsaved(server.parts))
-    held = server.hidden_state
-    inner, rows = pack(states(server.parts))
+    parts = server.algorithm.stateless
+    for role, content in contents(parts).items():
+        if content != server._contents[role]:
+            raise ConfigError(
+                f"{path_of(parts[role])} has changed since the run began, and a checkpoint does not save it. Only "
+                "accumulators and server rules keep state, and client rules a memory; use cached_property for a cache"
+            )
+    held, saved = server.hidden_state, states(server.parts)
+    inner, rows = pack(saved)
+    require_restorable(server.parts, inner, server._expected)
     arrays = {"model": server.model.copy(), "hidden_state": held.vector, **inner}
     if held.memory is not held.vector:
         arrays["memory"] = held.memory
@@ -250,6 +270,7 @@ def save_server(server: Server) -> Checkpoint:
         "last_bytes": server.last_bytes,
         "rejected": dict(server.rejected),
         "settings": server._settings,
+        "numpy_scalars": numpy_scalars(saved),
     }
     return Checkpoint(arrays, values, rows)
 
@@ -263,6 +284,7 @@ class _Values(BaseModel):
     last_bytes: Count
     rejected: dict[str, Count]
     settings: dict[str, str]
+    numpy_scalars: list[str]
 
 
 def restore_server(
@@ -284,7 +306,7 @@ def restore_server(
         require_arrays(vectors, dict.fromkeys(names, Expected(np.float32, (size,))))
         server.model = arrays["model"]
         server.hidden_state = HiddenState.of(arrays["hidden_state"], values.version, arrays.get("memory"))
-        restore_(server.parts, inner, checkpoint.rows)
+        restore_(server.parts, inner, checkpoint.rows, values.numpy_scalars)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -7,7 +7,7 @@ broadcasts short ones. Without checks, a crafted checkpoint would cause harm or 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import ConfigError, DataError
-from qafel.parts import errors_of
+from qafel.parts import errors_of, is_custom
 from qafel.text import path_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def _is_frozen(row: NDArray[Any]) -> bool:
 
 State: TypeAlias = Mapping[str, Any]
 """Arrays, numbers and `Rows` by name."""
-KEPT = (np.ndarray, Rows, float, int)
+KEPT = (np.ndarray, np.integer, np.floating, np.bool_, Rows, float, int)
+_MOST_WHOLE = 2**63 - 1
+_MOST_BYTES = 8
 
 
 @final
@@ -122,6 +124,8 @@ class Expected(NamedTuple):
     high: float = math.inf
     distinct: bool = False
     """Whether no value may be there twice."""
+    finite: bool = True
+    """Whether neither NaN nor infinity may be there."""
 
 
 def require_arrays(found: Mapping[str, NDArray[Any]], expected: Mapping[str, Expected]) -> None:
@@ -143,7 +147,9 @@ def require_arrays(found: Mapping[str, NDArray[Any]], expected: Mapping[str, Exp
         if not array.size:
             continue
         if dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(f"{name} holds a NaN or an infinity")
+            if wanted.finite:
+                raise DataError(f"{name} holds a NaN or an infinity")
+            continue
         if not wanted.low <= array.min() <= array.max() <= wanted.high:
             raise DataError(f"{name} holds {array.min()} to {array.max()}, expected {wanted.low} to {wanted.high}")
         if wanted.distinct and np.unique(array).size < array.size:
@@ -162,16 +168,56 @@ def pack(states: Mapping[str, State]) -> tuple[Arrays, dict[str, Rows]]:
     return arrays, {name: value.copy() for name, value in values.items() if isinstance(value, Rows)}
 
 
-def restore_(parts: Mapping[str, Part], arrays: Mapping[str, NDArray[Any]], rows: Mapping[str, Rows]) -> None:
+def numpy_scalars(states: Mapping[str, State]) -> list[str]:
+    """The names, as in `pack`, of numbers with a NumPy type: in arithmetic they differ from Python's numbers."""
+    return [
+        f"{prefix}.{name}"
+        for prefix, state in states.items()
+        for name, value in state.items()
+        if isinstance(value, np.generic)
+    ]
+
+
+def expected_arrays(new: Mapping[str, State]) -> dict[str, Expected]:
+    """What is expected of saved arrays, given the states of new parts."""
+    return {
+        f"{prefix}.{name}": like(f"{prefix}.{name}", value)
+        for prefix, state in new.items()
+        for name, value in state.items()
+        if not isinstance(value, Rows)
+    }
+
+
+def require_restorable(parts: Mapping[str, Part], arrays: Arrays, expected: Mapping[str, Expected]) -> None:
+    """Raise `ConfigError` if a custom part saves what `restore_` would refuse."""
+    for key, wanted in expected.items():
+        role, _, name = key.partition(".")
+        if not is_custom(parts[role]):
+            continue
+        try:
+            require_arrays({name: arrays[key]}, {name: wanted})
+        except DataError as error:
+            raise ConfigError(
+                f"{path_of(parts[role])} could not be restored from a checkpoint: {error}. Attributes keep the shape "
+                "of begin_, and are finite unless they begin otherwise; a first dimension of 0 may grow"
+            ) from None
+
+
+def restore_(
+    parts: Mapping[str, Part],
+    arrays: Mapping[str, NDArray[Any]],
+    rows: Mapping[str, Rows],
+    scalars: Collection[str] = (),
+) -> None:
     """Restore the state of all parts, as new as `begin_` leaves them, from the result of `pack`.
 
     Arrays must have the names, types and shapes of the new parts' states. A leading dimension of zero may have any
-    length.
+    length. `scalars`: the result of `numpy_scalars`.
     """
     new = states(parts)
     values = {f"{prefix}.{name}": value for prefix, state in new.items() for name, value in state.items()}
     tables = {name: value for name, value in values.items() if isinstance(value, Rows)}
-    require_arrays(arrays, {name: like(name, value) for name, value in values.items() if name not in tables})
+    require_arrays(arrays, expected_arrays(new))
     _require_rows(rows, tables)
     for prefix, part in parts.items():
         state: dict[str, Any] = {}
@@ -180,7 +226,7 @@ def restore_(parts: Mapping[str, Part], arrays: Mapping[str, NDArray[Any]], rows
             if key in tables:
                 state[name] = rows[key].copy()
             else:
-                state[name] = _like_new(value, arrays[key], key)
+                state[name] = arrays[key][()] if key in scalars else _like_new(value, arrays[key], key)
         with errors_of(part, "restore_"):
             part.restore_(state)
 
@@ -203,17 +249,24 @@ def like(key: str, value: Any) -> Expected:
     """What is expected of a saved array where a new part has this value."""
     array = np.asarray(value)
     free = array.ndim > 0 and not array.shape[0]
-    return Expected(array.dtype.type, (key, *array.shape[1:]) if free else array.shape)
+    finite = array.dtype.kind != "f" or bool(np.isfinite(array).all())
+    return Expected(array.dtype.type, (key, *array.shape[1:]) if free else array.shape, finite=finite)
 
 
 def _state(part: Part) -> State:
     with errors_of(part, "state"):
         state: object = part.state()
-    if not isinstance(state, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, KEPT) and getattr(value, "dtype", np.dtype(int)).kind in "biuf"
-        for name, value in state.items()
-    ):
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ConfigError(f"{path_of(part)}.state() returned no mapping of names to arrays, numbers or Rows")
+    for name, value in state.items():
+        is_long = type(value) is int and abs(value) > _MOST_WHOLE
+        dtype = getattr(value, "dtype", np.dtype(float))
+        if is_long or not isinstance(value, KEPT) or dtype.kind not in "biuf" or dtype.itemsize > _MOST_BYTES:
+            found = f"{value}, over 64 bits" if is_long else getattr(value, "dtype", type(value).__name__)
+            raise ConfigError(
+                f"{path_of(part)}.state(): {name} is {found}. A checkpoint saves arrays, numbers of up to 64 bits, and "
+                "Rows"
+            )
     return state
 
 
