@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from qafel import Kept, Layout, Limits, ServerRule, Timing, method, simulate
+from qafel import ClientRule, Kept, Layout, Limits, Needs, ServerRule, Timing, method, simulate
 from qafel.errors import PartFailed
 from tests.command import qafel_here
 from tests.simulator.test_executors import no_shared_memory_is_left
@@ -158,3 +158,23 @@ def test_the_command_line_says_how_to_see_the_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("QAFEL_TRACEBACK", "1")
     with pytest.raises(PartFailed):
         qafel_here(*arguments, "--overwrite")
+
+
+class ChangesMemory(ClientRule):
+    needs = Needs(client_memory=True)
+
+    def new_memory(self, size):
+        return {"sum": np.zeros(size, np.float32)}
+
+    def vector(self, start, trained, memory):
+        memory["sum"] += start.vector - trained.model
+        return memory["sum"]
+
+    def following(self, start, trained, memory, sent):
+        return {"sum": memory["sum"] - sent}
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_a_rule_that_changes_its_memory_in_place_is_named(executor):
+    with pytest.raises(PartFailed, match=r"ChangesMemory\.vector.*read-only"):
+        simulate(Task(), method("qafel", client_rule=ChangesMemory()), server_steps=3, executor=executor, workers=1)

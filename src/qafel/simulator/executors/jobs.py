@@ -75,6 +75,8 @@ class Trainer:
             client = self._client = Client(number, start, self.algorithm, self.seed)
         client.number, client.hidden_state, client.sequence = number, start, sequence
         client.weight, client.memory = weight, memory
+        for value in memory.values():  # a rule that changes its memory fails by name, on every executor
+            value.flags.writeable = False
         return client.update(self._train, local)
 
     def _train(self, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
