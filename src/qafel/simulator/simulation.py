@@ -169,7 +169,8 @@ class Simulation:
         self._memory = algorithm.needs.client_memory
         self._rejects_earlier_rounds = rounds and algorithm.max_staleness == 0
         self._one_at_a_time = self._memory and not self._rejects_earlier_rounds
-        self._after_receipt = (self._memory or algorithm.needs.continues) and always
+        waits = self._memory or algorithm.needs.continues or self._abandon_after is not None
+        self._after_receipt = waits and always
         self._ahead: list[tuple[float, int, Job]] = []
         self._rejected = 0
         """Rejected uploads in a row."""
@@ -393,7 +394,7 @@ class Simulation:
     def _deliver(self, job: Job, made: Made) -> bool:
         """An upload arrives. Its client starts again before the step that it may trigger, as in the paper's runs.
 
-        If the method needs the server's answer, the client starts after it.
+        If the method needs the server's answer, or stops late jobs (Ringmaster), the client starts after it.
         """
         if self._abandon_after is not None:
             del self._running[job.version][job.number]

@@ -206,7 +206,6 @@ def test_ringmaster_stops_jobs_that_become_too_old() -> None:
         now, _, client, sequence, from_version, model = heapq.heappop(queue)
         stream = Stream.named(0, "train", client, sequence)
         trained = task.train(client, HiddenState.of(model.copy()), algorithm.local, stream)
-        start(now, client)  # before the step that its update triggers
         x = x - np.float32(0.5) * (model - trained)
         version += 1
         late = sorted((job for job in queue if job[4] == version - limit), key=lambda job: job[1])
@@ -215,7 +214,14 @@ def test_ringmaster_stops_jobs_that_become_too_old() -> None:
         for job in late:
             stopped += 1
             start(now, job[2])
+        start(now, client)  # from the model after its own step
         assert version - from_version <= limit
     assert close(found.model, x)
     assert found.summary["stopped"] == stopped > 10
     assert found.summary["rejected"] == {}
+
+
+def test_ringmaster_with_one_client_is_gradient_descent_without_delay() -> None:
+    algorithm = method("ringmaster", server_lr=0.5, client_lr=0.1)
+    found = simulate(Quadratic(clients=1, dimension=SIZE), algorithm, server_steps=20)
+    assert found.summary["staleness_max"] == 0
