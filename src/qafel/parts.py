@@ -117,7 +117,9 @@ def read_part(value: Any) -> Any:
     """A part as a recipe names it. A table without arguments becomes a name; an object is the part itself."""
     plain = isinstance(value, int | float | list | date | time)
     if plain or (isinstance(value, Mapping) and not isinstance(value.get("name"), str)):
-        raise ValueError(f"a part is a name, or a table with name and arguments, found {value!r}")
+        raise ValueError(
+            f'a part is a name, or a table with name and arguments such as {{name = "…", size = 3}}, found {value!r}'
+        )
     if not isinstance(value, Mapping):
         return value
     try:

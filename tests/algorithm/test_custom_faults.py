@@ -2,12 +2,13 @@
 
 import enum
 import math
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import pytest
 
-from qafel import Accumulator, ClientRule, Kept, Rows, ServerRule, method
+from qafel import Accumulator, ClientRule, Kept, Needs, Rows, ServerRule, method
 from qafel.algorithm import Batch, Direction, LocalTraining, Next, restore_server, save_server
 from qafel.errors import ConfigError, UserError
 from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
@@ -284,3 +285,59 @@ def test_a_part_without_saved_state_that_changes_makes_no_checkpoint(parts):
 
 def test_a_cached_property_is_no_state():
     assert save_server(driven(method("qafel", **SETTINGS, staleness=CountingLaw().still))[0])
+
+
+class Remembering(ClientRule):
+    needs = Needs(client_memory=True, correction=True)
+
+    def new_memory(self, size):
+        return {"a": np.zeros(size, np.float32)}
+
+    def vector(self, start, trained, memory):
+        return start.vector - trained.model
+
+
+def test_a_client_rule_that_raises_or_returns_nonsense_is_named():
+    def failing(name, result):
+        rule = type("Failing", (Remembering,), {name: lambda self, *args: result(*args)})()
+        with pytest.raises(UserError, match=rf"Failing\.{name}"):
+            driven(method("fedbuff", client_rule=rule, **SETTINGS), 1)
+
+    for name in ("new_memory", "local", "vector", "following"):
+        failing(name, raising)
+        failing(name, lambda *args: None)
+    failing("new_memory", lambda size: [1])
+    failing("local", lambda local, *args: replace(local, correction=np.ones(1, np.float32)))
+    for memory in ({}, {"b": np.zeros(SIZE, np.float32)}, {"a": 1.0}, {"a": np.zeros(3, np.float32)}):
+        failing("following", lambda *args, memory=memory: memory)
+
+
+class Private(ServerRule):
+    def __init__(self, lr):
+        self._lr = lr
+
+    def step_(self, model, direction):
+        return model - np.float32(self._lr) * direction.update(model)
+
+
+IGNORED = {
+    "lr": ("fedbuff", {"server_lr": 0.7, "server_rule": {"name": "sgd", "lr": 0.2}}),
+    "momentum": ("fedbuff", {"server_momentum": 0.7, "server_rule": {"name": "sgd", "momentum": 0.2}}),
+    "ringleader": ("ringleader", {"staleness_exponent": 0.5}),
+    "buffer": ("ringleader", {"buffer_size": 3}),
+    "mcm": ("mcm", {"staleness": lambda staleness: 0.5, "client_quantizer": "qsgd:4", "server_quantizer": "qsgd:4"}),
+    "beta1": ("fedadam", {"server_rule": {"name": "adam", "beta1": "a"}}),
+    "epsilon": ("fedadam", {"server_rule": {"name": "adam", "epsilon": True}}),
+}
+
+
+@pytest.mark.parametrize(("name", "settings"), IGNORED.values(), ids=IGNORED)
+def test_settings_that_would_be_ignored_are_refused(name, settings):
+    with pytest.raises(ConfigError) as caught:
+        method(name, **settings)
+    assert "TypeError" not in str(caught.value)
+
+
+def test_a_rule_may_keep_its_learning_rate_under_any_name():
+    rule = method("fedbuff", server_lr=0.7, server_rule=f"{__name__}:Private").server_rule
+    assert rule._lr == 0.7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar, final
 
@@ -152,7 +153,13 @@ ROLES: dict[str, type[Part]] = {
 def _require_part(role: str, kind: type[Part], part: object) -> None:
     if isinstance(part, type) or not isinstance(part, kind):
         raise ConfigError(f"{role} is an object of a subclass of qafel.{kind.__name__}, found {part!r}")
-    if isinstance(part, ClientRule) and (memory := part.new_memory(1)):
+    if not isinstance(part, ClientRule):
+        return
+    with errors_of(part, "new_memory"):
+        memory: object = part.new_memory(1)
+    if not isinstance(memory, Mapping):
+        raise ConfigError(f"{path_of(part)}.new_memory returns vectors by name, found {memory!r}")
+    if memory:
         if any(not isinstance(value, np.ndarray) or value.ndim != 1 for value in memory.values()):
             raise ConfigError(f"{path_of(part)}.new_memory returns vectors by name, found {memory!r}")
         if not part.needs.client_memory:

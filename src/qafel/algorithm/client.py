@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias, final
+
+import numpy as np
 
 from qafel.algorithm.algorithm import Algorithm, LocalTraining
 from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.parts import Trained
 from qafel.algorithm.state import State
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, PartFailed
 from qafel.params import Vector, require_vector
 from qafel.parts import errors_of, raise_part_failed
 from qafel.rng import Stream
@@ -97,9 +99,16 @@ class Client:
         self.sequence += 1
         start = algorithm.catch_up.start(self.hidden_state, algorithm, self.seed, self.number, sequence)
         size, quantizer = start.vector.size, algorithm.client_quantizer
-        local = rule.local(local or algorithm.local, start, self.memory)
-        if local.correction is not None and not rule.needs.correction:
-            raise ConfigError(f"{path_of(rule)} corrects gradients: declare needs = qafel.Needs(correction=True)")
+        try:
+            local = rule.local(local or algorithm.local, start, self.memory)
+        except Exception as error:
+            raise_part_failed(error, rule, "local")
+        if not isinstance(local, LocalTraining):
+            raise PartFailed(f"{path_of(rule)}.local returned {type(local).__name__}, not a LocalTraining")
+        if local.correction is not None:
+            if not rule.needs.correction:
+                raise ConfigError(f"{path_of(rule)} corrects gradients: declare needs = qafel.Needs(correction=True)")
+            require_vector(local.correction, size, lambda: f"{path_of(rule)}.local: its correction")
         found = train(start, local, Stream.named(self.seed, "train", self.number, sequence))
         trained = as_trained(found, size, lambda: f"the training of client {self.number}")
         try:
@@ -113,7 +122,22 @@ class Client:
         if rule.needs.client_memory:
             with errors_of(rule, "following"):
                 memory = rule.following(start, trained, memory, quantizer.decode(payload, size))
+            _require_memory(memory, self.memory, rule)
         return Made(message.to_bytes(), memory)
+
+
+def _require_memory(found: object, before: State, rule: object) -> None:
+    """Raise `PartFailed` unless `following` returned a memory of the same names, types and lengths."""
+    if not isinstance(found, Mapping) or found.keys() != before.keys():
+        names = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+        raise PartFailed(f"{path_of(rule)}.following returned {names}, not a memory of {sorted(before)}")
+    for name, old in before.items():
+        new = found[name]
+        if not isinstance(new, np.ndarray) or (new.dtype, new.shape) != (old.dtype, old.shape):
+            kind = f"{new.dtype}{list(new.shape)}" if isinstance(new, np.ndarray) else type(new).__name__
+            raise PartFailed(
+                f"{path_of(rule)}.following returned {name} as {kind}, and new_memory as {old.dtype}{list(old.shape)}"
+            )
 
 
 def as_trained(found: object, size: int, what: str | Callable[[], str]) -> Trained:

@@ -28,8 +28,8 @@ class SGD(ServerRule):
     """
 
     def __init__(self, lr: float, momentum: float = 0.0, compensated: bool = False) -> None:
-        require(_is_number(lr) and lr > 0, "the server learning rate is positive", lr)
-        require(_is_number(momentum) and 0 <= momentum < 1, "server momentum lies in [0, 1)", momentum)
+        require(is_number(lr) and lr > 0, "the server learning rate is positive", lr)
+        require(is_number(momentum) and 0 <= momentum < 1, "server momentum lies in [0, 1)", momentum)
         require(isinstance(compensated, bool), "compensated is true or false", compensated)
         self.lr, self.momentum, self.compensated = lr, momentum, compensated
 
@@ -56,7 +56,7 @@ def moved(model: Vector, step: Vector, rounded: Vector) -> Vector:
     return following
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

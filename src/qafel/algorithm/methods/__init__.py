@@ -18,6 +18,7 @@ Here: every setting of an algorithm, declared once, and how settings become an `
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Self
@@ -232,11 +233,19 @@ class AlgorithmSettings(Section):
         else:
             made = make(part, _KINDS.get(role, _STALENESS), offered=offered, known=PARTS.get(role, LAWS))
         if role == "server_rule":
-            for name in ("server_lr", "server_momentum"):
-                takes = made is not part and hasattr(made, name.removeprefix("server_"))
-                if self._differs(name) and not takes:
-                    raise ConfigError(f"{type(made).__name__} takes no {name}: leave it out")
+            self._require_taken(made, part)
         return made
+
+    def _require_taken(self, rule: Any, part: Any) -> None:
+        """Raise `ConfigError` if a server rule ignores server_lr or server_momentum."""
+        given = part.arguments if isinstance(part, PartTable) else {}
+        for name in ("server_lr", "server_momentum"):
+            argument, value = name.removeprefix("server_"), getattr(self, name)
+            takes = hasattr(rule, argument) or argument in inspect.signature(type(rule)).parameters
+            if self._differs(name) and (rule is part or not takes):
+                raise ConfigError(f"{type(rule).__name__} takes no {name}: leave it out")
+            if self._differs(name) and given.get(argument, value) != value:
+                raise ConfigError(f"{name} is {value}, and server_rule has {argument} = {given[argument]}: state one")
 
     def _differs(self, name: str) -> bool:
         """Whether a setting is not the default. A resolved configuration states the defaults too."""

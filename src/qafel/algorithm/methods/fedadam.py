@@ -13,7 +13,7 @@ from qafel.algorithm.algorithm import Algorithm
 from qafel.algorithm.methods.preset import Preset
 from qafel.algorithm.methods.qafel import HIDDEN_STATE
 from qafel.algorithm.parts import Direction, ServerRule
-from qafel.algorithm.server_rules import moved
+from qafel.algorithm.server_rules import is_number, moved
 from qafel.errors import require
 from qafel.params import Vector
 
@@ -30,9 +30,10 @@ class Adam(ServerRule):
     def __init__(
         self, lr: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 1e-3, compensated: bool = True
     ) -> None:
-        require(lr > 0, "the server learning rate is positive", lr)
-        require(0 <= beta1 < 1 and 0 <= beta2 < 1, "beta1 and beta2 lie in [0, 1)", (beta1, beta2))
-        require(epsilon > 0, "epsilon is positive", epsilon)
+        betas = beta1, beta2
+        require(is_number(lr) and lr > 0, "the server learning rate is positive", lr)
+        require(all(is_number(it) and 0 <= it < 1 for it in betas), "beta1 and beta2 lie in [0, 1)", betas)
+        require(is_number(epsilon) and epsilon > 0, "epsilon is positive", epsilon)
         require(isinstance(compensated, bool), "compensated is true or false", compensated)
         self.lr, self.beta1, self.beta2, self.epsilon, self.compensated = lr, beta1, beta2, epsilon, compensated
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, final
 import numpy as np
 
 from qafel.algorithm.accumulators import BufferedMean
+from qafel.algorithm.admission import weigh
 from qafel.algorithm.algorithm import Algorithm
 from qafel.algorithm.hidden_state import Downlink, HiddenState
 from qafel.algorithm.methods.fedavg import ROUNDS
@@ -42,9 +43,9 @@ class Memory(ClientRule):
     def problem(self, algorithm: Algorithm) -> str | None:
         # The server keeps the mean of the clients' memories alone: it must weigh all of them alike.
         plain = isinstance(algorithm.accumulator, MemoryMean) and algorithm.client_weights == "equal"
-        fits = plain and algorithm.max_staleness == 0
+        fits = plain and algorithm.max_staleness == 0 and weigh(algorithm.staleness, 0) == 1
         rule = 'client_rule = "memory" needs accumulator = "memory-mean", equal weights and rounds (max_staleness = 0)'
-        return None if fits else rule
+        return None if fits else f"{rule}, and a staleness law that is 1 at 0"
 
     def new_memory(self, size: int) -> State:
         return {"h": np.zeros(size, np.float32)}

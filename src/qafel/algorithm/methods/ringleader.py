@@ -14,6 +14,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from qafel.algorithm.admission import PolynomialStaleness
 from qafel.algorithm.algorithm import Algorithm
 from qafel.algorithm.methods.fedbuff import UNQUANTIZED
 from qafel.algorithm.methods.preset import Preset
@@ -31,8 +32,9 @@ class OneOfEach(Accumulator):
     needs = Needs(clients=True, continues=True, exact_uploads=True)
 
     def problem(self, algorithm: Algorithm) -> str | None:
-        fits = algorithm.client_weights == "equal" and not algorithm.client_rule.sends_model
-        return None if fits else "Ringleader needs equal weights and clients that send updates"
+        plain = algorithm.client_weights == "equal" and algorithm.staleness == PolynomialStaleness()
+        fits = plain and not algorithm.client_rule.sends_model
+        return None if fits else "Ringleader needs equal weights, no staleness law, and clients that send updates"
 
     def begin_(self, algorithm: Algorithm, size: int, clients: int | None) -> None:
         assert clients is not None
@@ -87,6 +89,6 @@ class OneOfEach(Accumulator):
 
 RINGLEADER = Preset(
     "every step uses an update of every client",
-    {**HIDDEN_STATE, "accumulator": "one-of-each", "client_rule": "update"},
+    {**HIDDEN_STATE, "accumulator": "one-of-each", "client_rule": "update", "buffer_size": 1},
     UNQUANTIZED,
 )
