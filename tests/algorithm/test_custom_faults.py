@@ -341,3 +341,18 @@ def test_settings_that_would_be_ignored_are_refused(name, settings):
 def test_a_rule_may_keep_its_learning_rate_under_any_name():
     rule = method("fedbuff", server_lr=0.7, server_rule=f"{__name__}:Private").server_rule
     assert rule._lr == 0.7
+
+
+def test_an_accumulator_without_a_count_is_refused():
+    uncounted = type("Uncounted", (Table,), {"begin_": lambda self, *args: None})
+    with pytest.raises(ConfigError, match="Uncounted has no count"):
+        driven(method("fedbuff", accumulator=uncounted(), **SETTINGS), 1)
+
+
+def test_a_memory_that_no_checkpoint_could_hold_is_refused():
+    class Bytes(Remembering):
+        def new_memory(self, size):
+            return {"a": np.zeros(size, np.uint8)}
+
+    with pytest.raises(ConfigError, match="new_memory"):
+        method("fedbuff", client_rule=Bytes(), **SETTINGS)

@@ -37,6 +37,7 @@ from qafel.errors import ConfigError
         ("algorithm.snapshot_quantizer=qsdg:4", "qsgd"),
         ("task.name=mushroom", "mushrooms"),
         ("task.name.first=a", "name is a value, not a section"),
+        ("algorithm.client_quantizer.x=3", "client_quantizer={name="),
         ("stop.server_steps=1.5", "stop.server_steps: input should be a valid integer, found 1.5"),
         ("stop.server_steps=1e400", "stop.server_steps: input should be a valid integer, found inf"),
         ("stop.server_steps", "section.key=value"),

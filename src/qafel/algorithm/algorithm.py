@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar, final
 
-import numpy as np
-
 from qafel.algorithm.admission import PolynomialStaleness, StalenessLaw, weigh
 from qafel.algorithm.catch_up import CatchUp
 from qafel.algorithm.hidden_state import Downlink
 from qafel.algorithm.parts import Accumulator, ClientRule, Needs, Part, ServerRule
+from qafel.algorithm.state import is_row
 from qafel.errors import ConfigError, require, require_numbers
 from qafel.params import Vector
 from qafel.parts import errors_of
@@ -160,7 +159,7 @@ def _require_part(role: str, kind: type[Part], part: object) -> None:
     if not isinstance(memory, Mapping):
         raise ConfigError(f"{path_of(part)}.new_memory returns vectors by name, found {memory!r}")
     if memory:
-        if any(not isinstance(value, np.ndarray) or value.ndim != 1 for value in memory.values()):
-            raise ConfigError(f"{path_of(part)}.new_memory returns vectors by name, found {memory!r}")
+        if not all(is_row(value) for value in memory.values()):
+            raise ConfigError(f"{path_of(part)}.new_memory returns vectors of numbers by name, found {memory!r}")
         if not part.needs.client_memory:
             raise ConfigError(f"{path_of(part)} keeps a memory: declare needs = qafel.Needs(client_memory=True)")

@@ -108,7 +108,9 @@ class Client:
         if local.correction is not None:
             if not rule.needs.correction:
                 raise ConfigError(f"{path_of(rule)} corrects gradients: declare needs = qafel.Needs(correction=True)")
-            require_vector(local.correction, size, lambda: f"{path_of(rule)}.local: its correction")
+            if np.shape(local.correction) != (size,):
+                shape = list(np.shape(local.correction))
+                raise PartFailed(f"{path_of(rule)}.local returned a correction of shape {shape}, expected [{size}]")
         found = train(start, local, Stream.named(self.seed, "train", self.number, sequence))
         trained = as_trained(found, size, lambda: f"the training of client {self.number}")
         try:

@@ -97,6 +97,10 @@ class Server:
         self.model: Vector = np.array(model, np.float32)
         self.hidden_state = HiddenState.of(self.model.copy())
         self.accumulator = algorithm.begun(algorithm.accumulator, model.size, clients)
+        if not hasattr(self.accumulator, "count"):
+            raise ConfigError(
+                f"{path_of(self.accumulator)} has no count, the uploads since the last step: set it in begin_"
+            )
         self.server_rule = algorithm.begun(algorithm.server_rule, model.size, clients)
         self.seen = ReplayWindows()
         self.rejected: Counter[str] = Counter()

@@ -50,13 +50,14 @@ class Rows(MutableMapping[int, Any]):
             client = _client_number(client)
         if isinstance(row, bytes | bytearray | memoryview):
             row, dtype = bytes(row), _BYTES
-        elif isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "biuf" and row.dtype != _BYTES:
+        elif is_row(row):
             dtype = row.dtype
             if not row.flags.contiguous or not (row.flags.owndata or _is_frozen(row)):
                 row = row.copy()  # else its owner could change it
             row.flags.writeable = False
         else:
-            raise ConfigError(f"a row is a vector of numbers, or bytes; found {type(row).__name__}{np.shape(row)}")
+            kind = getattr(row, "dtype", type(row).__name__)
+            raise ConfigError(f"a row is a vector of numbers (uint8 as bytes), or bytes; found {kind}{np.shape(row)}")
         if dtype != (self.row_dtype or dtype):
             raise ConfigError(f"all rows of this table are {self.row_dtype}, found a row of {dtype}")
         self.row_dtype = dtype
@@ -76,6 +77,11 @@ class Rows(MutableMapping[int, Any]):
         copied = Rows()
         copied.row_dtype, copied._rows = self.row_dtype, self._rows.copy()
         return copied
+
+
+def is_row(value: object) -> bool:
+    """Whether the value is a vector that `Rows` take."""
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "biuf" and value.dtype != _BYTES
 
 
 def _client_number(client: object) -> int:
@@ -262,7 +268,7 @@ def _state(part: Part) -> State:
         is_long = type(value) is int and abs(value) > _MOST_WHOLE
         dtype = getattr(value, "dtype", np.dtype(float))
         if is_long or not isinstance(value, KEPT) or dtype.kind not in "biuf" or dtype.itemsize > _MOST_BYTES:
-            found = f"{value}, over 64 bits" if is_long else getattr(value, "dtype", type(value).__name__)
+            found = "a whole number of over 64 bits" if is_long else getattr(value, "dtype", type(value).__name__)
             raise ConfigError(
                 f"{path_of(part)}.state(): {name} is {found}. A checkpoint saves arrays, numbers of up to 64 bits, and "
                 "Rows"

@@ -111,7 +111,9 @@ def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) 
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"{source}: {key} is a value, not a section")
+            is_part = isinstance(table, str) and key not in ("name", "method")
+            hint = f'; a part with arguments is {key}={{name="{table}", {keys[-1]}=…}}' if is_part else ""
+            raise ConfigError(f"{source}: {key} is a value, not a section{hint}")
     table[keys[-1]] = value
     if keys[:-1] == ["timing"]:
         table.pop(_INSTEAD.get(keys[-1], ""), None)
