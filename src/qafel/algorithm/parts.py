@@ -9,8 +9,9 @@ A method is a value: an `Algorithm` that names one part for each job.
     CatchUp       what a client downloads before it starts            (catch_up)
 
 Parts that ship and parts of a user are the same kind of object. Subclass one of the classes here: the defaults of
-`Part` then apply. The server works with its own copy of each part. A part's state is named arrays, numbers and `Rows`;
-`state` saves and restores all parts of a server the same way.
+`Part` then apply. Accumulators and server rules keep state, and the server works with its own copies of them. State is
+named arrays, numbers and `Rows`; `state` saves and restores all parts of a server the same way. Other parts must not
+change during a run.
 """
 
 from __future__ import annotations
