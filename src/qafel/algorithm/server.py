@@ -191,7 +191,7 @@ class Server:
         require_direction(direction, self.model.size, self.accumulator)
         with errors_of(self.server_rule, "step_"):
             following = self.server_rule.step_(self.model, direction)
-        following = require_vector(following, self.model.size, f"{path_of(self.server_rule)}.step_")
+        following = require_vector(following, self.model.size, lambda: f"{path_of(self.server_rule)}.step_")
         if not kernels.shared.is_finite(following):
             require_finite(following, f"server model {self.version + 1}")
         self.model = following
