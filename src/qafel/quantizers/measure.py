@@ -74,16 +74,16 @@ def measure_error(
     )
 
 
-def fitness(quantizer: Quantizer, size: int, role: Role, memory_rate: float = 1.0) -> list[str]:
+def fitness(quantizer: Quantizer, size: int, role: Role, rate: float = 1.0) -> list[str]:
     """Reasons why this quantizer does not suit the role at `size` coordinates, each with a remedy. Empty if it does.
 
     The server's Q_s must contract: without δ > 0 the hidden state may diverge from the model. The clients' Q_c must be
-    unbiased, so that the errors of the K buffered updates average out. Section II-A of the paper. With a `memory_rate`
+    unbiased, so that the errors of the K buffered updates average out. Section II-A of the paper. With a `rate`
     below one (MCM), Q_s must be unbiased and the rate below 2/(1 + ω). A snapshot's quantizer may be biased, because
     its error does not accumulate, but must keep at least half of ‖x̂‖².
     """
-    if role == "server" and memory_rate != 1:
-        return _unfit_for_a_memory(quantizer, size, memory_rate)
+    if role == "server" and rate != 1:
+        return _unfit_for_a_memory(quantizer, size, rate)
     found = _as_measured(quantizer)
     if role == "client" and not quantizer.unbiased(size):
         return [

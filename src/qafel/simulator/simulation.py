@@ -20,7 +20,7 @@ from qafel.simulator.executors.jobs import Executor, Inline, Job, Trainer
 from qafel.simulator.fleet import Fleet
 from qafel.simulator.timing import make_timing
 from qafel.simulator.timing.arrivals import AlwaysTraining, Arrival, Rounds
-from qafel.simulator.timing.durations import partial_work, uniform_draws
+from qafel.simulator.timing.durations import steps_within, uniform_draws
 from qafel.tasks.protocol import Task, initial_model, sample_weights
 from qafel.text import path_of
 
@@ -307,7 +307,7 @@ class Simulation:
         if deadline is not None and self.algorithm.local.partial:
             time = deadline - download - self._longest_upload(client)
             whole = max(1, self.algorithm.local.steps_for(self.task.samples(client)))
-            steps, duration = partial_work(whole, duration, time)
+            steps, duration = steps_within(whole, duration, time)
             if not steps:
                 self.out_of_time += 1
                 self.clock.schedule(deadline, Dropout(client))

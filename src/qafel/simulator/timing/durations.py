@@ -144,7 +144,7 @@ def client_factors(
     return drawn if given is None else [one * other for one, other in zip(drawn, given, strict=True)]
 
 
-def partial_work(steps: int, duration: float, time: float) -> tuple[int, float]:
+def steps_within(steps: int, duration: float, time: float) -> tuple[int, float]:
     """How many of its equally long `steps` a client completes in `time`, and how long they take.
 
     All steps take `duration`. This is FedProx's partial work.
