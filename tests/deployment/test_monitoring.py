@@ -17,6 +17,7 @@ from qafel.deployment.server.evaluation import ServerMetrics
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
+LIMITS = ("0.0", "2.0", "5.0", "+Inf")
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 
 
@@ -29,6 +30,15 @@ def exposed() -> dict[str, set[str]]:
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
+
+
+def test_staleness_is_a_histogram_of_the_runs_counts() -> None:
+    registry = ServerMetrics("run", lambda: [3, 2, 0, 0, 4]).registry
+    found = {
+        limit: registry.get_sample_value("qafel_staleness_bucket", {"run": "run", "le": limit}) for limit in LIMITS
+    }
+    assert found == {"0.0": 3, "2.0": 5, "5.0": 9, "+Inf": 9}
+    assert registry.get_sample_value("qafel_staleness_sum", {"run": "run"}) == 18
 
 
 def dashboard() -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,9 +13,11 @@ from http import HTTPStatus
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
-from typing import Any, final
+from typing import Any, Final, final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from qafel.config import Config
 from qafel.deployment.server.ledger import Ledger
@@ -27,15 +29,35 @@ from qafel.runs.summary import Listener, Summary, summarise
 from qafel.tasks import Task
 from qafel.tasks.protocol import evaluated
 
+_STALENESS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # limits of the histogram's buckets
+
 log = logging.getLogger(__name__)
+
+
+@final
+class _Staleness(Collector):
+    """The run's staleness counts as a histogram, made when Prometheus asks: no upload waits for it."""
+
+    def __init__(self, run: str, counts: Callable[[], Sequence[int]]) -> None:
+        self._run, self._counts = run, counts
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        counts = self._counts()
+        family = HistogramMetricFamily("qafel_staleness", "Versions between copy and upload", labels=["run"])
+        buckets = [(f"{limit:.1f}", float(sum(counts[: limit + 1]))) for limit in _STALENESS]
+        total = sum(staleness * count for staleness, count in enumerate(counts))
+        family.add_metric([self._run], [*buckets, ("+Inf", float(sum(counts)))], float(total))
+        yield family
 
 
 @final
 class ServerMetrics:
     """The server's metrics for Prometheus, in a separate registry."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, staleness_counts: Callable[[], Sequence[int]] = list) -> None:
+        """`staleness_counts`: returns the number of updates with staleness 0, 1, 2, …"""
         self.registry = CollectorRegistry()
+        self.registry.register(_Staleness(run, staleness_counts))
 
         def make(kind: type[Any], name: str, text: str, labels: tuple[str, ...] = (), **options: Any) -> Any:
             names = ("run", *labels)
@@ -59,8 +81,6 @@ class ServerMetrics:
         self.failing = make(Gauge, "failing_clients", "Clients whose last training failed")
         self.failed_checkpoints = make(Counter, "failed_checkpoints", "Checkpoints that could not be written")
         self.sessions = make(Counter, "broker_sessions", "Connections to the broker")
-        versions = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-        self.staleness = make(Histogram, "staleness", "Versions between copy and upload", buckets=versions)
         seconds = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
         self.sync_s = make(Histogram, "journal_sync_seconds", "Time to sync the journal", buckets=seconds)
         sizes = (1, 2, 5, 10, 20, 50, 100, 200)

@@ -242,7 +242,6 @@ class Intake:
         self.checker.shares.count(client, now)
         if note.factor < 1 or note.weight < upload.weight:
             self.metrics.clipped.inc()
-        self.metrics.staleness.observe(accepted.staleness)
         group.accepted += 1
         group.upload_bytes += len(frame)
         group.received_bytes += note.received_bytes

@@ -82,7 +82,7 @@ class DeploymentServer:
         ledger, access, task, settings = self.ledger, self._access, self._task, self._settings
         run = settings.run or self._config.name
         self.wire = Counter[str]()
-        self.metrics = ServerMetrics(run)
+        self.metrics = ServerMetrics(run, lambda: ledger.traffic.staleness_counts)
         agreed = self._config.model_copy(update={"start": None})  # clients get x̂ from the server
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
         abandon_after = getattr(algorithm.staleness, "abandon_after", None)
