@@ -67,7 +67,7 @@ def test_a_rule_corrects_in_a_run_and_a_wrong_or_undeclared_correction_is_refuse
         return str(simulate(task, algorithm, server_steps=3).summary["model_sha256"])
 
     assert end(Pull()) != end("update")
-    with pytest.raises(PartFailed, match="client rule"):
+    with pytest.raises(PartFailed, match="correction"):
         end(Pull(5))
     with pytest.raises(ConfigError, match="correction=True"):
         end(Undeclared())
