@@ -148,8 +148,8 @@ def require_arrays(found: Mapping[str, NDArray[Any]], expected: Mapping[str, Exp
             for length, own in zip(wanted.shape, array.shape, strict=False)
         )
         if array.dtype != dtype or array.shape != shape or array.ndim != len(wanted.shape):
-            told = ", ".join(str(lengths.get(str(length), length)) for length in wanted.shape)
-            raise DataError(f"{name} is {array.dtype}{list(array.shape)}, expected {dtype}[{told}]")
+            expected_shape = ", ".join(str(lengths.get(str(length), length)) for length in wanted.shape)
+            raise DataError(f"{name} is {array.dtype}{list(array.shape)}, expected {dtype}[{expected_shape}]")
         if not array.size:
             continue
         if dtype.kind == "f" and not np.isfinite(array).all():

@@ -74,14 +74,14 @@ def estimate_gradient_noise(
     task: Task, *, seed: int = 0, clients: int = 8, repeats: int = 32, batch_size: Count = None, points: Points = None
 ) -> float:
     """Estimate σ_ℓ, the root of the largest sample variance Σ‖g − ḡ‖²/(R − 1) of a client's R gradients."""
-    return float(np.sqrt(max(_spread(task, seed, clients, repeats, batch_size, points)[0])))
+    return float(np.sqrt(max(_variances_and_distances(task, seed, clients, repeats, batch_size, points)[0])))
 
 
 def estimate_heterogeneity(
     task: Task, *, seed: int = 0, clients: int = 64, repeats: int = 32, batch_size: Count = None, points: Points = None
 ) -> float:
     """Estimate B, the largest ‖∇F_n(x) − ∇f(x)‖² over clients, corrected for noise. ∇f is their mean."""
-    return max(0.0, *_spread(task, seed, clients, repeats, batch_size, points)[1])
+    return max(0.0, *_variances_and_distances(task, seed, clients, repeats, batch_size, points)[1])
 
 
 def estimate_constants(
@@ -92,7 +92,7 @@ def estimate_constants(
     initial_gap   f(x⁰) − f*; by default the task's metric if it is that, else its loss (f* ≥ 0)
     """
     counts = sampled_clients(task)
-    variances, distances = _spread(task, seed, counts["heterogeneity"], _REPEATS, batch_size, None)
+    variances, distances = _variances_and_distances(task, seed, counts["heterogeneity"], _REPEATS, batch_size, None)
     return Constants(
         estimate_smoothness(task, seed=seed, clients=counts["smoothness"], batch_size=batch_size),
         float(np.sqrt(max(variances))),
@@ -108,7 +108,7 @@ def sampled_clients(task: Task) -> dict[str, int]:
     return {"smoothness": few, "gradient_noise": many, "heterogeneity": many}
 
 
-def _spread(
+def _variances_and_distances(
     task: Task, seed: int, clients: int, repeats: int, batch_size: Count, points: Points
 ) -> tuple[list[float], list[float]]:
     """Return the gradient variance of each client at each point, and its squared distance from the mean."""
