@@ -86,5 +86,5 @@ $(SITE): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 # torch comes in the same resolution as what depends on it, so that nothing pulls another build.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,ray,nats,tensorboard,mlflow,wandb,tune,pandas,watch,docs,dev]'
+	$(PIP) install -q -c constraints.txt -e '.[simulate,torch,transformers,ray,nats,tensorboard,mlflow,wandb,tune,pandas,watch,docs,dev]'
 	@touch $@ $(LIGHT) $(SITE)
