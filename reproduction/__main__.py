@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from qafel.errors import QafelError, UserError
-from qafel.search import RunSpec, make_runs
+from qafel.search import RunSpec, Watcher, make_runs
 from qafel.simulator import Row
 from qafel.text import counted
 from reproduction.document import all_runs, write_document
@@ -39,7 +39,7 @@ _COLOURS = {
 
 
 @final
-class Progress:
+class Progress(Watcher):
     """Prints how runs go to stderr and stores each run that ends; `quiet` prints notes and failures only."""
 
     def __init__(self, total: int, store: Store, quiet: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from qafel.cli.plan import plan
+from qafel.cli.choose import plan
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from qafel.cli.tune import _TuneProgress
+from qafel.cli.choose import _TuneProgress
 from tests.command import qafel
 
 QUICK = ["--set", "stop.server_steps=100", "--set", "algorithm.server_lr=0.05", "--target", "0.2", "--trials", "5"]

@@ -7,9 +7,8 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.search import Objective, Range, RunOutcome, Tuning
-from qafel.search.page import search_panels
-from qafel.search.result import lead_sentence
-from qafel.search.trial import Trial
+from qafel.search.page import lead_sentence, search_panels
+from qafel.search.trials import Trial
 
 CONFIG = load_recipe("mushrooms-qafel-4bit")
 SEARCH = {"algorithm.client_lr": Range(0.02, 200, log=True), "algorithm.server_lr": Range(0.01, 1, log=True)}

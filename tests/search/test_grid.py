@@ -4,7 +4,7 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import ConfigError
-from qafel.search.grid import as_settings, grid, parse_seeds, parse_settings, require_sound
+from qafel.search.sweeps import as_settings, grid, parse_seeds, parse_settings, require_sound
 from qafel.simulator import Simulation
 
 TWO = ["mushrooms-qafel-4bit", "mushrooms-fedbuff"]

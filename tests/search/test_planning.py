@@ -9,16 +9,20 @@ import pytest
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
 from qafel.runs.reading import Run
-from qafel.search.plan_text import caveats, column, plan_json, reasons, theory
 from qafel.search.planning import (
     FINALISTS,
     Candidates,
     Pair,
     PlanRequest,
+    caveats,
+    column,
     default_candidates,
     for_thin_downlinks,
     make_plan,
+    plan_json,
+    reasons,
     round_lengths,
+    theory,
     with_pair,
 )
 from qafel.search.runner import perform
@@ -118,7 +122,7 @@ def test_a_plan_says_if_its_pilot_did_not_reach_the_target(folder):
     assert any("did not reach the target" in said and "extrapolates" in said for said in caveats(beyond))
     assert not never.recommended.within
     assert any("no prediction" in said for said in caveats(never))
-    assert column(never.recommended)["uploads to the target"] == "no prediction"
+    assert column(never.recommended, 20)["uploads to the target"] == "no prediction"
     assert never.recommended.run_uploads == 1600
 
 

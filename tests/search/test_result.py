@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from qafel.config import load_recipe
-from qafel.search.result import CANDIDATES, Tuning, next_to_check
-from qafel.search.trial import Objective, RunOutcome, Trial
+from qafel.search.trials import CANDIDATES, Objective, RunOutcome, Trial, Tuning, next_to_check
 
 
 def trial(number, cost, state="reached"):

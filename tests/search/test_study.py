@@ -6,11 +6,11 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.errors import DataError, OutputError
-from qafel.search import Choices, Range
+from qafel.search import Choices, Range, Tuning
 from qafel.search import tune as tune_and_check
-from qafel.search.result import Tuning, lead_sentence
-from qafel.search.study import JOURNAL, Study, StudyPruner, open_study
-from qafel.search.trial import Objective, RunOutcome
+from qafel.search.page import lead_sentence
+from qafel.search.trials import Objective, RunOutcome
+from qafel.search.tuning import JOURNAL, Study, StudyPruner, open_study
 from tests.search.test_tune import BAD_START, RATE, facts
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=30"])
@@ -74,14 +74,14 @@ def test_a_trial_behind_the_median_of_successes_is_pruned(tmp_path):
         for cost in (100.0, 120.0):
             trial = study.next()
             pruner = StudyPruner(tmp_path / JOURNAL, trial.number)
-            assert not any(pruner.hopeless(share * cost, 1 - share) for share in (0.25, 0.5, 0.75))
-            pruner.succeeded()
+            assert not any(pruner(share * cost, 1 - share) for share in (0.25, 0.5, 0.75))
+            pruner(cost, None)
             study.finish(trial.ended([RunOutcome(0, "reached", cost, 0.0, 0.1, int(cost), 0.0)], 1))
         fast, slow = (StudyPruner(tmp_path / JOURNAL, study.next().number) for _ in range(2))
-        assert not fast.hopeless(60.0, 0.2)
-        assert not slow.hopeless(10.0, 0.95), "no success reported so early"
-        assert slow.hopeless(60.0, 0.9)
-        assert slow.hopeless(1000.0, 0.01), "the others were done by then"
+        assert not fast(60.0, 0.2)
+        assert not slow(10.0, 0.95), "no success reported so early"
+        assert slow(60.0, 0.9)
+        assert slow(1000.0, 0.01), "the others were done by then"
 
 
 def test_half_a_line_and_a_stale_lock_in_the_journal_are_no_obstacle(tmp_path):

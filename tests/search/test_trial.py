@@ -8,7 +8,7 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.runs.directory import CHECKPOINT
-from qafel.search.trial import Objective, RunOutcome, Trial, TrialWork, run_trial
+from qafel.search.trials import Objective, RunOutcome, Trial, TrialWork, run_trial
 
 AIMED = load_recipe("mushrooms-fedavg", ["stop.uploads=2000", "evaluation.target=0.1"])
 
@@ -65,12 +65,12 @@ class Recorder:
     def __init__(self, end=math.inf):
         self.reports, self.end, self.done = [], end, False
 
-    def hopeless(self, cost, value):
+    def __call__(self, cost, value):
+        if value is None:
+            self.done = True
+            return False
         self.reports.append((cost, value))
         return cost >= self.end
-
-    def succeeded(self):
-        self.done = True
 
 
 def test_a_pruner_sees_the_cost_and_the_way_left_over_all_seeds(tmp_path):

@@ -1,5 +1,6 @@
 """The search on a real task: better than a bad start, the same again, no matter how often it was interrupted."""
 
+import importlib
 import json
 import math
 import subprocess
@@ -12,8 +13,7 @@ from qafel.config import load_recipe
 from qafel.errors import ConfigError
 from qafel.search import Choices, Range
 from qafel.search import tune as tune_and_check
-from qafel.search.page import trials_csv, write_results
-from qafel.search.result import ranked
+from qafel.search.page import ranked, trials_csv, write_results
 from tests.running import run
 
 BAD_START = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=200", "algorithm.server_lr=0.005"])
@@ -160,8 +160,9 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path):
 
 def test_without_optuna_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "qafel.search.tuning")
     with pytest.raises(ConfigError, match=r"pip install 'qafel\[tune\]'"):
-        tune(BAD_START, RATE, target=0.1)
+        importlib.import_module("qafel.search.tuning")
 
 
 def test_without_optuna_everything_else_is_there():

@@ -2,7 +2,7 @@
 
 from qafel.config import load_recipe
 from qafel.search import Choices, tune
-from qafel.search.result import lead_sentence, unseen
+from qafel.search.page import lead_sentence, unseen
 
 CONFIG = load_recipe("mushrooms-qafel-4bit", ["stop.server_steps=60"])
 

@@ -11,8 +11,7 @@ from qafel.config import load_recipe
 from qafel.errors import ConfigError, OutputError, UserError
 from qafel.search import Choices, Range
 from qafel.search import tune as tune_and_check
-from qafel.search.page import render_page, trials_csv
-from qafel.search.result import failures, lead_sentence
+from qafel.search.page import failures, lead_sentence, render_page, trials_csv
 from qafel.search.runner import perform
 
 ROUNDS = load_recipe("mushrooms-fedavg", ["stop.uploads=2000"])

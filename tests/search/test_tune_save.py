@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from qafel.cli import tune as command
+from qafel.cli import choose as command
 from qafel.config import load_recipe
 from qafel.errors import OutputError
 from qafel.search import Range

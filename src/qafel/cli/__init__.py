@@ -2,10 +2,11 @@
 
 console    terminal output: shared options, results, errors, live progress
 logs       log lines with their times
-run, sweep, report     one run; many runs; a comparison of runs, and the demo
+run        one run, and many runs
+report     a comparison of runs, and the demo
 status     runs while they are running, in the terminal or the browser
 lists      recipes, tasks and quantizers
-plan, tune             recommended settings
+choose     recommended quantizers, K and step sizes
 deploy, client         a run over real machines
 bench      benchmarks
 """
@@ -40,7 +41,7 @@ COMMANDS = {
     "Simulate and compare": {
         "demo": "report:demo",
         "run": "run:run",
-        "sweep": "sweep:sweep",
+        "sweep": "run:sweep",
         "report": "report:report",
         "watch": "status:watch",
     },
@@ -48,8 +49,8 @@ COMMANDS = {
         "recipes": "lists:recipes",
         "tasks": "lists:tasks",
         "quantizers": "lists:quantizers",
-        "plan": "plan:plan",
-        "tune": "tune:tune",
+        "plan": "choose:plan",
+        "tune": "choose:tune",
         "bench": "bench:bench",
     },
     "Deploy": {

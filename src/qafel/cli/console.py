@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.progress import ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from qafel.cli import output
+from qafel.cli import advanced, output
 from qafel.runs import bars
 from qafel.runs.bars import LiveProgress, bar_column, share_at, short_name
 from qafel.runs.progress import Row
-from qafel.search.runner import RunSpec
+from qafel.search.runner import RunSpec, Watcher
 from qafel.text import counted, human_seconds
 
 console = Console()
@@ -37,6 +37,7 @@ TrackOption = Annotated[
     list[str] | None,
     output("--track", metavar="TRACKER", help="Send metrics to tensorboard, mlflow or wandb. Repeatable."),
 ]
+WorkersOption = Annotated[int | None, advanced(metavar="N", min=1, help="Worker processes. Default: one per core.")]
 JsonOption = Annotated[bool, output("--json", help="Print the result as JSON.")]
 QuietOption = Annotated[bool, output("--quiet", "-q", help="Hide progress.")]
 
@@ -62,12 +63,28 @@ def warn(text: str) -> None:
     errors.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)
 
 
-def figures_table(title: str, *headings: str, words: int = 1) -> Table:
-    """An empty table without lines. The first `words` columns hold text, the others numbers. No cell wraps."""
+def figures_table(
+    title: str, *headings: str, rows: Iterable[Sequence[str]] = (), words: int = 1, fold: bool = False
+) -> Table:
+    """A table without lines. The first `words` columns hold text, the others numbers.
+
+    No cell wraps, except in the first column if `fold`.
+    """
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < words else "right", no_wrap=True)
+    if fold:
+        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def print_paths(**paths: object) -> None:
+    """Print where results are, a line each; None is left out."""
+    for name, path in paths.items():
+        if path is not None:
+            print_plain(f"{name:7} {path}")
 
 
 class LiveBars:
@@ -102,7 +119,7 @@ class _Line:
 
 
 @final
-class SweepProgress(LiveBars):
+class SweepProgress(LiveBars, Watcher):
     """One bar for all runs of a sweep, and a line for each active run.
 
     The bar counts work that this sweep has to do. The estimate of the time left therefore holds if runs differ in

@@ -1,4 +1,4 @@
-"""`qafel run`: one recipe, one run directory."""
+"""`qafel run`: one recipe, one run directory. `qafel sweep`: recipes × seeds × settings, with one report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from qafel import drawing
 from qafel.algorithm import Algorithm
 from qafel.cli import advanced, output
 from qafel.cli.console import (
@@ -15,9 +16,14 @@ from qafel.cli.console import (
     QuietOption,
     SetOption,
     StartOption,
+    SweepProgress,
+    TrackOption,
+    WorkersOption,
     console,
     errors,
+    figures_table,
     print_json,
+    print_paths,
     print_plain,
     warn,
     with_start,
@@ -27,8 +33,11 @@ from qafel.errors import ConfigError, RunFailed
 from qafel.runs.directory import CHECKPOINT, state_of
 from qafel.runs.summary import figures_of
 from qafel.runs.trackers import track_of
+from qafel.search.runner import unfinished
+from qafel.search.sweeps import grid, make_sweep, parse_seeds, parse_settings, require_sound
 from qafel.simulator.api import quantizer_warnings, simulate
 from qafel.simulator.executors import ExecutorName
+from qafel.workers import worker_count
 
 
 def run(
@@ -51,9 +60,7 @@ def run(
     json_output: JsonOption = False,
     quiet: QuietOption = False,
     executor: Annotated[ExecutorName, advanced(help="Where clients train. The result is the same.")] = "inline",
-    workers: Annotated[
-        int | None, advanced(metavar="N", min=1, help="Worker processes. Default: one per core.")
-    ] = None,
+    workers: WorkersOption = None,
     checkpoint_every: Annotated[float, advanced(metavar="SECONDS", min=0, help="Time between checkpoints.")] = 30.0,
     strict: Annotated[
         bool,
@@ -116,3 +123,53 @@ def warn_of_unfit_quantizers(algorithm: Algorithm, size: int, strict: bool = Fal
         raise ConfigError(f"--strict: {warnings[0]}")
     for warning in warnings:
         warn(warning)
+
+
+def sweep(
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE", help="Names of recipes (`qafel recipes`) or TOML files.")
+    ],
+    seeds: Annotated[str, typer.Option(help="The number of seeds, or a list: 3,7,9.")] = "5",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C,D", help="Values of a setting; the sweep runs all combinations."),
+    ] = None,
+    start_from: StartOption = None,
+    out: Annotated[Path, typer.Option(help="The folder of run directories, report and table.")] = Path("sweep"),
+    workers: WorkersOption = None,
+    track: TrackOption = None,
+    json_output: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run recipes with several seeds and settings, and compare them in one report.
+
+    The same command resumes a sweep, and one with more values or seeds extends it. Commas separate values, except
+    before key= (top_k:0.5,round=down) and within quotes or brackets.
+
+    Example: qafel sweep mushrooms-qafel-4bit mushrooms-fedbuff --seeds 5 --set algorithm.client_lr=1,2,4
+    """
+    drawing.require_drawing()
+    trackers = track_of(track or ())
+    runs = grid(recipes, parse_seeds(seeds), parse_settings(with_start(settings, start_from)))
+    todo = unfinished(runs, out)
+    for warning in require_sound(todo):
+        warn(warning)
+    try:
+        with SweepProgress(runs, todo, quiet) as progress:
+            found = make_sweep(runs, out, progress, worker_count(workers), trackers)
+    except KeyboardInterrupt:
+        left = len(unfinished(runs, out))
+        done = f"{len(runs) - left} of {len(runs)} runs are finished in {out}"
+        print_plain(f"{done}; to continue, run the same command again", errors)
+        raise
+    table = out / "table.csv"
+    if json_output:
+        print_json({"runs": found.rows, "report": str(found.report), "table": str(table)})
+    else:
+        head, rows = found.over_seeds()
+        console.print(figures_table("", *head, rows=rows, fold=True))
+        for folder, reason in found.failed.items():
+            print_plain(f"failed: {folder}: {reason}", errors)
+        print_paths(report=found.report, table=table, runs=out)
+    if found.failed:
+        raise typer.Exit(1)

@@ -1,9 +1,7 @@
-"""The files of a search: trials.csv and best.toml for scripts, and a page with trials, charts and the recipe."""
+"""A search in words and files: sentences, trials.csv, best.toml, and a page with trials, charts and the recipe."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from html import escape
 from typing import Any, final
@@ -13,9 +11,10 @@ import numpy as np
 from qafel.drawing.chart import BLUE, GREY, RED, Axis, Bars, Panel, Series, Style, Symbol, Unit, Values
 from qafel.drawing.page import cards, note, page, table
 from qafel.files import write_atomically
-from qafel.search.result import Tuning, best_trials, failures, figure, lead_sentence, short
-from qafel.search.space import Choices, Range
-from qafel.search.trial import Trial
+from qafel.search.space import SECTION, Choices, Range
+from qafel.search.sweeps import csv_text
+from qafel.search.trials import FARTHEST, Trial, Tuning
+from qafel.text import counted
 
 SHOWN = 15
 _WIDE = 8.0  # costs that differ by more than this factor get a logarithmic axis
@@ -31,6 +30,96 @@ _STYLES = (
     Style("best", RED),
     Style("share", BLUE),
 )
+
+
+def short(path: str) -> str:
+    """algorithm.client_lr → client_lr, task.arguments.size → task.size"""
+    return path.removeprefix(SECTION).replace(".arguments.", ".")
+
+
+def ranked(tuning: Tuning) -> list[Trial]:
+    """The trials: the best one, then the good ones by score, then the others by the way that was left."""
+    best = tuning.best
+    return sorted(tuning.trials, key=lambda trial: (trial is not best, trial.score, trial.gap, trial.number))
+
+
+def figure(tuning: Tuning, trial: Trial) -> str:
+    """A trial's score for people, or the share of the way to the target that was left."""
+    if trial.good:
+        return tuning.objective.text(trial.score)
+    return f"{trial.gap:.0%} left" if 0 < trial.gap < FARTHEST else "–"
+
+
+def unseen(tuning: Tuning, trial: Trial) -> str:
+    """The trial's score on unseen seeds; empty if it was not checked."""
+    check = tuning.checks.get(trial.number)
+    if check is None:
+        return ""
+    return tuning.objective.text(check.score) if check.good else check.state
+
+
+def best_trials(tuning: Tuning, count: int) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of a table of the best trials, as text."""
+    head = ["trial", *map(short, tuning.search), tuning.objective.name, "unseen", "outcome"]
+    rows = [
+        [*map(str, (one.number, *one.settings.values())), figure(tuning, one), unseen(tuning, one), one.state]
+        for one in ranked(tuning)[:count]
+    ]
+    return head, rows
+
+
+def lead_sentence(tuning: Tuning) -> str:
+    """The result in a sentence."""
+    objective, best = tuning.objective, tuning.best
+    label = objective.label[0].upper() + objective.label[1:]
+    count = f"{counted(len(tuning.trials), 'trial')}{_remarks(tuning)}"
+    seeds = "" if tuning.seeds == 1 else f" of {tuning.seeds} seeds each"
+    if best is None:
+        return f"{label}: none of {count}{seeds} reached it."
+    settings = ", ".join(f"{short(path)} = {value}" for path, value in best.settings.items())
+    found = f"{label}: {objective.text(best.score)} with {settings}; found in {count}{seeds}"
+    return f"{found}{_comparison(tuning, best)}{_on_unseen_seeds(tuning, best)}."
+
+
+def failures(tuning: Tuning) -> list[str]:
+    """The errors of failed trials, each once, with the numbers of the trials."""
+    numbers: dict[str, list[str]] = {}
+    for trial in tuning.trials:
+        if trial.state == "failed":
+            numbers.setdefault(trial.error, []).append(str(trial.number))
+    return [
+        f"trial{'' if len(those) == 1 else 's'} {', '.join(those)} failed: {error}" for error, those in numbers.items()
+    ]
+
+
+def _remarks(tuning: Tuning) -> str:
+    """How many trials failed, and whether all settings were tried."""
+    failed = sum(trial.state == "failed" for trial in tuning.trials)
+    remarks = [f"{failed} failed"] if failed else []
+    remarks += ["all settings were tried"] if tuning.exhausted else []
+    return f" ({'; '.join(remarks)})" if remarks else ""
+
+
+def _on_unseen_seeds(tuning: Tuning, best: Trial) -> str:
+    check = tuning.checks.get(best.number)
+    if check is None:
+        return ""
+    if check.good:
+        return f"; on {counted(len(check.runs), 'unseen seed')} {tuning.objective.text(check.score)}"
+    return f"; but on unseen seeds it {check.state}, like all checked trials: search with more seeds"
+
+
+def _comparison(tuning: Tuning, best: Trial) -> str:
+    """The best trial compared with the recipe's settings; empty if the search does not contain them."""
+    first = next((trial for trial in tuning.trials if trial.number == 0), None)
+    if first is None or tuning.recipe_settings is None or best.number == 0:
+        return ""
+    text = tuning.objective.text
+    if not first.good:
+        return f" (with the recipe's settings it {first.state})"
+    if tuning.objective.name == "metric":
+        return f" (the recipe's settings give {text(first.score)})"
+    return f", {best.score / first.score:.3g} times what the recipe's settings take ({text(first.score)})"
 
 
 @final
@@ -150,14 +239,10 @@ def trials_csv(tuning: Tuning) -> str:
 
     `value` is the score in the search and `unseen` that on unseen seeds. `gap` is the share of the way that was left.
     """
+    named = {short(path): path for path in tuning.search}
+    columns = ["trial", "state", *named, "value", "gap", "metric", "uploads", "unseen", "error", "wall_s"]
     rows = [trial_json(tuning, trial) for trial in tuning.trials]
-    text = io.StringIO(newline="")
-    names = ["trial", "state", *map(short, tuning.search)]
-    names += ["value", "gap", "metric", "uploads", "unseen", "error", "wall_s"]
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**row, **{short(path): value for path, value in row["settings"].items()}} for row in rows)
-    return text.getvalue()
+    return csv_text(columns, ({**row, **{name: row["settings"][path] for name, path in named.items()}} for row in rows))
 
 
 def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
@@ -177,6 +262,17 @@ def trial_json(tuning: Tuning, trial: Trial) -> dict[str, Any]:
         "seeds": [run.seed for run in trial.runs],
         "costs": [tuning.objective.displayed(run.cost) for run in trial.runs] if trial.good else None,
         "wall_s": sum(run.wall_s for run in trial.runs),
+    }
+
+
+def search_json(tuning: Tuning) -> dict[str, Any]:
+    """A search as plain values."""
+    return {
+        "objective": tuning.objective.label,
+        "best": None if tuning.best is None else trial_json(tuning, tuning.best),
+        "importance": tuning.importance,
+        "trials": [trial_json(tuning, trial) for trial in tuning.trials],
+        "out": str(tuning.out),
     }
 
 

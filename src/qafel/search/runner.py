@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar, final
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError, QafelError
@@ -196,8 +196,8 @@ class RunSpec:
         return uploads * COST.get(self.config.task.name, 1.0)
 
 
-class Watcher(Protocol):
-    """Receives the progress of runs."""
+class Watcher:
+    """Receives the progress of runs. This one ignores it."""
 
     def started(self, run: RunSpec) -> None: ...
 

@@ -15,8 +15,8 @@ pytest.importorskip("mlflow", reason="no mlflow: pip install 'qafel[mlflow]'")
 from qafel.config import load_recipe
 from qafel.runs.summary import FunctionListener
 from qafel.runs.trackers import Track
-from qafel.search.grid import grid, parse_settings
-from qafel.search.sweeps import Silence, make_sweep
+from qafel.search.runner import Watcher
+from qafel.search.sweeps import grid, make_sweep, parse_settings
 from tests.command import qafel_here
 from tests.running import run
 
@@ -128,7 +128,7 @@ def test_the_seeds_of_a_sweep_stand_below_one_run_also_when_it_is_repeated(tmp_p
     def sweep(seeds):
         settings = parse_settings(["stop.server_steps=5", "algorithm.client_lr=1,2"])
         runs = grid(["mushrooms-fedbuff"], seeds, settings)
-        return make_sweep(runs, tmp_path, Silence(), workers=1, track=Track(("mlflow",)))
+        return make_sweep(runs, tmp_path, Watcher(), workers=1, track=Track(("mlflow",)))
 
     assert not sweep([0]).failed
     assert not sweep([0, 1]).failed
@@ -175,7 +175,7 @@ def test_a_server_that_is_gone_is_said_once_and_harms_no_run(tmp_path, nobody):
 
 def test_a_server_that_is_gone_is_said_once_for_a_sweep(tmp_path, nobody, caplog):
     runs = grid(["mushrooms-fedbuff"], [0, 1], parse_settings(["stop.server_steps=5"]))
-    found = make_sweep(runs, tmp_path, Silence(), workers=1, track=Track(("mlflow",)))
+    found = make_sweep(runs, tmp_path, Watcher(), workers=1, track=Track(("mlflow",)))
     assert [row["status"] for row in found.rows] == ["finished"] * 2
     assert caplog.text.count("mlflow does not accept") == 1
 

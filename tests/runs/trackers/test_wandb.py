@@ -13,8 +13,8 @@ pytest.importorskip("wandb", reason="no wandb: pip install 'qafel[wandb]'")
 from qafel.config import load_recipe
 from qafel.runs.summary import FunctionListener
 from qafel.runs.trackers import Track
-from qafel.search.grid import grid, parse_settings
-from qafel.search.sweeps import Silence, make_sweep
+from qafel.search.runner import Watcher
+from qafel.search.sweeps import grid, make_sweep, parse_settings
 from tests.running import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # what W&B and what it builds on warn of is not ours
@@ -104,7 +104,7 @@ def test_a_resumed_run_goes_on_in_the_same_tracked_run_and_no_row_comes_twice(tm
 
 def test_the_seeds_of_a_sweep_are_a_group(tmp_path):
     runs = grid(["mushrooms-fedbuff"], [0, 1], parse_settings(["stop.server_steps=5", "algorithm.client_lr=1,2"]))
-    assert not make_sweep(runs, tmp_path, Silence(), workers=1, track=Track(("wandb",))).failed
+    assert not make_sweep(runs, tmp_path, Watcher(), workers=1, track=Track(("wandb",))).failed
     groups = {planned.folder: of_kind(tmp_path / planned.folder, "run")[0].run_group for planned in runs}
     assert groups == {planned.folder: planned.config.name for planned in runs}
 

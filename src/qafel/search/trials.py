@@ -1,27 +1,29 @@
-"""One trial of a search: the recipe with some settings changed, run once for every seed.
+"""Trials of a search: the recipe with some settings changed, run once for every seed.
 
-`Objective` defines the cost to minimise. A trial reports its progress to Optuna, whose pruner may end it early.
+`Objective` defines the cost to minimise. A trial reports its progress to a pruner, which may end it early. `Tuning`
+holds all trials of a search.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, final, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
 
 from qafel.config import Config
 from qafel.errors import ConfigError, DataError
+from qafel.params import Layout
 from qafel.runs.progress import Row, meets
 from qafel.runs.reading import Run
 from qafel.search.runner import perform
-from qafel.search.space import Settings, with_settings
+from qafel.search.space import Search, Settings, recipe_settings, with_settings
 from qafel.simulator.executors import ExecutorName
 from qafel.tasks.protocol import Goal, Task
 from qafel.text import human_bytes, human_count, human_metric
@@ -40,15 +42,18 @@ ObjectiveName: TypeAlias = Literal["uploads", "upload-bytes", "broadcast-bytes",
 OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 """The names of all objectives."""
 
-_COLUMNS = {
-    "uploads": ("uploads",),
-    "upload-bytes": ("upload_bytes_total",),
-    "broadcast-bytes": ("broadcast_bytes_total",),
-    "bytes": ("upload_bytes_total", "broadcast_bytes_total"),
-    "virtual-time": ("virtual_time",),
-    "metric": ("metric",),
+_COSTS: Mapping[ObjectiveName, tuple[tuple[str, ...], str, Callable[[float], str]]] = {
+    "uploads": (("uploads",), "uploads", "{:,.0f}".format),
+    "upload-bytes": (("upload_bytes_total",), "bytes uploaded", human_bytes),
+    "broadcast-bytes": (("broadcast_bytes_total",), "bytes broadcast", human_bytes),
+    "bytes": (("upload_bytes_total", "broadcast_bytes_total"), "bytes", human_bytes),
+    "virtual-time": (("virtual_time",), "virtual time", human_count),
+    "metric": (("metric",), "metric", human_metric),
 }
-"""The columns of a run whose sum is its cost so far."""
+"""The columns of a run whose sum is its cost so far, the name of the cost, and how it is written."""
+
+CANDIDATES = 8
+"""The largest number of trials that run again on unseen seeds."""
 
 
 @final
@@ -123,13 +128,7 @@ class Objective:
     def label(self) -> str:
         if self.target is None:
             return f"{self.metric_name} at the end"
-        amount = {"upload-bytes": "bytes uploaded", "broadcast-bytes": "bytes broadcast", "bytes": "bytes"}
-        what = amount.get(self.name, self.name.replace("-", " "))
-        return f"{what} to {self.metric_name} {'≤' if self.goal == 'min' else '≥'} {self.target:g}"
-
-    def cost(self, column: Callable[[str], float]) -> float:
-        """The cost of a run at an evaluation with these columns. A metric to maximise is negated."""
-        return self.displayed(float(sum(map(column, _COLUMNS[self.name]))))
+        return f"{_COSTS[self.name][1]} to {self.metric_name} {'≤' if self.goal == 'min' else '≥'} {self.target:g}"
 
     @property
     def more_is_better(self) -> bool:
@@ -140,16 +139,12 @@ class Objective:
         """A score as people read it, without the sign that makes every objective one to minimise."""
         return -score if self.more_is_better else score
 
+    def cost(self, column: Callable[[str], float]) -> float:
+        """The cost of a run at an evaluation with these columns. A metric to maximise is negated."""
+        return self.displayed(float(sum(map(column, _COSTS[self.name][0]))))
+
     def text(self, score: float) -> str:
-        match self.name:
-            case "uploads":
-                return f"{score:,.0f}"
-            case "metric":
-                return human_metric(self.displayed(score))
-            case "virtual-time":
-                return human_count(score)
-            case _:
-                return human_bytes(score)
+        return _COSTS[self.name][2](self.displayed(score))
 
     def gap(self, start: float, end: float) -> float:
         """The share of the way to the target that is left: 1 at the start, 0 at the target.
@@ -189,14 +184,8 @@ class Objective:
         )
 
 
-class Pruner(Protocol):
-    """Compares a trial that runs with finished ones."""
-
-    def hopeless(self, cost: float, value: float) -> bool:
-        """Report `value`, smaller is better, after a trial has spent `cost`. Returns whether to end the trial."""
-
-    def succeeded(self) -> None:
-        """Report that the trial needs no further cost."""
+Pruner: TypeAlias = Callable[[float, float | None], bool]
+"""Takes the cost of a trial so far and a value, smaller is better; None: it succeeded. Returns whether to end it."""
 
 
 @final
@@ -234,60 +223,123 @@ def run_trial(work: TrialWork, tell: Tell, task: Task | None = None) -> Trial:
     pruner = work.prune() if work.prune is not None else None
     runs: list[RunOutcome] = []
     for seed in work.seeds:
-        out = work.folder / f"seed-{seed}"
-        runs.append(_run(Config.from_dict({**data, "seed": seed}), out, work, _Watch(work, runs, out, tell, pruner)))
+        runs.append(_run(work, Config.from_dict({**data, "seed": seed}), tuple(runs), pruner, tell))
         if runs[-1].state not in GOOD:
             break
     trial = work.trial.ended(runs, len(work.seeds))
     if pruner is not None and trial.good and work.objective.target is not None:
-        pruner.succeeded()
+        pruner(sum(run.cost for run in runs), None)
     return trial
 
 
-@final
-@dataclass
-class _Watch:
-    """Receives the rows of one run and raises if the run should end. `before` are the trial's earlier runs."""
+def _run(
+    work: TrialWork,
+    config: Config,
+    before: Sequence[RunOutcome],
+    pruner: Pruner | None,
+    tell: Tell,
+    retry: bool = True,
+) -> RunOutcome:
+    """Bring one seed's run to its end, or to where it is hopeless. Start again if its files are damaged.
 
-    work: TrialWork
-    before: Sequence[RunOutcome]
-    out: Path
-    tell: Tell
-    pruner: Pruner | None
-    first: float | None = None
+    before   The outcomes of the trial's earlier seeds.
+    """
+    objective, seeds, out = work.objective, len(work.seeds), work.folder / f"seed-{config.seed}"
+    starts: list[float] = []
 
-    def __call__(self, row: Row) -> None:
-        self.tell(row)
-        objective = self.work.objective
-        if not row.uploads:
-            self.first = row.metric
-        if not math.isfinite(row.metric):
-            raise _Pruned
-        if meets(row.metric, objective.target, objective.goal):
-            if not row.uploads:
-                raise ConfigError(f"Training starts at or beyond the target {objective.target:g}. Set another target.")
-        elif self.pruner is not None and row.uploads and self._hopeless(row, self.pruner):
-            raise _Pruned
-
-    def _hopeless(self, row: Row, pruner: Pruner) -> bool:
-        objective, seeds, done = self.work.objective, len(self.work.seeds), len(self.before)
+    def hopeless(row: Row, pruner: Pruner) -> bool:
         cost = objective.cost(partial(getattr, row))
         if objective.target is None:
-            return not done and pruner.hopeless(row.uploads, cost)
-        if self.first is None:  # the run was resumed
-            self.first = float(Run.load(self.out).column("metric")[0])
-        left = objective.gap(self.first, row.metric) + seeds - 1 - done
-        return pruner.hopeless(cost + sum(run.cost for run in self.before), left / seeds)
+            return not before and pruner(row.uploads, cost)
+        if not starts:  # the run was resumed
+            starts.append(float(Run.load(out).column("metric")[0]))
+        left = objective.gap(starts[0], row.metric) + seeds - 1 - len(before)
+        return pruner(cost + sum(run.cost for run in before), left / seeds)
 
+    def watch(row: Row) -> None:
+        tell(row)
+        if not math.isfinite(row.metric):
+            raise _Pruned
+        reached = meets(row.metric, objective.target, objective.goal)
+        if not row.uploads:
+            starts.append(row.metric)
+            if reached:
+                raise ConfigError(f"Training starts at or beyond the target {objective.target:g}. Set another target.")
+        elif pruner is not None and not reached and hopeless(row, pruner):
+            raise _Pruned
 
-def _run(config: Config, out: Path, work: TrialWork, watch: Callable[[Row], None], retry: bool = True) -> RunOutcome:
-    """Bring one seed's run to its end, or to where `watch` ends it. Start again if its files are damaged."""
     try:
         with np.errstate(over="ignore", invalid="ignore"), suppress(_Pruned):  # trials often diverge
             perform(config, out, watch, executor=work.executor, workers=work.executor_workers)
-        return work.objective.judge(Run.load(out), config.seed)
+        return objective.judge(Run.load(out), config.seed)
     except DataError:
         if not (retry and out.exists()):
             raise
     shutil.rmtree(out)
-    return _run(config, out, work, watch, retry=False)
+    return _run(work, config, before, pruner, tell, retry=False)
+
+
+def next_to_check(trials: Iterable[Trial], checks: Mapping[int, Trial], started: Container[int]) -> Trial | None:
+    """The next trial to run again with unseen seeds. None if there is none left.
+
+    The least of many noisy costs is a lucky one. So the best trials run again in order, each setting once, until no
+    remaining trial has a score below the best mean on unseen seeds.
+
+    checks    The trials that were checked, by number, with their outcomes on unseen seeds.
+    started   The numbers of the trials that were checked or are being checked.
+    """
+    candidates: dict[tuple[object, ...], Trial] = {}  # the first trial of each setting
+    for trial in sorted((trial for trial in trials if trial.good), key=lambda trial: trial.score):
+        candidates.setdefault(tuple(trial.settings.items()), trial)
+    best = min((check.score for check in checks.values() if check.good), default=math.inf)
+    left = (trial for trial in list(candidates.values())[:CANDIDATES] if trial.number not in started)
+    return next((trial for trial in left if trial.score < best), None)
+
+
+class SearchProgress(NamedTuple):
+    """The trial that starts or ended, and the progress of the search."""
+
+    trial: Trial
+    best: Trial | None
+    done: int
+    objective: Objective
+    checking: bool = False
+    """Whether the trial runs again with unseen seeds."""
+
+
+@final
+@dataclass(frozen=True)
+class Tuning:
+    """A search and its results so far."""
+
+    out: Path
+    config: Config
+    search: Search
+    objective: Objective
+    seeds: int
+    trials: tuple[Trial, ...] = ()
+    checks: Mapping[int, Trial] = field(default_factory=dict)
+    """The best trials by number, with their outcomes on unseen seeds."""
+    importance: Mapping[str, float] = field(default_factory=dict)
+    layout: Layout | None = None
+    exhausted: bool = False
+    """Whether the search ended because it had tried everything."""
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial on unseen seeds, or in the search if none was checked. None if no trial is good."""
+        checked = [trial for trial in self.trials if trial.good and trial.number in self.checks]
+        unseen_first = min(checked, key=lambda trial: (self.checks[trial.number].score, trial.score), default=None)
+        return unseen_first or best_of(self.trials)
+
+    @property
+    def recipe_settings(self) -> Settings | None:
+        """The recipe's settings, which trial 0 tries. None if the search space does not contain them."""
+        return recipe_settings(self.config, self.search)
+
+    @property
+    def tuned(self) -> Config | None:
+        """The recipe with the best settings and the recipe's limits. None if no trial is good."""
+        if (best := self.best) is None:
+            return None
+        return with_settings(self.config, best.settings).model_copy(update={"name": f"{self.config.name}-tuned"})
