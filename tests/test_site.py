@@ -84,14 +84,15 @@ def test_every_public_name_is_in_the_reference(site):
     assert [name for name in qafel.__all__ if name not in last | renamed] == []
 
 
-def test_the_page_of_recipe_keys_is_current():
+def test_the_pages_of_recipe_keys_and_commands_are_current():
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         recipe_keys = importlib.import_module("recipe_keys")
     finally:
         sys.path.pop(0)
-    written = recipe_keys.PAGE.read_text(encoding="utf-8")
-    assert written == recipe_keys.page(), "run: python scripts/recipe_keys.py"
+    for name, make in recipe_keys.PAGES.items():
+        written = (recipe_keys.REFERENCE / name).read_text(encoding="utf-8")
+        assert written == make(), "run: python scripts/recipe_keys.py"
 
 
 @pytest.mark.parametrize("word", ["GPU", "Adam", "BatchNorm", "FedAdam", "systemd", "LaTeX", "resume"])

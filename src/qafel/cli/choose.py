@@ -87,7 +87,7 @@ def plan(
     buffer_size: Annotated[
         list[int] | None, typer.Option(min=1, help="A buffer size K to try; repeat the option for more.")
     ] = None,
-    pilot_uploads: Annotated[int, typer.Option(min=320, help="Uploads of the longest test runs.")] = 20_000,
+    pilot_uploads: Annotated[int, advanced(min=320, help="Uploads of the longest test runs.")] = 20_000,
     settings: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Write the recommendation as a recipe for `qafel run`.")] = None,
     json_output: JsonOption = False,
