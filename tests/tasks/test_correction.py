@@ -13,7 +13,7 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError, PartFailed
 from qafel.rng import Stream
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, convex
-from qafel.tasks.convex import plain
+from qafel.tasks.convex import steps as plain
 from qafel.tasks.protocol import train_from
 
 STREAM = Stream.named(1, "train")

@@ -8,7 +8,7 @@ import pytest
 from qafel.algorithm import LocalTraining
 from qafel.rng import Stream
 from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic, convex
-from qafel.tasks.convex import plain
+from qafel.tasks.convex import steps as plain
 from qafel.tasks.protocol import train_from
 
 kernels = pytest.importorskip("qafel.tasks.convex.kernels", exc_type=ImportError)

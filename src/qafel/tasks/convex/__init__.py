@@ -1,8 +1,7 @@
 """Convex problems with a known optimum.
 
 kernels     compiled loops of gradient descent, loaded on first use together with Numba
-plain       the same loops in NumPy, for installations without Numba
-steps       a client's local steps with these loops
+steps       a client's local steps, and the same loops in NumPy, for installations without Numba
 mushrooms   the paper's logistic regression with its data; LIBSVM's text format
 synthetic   quadratic and logistic problems of any size
 """
@@ -15,4 +14,4 @@ from qafel.quantizers.kernels import are_compiled
 if TYPE_CHECKING:
     from qafel.tasks.convex import kernels as kernels
 
-__getattr__, __dir__ = lazily(__name__, {"kernels": f"{__name__}.kernels" if are_compiled() else f"{__name__}.plain"})
+__getattr__, __dir__ = lazily(__name__, {"kernels": f"{__name__}.kernels" if are_compiled() else f"{__name__}.steps"})

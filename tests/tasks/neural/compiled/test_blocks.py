@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from qafel.tasks.neural.compiled.blocks import (
+from qafel.tasks.neural.compiled.cnn import (
     FIRST,
     SIDES,
     TILES,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qafel.tasks.neural.compiled.products import PANEL, multiply, pack, set_outer_, set_product_
+from qafel.tasks.neural.compiled.lstm import PANEL, multiply, pack, set_outer_, set_product_
 
 
 def random(*shape):

@@ -1,10 +1,8 @@
 """The paper's networks in compiled loops. They compute the same gradients as PyTorch, faster.
 
 winograd   convolutions of 32 channels
-blocks     the first convolution, group norm, ReLU and pooling
-cnn        the gradient of the convolutional network
-products   products of matrices from tiles that stay in registers
-lstm       the gradient of the LSTM
+cnn        the convolutional network: its other layers, and its gradient
+lstm       the LSTM: products of matrices from tiles that stay in registers, and its gradient
 """
 
 from pathlib import Path
