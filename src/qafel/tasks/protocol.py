@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 
 from qafel.algorithm import HiddenState, LocalTraining, Trained
 from qafel.algorithm.client import as_trained
-from qafel.errors import PartFailed
+from qafel.errors import DataError, PartFailed
 from qafel.params import Layout, Vector, require_vector
 from qafel.parts import errors_of
 from qafel.rng import Stream
@@ -63,6 +63,30 @@ def train_from(task: Task, client: int, model: Vector, local: LocalTraining, str
     return as_trained(found, model.size, f"{path_of(task)}.train").model
 
 
+class ClientTraining(NamedTuple):
+    """The training function of one client of a task, for `qafel.deployment.run_client`."""
+
+    task: Task
+    client: int
+
+    def __call__(self, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
+        return self.task.train(self.client, start, local, stream)
+
+
+def digest_of(task: object) -> str:
+    """Return the digest of what a task has besides its vector, such as frozen parameters; empty if nothing."""
+    return str(getattr(task, "digest", None) or "")
+
+
+def require_digest(task: Task, expected: str) -> None:
+    """Raise `DataError` if the frozen parameters of the task have another digest."""
+    if (found := digest_of(task)) != expected:
+        raise DataError(
+            f"the frozen parameters of {task.name} are not those of the run: expected sha256 "
+            f"{expected[:12] or 'none'}, found {found[:12] or 'none'}. Use the same pretrained model"
+        )
+
+
 @runtime_checkable
 class Divisible(Protocol):
     """A task whose evaluation can be shared among workers. Its parts add up to the exact bits of the whole."""
@@ -70,11 +94,21 @@ class Divisible(Protocol):
     @property
     def evaluation_parts(self) -> int: ...
 
-    def evaluate_part(self, model: Vector, part: int) -> tuple[float, ...]:
+    def evaluate_part(self, model: Vector, part: int) -> tuple[Any, ...]:
         """Return the sums over one part of the test samples."""
 
-    def combine(self, parts: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    def combine(self, parts: Sequence[tuple[Any, ...]]) -> dict[str, float]:
         """Return the result of `evaluate` from the sums of all parts, in order."""
+
+
+def is_divisible(task: object) -> TypeGuard[Divisible]:
+    """Return whether workers may share an evaluation: not if a subclass replaces `evaluate` alone."""
+    kinds = type(task).__mro__
+    whole, part = (
+        next((at for at, kind in enumerate(kinds) if name in vars(kind)), len(kinds))
+        for name in ("evaluate", "evaluate_part")
+    )
+    return isinstance(task, Divisible) and whole >= part
 
 
 def initial_model(task: Task, seed: int) -> Vector:
@@ -91,13 +125,13 @@ def evaluated(task: Task, model: Vector) -> dict[str, float]:
     return _figures(task, found)
 
 
-def evaluated_parts(task: Divisible, model: Vector, parts: Iterable[int]) -> list[tuple[float, ...]]:
+def evaluated_parts(task: Divisible, model: Vector, parts: Iterable[int]) -> list[tuple[Any, ...]]:
     """Return the sums of some parts of an evaluation."""
     with errors_of(task, "evaluate_part"):
         return [task.evaluate_part(model, part) for part in parts]
 
 
-def combined(task: Divisible, sums: Sequence[tuple[float, ...]]) -> dict[str, float]:
+def combined(task: Divisible, sums: Sequence[tuple[Any, ...]]) -> dict[str, float]:
     """Return the figures of all parts together, as `evaluated` does."""
     with errors_of(task, "combine"):
         found: object = task.combine(sums)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import NamedTuple, Self, final
+from typing import Any, NamedTuple, Self, final
 
 from qafel.algorithm import Algorithm, Client, ClientRule, HiddenState, LocalTraining, Made, State, Trained
 from qafel.errors import NonFiniteVector, PartFailed, QafelError
 from qafel.params import Vector
 from qafel.parts import raise_part_failed
 from qafel.rng import Stream
-from qafel.tasks.protocol import Divisible, Task, combined, evaluated
+from qafel.tasks.protocol import Task, combined, evaluated, is_divisible
 from qafel.text import path_of
 
 
@@ -120,16 +120,16 @@ class Executor:
 
     def evaluate(self, task: Task, model: Vector) -> dict[str, float]:
         """The result of `task.evaluate`. Workers share the work if the task is `Divisible`."""
-        if not isinstance(task, Divisible):
+        if not is_divisible(task):
             return evaluated(task, model)
-        sums: list[tuple[float, ...]] = []
+        sums: list[tuple[Any, ...]] = []
         for answer in self.evaluate_spans(model, spans(task.evaluation_parts, self.workers)):
             if isinstance(answer, QafelError):
                 raise answer
             sums += answer
         return combined(task, sums)
 
-    def evaluate_spans(self, model: Vector, spans: list[range]) -> list[list[tuple[float, ...]] | QafelError]:
+    def evaluate_spans(self, model: Vector, spans: list[range]) -> list[list[tuple[Any, ...]] | QafelError]:
         """The sums of each span of evaluation parts, one worker for each."""
         raise NotImplementedError
 

@@ -58,7 +58,7 @@ class EvaluationWork(NamedTuple):
 TrainingAnswer: TypeAlias = tuple[int, State, float]
 """The number of bytes in the upload slot, the client's memory, and the seconds of training."""
 
-EvaluationAnswer: TypeAlias = list[tuple[float, ...]]
+EvaluationAnswer: TypeAlias = list[tuple[Any, ...]]
 """The sums of every part."""
 
 

@@ -39,7 +39,7 @@ class _Actor:
             result = portable(error)
         return result, self._trainer.training_s - before
 
-    def evaluate(self, model: Vector, parts: range) -> list[tuple[float, ...]] | QafelError:
+    def evaluate(self, model: Vector, parts: range) -> list[tuple[Any, ...]] | QafelError:
         task = self._trainer.task
         assert isinstance(task, Divisible)
         try:
@@ -116,10 +116,10 @@ class RayCluster(Executor):
             self._vectors[digest] = (vectors, users - 1)
         return reference
 
-    def evaluate_spans(self, model: Vector, spans: list[range]) -> list[list[tuple[float, ...]] | QafelError]:
+    def evaluate_spans(self, model: Vector, spans: list[range]) -> list[list[tuple[Any, ...]] | QafelError]:
         reference = self._ray.put(model)
         asked = [actor.evaluate.remote(reference, span) for actor, span in zip(self._actors, spans, strict=False)]
-        answers: list[list[tuple[float, ...]] | QafelError] = self._ray.get(asked)
+        answers: list[list[tuple[Any, ...]] | QafelError] = self._ray.get(asked)
         return answers
 
     def __exit__(self, *_: object) -> None:

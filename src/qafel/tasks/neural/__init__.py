@@ -1,6 +1,8 @@
 """Neural networks as tasks, in PyTorch (the extra `torch`).
 
-trainer      a module as one flat vector, a client's batches, one step, PyTorch's threads and random numbers
+model        a module as one flat vector: parameters to train, frozen ones, buffers
+data         arrays, samples and torch Datasets, read by row
+trainer      a client's batches, gradients and optimizers, PyTorch's threads and random numbers
 task         `TorchTask`: local training of any module with any samples and any partition
 published    the paper's networks and its three tasks: cifar10, celeba, shakespeare
 compiled     the paper's networks in compiled loops

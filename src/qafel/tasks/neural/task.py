@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -17,15 +15,16 @@ from qafel.errors import ConfigError
 from qafel.params import Layout, Vector, require_vector
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices, Partition
-from qafel.tasks.datasets.samples import Samples, as_samples
 from qafel.tasks.neural import trainer
-from qafel.tasks.neural.trainer import FillsGradient, FlatModel, Loss, Precision, Prepare
-from qafel.tasks.protocol import Goal
+from qafel.tasks.neural.data import Collate, require_readable, samples_of, to_device, whole_numbers
+from qafel.tasks.neural.model import Buffers, FlatModel, made_by, vector_of
+from qafel.tasks.neural.trainer import FillsGradient, Loss, Optimizer, Precision, Prepare
+from qafel.tasks.protocol import ClientTraining, Goal, require_digest
 
-
-def to_tensor(inputs: NDArray[Any], device: torch.device) -> Tensor:
-    """Return the inputs as a tensor on the device."""
-    return torch.from_numpy(inputs).to(device)
+Metric: TypeAlias = Callable[[Any, Any], Any]
+"""From outputs and targets to a score per sample, or to one number for all samples."""
+_CALIBRATION_ROWS = 1024
+"""The most training rows that calibrate running statistics."""
 
 
 def is_correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -33,23 +32,45 @@ def is_correct(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.argmax(dim=1) == targets
 
 
-@final
+def predict(module: nn.Module, inputs: Any) -> Any:
+    """Call the module: with a table by name, with several inputs in order."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+
+
+ACCURACY: Mapping[str, Metric] = {"accuracy": is_correct}
+
+
 class TorchTask:
     """Train a PyTorch module on the samples of clients.
 
-    Training and evaluation use one thread. Equal arguments give equal bits in every process on the same machine. A task
-    has one module, so only one thread at a time may use it.
+    Training and evaluation use one thread. Equal arguments give equal bits in every process on the same machine, on one
+    type of device. A task has one module, so only one thread at a time may use it.
 
     name               the name of the task
-    model              a function that returns the module; its random numbers come from the stream of `initial_model`
-    train, test        the samples: a pair of arrays, inputs and targets, or an object with the protocol `Samples`
-    partition          the result of `split(…)`, or a list with an array of row numbers for each client
-    prepare            converts a batch of inputs to a tensor on a device
-    loss               the mean loss of a batch, from outputs and targets
-    score              the score of each test sample, from outputs and targets; the metric is their mean
-    metric_name        the name of the metric
-    metric_goal        "max" or "min"
-    device             "cpu", "cuda", …, or "auto"
+    model              a function that returns a new module; its random numbers come from the stream of `initial_model`
+    train, test        the samples: a pair of arrays, inputs and targets; a torch Dataset; or an object with the
+                       protocol `Samples`
+    clients            the rows of each client: the result of `split(…)`, or a list with an array of row numbers each
+    trainable          patterns of the parameters to train, such as ["*lora_*", "head.*"]; None: all that require a
+                       gradient. Others stay as the function made them
+    buffers            the treatment of running statistics (BatchNorm): "refuse"; "hold" keeps those of a pretrained
+                       model; "recompute" calibrates them on training rows before each evaluation; "batch" uses the
+                       statistics of each batch
+    optimizer          makes the optimizer of each update from parameters and `lr`, such as torch.optim.AdamW or
+                       partial(torch.optim.AdamW, weight_decay=0.01); None: SGD
+    transform          changes the inputs of training batches, for augmentation
+    collate            makes a batch from a list of a Dataset's samples; None: PyTorch's default
+    prepare            converts a batch of inputs to tensors on a device
+    forward            the outputs, from module and inputs
+    loss               the mean loss of a batch, from outputs and targets; None: the model's own `loss` if its outputs
+                       have one, else cross entropy
+    metrics            functions of outputs and targets by name; the first one is the main metric. A score per sample is
+                       averaged. One number, such as F1, is computed once over all test samples. Without functions, the
+                       loss is the metric
+    goal               the better direction of the main metric, "max" or "min"
+    device             "cpu", "cuda", "cuda:1", …; "cuda:{i}": worker i uses GPU i; "auto"
     precision          the type of matrix products: "float32", "bfloat16" or "auto"
     evaluation_batch   test samples per batch; workers share an evaluation by batches
     rebuild            a picklable function without arguments that returns an equal task; workers call it, so that the
@@ -62,40 +83,61 @@ class TorchTask:
         self,
         name: str,
         model: Callable[[], nn.Module],
-        train: Samples | tuple[Any, Any],
-        test: Samples | tuple[Any, Any],
-        partition: Partition | Sequence[Any],
+        train: Any,
+        test: Any,
+        clients: Partition | Sequence[Any],
         *,
-        prepare: Prepare = to_tensor,
-        loss: Loss = cross_entropy,
-        score: Callable[[Tensor, Tensor], Tensor] = is_correct,
-        metric_name: str = "accuracy",
-        metric_goal: Goal = "max",
+        trainable: Sequence[str] | None = None,
+        buffers: Buffers = "refuse",
+        optimizer: Optimizer | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        collate: Collate | None = None,
+        prepare: Prepare = to_device,
+        forward: Callable[[nn.Module, Any], Any] = predict,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Metric] = ACCURACY,
+        goal: Goal = "max",
         device: str = "cpu",
         precision: Precision = "float32",
         evaluation_batch: int = 128,
         rebuild: Callable[[], TorchTask] | None = None,
     ) -> None:
-        train, test = as_samples(train), as_samples(test)
-        partition = partition if isinstance(partition, Partition) else Partition.of_parts(partition)
-        given = {key: value for key, value in locals().items() if key not in ("self", "rebuild")}
-        if (last := int(partition.order.max())) >= len(train):
-            raise ConfigError(f"task {name!r} has {len(train)} training samples, but its partition has row {last}")
-        if len(test) == 0:
+        self._given = {key: value for key, value in locals().items() if key not in ("self", "rebuild")}
+        self._rebuild = rebuild
+        self.train_samples = samples_of(train, collate, "train")
+        self.test_samples = samples_of(test, collate, "test")
+        self.partition = clients if isinstance(clients, Partition) else Partition.of_parts(clients)
+        if (last := int(self.partition.order.max())) >= len(self.train_samples):
+            raise ConfigError(
+                f"task {name!r} has {len(self.train_samples)} training samples, but its partition has row {last}"
+            )
+        if len(self.test_samples) == 0:
             raise ConfigError(f"task {name!r} needs at least one test sample")
-        self.name, self.metric_name, self.metric_goal = name, metric_name, metric_goal
-        self.train_samples, self.test_samples, self.partition = train, test, partition
-        self._make, self._prepare, self._loss, self._score = model, prepare, loss, score
+        if not isinstance(metrics, Mapping) or not {"loss", "metric"}.isdisjoint(metrics):
+            raise ConfigError(
+                f"metrics are functions by name, such as {{'accuracy': …}}, other than loss; got {metrics!r}"
+            )
+        self.name, self._metrics = name, dict(metrics)
+        self.metric_name, self.metric_goal = (next(iter(metrics)), goal) if metrics else ("loss", "min")
+        if self.metric_goal not in ("max", "min"):
+            raise ConfigError(f"goal is max or min; got {goal!r}")
+        self._whole: set[str] = set()
+        """Metrics that give one number for all samples."""
+        self._make, self._trainable, self._optimizer = model, trainable, optimizer
+        self._transform, self._prepare, self._call, self._loss = transform, prepare, forward, loss
         self._device = trainer.choose_device(device)
         self._precision = trainer.choose_precision(precision, self._device)
-        self._evaluation_batch = evaluation_batch
-        self._rebuild = rebuild or partial(TorchTask, **given)
+        self._evaluation_batch, self._evenly = evaluation_batch, buffers == "batch"
         trainer.keep_freed_memory()
-        with trainer.random_numbers_of(Stream.named(0, "unused"), self._device):
-            self._model = FlatModel(model(), self._device)
-        plain = self._device.type == "cpu" and self._precision == torch.float32 and loss is cross_entropy
-        module = self._model.module
-        self._compiled = module if plain and isinstance(module, FillsGradient) else None
+        with self._random_numbers(Stream.named(0, "unused")):
+            self._model = FlatModel(made_by(model), self._device, trainable, buffers)
+            first = int(self.partition.order[0])
+            require_readable(self.train_samples, first, self._device, prepare, "train")
+            require_readable(self.test_samples, 0, self._device, prepare, "test")
+        plain = self._device.type == "cpu" and self._precision == torch.float32 and loss in (None, cross_entropy)
+        module, ours = self._model.module, transform is None and forward is predict
+        self._compiled = module if plain and ours and isinstance(module, FillsGradient) else None
+        self._own_names = {*vars(self), "_own_names"}
 
     @property
     def clients(self) -> int:
@@ -104,6 +146,21 @@ class TorchTask:
     @property
     def layout(self) -> Layout:
         return self._model.layout
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The sizes of the tensors in the flat vector, in order."""
+        return tuple(int(np.prod(shape, dtype=np.int64)) for _, shape in self.layout.tensors)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the frozen parameters and the buffers; empty if there are none."""
+        return self._model.digest
+
+    @property
+    def device(self) -> str:
+        """The device, such as cpu or cuda:0."""
+        return str(self._device)
 
     @property
     def precision(self) -> str:
@@ -115,72 +172,177 @@ class TorchTask:
 
     def initial_model(self, stream: Stream) -> Vector:
         with trainer.random_numbers_of(stream, torch.device("cpu")):
-            return FlatModel(self._make(), torch.device("cpu")).vector()
+            module = made_by(self._make)
+            if module is self._model.module:
+                raise ConfigError("the model's function returned the same module twice: make it inside the function")
+            return vector_of(module, self._trainable, self.layout)
+
+    def training(self, client: int) -> ClientTraining:
+        """Return the training function of one client, for `run_client`."""
+        return ClientTraining(self, client)
 
     def train(self, client: int, start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
-        """Take the client's local steps of SGD from `start`. `stream` orders its samples. Algorithm 2, lines 3 to 6."""
+        """Take the client's local steps from `start`. `stream` orders its samples. Algorithm 2, lines 3 to 6."""
         model = self._model
         model.load(start.vector)
-        if not model.module.training:
-            model.module.train()
-        randomness = trainer.random_numbers_of(stream, self._device, model.dropouts, others=self._compiled is None)
-        with trainer.one_thread(), randomness:
+        model.switch(training=True)
+        with trainer.one_thread(), self._random_numbers(stream):
             beginning = model.values.clone() if local.proximal else None
             correction = None if local.correction is None else self._correction(local.correction)
+            optimizer = self._new_optimizer(local.lr)
             for rows in trainer.batches(self.partition.rows(client), local, stream.generator()):
                 inputs, targets = self._batch(self.train_samples, rows)
+                if self._transform is not None:
+                    inputs = self._transform(inputs)
                 self._fill_gradient(inputs, targets)
-                trainer.descend_(model, local, beginning, correction)
+                trainer.adjust_(model.gradient, model.values, local, beginning, correction)
+                if optimizer is None:
+                    model.values.add_(model.gradient, alpha=-local.lr)
+                else:
+                    optimizer.step()
+        model.restore_buffers()
         return model.vector()
+
+    def _random_numbers(self, stream: Stream) -> Any:
+        model = getattr(self, "_model", None)
+        compiled = getattr(self, "_compiled", None) is not None
+        return trainer.random_numbers_of(stream, self._device, model.dropouts if model else (), others=not compiled)
+
+    def _new_optimizer(self, lr: float) -> torch.optim.Optimizer | None:
+        if self._optimizer is None:
+            return None
+        self._model.values.grad = self._model.gradient
+        return trainer.make_optimizer(self._optimizer, self._model.values, self._model.trained, lr)
 
     def _correction(self, vector: Vector) -> Tensor:
         return torch.tensor(require_vector(vector, self.layout.size, "a client rule"), device=self._device)
 
-    def _batch(self, samples: Samples, rows: Indices) -> tuple[Tensor, Tensor]:
+    def _batch(self, samples: Any, rows: Indices) -> tuple[Any, Any]:
         """Return prepared inputs and targets of these rows; integer targets become int64."""
-        inputs, labels = samples.batch(rows)
-        targets = torch.from_numpy(labels)
-        whole = targets if targets.is_floating_point() else targets.long()
-        return self._prepare(inputs, self._device), whole.to(self._device)
+        inputs, targets = samples.batch(rows)
+        return self._prepare(inputs, self._device), whole_numbers(to_device(targets, self._device))
 
-    def _fill_gradient(self, inputs: Tensor, targets: Tensor) -> None:
+    def _fill_gradient(self, inputs: Any, targets: Any) -> None:
         model = self._model
         if self._compiled and self._compiled.fill_gradient(
             model.values.numpy(), inputs, targets, model.gradient.numpy()
         ):
             return
         model.gradient.zero_()
-        self._loss(self._forward(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        model.push()
+        self._outputs_and_loss(inputs, targets)[1].backward()  # type: ignore[no-untyped-call]
+        model.pull()
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def _outputs_and_loss(self, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
+        """Return outputs and mean loss. Outputs with `logits` (Hugging Face) are these logits."""
         with trainer.autocast(self._precision, self._device):
-            outputs: Tensor = self._model.module(inputs)
-        return outputs.float()
+            found = self._call(self._model.module, inputs)
+        outputs = getattr(found, "logits", found)
+        outputs = outputs.float() if isinstance(outputs, Tensor) else outputs
+        loss = getattr(found, "loss", None) if self._loss is None else None
+        if not isinstance(loss, Tensor):
+            loss = (self._loss or cross_entropy)(outputs, targets)
+        if not isinstance(loss, Tensor) or loss.dim():
+            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"the loss is one number, the mean of a batch; got {shape}")
+        return outputs, loss
 
     def evaluate(self, model: Vector) -> dict[str, float]:
-        """Return the mean score and loss over all test samples."""
+        """Return the metrics and the mean loss over all test samples. "metric" is the main metric."""
         return self.combine([self.evaluate_part(model, part) for part in range(self.evaluation_parts)])
 
     @property
     def evaluation_parts(self) -> int:
         return -(-len(self.test_samples) // self._evaluation_batch)
 
-    @torch.inference_mode()
-    def evaluate_part(self, model: Vector, part: int) -> tuple[float, ...]:
-        """Return the sums of score and loss over one batch of test samples."""
-        self._model.load(model)
-        self._model.module.eval()
-        start = part * self._evaluation_batch
-        rows = np.arange(start, min(start + self._evaluation_batch, len(self.test_samples)))
-        with trainer.one_thread():
-            inputs, targets = self._batch(self.test_samples, rows)
-            outputs = self._forward(inputs)
-        loss = self._loss(outputs, targets).item()
-        return self._score(outputs, targets).double().sum().item(), len(rows) * loss
+    @torch.no_grad()
+    def evaluate_part(self, model: Vector, part: int) -> tuple[Any, ...]:
+        """Return the sums of each metric and of the loss over one batch of test samples.
 
-    def combine(self, parts: Sequence[tuple[float, ...]]) -> dict[str, float]:
-        score, loss = (sum(column) / len(self.test_samples) for column in zip(*parts, strict=True))
-        return {"metric": score, "loss": loss}
+        If a metric needs all samples, its sum is None, and outputs and targets follow.
+        """
+        self._model.load(model)
+        count, parts = len(self.test_samples), self.evaluation_parts
+        start, stop = part * self._evaluation_batch, min((part + 1) * self._evaluation_batch, count)
+        if self._evenly:  # a last batch of one sample would have no variance
+            start, stop = count * part // parts, count * (part + 1) // parts
+        with trainer.one_thread(), self._random_numbers(Stream.named(0, "evaluation", part)):
+            if self._model.needs_calibration():
+                self._calibrate()
+            self._model.switch(training=False)
+            self._model.push()
+            inputs, targets = self._batch(self.test_samples, np.arange(start, stop))
+            with torch.inference_mode():
+                outputs, loss = self._outputs_and_loss(inputs, targets)
+                sums = [self._sum(name, outputs, targets, stop - start) for name in self._metrics]
+        if None not in sums:
+            return *sums, (stop - start) * loss.item()
+        return *sums, (stop - start) * loss.item(), outputs.cpu().numpy(), targets.cpu().numpy()
+
+    def _calibrate(self) -> None:
+        """Compute running statistics on fixed training rows, spread evenly over the clients."""
+        order = self.partition.order
+        count = min(len(order), _CALIBRATION_ROWS)
+        rows = order[np.arange(count) * len(order) // count]
+        self._model.start_calibration()
+        self._model.push()
+        for batch in np.array_split(rows, -(-count // self._evaluation_batch)):
+            self._call(self._model.module, self._batch(self.train_samples, batch)[0])
+        self._model.end_calibration()
+
+    def _sum(self, name: str, outputs: Any, targets: Any, count: int) -> float | None:
+        """Return the sum of a metric over some samples; None if it gives one number for all samples."""
+        if name in self._whole:
+            return None
+        try:
+            scores = torch.as_tensor(self._metrics[name](outputs, targets))
+        except Exception:  # such as F1 of a batch without positives; `combine` raises it if it concerns all samples
+            scores = torch.empty(())
+        if not scores.dim():
+            self._whole.add(name)
+            return None
+        if scores.shape != (count,):
+            raise ConfigError(
+                f"metric {name!r} must return a score per sample, of shape [{count}], or one number; got "
+                f"{list(scores.shape)} from outputs {_shape(outputs)} and targets {_shape(targets)}"
+            )
+        return scores.double().sum().item()
+
+    def combine(self, parts: Sequence[tuple[Any, ...]]) -> dict[str, float]:
+        *sums, loss = zip(*(part[: len(self._metrics) + 1] for part in parts), strict=True)
+        figures, everything = {}, None
+        for (name, metric), column in zip(self._metrics.items(), sums, strict=True):
+            if None not in column:
+                figures[name] = sum(column) / len(self.test_samples)
+                continue
+            if everything is None:
+                everything = [
+                    torch.from_numpy(np.concatenate(found)) for found in zip(*(it[-2:] for it in parts), strict=True)
+                ]
+            with trainer.one_thread():
+                figures[name] = float(metric(*everything))
+        mean = sum(loss) / len(self.test_samples)
+        first = figures.pop(self.metric_name) if figures else mean
+        return {"metric": first, "loss": mean, **figures}
 
     def __reduce__(self) -> tuple[Callable[..., TorchTask], tuple[Any, ...]]:
-        return self._rebuild, ()
+        state = {name: value for name, value in vars(self).items() if name not in self._own_names}
+        return _rebuilt, (type(self), self._rebuild or self._given, state, self.digest)
+
+
+def _shape(values: Any) -> str:
+    return str(list(values.shape)) if isinstance(values, Tensor) else type(values).__name__
+
+
+def _rebuilt(kind: type[TorchTask], made: Any, state: dict[str, Any], digest: str) -> TorchTask:
+    """Return an equal task, also of a subclass, with the attributes that the subclass has set."""
+    if callable(made):
+        task = made()
+    else:
+        task = kind.__new__(kind)
+        TorchTask.__init__(task, **made)
+        vars(task).update(state)
+    if type(task) is not kind:
+        raise ConfigError(f"rebuild must return a {kind.__name__}; it returned a {type(task).__name__}")
+    require_digest(task, digest)
+    return task

@@ -1,71 +1,35 @@
 """Local training in PyTorch: y ← y − η_ℓ g(y).
 
-The first part has the model as one flat vector, batches and a step. The second part controls PyTorch: one thread, the
-precision, and random numbers from named streams only. docs/decisions/neural.md gives the reasons.
+The first part has batches, gradients and optimizers. The second part controls PyTorch: one thread, the precision, and
+random numbers from named streams only. docs/decisions/neural.md gives the reasons.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, Protocol, TypeAlias, final, get_args, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from qafel.algorithm import LocalTraining
-from qafel.errors import ConfigError, DataError
-from qafel.params import Layout, Vector
+from qafel.errors import ConfigError
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-Prepare: TypeAlias = Callable[[NDArray[Any], torch.device], Tensor]
+Prepare: TypeAlias = Callable[[Any, torch.device], Any]
 Precision: TypeAlias = Literal["float32", "bfloat16", "auto"]
-
-
-@final
-class FlatModel:
-    """A module on a device. Its parameters are views of `values`, their gradients views of `gradient`."""
-
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        _require_usable(module)
-        self.module = module.to(device)
-        parameters = dict(module.named_parameters())
-        self.layout = Layout.of({name: tuple(p.shape) for name, p in parameters.items()})
-        self.values = torch.empty(self.layout.size, device=device)
-        self.gradient = torch.zeros(self.layout.size, device=device)
-        stops = list(itertools.accumulate(p.numel() for p in parameters.values()))
-        for parameter, start, stop in zip(parameters.values(), [0, *stops], stops, strict=False):
-            view = self.values[start:stop].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.gradient[start:stop].view(parameter.shape)
-        self.dropouts = [child for child in module.modules() if isinstance(child, Dropout)]
-        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-
-    def load(self, vector: Vector) -> None:
-        """Set the parameters, and reset all other state of the module."""
-        if vector.shape != (self.layout.size,):
-            raise DataError(f"the model has {self.layout.size} parameters, the vector has shape {vector.shape}")
-        if self.values.device.type == "cpu":
-            self.values.numpy()[...] = vector
-        else:
-            # from_numpy would warn: the hidden state is read-only.
-            self.values.copy_(torch.tensor(vector))
-        for buffer, original in self._buffers:
-            buffer.copy_(original)
-
-    def vector(self) -> Vector:
-        """Return a copy of the parameters."""
-        return np.array(self.values.cpu().numpy(), np.float32)
+Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer from parameters and `lr`: a class of torch.optim, or a partial of one."""
 
 
 @runtime_checkable
@@ -81,24 +45,6 @@ class FillsGradient(Protocol):
         """
 
 
-def _require_usable(module: nn.Module) -> None:
-    parameters = dict(module.named_parameters())
-    if not parameters:
-        raise ConfigError("the module must have parameters to train")
-    for name, parameter in parameters.items():
-        if parameter.dtype != torch.float32 or not parameter.requires_grad:
-            raise ConfigError(
-                f"parameter {name!r} is {parameter.dtype}{'' if parameter.requires_grad else ', frozen'}: "
-                "all parameters must be float32 and trainable; register others as buffers"
-            )
-    for name, child in module.named_modules():
-        if isinstance(child, _NormBase) and child.track_running_stats:
-            raise ConfigError(
-                f"module {name!r} ({type(child).__name__}) keeps running statistics, which clients do not upload: "
-                "use GroupNorm, or track_running_stats=False"
-            )
-
-
 def batches(rows: Indices, local: LocalTraining, generator: np.random.Generator) -> Iterator[Indices]:
     """Yield the rows of each step of `local`. `generator` shuffles every epoch; its last batch may be smaller."""
     if len(rows) == 0:
@@ -110,13 +56,14 @@ def batches(rows: Indices, local: LocalTraining, generator: np.random.Generator)
 
 
 @torch.no_grad()
-def descend_(model: FlatModel, local: LocalTraining, start: Tensor | None, correction: Tensor | None) -> None:
-    """Take one step along the gradient of `model` with the settings of `local`.
+def adjust_(
+    gradient: Tensor, values: Tensor, local: LocalTraining, start: Tensor | None, correction: Tensor | None
+) -> None:
+    """Change the gradient at `values` by the settings of `local`.
 
-    The gradient is ∇loss(y) + μ(y − y₀), scaled down to the clipping norm, plus weight decay times y, plus the
+    It becomes ∇loss(y) + μ(y − y₀), scaled down to the clipping norm, plus weight decay times y, plus the
     correction. `start` is y₀; None: without the proximal term.
     """
-    values, gradient = model.values, model.gradient
     if start is not None:
         gradient.add_(values - start, alpha=local.proximal)
     if local.clip_norm is not None:
@@ -126,7 +73,26 @@ def descend_(model: FlatModel, local: LocalTraining, start: Tensor | None, corre
         gradient.add_(values, alpha=local.weight_decay)
     if correction is not None:
         gradient.add_(correction)
-    values.add_(gradient, alpha=-local.lr)
+
+
+def make_optimizer(make: Optimizer, flat: Tensor, tensors: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Return a new optimizer: of the flat vector if it works element by element, else of the tensors."""
+    kind = make
+    while isinstance(kind, partial):
+        kind = kind.func
+    made: object = make([flat] if kind in _ELEMENTWISE else list(tensors), lr=lr)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer(parameters, lr=…) must return a torch.optim.Optimizer; it returned {made!r:.60}")
+    return made
+
+
+_ELEMENTWISE = {
+    getattr(torch.optim, name)
+    for name in (
+        *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+    )
+}
+"""Optimizers that treat each number alike, so that one flat tensor gives the bits of many, faster."""
 
 
 @final
@@ -210,9 +176,9 @@ def one_thread() -> Iterator[None]:
 def random_numbers_of(
     stream: Stream, device: torch.device, dropouts: Iterable[Dropout] = (), others: bool = True
 ) -> Iterator[None]:
-    """Take all random numbers from `stream`: `dropouts` from a generator on `device`, others from torch's global state.
+    """Take all random numbers from `stream`: `dropouts` from a generator on `device`, others from global states.
 
-    others   set the global state, and restore it afterwards
+    others   set the global states of torch, NumPy and Python, and restore them afterwards
     """
     # Two words: one for the generator, one for the global state.
     generator = torch.Generator(device).manual_seed(stream.words[0])
@@ -221,12 +187,19 @@ def random_numbers_of(
     if not others:
         yield
         return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # torch.manual_seed would search for every kind of accelerator, which is slow.
-        torch.default_generator.manual_seed(stream.words[1])
-        if device.type == "cuda":
-            torch.cuda.manual_seed(stream.words[1])
-        yield
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(stream.words[1])
+    np.random.seed(stream.words[1] & 0xFFFFFFFF)  # noqa: NPY002  (code of users may draw from it)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            # torch.manual_seed would search for every kind of accelerator, which is slow.
+            torch.default_generator.manual_seed(stream.words[1])
+            if device.type == "cuda":
+                torch.cuda.manual_seed(stream.words[1])
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

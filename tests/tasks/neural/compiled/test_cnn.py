@@ -14,9 +14,9 @@ from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
 from qafel.tasks.neural.compiled.cnn import FEATURES, compute_features, fill_gradient
+from qafel.tasks.neural.model import FlatModel
 from qafel.tasks.neural.published import Cnn
 from qafel.tasks.neural.task import TorchTask
-from qafel.tasks.neural.trainer import FlatModel
 from qafel.tasks.protocol import train_from
 
 ROUNDING = 2**-24

@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from qafel.bench.training import PlainLstm, random_lstm_task
+from qafel.tasks.neural.model import FlatModel
 from qafel.tasks.neural.published import CharacterLstm
-from qafel.tasks.neural.trainer import FlatModel
 
 
 def make(batch=3, steps=5, units=32, layers=2, vocabulary=11, width=4, scale=1.0):
