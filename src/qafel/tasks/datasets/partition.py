@@ -56,7 +56,11 @@ class Partition:
                 raise ConfigError(f"client {client} needs a flat list of row numbers, at least one; got {found}")
         if not arrays:
             raise ConfigError("a partition needs at least one client, with a list of row numbers each")
-        return Partition.of_sizes(np.concatenate(arrays).astype(np.int64), np.array([part.size for part in arrays]))
+        order = np.concatenate(arrays).astype(np.int64)
+        rows, counts = np.unique(order, return_counts=True)
+        if counts.max() > 1:
+            raise ConfigError(f"a row belongs to one client, once; row {rows[counts.argmax()]} is listed again")
+        return Partition.of_sizes(order, np.array([part.size for part in arrays]))
 
     @property
     def clients(self) -> int:
@@ -111,6 +115,8 @@ def split(spec: str, labels: Labels, clients: int, seed: int | Stream = 0) -> Pa
     if not 0 < parameter < float("inf"):
         example = "shards:2" if name == "shards" else f"{name}:0.1"
         raise SpecError(f"partition {name!r} takes a positive number, as in {example}; got {spec!r}")
+    if labels.ndim != 1 and name in ("dirichlet", "shards"):
+        raise ConfigError(f"partition {name!r} needs one label per sample, got shape {list(labels.shape)}: use argmax")
     return _SPLITS[name](labels, clients, parameter, stream)
 
 

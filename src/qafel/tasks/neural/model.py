@@ -110,14 +110,22 @@ class _Buffer:
     original: Tensor | None
 
     @property
+    def value(self) -> Tensor:
+        found = self.owner._buffers[self.name]
+        assert found is not None
+        return found
+
+    @property
     def changed(self) -> bool:
-        now = self.owner._buffers[self.name]
-        return now is not self.tensor or self.tensor._version != self.version
+        return self.value is not self.tensor or self.tensor._version != self.version
+
+    def set(self, value: Tensor) -> None:
+        self.tensor.copy_(value)
+        self.owner._buffers[self.name] = self.tensor
 
     def restore(self) -> None:
         assert self.original is not None
-        self.tensor.copy_(self.original)
-        self.owner._buffers[self.name] = self.tensor
+        self.set(self.original)
         self.version = self.tensor._version
 
 
@@ -247,7 +255,7 @@ class FlatModel:
             self._calibrated = digest, []
             return True
         for kept, value in zip(self._statistics(), self._calibrated[1], strict=True):
-            kept.tensor.copy_(value)
+            kept.set(value)
         return False
 
     def start_calibration(self) -> None:
@@ -264,7 +272,7 @@ class FlatModel:
         assert self._calibrated is not None
         for norm in self._norms:
             norm.eval()
-        self._calibrated[1].extend(kept.tensor.clone() for kept in self._statistics())
+        self._calibrated[1].extend(kept.value.clone() for kept in self._statistics())
 
     def _statistics(self) -> list[_Buffer]:
         return [kept for kept in self._buffers if any(kept.owner is norm for norm in self._norms)]
