@@ -25,7 +25,7 @@ from qafel.errors import ConfigError, plain_number
 from qafel.params import Vector
 from qafel.parts import PartName, Section, explain, is_path, one_of, read_part
 from qafel.tasks import Task
-from qafel.tasks.protocol import initial_model
+from qafel.tasks.protocol import digest_of, initial_model
 from qafel.text import did_you_mean
 
 _DEEPEST = 32
@@ -103,7 +103,7 @@ def _override(table: dict[str, Any], override: str) -> None:
         read = value.strip()
     put(table, keys, read, f"the setting {override}")
     if keys == ["task", "name"] and _names_custom_task(table["task"]):
-        table["task"] = {key: kept for key, kept in table["task"].items() if key in CustomTask.model_fields}
+        table["task"] = {key: kept for key, kept in table["task"].items() if key in ("name", "arguments")}
 
 
 def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) -> None:
@@ -333,6 +333,12 @@ class Config(Section):
         """
         table = read_table(text, source, overrides)
         return Config.from_dict(table if seed is None else {**table, "seed": seed}, source)
+
+    def with_task(self, task: Task) -> Config:
+        """Add the digest of its task's frozen parameters, if the task is custom and has some."""
+        if not isinstance(self.task, CustomTask) or not (digest := digest_of(task)):
+            return self
+        return self.model_copy(update={"task": self.task.model_copy(update={"digest": digest})})
 
     def custom_parts_of_clients(self) -> list[str]:
         """Import paths of the custom task and quantizers, which a deployed client must allow."""

@@ -17,6 +17,7 @@ from qafel.tasks.datasets.celeba import find_celeba
 from qafel.tasks.datasets.cifar10 import find_cifar10
 from qafel.tasks.datasets.files import data_folder
 from qafel.tasks.datasets.shakespeare import find_shakespeare
+from qafel.tasks.protocol import require_digest
 
 TASK = PartKind(
     "task",
@@ -138,11 +139,18 @@ class CustomTask(Section):
 
     name: str
     arguments: Arguments = Field(default_factory=dict)
+    digest: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the frozen parameters; none: any. A run directory states it",
+    )
 
     def make(self) -> Task:
-        """Import and make the task."""
+        """Import and make the task. Raises `DataError` if its frozen parameters have another digest."""
         part = PartTable.model_validate({**self.arguments, "name": self.name})
         task: Task = parts.make(part, TASK, known=dict.fromkeys(TASKS))
+        if self.digest is not None:
+            require_digest(task, self.digest)
         return task
 
     def missing(self, fetch: bool = False) -> str | None:

@@ -194,14 +194,20 @@ def read_settings(toml: str, source: str) -> dict[str, Any]:
 def same_run(one: Mapping[str, Any], other: Mapping[str, Any], ignoring: Container[str] = ()) -> bool:
     """Return whether two tables of settings give the same results.
 
-    Names, descriptions, the path of the start model and the keys in `ignoring` do not matter.
+    Names, descriptions, the path of the start model and the keys in `ignoring` do not matter. A recipe whose task has
+    not been made lacks the digest of the task, so the digest matters only if both tables have it.
     """
+    known = all(isinstance(table.get("task"), Mapping) and "digest" in table["task"] for table in (one, other))
+
+    def part(key: str, value: Any) -> Any:
+        if key == "start" and isinstance(value, Mapping):
+            return value["sha256"]
+        if key == "task" and isinstance(value, Mapping) and not known:
+            return {name: setting for name, setting in value.items() if name != "digest"}
+        return value
+
     first, second = (
-        {
-            key: value["sha256"] if key == "start" and isinstance(value, Mapping) else value
-            for key, value in table.items()
-            if key not in _LABELS and key not in ignoring
-        }
+        {key: part(key, value) for key, value in table.items() if key not in _LABELS and key not in ignoring}
         for table in (one, other)
     )
     return first == second

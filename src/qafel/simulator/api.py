@@ -32,7 +32,7 @@ from qafel.runs.summary import FunctionListener, Listener, Summary, figures_of
 from qafel.runs.trackers import Track, track_of
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import RunInputs, execute
-from qafel.tasks.protocol import Task
+from qafel.tasks.protocol import Task, digest_of
 from qafel.text import described, path_of
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def simulate(
     path = out.path if isinstance(out, RunDirectory) else None if out is None else Path(out)
     stated, start = (None, None) if start_from is None else start_of(start_from, task.layout)
     if recipe is not None:
+        recipe = recipe.with_task(task)
         settings = settings_of(recipe)
     else:
         for warning in quantizer_warnings(algorithm, task.layout.size):
@@ -198,6 +199,7 @@ def simulate(
             "clients": task.clients,
             "parameters": task.layout.size,
             "class": path_of(task),
+            **({"digest": digest} if (digest := digest_of(task)) else {}),
         }
         settings = _given(
             name=f"{task.name}-{algorithm.name}" if path is None else path.name,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, final, runtime_checkable
 
 import numpy as np
 
@@ -63,7 +64,9 @@ def train_from(task: Task, client: int, model: Vector, local: LocalTraining, str
     return as_trained(found, model.size, f"{path_of(task)}.train").model
 
 
-class ClientTraining(NamedTuple):
+@final
+@dataclass(frozen=True)
+class ClientTraining:
     """The training function of one client of a task, for `qafel.deployment.run_client`."""
 
     task: Task

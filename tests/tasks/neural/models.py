@@ -135,3 +135,7 @@ TASKS = {
     "f1": partial(made, metrics={"f1": f1, "accuracy": is_correct}),
     "regression": regression,
 }
+
+
+def backbone(scale=1.0):
+    return made(partial(Backbone, scale))

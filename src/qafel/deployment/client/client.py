@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
@@ -27,7 +28,7 @@ from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.outbox import ANOTHER_PROCESS, COUNTED, Outbox
 from qafel.deployment.client.state import ClientState, Kept, Memory, Sent
-from qafel.deployment.client.training import training_in
+from qafel.deployment.client.training import train_with, training_in
 from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement, read_agreement
@@ -44,6 +45,7 @@ from qafel.errors import (
     TrainingFailed,
 )
 from qafel.parts import errors_of
+from qafel.tasks.protocol import ClientTraining
 from qafel.text import human_seconds
 
 _REPORT_MOST_S: Final = 60.0
@@ -447,6 +449,7 @@ def run_client(
 
     train       the training function: from hidden state, local training and random stream to the trained model, a flat
                 vector or `Trained`. It must not change `start.vector`. `start.version` counts the server steps before.
+                Or `task.training(client)` of a `TorchTask`, which must be the run's task.
     run         the run's name on the broker
     client      this client's number
     state       the client's folder, for x̂ and upload numbers
@@ -461,7 +464,9 @@ def run_client(
 
     run_client(train, run="demo", client=3, state=Path("client-3"))
     """
-    if train is not None:
+    if isinstance(train, ClientTraining):
+        make_train = partial(train_with, train)
+    elif train is not None:
         given = (train, weight)
         make_train = lambda *_: given  # noqa: E731
     elif make_train is None:

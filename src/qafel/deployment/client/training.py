@@ -18,7 +18,7 @@ from qafel.errors import ConfigError, QafelError
 from qafel.params import Vector
 from qafel.rng import Stream
 from qafel.tasks import Task
-from qafel.tasks.protocol import sample_weights
+from qafel.tasks.protocol import ClientTraining, require_digest, sample_weights
 from qafel.workers import pack, portable, unpack
 
 
@@ -40,11 +40,27 @@ def train_task(
     if isinstance(config.task, CustomTask):
         settings.require_named("task", config.task.name)
     toml = config.to_toml()
-    task = _made_task(toml)
+    return partial(_train_task, toml, client), _require_agreed(_made_task(toml), agreement, client)
+
+
+def train_with(train: ClientTraining, agreement: Agreement, client: int, _: ClientSettings) -> tuple[Train, float]:
+    """Return the training function of a task that exists already, and the weight of the client's updates."""
+    if train.client != client:
+        raise ConfigError(f"the training function is of client {train.client}, this is client {client}")
+    return train, _require_agreed(train.task, agreement, client)
+
+
+def _require_agreed(task: Task, agreement: Agreement, client: int) -> float:
+    """Return the weight of the client's updates. Raises unless the task is that of the run."""
     if not 0 <= client < task.clients:
         raise ConfigError(f"expected a client from 0 to {task.clients - 1}, got {client}")
-    weight = 1.0 if config.algorithm.client_weights == "equal" else sample_weights(task)[client]
-    return partial(_train_task, toml, client), weight
+    if task.layout != agreement.layout:
+        found, expected = (f"{layout.size:,} parameters" for layout in (task.layout, agreement.layout))
+        raise ConfigError(f"this client's model is not that of the run: it has {found}, expected {expected}")
+    agreed = getattr(agreement.config.task, "digest", None)
+    if agreed is not None:
+        require_digest(task, agreed)
+    return 1.0 if agreement.config.algorithm.client_weights == "equal" else sample_weights(task)[client]
 
 
 @lru_cache(maxsize=1)

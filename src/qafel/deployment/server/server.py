@@ -302,8 +302,9 @@ def run_server(
 
     async def serve() -> Summary:
         made: Task = await asyncio.to_thread(config.task.make) if task is None else task
+        agreed = config.with_task(made)
         chosen = (access or Access(), settings or ServerSettings(), made, progress)
-        with RunDirectory(out) as directory, open_server(config, directory, *chosen) as server:
+        with RunDirectory(out) as directory, open_server(agreed, directory, *chosen) as server:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, server.stop)
             summary: Summary | None = None
