@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar, final
 
@@ -26,6 +28,32 @@ _APart = TypeVar("_APart", bound=Part)
 
 @final
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """A learning rate that falls with the version: along half a cosine, or by a factor every few steps."""
+
+    lr: float
+    cosine: int | None = None
+    """Server steps from `lr` to `factor` times `lr`."""
+    step: int | None = None
+    """Server steps between two multiplications by `factor`."""
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_numbers(self)
+        kinds = f"cosine={self.cosine}, step={self.step}"
+        require((self.cosine is None) != (self.step is None), "a schedule has either cosine or step", kinds)
+        require((self.cosine or self.step or 0) >= 1, "a schedule lasts at least one server step", kinds)
+        require(0 < self.factor <= 1, "the factor of a schedule is in (0, 1]", self.factor)
+
+    def __call__(self, version: int) -> float:
+        if self.step is not None:
+            return max(self.lr * self.factor ** (version // self.step), sys.float_info.min)
+        share = (1 + math.cos(math.pi * min(1.0, version / (self.cosine or 1)))) / 2
+        return self.lr * (self.factor + (1 - self.factor) * share)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class LocalTraining:
     """Local training between copying x̂ and uploading: y ← y − η_ℓ g(y), for P steps or some epochs."""
 
@@ -43,6 +71,8 @@ class LocalTraining:
     """Whether a client uploads the steps done when a round's deadline ends its training (FedProx)."""
     correction: Vector | None = field(default=None, compare=False)
     """Added to every gradient, after clipping. Client rules set it."""
+    schedule: Callable[[int], float] | None = None
+    """The learning rate by the version of the start, in place of `lr`; None: always `lr`."""
 
     def __post_init__(self) -> None:
         require_numbers(self)
@@ -54,6 +84,14 @@ class LocalTraining:
         require(self.weight_decay >= 0, "weight decay is zero or more", self.weight_decay)
         require(self.clip_norm is None or self.clip_norm > 0, "the clipping norm is positive", self.clip_norm)
         require(self.proximal >= 0, "the proximal term's weight is zero or more", self.proximal)
+
+    def at(self, version: int) -> LocalTraining:
+        """The settings of an update that starts from this version: `lr` follows the schedule."""
+        if self.schedule is None:
+            return self
+        with errors_of("the schedule of client_lr"):
+            lr = float(self.schedule(version))
+        return replace(self, lr=lr, schedule=None)
 
     def steps_for(self, samples: int) -> int:
         """The number of steps of a client with this many samples. An epoch is a step per batch."""

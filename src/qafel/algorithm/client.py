@@ -100,7 +100,7 @@ class Client:
         start = algorithm.catch_up.start(self.hidden_state, algorithm, self.seed, self.number, sequence)
         size, quantizer = start.vector.size, algorithm.client_quantizer
         try:
-            local = rule.local(local or algorithm.local, start, self.memory)
+            local = rule.local((local or algorithm.local).at(start.version), start, self.memory)
         except Exception as error:
             raise_part_failed(error, rule, "local")
         if not isinstance(local, LocalTraining):

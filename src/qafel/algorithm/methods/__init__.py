@@ -27,7 +27,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from qafel.algorithm.accumulators import Buckets, BufferedMean
 from qafel.algorithm.admission import PolynomialStaleness
-from qafel.algorithm.algorithm import ROLES, Algorithm, ClientWeights, LocalTraining
+from qafel.algorithm.algorithm import ROLES, Algorithm, ClientWeights, LocalTraining, Schedule
 from qafel.algorithm.catch_up import CatchUp, Exact, PerStart, Quantized
 from qafel.algorithm.hidden_state import DirectModel, HiddenStateDifference
 from qafel.algorithm.methods.ca2fl import CA2FL, CachedUpdates
@@ -46,7 +46,7 @@ from qafel.algorithm.parts import Model, Needs, Update
 from qafel.algorithm.server_rules import SGD
 from qafel.errors import ConfigError
 from qafel.params import Layout
-from qafel.parts import PartKind, PartName, PartTable, Section, custom_path, make, one_of
+from qafel.parts import PartKind, PartName, PartTable, Section, custom_path, errors_of, make, one_of
 from qafel.quantizers import Identity, make_quantizer, parse
 from qafel.quantizers.spec import FAMILIES
 from qafel.text import did_you_mean
@@ -107,7 +107,8 @@ class AlgorithmSettings(Section):
     buffer_size         K, the updates per server step
     server_lr           η_g, the server's learning rate
     server_momentum     momentum of the server's step
-    client_lr           η_ℓ, the clients' learning rate
+    client_lr           η_ℓ, the clients' learning rate; in Python also a function of the version
+    client_lr_schedule  lowers client_lr by the version: {cosine = 1000} or {step = 100}, with factor = 0.1
     local_steps         P, local steps per update; 10 unless local_epochs is set
     local_epochs        passes over the client's data, instead of local_steps
     batch_size          samples per local step; none: all of the client's samples
@@ -137,6 +138,7 @@ class AlgorithmSettings(Section):
     server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
     client_lr: float = Field(DEFAULT_CLIENT_LR, gt=0)
+    client_lr_schedule: Any = None
     local_steps: int | None = Field(None, ge=1)
     local_epochs: int | None = Field(None, ge=1)
     batch_size: int | None = Field(None, ge=1)
@@ -218,9 +220,14 @@ class AlgorithmSettings(Section):
         )
 
     def _local(self) -> LocalTraining:
+        schedule = self.client_lr_schedule
+        if schedule is not None and not callable(schedule):
+            if not isinstance(schedule, Mapping) or not schedule.keys() <= {"cosine", "step", "factor"}:
+                raise ValueError(f"client_lr_schedule is {{cosine = 1000}} or {{step = 100}}, found {schedule!r}")
+            schedule = Schedule(self.client_lr, **schedule)
         return LocalTraining(
             self.client_lr, self.local_steps, self.local_epochs, self.batch_size, self.weight_decay, self.clip_norm,
-            self.proximal, self.partial,
+            self.proximal, self.partial, schedule=schedule,
         )  # fmt: skip
 
     def _made(self, role: str, offered: Mapping[str, Any], at_client: bool) -> Any:
@@ -269,11 +276,15 @@ def method(
     """
     if local is not None and (mixed := sorted(set(settings) & _LOCAL)):
         raise ConfigError(f"local training is given as an object: {mixed[0]} goes into local=LocalTraining(…)")
+    if callable(rate := settings.get("client_lr")):
+        with errors_of("client_lr"):
+            settings = {**settings, "client_lr": float(rate(0)), "client_lr_schedule": rate}
     return AlgorithmSettings(method=name, **settings).compose(layout, local=local)
 
 
 _LOCAL = {
-    "client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "clip_norm", "proximal", "partial"
+    "client_lr", "client_lr_schedule", "local_steps", "local_epochs", "batch_size", "weight_decay", "clip_norm",
+    "proximal", "partial",
 }  # fmt: skip
 
 
