@@ -145,6 +145,28 @@ def test_a_run_is_moved_aside_and_never_lost(tmp_path):
             directory.move_aside()
 
 
+@pytest.mark.parametrize("killed_at", [".config.toml.part", "metrics.jsonl"])
+def test_a_process_killed_while_it_begins_leaves_a_folder_that_the_next_one_uses(tmp_path, monkeypatch, killed_at):
+    method = "replace" if killed_at.endswith(".part") else "open"
+    original = getattr(Path, method)
+
+    def killing(self, *arguments, **options):
+        if self.name == killed_at:
+            raise KeyboardInterrupt
+        return original(self, *arguments, **options)
+
+    path = tmp_path / "run"
+    with RunDirectory(path) as directory, monkeypatch.context() as patched:
+        patched.setattr(Path, method, killing)
+        with pytest.raises(KeyboardInterrupt):
+            directory.begin("seed = 1\n")
+    assert any(path.iterdir())
+    with RunDirectory(path) as directory:
+        assert directory.move_aside() is None
+        directory.begin("seed = 2\n")
+    assert "seed = 2" in (path / "config.toml").read_text()
+
+
 def test_a_run_directory_of_a_newer_format_is_refused_in_a_sentence(tmp_path):
     out = tmp_path / "run"
     run(short(), out)

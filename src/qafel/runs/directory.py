@@ -87,15 +87,16 @@ class RunDirectory:
             for name in ("summary.json", LIVE_FILE):
                 (path / name).unlink(missing_ok=True)
             if keep_metrics_bytes == 0:
-                for old in (CHECKPOINT, "model.safetensors"):
+                for old in (CHECKPOINT, "model.safetensors", "metrics.jsonl"):
                     (path / old).unlink(missing_ok=True)
+            # First of all files: it marks the folder as a run's, should the process be killed here.
+            write_atomically(path / "config.toml", f"# qafel run directory, format {FORMAT}\n{toml}".encode())
             self._metrics = (path / "metrics.jsonl").open("a+b")
             if keep_metrics_bytes is None:
                 self._metrics.seek(0)
                 keep_metrics_bytes = self._metrics.read().rfind(b"\n") + 1
             self._metrics.truncate(keep_metrics_bytes)
             self._metrics.seek(0, os.SEEK_END)  # without it, `metrics_bytes` returns the old length before the next row
-        write_atomically(path / "config.toml", f"# qafel run directory, format {FORMAT}\n{toml}".encode())
 
     def on_row(self, row: Row) -> None:
         """Append a row to the metrics."""
@@ -145,7 +146,8 @@ class RunDirectory:
         `rows_too`: rows without a checkpoint are results too, and are not deleted.
         """
         path = self.path
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        unfinished = {".config.toml.part", ".lock"}  # a process killed in `begin` leaves no more than these
+        if not path.exists() or (path.is_dir() and {inside.name for inside in path.iterdir()} <= unfinished):
             return None
         if not (path / "config.toml").exists():
             raise OutputError(f"{path} is not a run directory: move it, or choose another `out`")
