@@ -25,12 +25,24 @@ from tests.theory.problems import PROBLEM, SETTING, problems, settings_of_runs
 
 
 @given(problems, settings_of_runs, st.floats(0.01, 10), st.floats(0.01, 10))
-def test_the_corollary_is_the_theorem_at_its_step_sizes(problem, setting, client_factor, server_factor):
-    sizes = corollary_step_sizes(setting, client_factor, server_factor)
-    inserted = bound(problem, setting, sizes.client_lr, sizes.server_lr)
-    stated = corollary(problem, setting, client_factor, server_factor)
-    for term in ("start", "staleness", "drift", "noise"):
-        assert getattr(stated, term) == pytest.approx(getattr(inserted, term), rel=1e-9)
+def test_the_theorem_at_the_corollarys_step_sizes_has_the_corollarys_terms(problem, setting, a, b):
+    found = corollary(problem, setting, a, b)
+    steps, size, horizon, smoothness = (
+        setting.local_steps,
+        setting.buffer_size,
+        setting.server_steps,
+        problem.smoothness,
+    )
+    theta = (steps - 1) / (8 * (steps + 1))
+    variance = (1 + 3 * theta) * problem.gradient_noise**2
+    variance += 2 * (1 + theta) / (1 - theta) * steps * problem.heterogeneity
+    sent, root = (2 - setting.client_delta) * variance, (steps * horizon) ** 0.5
+    lag = setting.max_staleness**2 + 12 / setting.server_delta**2
+    assert found.start == pytest.approx(4 / (a * b) * problem.initial_gap / root, rel=1e-9)
+    assert found.noise == pytest.approx(2 * a * b * smoothness * sent / (size * root), rel=1e-9)
+    drift = 80 * (a * smoothness) ** 2 * steps * (problem.gradient_noise**2 + problem.heterogeneity)
+    assert found.drift == pytest.approx(drift / (size**2 * horizon ** (2 / 3)), rel=1e-9)
+    assert found.staleness == pytest.approx(8 * (a * b * smoothness) ** 2 * lag * sent / (size * horizon), rel=1e-9)
 
 
 def test_the_corollarys_terms_are_those_computed_by_hand():

@@ -15,7 +15,7 @@ from qafel.quantizers import parse
 from qafel.rng import Stream
 from qafel.tasks.protocol import train_from
 from qafel.theory import Setting, bound, largest_client_lr, largest_server_lr, require_admissible
-from qafel.theory.theorem import variance_of_mean
+from qafel.theory.bounds import variance_of_mean
 from tests.theory.problems import PROBLEM, problems, run, settings_of_runs
 
 MANY_STEPS = [*range(1, 60), 100, 1000, 10_000]

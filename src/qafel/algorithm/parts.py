@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from qafel.algorithm.state import KEPT, Rows, State, states
+from qafel.algorithm.state import KEPT, Rows, State, checked_state
 from qafel.errors import ConfigError, DataError, PartFailed
 from qafel.params import Vector
 from qafel.parts import is_custom
@@ -312,16 +312,12 @@ def require_same_settings(saved: Mapping[str, str], now: Mapping[str, str]) -> N
 
 def contents(parts: Mapping[str, object]) -> dict[str, bytes | None]:
     """The attributes of each custom part; None if they cannot be compared. A `cached_property` does not count."""
-    found: dict[str, bytes | None] = {}
-    for role, part in parts.items():
-        owner = getattr(part, "__self__", part)  # of a method
-        if is_custom(owner):
-            names = {name: value for name, value in _attributes(owner).items() if not _is_cached(owner, name)}
-            try:
-                found[role] = pickle.dumps(sorted(names.items(), key=itemgetter(0)))
-            except Exception:
-                found[role] = None
-    return found
+    owners = {role: getattr(part, "__self__", part) for role, part in parts.items()}  # of a method, its object
+    return {
+        role: _pickled({name: it for name, it in _attributes(owner).items() if not _is_cached(owner, name)})
+        for role, owner in owners.items()
+        if is_custom(owner)
+    }
 
 
 def _is_cached(part: object, name: str) -> bool:
@@ -335,17 +331,20 @@ def unsaved(parts: Mapping[str, Part]) -> dict[str, bytes | None]:
     itself answers for the latter.
     """
     found: dict[str, bytes | None] = {}
-    for role, state in states(parts).items():
-        part = parts[role]
-        forms = [
-            (name, None if isinstance(value, Rows) else (np.asarray(value).dtype.str, np.shape(value)[1:]))
-            for name, value in sorted(state.items())
-        ]
+    for role, part in parts.items():
+        state = checked_state(part)
+        forms = {
+            name: None if isinstance(value, Rows) else (np.asarray(value).dtype.str, np.shape(value)[1:])
+            for name, value in state.items()
+        }
         others = {} if "state" in vars(type(part)) else _attributes(part)
-        try:
-            found[role] = pickle.dumps(
-                (forms, sorted((name, other) for name, other in others.items() if name not in state))
-            )
-        except Exception:
-            found[role] = None
+        found[role] = _pickled(forms, {name: other for name, other in others.items() if name not in state})
     return found
+
+
+def _pickled(*tables: Mapping[str, Any]) -> bytes | None:
+    """The tables as bytes to compare; None if they cannot be pickled."""
+    try:
+        return pickle.dumps([sorted(table.items(), key=itemgetter(0)) for table in tables])
+    except Exception:
+        return None

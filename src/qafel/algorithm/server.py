@@ -32,12 +32,11 @@ from qafel.algorithm.state import (
     Checkpoint,
     Expected,
     expected_arrays,
-    numpy_scalars,
     pack,
     require_arrays,
     require_restorable,
     restore_,
-    states,
+    state_of,
 )
 from qafel.errors import (
     ConfigError,
@@ -51,7 +50,7 @@ from qafel.errors import (
     UnknownClient,
 )
 from qafel.params import Vector, require_finite, require_vector
-from qafel.parts import errors_of, raise_part_failed
+from qafel.parts import errors_of, explain, raise_part_failed
 from qafel.quantizers import kernels
 from qafel.rng import Stream
 from qafel.text import path_of
@@ -110,7 +109,7 @@ class Server:
         """Of the last of them."""
         self._copy: tuple[int, bytes] | None = None
         self._settings, self._unsaved = settings_of(self.parts), unsaved(self.parts)
-        self._expected, self._contents = expected_arrays(states(self.parts)), contents(algorithm.stateless)
+        self._expected, self._contents = expected_arrays(state_of(self.parts)), contents(algorithm.stateless)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -261,7 +260,7 @@ def save_server(server: Server) -> Checkpoint:
                 f"{path_of(parts[role])} has changed since the run began, and a checkpoint does not save it. Only "
                 "accumulators and server rules keep state, and client rules a memory; use cached_property for a cache"
             )
-    held, saved = server.hidden_state, states(server.parts)
+    held, saved = server.hidden_state, state_of(server.parts)
     inner, rows = pack(saved)
     require_restorable(server.parts, inner, server._expected)
     arrays = {"model": server.model.copy(), "hidden_state": held.vector, **inner}
@@ -274,7 +273,7 @@ def save_server(server: Server) -> Checkpoint:
         "last_bytes": server.last_bytes,
         "rejected": dict(server.rejected),
         "settings": server._settings,
-        "numpy_scalars": numpy_scalars(saved),
+        "numpy_scalars": [name for name, value in saved.items() if isinstance(value, np.generic)],
     }
     return Checkpoint(arrays, values, rows)
 
@@ -312,9 +311,7 @@ def restore_server(
         server.hidden_state = HiddenState.of(arrays["hidden_state"], values.version, arrays.get("memory"))
         restore_(server.parts, inner, checkpoint.rows, values.numpy_scalars)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"the checkpoint does not fit this algorithm: {where}: {first['msg']}") from None
+        raise DataError(f"the checkpoint does not fit this algorithm: {explain(error)}") from None
     except DataError as error:
         raise DataError(f"the checkpoint does not fit this algorithm: {error}") from None
     server.broadcast_bytes, server.last_bytes = values.broadcast_bytes, values.last_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qafel.algorithm.parts import Part
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
+_Named = TypeVar("_Named")
 _FEW = 3  # names that an error lists
 _BYTES = np.dtype(np.uint8)
 
@@ -162,36 +163,25 @@ def require_arrays(found: Mapping[str, NDArray[Any]], expected: Mapping[str, Exp
             raise DataError(f"{name} holds a value twice")
 
 
-def states(parts: Mapping[str, Part]) -> dict[str, State]:
-    """The state of each part."""
-    return {name: _state(part) for name, part in parts.items()}
+def state_of(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """The state of all parts, by "part.name"."""
+    return {f"{role}.{name}": value for role, part in parts.items() for name, value in checked_state(part).items()}
 
 
-def pack(states: Mapping[str, State]) -> tuple[Arrays, dict[str, Rows]]:
-    """The state of all parts as arrays and tables of rows, named "part.name"; copies."""
-    values = {f"{prefix}.{name}": value for prefix, state in states.items() for name, value in state.items()}
-    arrays = {name: np.array(value, order="C") for name, value in values.items() if not isinstance(value, Rows)}
-    return arrays, {name: value.copy() for name, value in values.items() if isinstance(value, Rows)}
+def pack(state: State) -> tuple[Arrays, dict[str, Rows]]:
+    """The result of `state_of` as arrays and tables of rows; copies."""
+    arrays = {name: np.array(value, order="C") for name, value in state.items() if not isinstance(value, Rows)}
+    return arrays, {name: value.copy() for name, value in state.items() if isinstance(value, Rows)}
 
 
-def numpy_scalars(states: Mapping[str, State]) -> list[str]:
-    """The names, as in `pack`, of numbers with a NumPy type: in arithmetic they differ from Python's numbers."""
-    return [
-        f"{prefix}.{name}"
-        for prefix, state in states.items()
-        for name, value in state.items()
-        if isinstance(value, np.generic)
-    ]
+def expected_arrays(new: State) -> dict[str, Expected]:
+    """What is expected of saved arrays, given the state of new parts."""
+    return {name: like(name, value) for name, value in new.items() if not isinstance(value, Rows)}
 
 
-def expected_arrays(new: Mapping[str, State]) -> dict[str, Expected]:
-    """What is expected of saved arrays, given the states of new parts."""
-    return {
-        f"{prefix}.{name}": like(f"{prefix}.{name}", value)
-        for prefix, state in new.items()
-        for name, value in state.items()
-        if not isinstance(value, Rows)
-    }
+def inside(prefix: str, named: Mapping[str, _Named]) -> dict[str, _Named]:
+    """The entries with this prefix, which is removed."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 def require_restorable(parts: Mapping[str, Part], arrays: Arrays, expected: Mapping[str, Expected]) -> None:
@@ -210,31 +200,22 @@ def require_restorable(parts: Mapping[str, Part], arrays: Arrays, expected: Mapp
 
 
 def restore_(
-    parts: Mapping[str, Part],
-    arrays: Mapping[str, NDArray[Any]],
-    rows: Mapping[str, Rows],
-    scalars: Collection[str] = (),
+    parts: Mapping[str, Part], arrays: Arrays, rows: Mapping[str, Rows], numpy_scalars: Collection[str] = ()
 ) -> None:
     """Restore the state of all parts, as new as `begin_` leaves them, from the result of `pack`.
 
     Arrays must have the names, types and shapes of the new parts' states. A leading dimension of zero may have any
-    length. `scalars`: the result of `numpy_scalars`.
+    length. `numpy_scalars`: the names of numbers with a NumPy type, which in arithmetic differ from Python's numbers.
     """
-    new = states(parts)
-    values = {f"{prefix}.{name}": value for prefix, state in new.items() for name, value in state.items()}
-    tables = {name: value for name, value in values.items() if isinstance(value, Rows)}
+    new = state_of(parts)
     require_arrays(arrays, expected_arrays(new))
-    _require_rows(rows, tables)
-    for prefix, part in parts.items():
-        state: dict[str, Any] = {}
-        for name, value in new[prefix].items():
-            key = f"{prefix}.{name}"
-            if key in tables:
-                state[name] = rows[key].copy()
-            else:
-                state[name] = arrays[key][()] if key in scalars else _like_new(value, arrays[key], key)
+    _require_rows(rows, {name: value for name, value in new.items() if isinstance(value, Rows)})
+    state: dict[str, Any] = {name: table.copy() for name, table in rows.items()}
+    for name, array in arrays.items():
+        state[name] = array[()] if name in numpy_scalars else _like_new(new[name], array, name)
+    for role, part in parts.items():
         with errors_of(part, "restore_"):
-            part.restore_(state)
+            part.restore_(inside(f"{role}.", state))
 
 
 def _like_new(value: Any, saved: NDArray[Any], key: str) -> Any:
@@ -259,7 +240,8 @@ def like(key: str, value: Any) -> Expected:
     return Expected(array.dtype.type, (key, *array.shape[1:]) if free else array.shape, finite=finite)
 
 
-def _state(part: Part) -> State:
+def checked_state(part: Part) -> State:
+    """The state of a part, which a checkpoint can hold."""
     with errors_of(part, "state"):
         state: object = part.state()
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar, final
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
-from qafel.algorithm.state import Rows, pack, restore_, states
+from qafel.algorithm.state import Rows, inside, pack, restore_, state_of
 from qafel.errors import DataError
 from qafel.runs.progress import Amount, Count, Progress, Traffic, fault_of
 from qafel.simulator.executors.jobs import Job
@@ -22,7 +22,6 @@ from qafel.simulator.simulation import Arrive, Deliver, Dropout, Event, Simulati
 
 _SERVER, _JOB, _START = "server.", "job.", "start."
 _VECTOR, _MEMORY = f"{_START}vector", f"{_START}memory"
-_Named = TypeVar("_Named")
 _NOT_SAVED = ("evaluation", "goal", "began")
 
 
@@ -110,7 +109,7 @@ _PROGRESS = TypeAdapter(Progress)
 
 def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     """Everything that the rest of a run depends on: the simulation between two events, and its progress."""
-    server, (arrays, rows) = save_server(simulation.server), pack(states({"fleet": simulation.fleet}))
+    server, (arrays, rows) = save_server(simulation.server), pack(state_of({"fleet": simulation.fleet}))
     arrays |= {f"{_SERVER}{name}": array for name, array in server.arrays.items()}
     rows |= {f"{_SERVER}{name}": table for name, table in server.rows.items()}
     rows |= {name: Rows() for name in (_VECTOR, _MEMORY, *(f"{_JOB}{name}" for name in simulation.fleet.new_memory))}
@@ -144,7 +143,7 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
     """Bring a new simulation and progress of the same configuration to the saved state."""
     saved, arrays, rows = Saved.of(checkpoint), checkpoint.arrays, checkpoint.rows
     simulation.server = restore_server(
-        Checkpoint(_inside(_SERVER, arrays), saved.server.model_dump(), _inside(_SERVER, rows)),
+        Checkpoint(inside(_SERVER, arrays), saved.server.model_dump(), inside(_SERVER, rows)),
         simulation.algorithm,
         simulation.seed,
         size=simulation.task.layout.size,
@@ -157,7 +156,7 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         kept = _restored_progress(saved, progress)
         jobs = [event for *_, event in events if isinstance(event, _SavedJob)]
         starts = _starts(rows, {job.start for job in jobs}, simulation)
-        simulation.fleet.require_memories(in_flight := _inside(_JOB, rows), {job.number for job in jobs})
+        simulation.fleet.require_memories(in_flight := inside(_JOB, rows), {job.number for job in jobs})
         fleet = {name: array for name, array in arrays.items() if not name.startswith(_SERVER)}
         tables = {name: table for name, table in rows.items() if not name.startswith((_SERVER, _JOB, _START))}
         restore_({"fleet": simulation.fleet}, fleet, tables)
@@ -181,11 +180,6 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
     for name, value in kept.items():
         setattr(progress, name, value)
     simulation.resume()
-
-
-def _inside(prefix: str, named: Mapping[str, _Named]) -> dict[str, _Named]:
-    """The entries with this prefix, which is removed."""
-    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 def _unfit(why: object) -> DataError:
