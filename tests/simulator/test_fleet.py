@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Held, method
-from qafel.algorithm.state import Arrays, Rows, pack, restore_, states
+from qafel.algorithm.state import Arrays, Rows, pack, restore_, state_of
 from qafel.errors import DataError
 from qafel.simulator.fleet import Fleet
 
@@ -25,7 +25,7 @@ def filled() -> Fleet:
 
 
 def saved(fleet: Fleet) -> tuple[Arrays, dict[str, Rows]]:
-    return pack(states({"fleet": fleet}))
+    return pack(state_of({"fleet": fleet}))
 
 
 def test_what_a_client_holds_comes_back() -> None:
