@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from qafel.algorithm import Part, Rows
-from qafel.algorithm.state import Arrays, pack, restore_, states
+from qafel.algorithm.state import Arrays, pack, restore_, state_of
 from qafel.errors import ConfigError, DataError
 
 
@@ -47,7 +47,7 @@ Saved = tuple[Arrays, dict[str, Rows]]
 
 
 def saved(part: Part) -> Saved:
-    return pack(states({"bag": part}))
+    return pack(state_of({"bag": part}))
 
 
 def restored(saved: Saved) -> Bag:
