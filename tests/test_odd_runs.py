@@ -23,10 +23,8 @@ from qafel.report import render_report
 from qafel.runs.directory import CHECKPOINT, state_of
 from qafel.runs.live import LiveState
 from qafel.simulator.run import sound_checkpoint
-from qafel.watch import page
-from qafel.watch.serve import Board
-from qafel.watch.sources import Folders, Reported
-from qafel.watch.watched import Watched
+from qafel.watch import Board, page
+from qafel.watch.sources import Folders, Reported, Watched
 from tests.browser import charts_in
 from tests.command import qafel_here
 from tests.odd_runs import FILES, KINDS, VALUES, change_value, in_time, keys_of, may_read_everything, replace_file

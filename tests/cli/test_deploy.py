@@ -188,7 +188,7 @@ def test_machines_read_every_line_that_server_and_client_log(tmp_path: Path) -> 
 
 def test_a_traceback_is_part_of_its_line_for_machines() -> None:
     program = (
-        "import logging; from qafel.cli import logs; logs.start(as_json=True)\n"
+        "import logging; from qafel.cli import start_logs; start_logs(as_json=True)\n"
         "try: 1 / 0\nexcept ZeroDivisionError: logging.getLogger('qafel.x').exception('one\\ntwo \\ud800')\n"
         "raise KeyError('three')"
     )

@@ -18,8 +18,7 @@ from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.keys import Access
 from qafel.deployment.status import read_status
 from qafel.watch.page import Painter
-from qafel.watch.sources import Folders, FollowedRun
-from qafel.watch.watched import Watched
+from qafel.watch.sources import Folders, FollowedRun, Watched
 from tests.crowding import crowd, still_open
 from tests.deployment.live import CONFIG, serving, taking_part, update
 from tests.deployment.processes import wait_for

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qafel.drawing.chart import Axis, Panel, Series, panel_styles
-from qafel.runs.seeds import Spread
+from qafel.runs.reading import Spread
 from reproduction.entries import ENTRIES
 from reproduction.pareto import FAMILIES, PAIRS, REFERENCE
 from tests.reproduction.made_up import falling, made_up, measured, write_outputs

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qafel.quantizers import parse
-from qafel.runs.seeds import Spread
+from qafel.runs.reading import Spread
 from reproduction.entries import ENTRIES
 from reproduction.entry import Extent
 from reproduction.rate import (

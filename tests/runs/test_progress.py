@@ -11,8 +11,8 @@ import pytest
 from qafel.algorithm import Client, Message, Server, method
 from qafel.config import Evaluation, Limits
 from qafel.errors import ConfigError
+from qafel.runs.live import summarise
 from qafel.runs.progress import Progress, Traffic, meets
-from qafel.runs.summary import summarise
 from qafel.tasks import Mushrooms
 
 ALGORITHM = method("fedbuff", server_lr=0.1, client_lr=1.0, local_steps=1, buffer_size=2)

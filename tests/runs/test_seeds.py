@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from qafel.runs.reading import Run
-from qafel.runs.seeds import Spread, mean_curve, repeats_of
+from qafel.report.groups import repeats_of
+from qafel.runs.reading import Run, Spread, mean_curve
 
 
 def test_a_spread_knows_what_is_not_finite():

@@ -13,7 +13,7 @@ import pytest
 from qafel.config import load_recipe
 from qafel.errors import OutputError
 from qafel.runs.directory import CHECKPOINT, same_run, settings_of, state_of
-from qafel.runs.summary import FunctionListener, environment
+from qafel.runs.live import FunctionListener, environment
 from qafel.search.runner import Ended, Runner, RunSpec, make_runs, perform, unfinished
 from qafel.simulator import simulate
 from tests.running import Change, configuration, run

@@ -18,7 +18,7 @@ import pytest
 from qafel.algorithm import ClientRule, HiddenState, Kept, method
 from qafel.errors import ConfigError, WorkerLost
 from qafel.rng import Stream
-from qafel.runs.summary import sha256
+from qafel.runs.live import sha256
 from qafel.simulator import Limits, Network, Rounds, Timing, simulate
 from qafel.simulator.executors import processes
 from qafel.simulator.executors.jobs import Job

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from qafel.config import Config
-from qafel.runs.live import LiveState, read_live
+from qafel.runs.live import FunctionListener, LiveState, read_live
 from qafel.runs.progress import Row
-from qafel.runs.summary import FunctionListener
 from qafel.simulator import run as heartbeats
 from tests.running import run
 

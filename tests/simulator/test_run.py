@@ -10,7 +10,7 @@ from qafel.config import Config, load_recipe
 from qafel.errors import DataError
 from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
 from qafel.runs.directory import CHECKPOINT
-from qafel.runs.summary import FunctionListener
+from qafel.runs.live import FunctionListener
 from tests.running import run
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from qafel.runs.live import LiveState
 from qafel.runs.reading import Run
-from qafel.watch.watched import Watched
+from qafel.watch.sources import Watched
 
 
 def live_state(**changes: Any) -> LiveState:

@@ -12,10 +12,10 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
+from qafel import watch as serve
 from qafel.http import HttpLimits, listen
 from qafel.http import serving as answering_at
-from qafel.watch import serve
-from qafel.watch.watched import Watched
+from qafel.watch.sources import Watched
 from tests.watch.states import live_state, watched
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qafel.watch.watched import Pace, Watched, seconds_to_target, seen_once, uploads_to_target
+from qafel.runs.live import Rate
+from qafel.watch.sources import Watched, seconds_left, seconds_to_target, seen_once, uploads_to_target
 from tests.watch.states import live_state, watched
 
 
@@ -62,13 +63,15 @@ def test_the_time_to_the_target_follows_from_the_present_rate():
 
 
 def test_the_time_to_the_end_is_at_the_pace_of_the_last_minute():
-    state, pace = live_state(at=1000.0, share_done=0.1, wall_s=50.0), Pace()
-    assert pace.seconds_left(state) == pytest.approx(450), "at first, at the pace since the beginning"
+    state, pace = live_state(at=1000.0, share_done=0.1, wall_s=50.0), Rate(60.0, least_s=3.0)
+    assert seconds_left(state, pace) == pytest.approx(450), "at first, at the pace since the beginning"
     for second in range(1, 100):
-        left = pace.seconds_left(replace(state, at=1000.0 + second, share_done=0.1 + 0.001 * second))
+        left = seconds_left(replace(state, at=1000.0 + second, share_done=0.1 + 0.001 * second), pace)
     assert left == pytest.approx(801, rel=0.01)
-    assert pace.seconds_left(replace(state, at=1200.0, share_done=0.05, wall_s=5.0)) == pytest.approx(95), "a new begin"
-    assert math.isnan(pace.seconds_left(replace(state, share_done=None)))
+    begun_again = replace(state, at=1200.0, share_done=0.05, wall_s=5.0)
+    assert seconds_left(begun_again, pace) == pytest.approx(95)
+    assert math.isnan(seconds_left(replace(begun_again, at=1210.0), pace)), "no progress"
+    assert math.isnan(seconds_left(replace(state, share_done=None), pace))
 
 
 def seen(key: str, run_id: str = "", **changes) -> Watched:

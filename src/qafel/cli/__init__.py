@@ -1,7 +1,6 @@
 """The command line: parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
 
 console    terminal output: shared options, results, errors, live progress
-logs       log lines with their times
 run        one run, and many runs
 report     a comparison of runs, and the demo
 status     runs while they are running, in the terminal or the browser
@@ -15,10 +14,13 @@ from __future__ import annotations
 
 import gc
 import io
+import json
+import logging
 import os
 import re
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -27,11 +29,10 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from qafel.cli.logs import log_error
 from qafel.errors import PartFailed, QafelError, UserError
 from qafel.version import __version__
 
-__all__ = ["advanced", "app", "broker_option", "main", "output"]
+__all__ = ["advanced", "app", "broker_option", "main", "output", "start_logs"]
 
 advanced = partial(typer.Option, rich_help_panel="Advanced")
 broker_option = partial(typer.Option, rich_help_panel="Broker")
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _exit(sentence: str, code: int) -> NoReturn:
     if sentence:
-        log_error(sentence)
+        _print_error(sentence)
     sys.exit(code)
 
 
@@ -164,3 +165,49 @@ def _usage(error: Any) -> str:
     message = " ".join(str(error.format_message()).replace("Value error, ", "").split())
     hint = "" if error.ctx is None else f" See `{error.ctx.command_path} --help`."
     return message and f"{message[0].lower()}{message[1:]}{'' if message[-1] in '.?' else '.'}{hint}"
+
+
+class _Text(logging.Formatter):
+    """2026-11-18 09:30:01 and the message, in local time; warnings and errors start with their level."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's own name)
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname.lower()}: {record.message}"
+        return super().formatMessage(record)
+
+
+class _Json(logging.Formatter):
+    """One object per line: time, level, logger, message, and the traceback of an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def start_logs(as_json: bool = False, quiet: bool = False, level: int = logging.WARNING) -> None:
+    """Start to log: messages of commands, unless `quiet`, and messages of libraries from `level` on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if as_json else _Text())
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)
+    logging.getLogger("qafel.cli").setLevel(logging.ERROR if quiet else logging.INFO)
+    if as_json:
+        sys.excepthook = lambda *error: logging.getLogger(__name__).critical("an unexpected error", exc_info=error)
+
+
+def _print_error(sentence: str) -> None:
+    """Print why a command ends, as JSON if the log is JSON."""
+    if any(isinstance(handler.formatter, _Json) for handler in logging.getLogger().handlers):
+        logging.getLogger(__name__).error(sentence)
+    else:
+        print(f"qafel: {sentence}", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from qafel.cli import advanced, broker_option, logs, output
+from qafel.cli import advanced, broker_option, output, start_logs
 from qafel.errors import ConfigError
 from qafel.lazy import require_installed
 from qafel.parts import find, is_path
@@ -74,7 +74,7 @@ def client(
     from qafel.deployment import Access, ClientSettings, run_client  # noqa: PLC0415
     from qafel.deployment.client.training import train_task  # noqa: PLC0415
 
-    logs.start(log_json, quiet, level=logging.ERROR if quiet else logging.WARNING)
+    start_logs(log_json, quiet, level=logging.ERROR if quiet else logging.WARNING)
     access = Access.of(broker, credentials)
     number = access.client if client_id is None else client_id
     if access.client is not None and number != access.client:

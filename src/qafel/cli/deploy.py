@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 
 import typer
 
-from qafel.cli import advanced, broker_option, logs, new_app, output
+from qafel.cli import advanced, broker_option, new_app, output, start_logs
 from qafel.cli.client import BrokerUrl, LogJsonOption, require_extra
 from qafel.cli.console import (
     JsonOption,
@@ -211,7 +211,7 @@ def server(
     from qafel.deployment.names import StreamLimits  # noqa: PLC0415
     from qafel.deployment.server import DefenceSettings  # noqa: PLC0415
 
-    logs.start(log_json, quiet)
+    start_logs(log_json, quiet)
     config = load_recipe(recipe, with_start(settings, start_from), seed)
     trackers = track_of(track or ())
     name = run or config.name

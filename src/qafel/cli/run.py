@@ -31,7 +31,7 @@ from qafel.cli.console import (
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, RunFailed
 from qafel.runs.directory import CHECKPOINT, state_of
-from qafel.runs.summary import figures_of
+from qafel.runs.live import figures_of
 from qafel.runs.trackers import track_of
 from qafel.search.runner import unfinished
 from qafel.search.sweeps import grid, make_sweep, parse_seeds, parse_settings, require_sound

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from qafel.cli import broker_option, logs
+from qafel.cli import broker_option, start_logs
 from qafel.cli.client import BrokerUrl, require_extra
 from qafel.cli.console import JsonOption, console, errors, figures_table, print_json, print_plain
 from qafel.errors import BrokerError, BrokerUnreachable, ConfigError
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from qafel.deployment import Access
     from qafel.deployment.status import RunStatus
     from qafel.runs.live import LiveState
-    from qafel.watch.sources import Source
-    from qafel.watch.watched import Watched
+    from qafel.watch.sources import Source, Watched
 
 _REFRESH_S = 2.0  # a server publishes its state as often
 Credentials = Annotated[
@@ -173,10 +172,10 @@ def watch(
     """
     require_installed("the live page", "watch", plotly="Plotly")
     from qafel.http import listen  # noqa: PLC0415
-    from qafel.watch import serve  # noqa: PLC0415  (an extra)
+    from qafel.watch import is_loopback, serve  # noqa: PLC0415  (an extra)
     from qafel.watch.sources import Folders  # noqa: PLC0415
 
-    logs.start()
+    start_logs()
     sources: list[Source] = []
     where = [str(folder) for folder in folders or ()]
     if folders:
@@ -194,7 +193,7 @@ def watch(
         raise ConfigError("nothing to watch: name run directories, folders of them, or a broker with --broker")
     listening = listen(address, port, "the page", ("port", "address"))
     host, bound_port = listening.getsockname()[:2]
-    if not serve.is_loopback(address):
+    if not is_loopback(address):
         typer.echo(f"the page has no password: everyone who reaches {host}:{bound_port} can read it", err=True)
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound_port}/"
 
@@ -202,7 +201,7 @@ def watch(
         typer.echo(f"watching {', '.join(where)} at {url} until Ctrl-C")
 
     with suppress(KeyboardInterrupt):
-        serve.serve(sources, listening, where=", ".join(where), allow_hosts=allow_host or (), ready=ready)
+        serve(sources, listening, where=", ".join(where), allow_hosts=allow_host or (), ready=ready)
 
 
 @final

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from itertools import zip_longest
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from qafel import drawing
-from qafel.drawing.chart import Axis, Bars, Panel, Series, short_labels
+from qafel.drawing.chart import Axis, Bars, Panel, Series, Style, short_labels
+from qafel.drawing.page import cards, legend
 from qafel.errors import DataError
-from qafel.report.groups import Group, MetricView, all_styles, groups_of, log_start, metric_view, spans_decades
-from qafel.runs.reading import Column, Run
-from qafel.runs.seeds import Across, MeanCurve
+from qafel.report.groups import Across, Group, MetricView, all_styles, groups_of, log_start, metric_view, spans_decades
+from qafel.runs.reading import Column, MeanCurve, Run
 from qafel.text import human_bytes
 
 if TYPE_CHECKING:
@@ -24,6 +25,26 @@ if TYPE_CHECKING:
 
 _BINS = 24
 _BYTES = "bytes uploaded and broadcast"
+
+
+class Charts(NamedTuple):
+    """The charts of runs: groups, styles of the legend, panels of all groups, and their place on a page as HTML."""
+
+    groups: tuple[Group, ...]
+    styles: tuple[Style, ...]
+    panels: tuple[Panel, ...]
+    html: str
+
+
+def charts_of(runs: Sequence[Run]) -> Charts:
+    """Return the charts of all runs. Each group has its own panels; the groups share a legend."""
+    groups = groups_of(runs)
+    styles = all_styles(groups)
+    panels = [report_panels(group, f"-{number}" if number else "") for number, group in enumerate(groups)]
+    titles = [f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else "" for group in groups]
+    plots = (title + cards(own) for title, own in zip(titles, panels, strict=True))
+    html = "\n".join([legend(styles, "Show or hide runs"), *plots])
+    return Charts(groups, styles, tuple(panel for own in panels for panel in own), html)
 
 
 def report_panels(group: Group, suffix: str = "") -> tuple[Panel, ...]:

@@ -6,17 +6,19 @@ Runs that differ only by seed share a style, a curve and a row.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from pathlib import Path
+from typing import Any, TypeAlias, final
 
 import numpy as np
 
 from qafel.drawing.chart import Axis, Style, styles_for
 from qafel.runs.directory import by_path
-from qafel.runs.reading import Column, Run, folder_name
-from qafel.runs.seeds import Repeats, repeats_of
+from qafel.runs.reading import Column, MeanCurve, Run, Spread, folder_name, mean_curve
 from qafel.tasks.protocol import Goal
 from qafel.text import UNKNOWN, counted, cut, human_count, human_metric, printable
 
@@ -25,6 +27,89 @@ _FEW = 3  # the most settings in a label
 _LONG = 1000  # the most letters of a setting
 _NAMES = ("seed", "name", "description")
 _BETTER = {"min": "lower is better", "max": "higher is better"}
+
+Figure: TypeAlias = Callable[[Run], float]
+"""One number of a run."""
+Across: TypeAlias = str | Callable[[Run], Column]
+"""The x values of a curve: a column, or a function of a run."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Repeats:
+    """Runs that differ only by seed, in the order of discovery; often a single one."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def name(self) -> str:
+        """The common name of the runs, without the seed."""
+        names = {run.name for run in self.runs}
+        return names.pop() if len(names) == 1 else _name_without_seed(self.runs[0])
+
+    @property
+    def ended(self) -> tuple[Run, ...]:
+        """The runs whose figures count: the finished ones, or all if none has finished."""
+        return tuple(run for run in self.runs if run.finished) or self.runs
+
+    @property
+    def diverged(self) -> int:
+        return sum(run.diverged for run in self.runs)
+
+    @property
+    def unfinished(self) -> int:
+        return sum(not run.finished for run in self.runs)
+
+    def spread(self, figure: Figure | str) -> Spread:
+        """Return the spread of a figure over the seeds: a function of a run, or a key of its summary."""
+        return Spread.of(run.number(figure) if isinstance(figure, str) else figure(run) for run in self.ended)
+
+    def curve(self, across: Across, values: str) -> MeanCurve:
+        """Return the mean of the column `values` against `across`, with its range."""
+        x = [run.column(across) if isinstance(across, str) else across(run) for run in self.runs]
+        return mean_curve(x, [run.column(values) for run in self.runs])
+
+
+def repeats_of(runs: Iterable[Run]) -> list[Repeats]:
+    """Group runs that differ only by seed. Two runs of one seed stay separate.
+
+    The runs of a group share a name, or have names that differ only in a seed at the end.
+    """
+    pairs = [(run, _all_but_seed(run)) for run in runs]
+    shared = Counter((settings, run.name) for run, settings in pairs)
+    found: dict[tuple[str, str, int], list[Run]] = {}
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for run, settings in pairs:
+        name = run.name if shared[settings, run.name] > 1 else _name_without_seed(run)
+        place = settings, name, str(_seed(run))
+        found.setdefault((settings, name, seen[place]), []).append(run)
+        seen[place] += 1
+    return [Repeats(tuple(together)) for together in found.values()]
+
+
+def _all_but_seed(run: Run) -> str:
+    settings = {key: value for key, value in run.config.items() if key not in ("name", "description")}
+    # A deployed run is not a repeat of a simulated one with the same settings.
+    facts = [run.summary.get("virtual_time_unit"), _without(settings, _seed(run))]
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _without(value: Any, seed: object) -> Any:
+    """Return a table without the run's seed at any depth: the timing of a run made in Python has it, too."""
+    if isinstance(value, Mapping):
+        return {key: _without(own, seed) for key, own in value.items() if (key, own) != ("seed", seed)}
+    return [_without(own, seed) for own in value] if isinstance(value, list) else value
+
+
+def _seed(run: Run) -> object:
+    return run.config.get("seed", run.summary.get("seed"))
+
+
+def _name_without_seed(run: Run) -> str:
+    """Return the name without its seed: mine for mine-seed3 and mine-3, the parent folder's name for seed3."""
+    seed = re.escape(str(_seed(run)))
+    name = re.sub(rf"[-_ ]*seed[-_ =]*{seed}$|[-_ ]+{seed}$", "", run.name)
+    return name or folder_name(Path(os.path.realpath(run.path)).parent)
 
 
 @final

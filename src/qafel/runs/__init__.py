@@ -1,14 +1,12 @@
 """Runs, for both drivers: a configuration, a seed and a driver produce rows and a summary.
 
 progress    traffic, evaluations, rows; the types that files of a run may hold
-summary     the summary of a run; listeners that receive rows and summary
-live        the state of a run between two rows
+live        the state of a run between two rows, its summary, and the listeners that receive them
 bars        progress bars on a terminal or in a notebook
 trackers    TensorBoard, MLflow, Weights & Biases
 directory   the run directory: writing it, its state
 checkpoints  checkpoint files, and the log of rows beside them
-reading     run directories read back
-seeds       runs that differ only by seed: mean, spread, mean curve
+reading     run directories read back; mean and spread over seeds
 """
 
 from typing import TYPE_CHECKING
@@ -16,17 +14,8 @@ from typing import TYPE_CHECKING
 from qafel.lazy import lazily
 
 if TYPE_CHECKING:
-    from qafel.runs.reading import History, Run
-    from qafel.runs.seeds import Spread, mean_curve
+    from qafel.runs.reading import History, Run, Spread, mean_curve
 
 __all__ = ["History", "Run", "Spread", "mean_curve"]
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "History": "qafel.runs.reading:History",
-        "Run": "qafel.runs.reading:Run",
-        "Spread": "qafel.runs.seeds:Spread",
-        "mean_curve": "qafel.runs.seeds:mean_curve",
-    },
-)
+__getattr__, __dir__ = lazily(__name__, {name: f"qafel.runs.reading:{name}" for name in __all__})

@@ -13,8 +13,8 @@ from rich.table import Column
 
 from qafel.config import Limits
 from qafel.errors import UserError
+from qafel.runs.live import Listener, Summary
 from qafel.runs.progress import Row
-from qafel.runs.summary import Listener, Summary
 from qafel.text import counted, human_bytes
 
 errors = Console(stderr=True)

@@ -25,9 +25,8 @@ from qafel.config.sections import read_table
 from qafel.errors import ConfigError, DataError, OutputError
 from qafel.files import Lock, read_regular, write_atomically, writing
 from qafel.params import Layout, Vector
-from qafel.runs.live import LIVE_FILE, LiveState, write_live
+from qafel.runs.live import LIVE_FILE, LiveState, Summary, read_summary, write_live
 from qafel.runs.progress import Row
-from qafel.runs.summary import Summary, read_summary
 
 FORMAT = 2
 """Version of the directory's format, in the first line of config.toml."""

@@ -1,42 +1,55 @@
-"""The state of a run between two evaluations, which its driver reports about once a second.
+"""The figures of a run between two evaluations (its live state) and at its end (its summary), and their listeners.
 
-During a run, the file live.json of its directory holds the state. A deployed server also publishes it through
-its broker, with fields that its clients and other servers need.
+A driver reports the live state about once a second. During a run, the file live.json of its directory holds it. A
+deployed server also publishes it through its broker, with fields that its clients and other servers need.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import json
+import os
+import platform
+import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, final
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, final, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from qafel.algorithm import Server
 from qafel.config import Limits
-from qafel.errors import DataError, OutputError
+from qafel.errors import DataError, DuplicateUpload, OutputError
 from qafel.files import write_atomically
+from qafel.params import Vector
+from qafel.quantizers.kernels import are_compiled
 from qafel.runs.progress import (
     Amount,
     Count,
     Number,
     Progress,
+    Row,
     Status,
     Text,
     Traffic,
     fault_of,
     finite_or_none,
+    histogram_mean,
     read_record,
 )
-from qafel.runs.summary import figures_so_far
 from qafel.tasks.protocol import Goal, Task
+from qafel.text import counted, human_bytes
+from qafel.version import __version__
 
+Summary: TypeAlias = dict[str, Any]
 LIVE_FILE = "live.json"
-_MOST_BYTES = 1 << 20
+_LIVE_BYTES, _SUMMARY_BYTES = 1 << 20, 16 << 20
 NAMED_CLIENTS = 100
 """A state lists at most this many clients by number, and counts the others."""
 NAMED_FAILURES = 20
@@ -150,6 +163,35 @@ class LiveState:
 _LIVE_STATE = TypeAdapter(LiveState)
 
 
+class Listener(Protocol):
+    """Receives the rows of one run, then its summary."""
+
+    def on_row(self, row: Row) -> None:
+        """Receive an evaluation. An error that is raised here ends the run."""
+        ...
+
+    def on_end(self, summary: Summary | None) -> None:
+        """Receive the summary, or None if an error ended the run.
+
+        Every listener is called, even if another one raises an error here.
+        """
+        ...
+
+
+@final
+class FunctionListener:
+    """A listener that calls a function with every row."""
+
+    def __init__(self, function: Callable[[Row], None]) -> None:
+        self._function = function
+
+    def on_row(self, row: Row) -> None:
+        self._function(row)
+
+    def on_end(self, summary: Summary | None) -> None:
+        """Do nothing."""
+
+
 def live_state(
     status: Status,
     task: Task,
@@ -182,7 +224,7 @@ def live_state(
 def read_live(folder: Path) -> LiveState | None:
     """Return the live state of a run directory, or None without one. Raises `DataError` if it is damaged."""
     with suppress(FileNotFoundError):
-        return read_record(folder / LIVE_FILE, _LIVE_STATE, _MOST_BYTES, "delete it; a running run writes it again")
+        return read_record(folder / LIVE_FILE, _LIVE_STATE, _LIVE_BYTES, "delete it; a running run writes it again")
     return None
 
 
@@ -202,15 +244,173 @@ def shorten(histogram: Sequence[int]) -> list[int]:
 class Rate:
     """Counts per second over the last seconds."""
 
-    def __init__(self, over_s: float = 10.0) -> None:
-        self._over_s = over_s
-        self._marks: list[tuple[float, int]] = []
+    def __init__(self, over_s: float = 10.0, least_s: float = 0.0) -> None:
+        """The rate is over the last `over_s` seconds. It is unknown before `least_s`."""
+        self._over_s, self._least_s = over_s, least_s
+        self._marks: deque[tuple[float, float]] = deque()
 
-    def mark(self, now: float, count: int) -> float:
-        """Record the count at a time in seconds. Return the counts per second."""
+    def mark(self, now: float, count: float, unknown: float = 0.0) -> float:
+        """Record the count at a time in seconds. Return the counts per second, or `unknown`.
+
+        A smaller count or time starts again.
+        """
         marks = self._marks
-        marks.append((now, count))
+        if marks and (count < marks[-1][1] or now < marks[-1][0]):
+            marks.clear()
+        if not marks or now > marks[-1][0]:
+            marks.append((now, count))
         while len(marks) > 2 and now - marks[0][0] > self._over_s:
-            marks.pop(0)
+            marks.popleft()
         then, before = marks[0]
-        return (count - before) / (now - then) if now > then else 0.0
+        return (count - before) / (now - then) if now > then and now - then >= self._least_s else unknown
+
+
+_TYPES = get_type_hints(Row, include_extras=True) | get_type_hints(LiveState, include_extras=True)
+_KNOWN = (
+    *("run_id", "metric_name", "metric_goal", "target", "rejected", "repeated"),
+    *("staleness_max", "staleness_histogram", "virtual_time_unit"),
+)
+_PERHAPS = (
+    *("received_bytes_total", "received_by_all_bytes_total", "staleness_mean", "virtual_time"),
+    *("wall_s", "updates_per_s"),
+)
+_SUMMARY_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("server_steps", "uploads", "upload_bytes_total", "broadcast_bytes_total"), (Count, ...)),
+    **{name: (_TYPES[name], None) for name in _KNOWN},
+    **{name: (_TYPES[name] | None, None) for name in _PERHAPS},
+    **dict.fromkeys(("name", "task", "algorithm"), (Text, "")),
+    "status": (Status, ...),
+    "metric_final": (Number | None, ...),
+    "metric_best": (Number | None, None),
+}
+_SUMMARY = TypeAdapter(create_model("SummaryRecord", __config__=ConfigDict(extra="allow"), **_SUMMARY_FIELDS))
+"""The keys of a summary.json that its readers use. The file may have more."""
+
+
+def read_summary(folder: Path) -> Summary:
+    """Read the summary of a run directory. Raises `FileNotFoundError`, or `DataError` if it is damaged."""
+    hint = "delete it to see the run as unfinished, or repeat the run"
+    found: BaseModel = read_record(folder / "summary.json", _SUMMARY, _SUMMARY_BYTES, hint)
+    return found.model_dump(exclude_unset=True)
+
+
+def figures_so_far(task: Task, server: Server, traffic: Traffic, progress: Progress) -> dict[str, Any]:
+    """Return the figures that a summary and a live state share."""
+    rejected = dict(server.rejected)
+    return {
+        "clients": task.clients,
+        "uploads": traffic.uploads,
+        "upload_bytes_total": traffic.upload_bytes,
+        "broadcast_bytes_total": traffic.broadcast_bytes,
+        "received_bytes_total": traffic.received_bytes,
+        # A repeated upload is harmless: its client only missed the receipt.
+        "repeated": rejected.pop(DuplicateUpload.reason, 0),
+        "rejected": rejected,
+        "metric_name": task.metric_name,
+        "metric_goal": task.metric_goal,
+        "target": progress.evaluation.target,
+        "wall_s": progress.wall_s,
+    }
+
+
+def summarise(
+    status: Status,
+    task: Task,
+    server: Server,
+    traffic: Traffic,
+    progress: Progress,
+    virtual_time: float,
+    **more: object,
+) -> Summary:
+    """Return the summary of a run.
+
+    virtual_time   the clock's time; seconds in a deployment
+    more           figures that only this driver has, such as the training time
+    """
+    algorithm, figures = server.algorithm, figures_so_far(task, server, traffic, progress)
+    values = {
+        "status": "diverged" if status == "finished" and progress.diverged else status,
+        **environment(),
+        "task": task.name,
+        "algorithm": algorithm.name,
+        "client_quantizer": algorithm.client_quantizer.spec,
+        "server_quantizer": algorithm.server_quantizer.spec,
+        "snapshot_quantizer": "none" if (copies := algorithm.catch_up.quantizer) is None else copies.spec,
+        "seed": server.seed,
+        "dimension": int(server.model.size),
+        "server_steps": server.version,
+        **figures,
+        "upload_bytes_mean": traffic.upload_bytes / max(1, traffic.uploads + traffic.rejected_uploads),
+        "broadcast_bytes_mean": traffic.broadcast_bytes / max(1, traffic.broadcasts),
+        "received_by_all_bytes_total": traffic.received_by_all_bytes,
+        "staleness_mean": histogram_mean(traffic.staleness_counts),
+        "staleness_max": max(0, len(traffic.staleness_counts) - 1),
+        "staleness_histogram": traffic.staleness_counts,
+        "metric_final": progress.final,
+        "metric_best": progress.best,
+        "uploads_to_target": progress.uploads_to_target,
+        "virtual_time": virtual_time,
+        "virtual_time_to_target": progress.virtual_time_to_target,
+        "updates_per_s": traffic.uploads / max(1e-9, figures["wall_s"]),
+        "evaluation_s": progress.evaluation_s,
+        **more,
+        "model_sha256": sha256(server.model),
+        "hidden_state_sha256": sha256(server.hidden_state.vector),
+    }
+    return finite_or_none(values)
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions and the machine of this process, PyTorch's version only if it is loaded."""
+    versions = {"Python": platform.python_version(), "numpy": _version("numpy")}
+    if are_compiled():
+        versions["numba"] = _version("numba")
+    if "torch" in sys.modules:
+        versions["torch"] = _version("torch")
+    hardware = {"cores": os.cpu_count() or 1, "processor": _processor()}
+    return {"qafel_version": __version__, "versions": versions, "hardware": hardware}
+
+
+@cache
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)
+
+
+@cache
+def _processor() -> str:
+    """Return the processor's name if the system states it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
+
+
+def sha256(vector: Vector) -> str:
+    """Return the SHA-256 of a vector's bytes, in hexadecimal."""
+    return hashlib.sha256(vector.tobytes()).hexdigest()
+
+
+def figures_of(summary: Summary) -> list[tuple[str, str]]:
+    """Return the main figures of a simulated run for people: pairs of name and text."""
+    final = summary["metric_final"]
+    reached = summary["uploads_to_target"]
+    target = "not reached" if reached is None else f"reached after {counted(reached, 'upload')}"
+    return [
+        ("status", summary["status"]),
+        (summary["metric_name"], "–" if final is None else f"{final:.6g}  (best {summary['metric_best']:.6g})"),
+        ("server steps", f"{summary['server_steps']:,}"),
+        ("uploads", f"{summary['uploads']:,}, {summary['upload_bytes_mean']:,.0f} bytes each"),
+        ("sent up", human_bytes(summary["upload_bytes_total"])),
+        ("broadcast", human_bytes(summary["broadcast_bytes_total"])),
+        ("received", f"{human_bytes(summary['received_bytes_total'])} by the clients that took part"),
+        ("staleness", f"mean {summary['staleness_mean']:.2f}, max {summary['staleness_max']}"),
+        *([] if summary["target"] is None else [("target", target)]),
+        (
+            "time",
+            f"{summary['wall_s']:.2f} s, {summary['updates_per_s']:,.0f} updates/s, "
+            f"{100 * summary['overhead_share']:.0f} % of it neither training nor evaluation",
+        ),
+        ("model sha256", summary["model_sha256"]),
+    ]

@@ -1,4 +1,4 @@
-"""Reads run directories: configuration, summary and history of a run.
+"""Reads run directories: configuration, summary and history of a run; mean and spread over several runs.
 
 A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finished, `summary.json`. A killed run has no
 summary and may end with a partial row. It loads too, with its last complete row in place of the summary.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, final, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, final, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,10 @@ from qafel.errors import DataError, NothingToShow
 from qafel.files import open_regular
 from qafel.lazy import require_installed
 from qafel.runs.directory import damaged_config, read_toml
+from qafel.runs.live import read_summary
 from qafel.runs.progress import Row, bounded, fault_of, meets
-from qafel.runs.summary import read_summary
 from qafel.tasks.protocol import Goal
-from qafel.text import cut, printable
+from qafel.text import UNKNOWN, cut, printable
 
 _MOST_LINE = 1 << 20
 _MOST_LINES = 4_000_000
@@ -336,3 +336,75 @@ class History(Mapping[str, NDArray[Any]]):
         import pandas as pd  # noqa: PLC0415  (an extra)
 
         return pd.DataFrame(self.rows)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over seeds: mean, standard deviation, lowest and highest value."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread:
+        """Return the spread of `values`. The standard deviation divides by n − 1 and is NaN for one value.
+
+        If a value is not finite, the mean is not either.
+        """
+        found = np.array(list(values), dtype=np.float64)
+        if not found.size:
+            return Spread(math.nan, math.nan, math.nan, math.nan, 0)
+        low, high = float(found.min()), float(found.max())
+        if not np.isfinite(found).all():
+            return Spread(high, math.nan, low, high, found.size)
+        std = float(found.std(ddof=1)) if found.size > 1 else math.nan
+        return Spread(float(found.mean()), std, low, high, found.size)
+
+    def apart_from(self, other: Spread) -> bool:
+        """Return whether the two ranges are disjoint. The range of one seed is a point."""
+        return self.high < other.low or other.high < self.low
+
+    def text(self, show: Callable[[float], str]) -> str:
+        """Return "mean ± standard deviation", with numbers as `show` formats them."""
+        mean = UNKNOWN if math.isnan(self.mean) else show(self.mean) if math.isfinite(self.mean) else "∞"
+        return f"{mean} ± {show(self.std)}" if math.isfinite(self.std) else mean
+
+
+class MeanCurve(NamedTuple):
+    """Mean y against mean x over seeds, with the range of y; None for a single run."""
+
+    x: Column
+    y: Column
+    low: Column | None = None
+    high: Column | None = None
+
+
+def mean_curve(across: Sequence[Column], values: Sequence[Column]) -> MeanCurve:
+    """Return the mean of `values` over runs, row by row, against the mean of `across`.
+
+    After a run's end, the mean is over the others: the curve is as long as the longest. From there, x advances by the
+    mean increment of the others, so that it never decreases.
+    """
+    if len(values) == 1:
+        return MeanCurve(across[0], values[0])
+    longest = max(map(len, values))
+    there = np.arange(longest) < np.array([[len(column)] for column in values])
+    x, y = (
+        np.stack([np.pad(column, (0, longest - len(column))) for column in columns]) for columns in (across, values)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):  # runs may have diverged
+        grown = np.diff(x, axis=1, prepend=0.0).mean(axis=0, where=there).cumsum()
+        everywhere = there.all(axis=0)
+        means = x.mean(axis=0, where=there)
+        mean = y.mean(axis=0, where=there)
+    # While all runs last, the plain mean is exact.
+    return MeanCurve(
+        np.where(everywhere, means, grown),
+        mean,
+        y.min(axis=0, where=there, initial=np.inf),
+        y.max(axis=0, where=there, initial=-np.inf),
+    )

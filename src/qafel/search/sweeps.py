@@ -28,8 +28,7 @@ from qafel.config import Config, load_recipe
 from qafel.drawing.page import table
 from qafel.errors import ConfigError, DataError, OutputError, PartFailed, UserError
 from qafel.files import write_atomically, writing
-from qafel.runs.reading import History, Run, number_of
-from qafel.runs.seeds import Spread
+from qafel.runs.reading import History, Run, Spread, number_of
 from qafel.runs.trackers import NOT_TRACKED, Track, track_of
 from qafel.search.runner import RunSpec, Watcher, make_runs, unfinished
 from qafel.simulator.api import quantizer_warnings

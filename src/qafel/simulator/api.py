@@ -26,9 +26,9 @@ from qafel.params import Vector
 from qafel.parts import Section
 from qafel.quantizers import fitness
 from qafel.runs.directory import RunDirectory, settings_of, state_of
+from qafel.runs.live import FunctionListener, Listener, Summary, figures_of
 from qafel.runs.progress import Row
 from qafel.runs.reading import History, Run, columns_of
-from qafel.runs.summary import FunctionListener, Listener, Summary, figures_of
 from qafel.runs.trackers import Track, track_of
 from qafel.simulator.executors import ExecutorName
 from qafel.simulator.run import RunInputs, execute
@@ -158,7 +158,7 @@ def simulate(
                         state of its clients. Such a run trains inline and cannot resume.
     progress            Show a progress bar on the terminal, or below the notebook's cell.
     on_row              Called with each `Row`. An error that it raises ends the run.
-    listeners           Objects that receive every row and the end, as in `qafel.runs.summary.Listener`.
+    listeners           Objects that receive every row and the end, as in `qafel.runs.live.Listener`.
     track               Trackers of the run in `out`: "tensorboard", "mlflow", "wandb", several, or "none". By default
                         TensorBoard, if it is installed (docs/trackers.md).
     say                 Receives warnings: a tracker that fails, a check that is skipped.

@@ -30,10 +30,9 @@ from qafel.runs.directory import (
     same_run,
     state_of,
 )
-from qafel.runs.live import NAMED_CLIENTS, LiveState, Rate, live_state
+from qafel.runs.live import NAMED_CLIENTS, Listener, LiveState, Rate, Summary, environment, live_state, summarise
 from qafel.runs.progress import Progress, Row, Status
 from qafel.runs.reading import Run
-from qafel.runs.summary import Listener, Summary, environment, summarise
 from qafel.runs.trackers import Track, TrackedRun, follow
 from qafel.simulator.checkpoint import SavedRun, restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor

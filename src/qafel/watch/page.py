@@ -14,13 +14,13 @@ from importlib.resources import files
 from typing import final
 
 from qafel.drawing.chart import GREY, Panel, Style
-from qafel.drawing.page import cards, charts_json, legend, note, page
-from qafel.report.charts import report_panels
-from qafel.report.groups import all_styles, groups_of, run_labels
-from qafel.runs.live import LiveState
+from qafel.drawing.page import charts_json, note, page
+from qafel.report.charts import charts_of
+from qafel.report.groups import run_labels
+from qafel.runs.live import LiveState, Rate
 from qafel.runs.progress import histogram_mean
 from qafel.text import UNKNOWN, counted, human_bytes, human_count, human_metric, human_seconds, printable
-from qafel.watch.watched import Pace, Watched, seconds_to_target, seen_once
+from qafel.watch.sources import Watched, seconds_left, seconds_to_target, seen_once
 
 _MOST = 24  # runs on the page
 _POINTS = 3000  # per chart, because charts are sent repeatedly
@@ -59,23 +59,17 @@ class Painter:
     """Draws pictures of runs. It remembers their pace to predict when they end."""
 
     def __init__(self) -> None:
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, Rate] = {}
 
     def picture(self, watched: Sequence[Watched], notes: Iterable[str] = (), where: str = "") -> Picture:
         """Draw these runs. `notes` appear above them; `where` describes the sources."""
         chosen, left_out = _chosen(seen_once(watched))
-        self._paces = {one.key: self._paces.get(one.key, Pace()) for one in chosen}
+        self._paces = {one.key: self._paces.get(one.key) or Rate(60.0, least_s=3.0) for one in chosen}
         labels = run_labels([one.run for one in chosen])
         drawn = [one for one in chosen if one.rows]
-        groups = groups_of([one.run for one in drawn])
-        styles = all_styles(groups)
-        panels = [report_panels(group, f"-{number}" if number else "") for number, group in enumerate(groups)]
-        colours = {
-            id(run): style.colour
-            for group in groups
-            for own, style in zip(group.members, group.styles, strict=True)
-            for run in own.runs
-        }
+        charts = charts_of([one.run for one in drawn])
+        styled = [pair for group in charts.groups for pair in group.styled]
+        colours = {id(run): style.colour for own, style in styled for run in own.runs}
         remarks = [*map(printable, notes)]
         if left_out:
             remarks.append(f"Not shown: {counted(left_out, 'more run')}, which changed before these.")
@@ -84,18 +78,9 @@ class Painter:
         articles = [
             self._card(one, label, colours.get(id(one.run), GREY)) for one, label in zip(chosen, labels, strict=True)
         ]
-        titles = [f"<h3>{escape(group.title)}</h3>" if len(groups) > 1 else "" for group in groups]
-        charts = [
-            '<section class="curves">',
-            legend(styles, "Show or hide runs"),
-            *(title + cards(own) for title, own in zip(titles, panels, strict=True)),
-            "</section>",
-        ]
-        html = "".join(
-            [*map(note, remarks), f'<div class="runs">{"".join(articles)}</div>', *(charts if drawn else [])]
-        )
-        every = tuple(panel for own in panels for panel in own)
-        return Picture(html, charts_json(every, styles, _POINTS), every, styles)
+        curves = f'<section class="curves">{charts.html}</section>' if drawn else ""
+        html = "".join([*map(note, remarks), f'<div class="runs">{"".join(articles)}</div>', curves])
+        return Picture(html, charts_json(charts.panels, charts.styles, _POINTS), charts.panels, charts.styles)
 
     def _card(self, one: Watched, label: str, colour: str) -> str:
         state = one.word.partition(" ")[0]
@@ -119,7 +104,7 @@ class Painter:
         if live is None or live.share_done is None:
             return f'<p class="note">{steps}</p>'
         share = min(1.0, live.share_done)
-        left = self._paces[one.key].seconds_left(live)
+        left = seconds_left(live, self._paces[one.key])
         end = f", ends in {_about(left)}" if one.word == "running" and math.isfinite(left) else ""
         bar = f'<progress max="1" value="{share:.4f}">{share:.0%}</progress>'
         return f'{bar}<p class="note">{math.floor(100 * share)} % done: {steps}{end}</p>'

@@ -13,7 +13,7 @@ import safetensors.numpy
 pytest.importorskip("mlflow", reason="no mlflow: pip install 'qafel[mlflow]'")
 
 from qafel.config import load_recipe
-from qafel.runs.summary import FunctionListener
+from qafel.runs.live import FunctionListener
 from qafel.runs.trackers import Track
 from qafel.search.runner import Watcher
 from qafel.search.sweeps import grid, make_sweep, parse_settings

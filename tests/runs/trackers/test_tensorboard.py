@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qafel.config import load_recipe
-from qafel.runs.summary import FunctionListener
+from qafel.runs.live import FunctionListener
 from tests.running import run
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no TensorBoard")

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("wandb", reason="no wandb: pip install 'qafel[wandb]'")
 
 from qafel.config import load_recipe
-from qafel.runs.summary import FunctionListener
+from qafel.runs.live import FunctionListener
 from qafel.runs.trackers import Track
 from qafel.search.runner import Watcher
 from qafel.search.sweeps import grid, make_sweep, parse_settings

@@ -23,9 +23,9 @@ from qafel.config import Config
 from qafel.deployment.server.ledger import Ledger
 from qafel.http import Answer, Request, listen, refusal, serving
 from qafel.runs.directory import RunDirectory
+from qafel.runs.live import Listener, Summary, summarise
 from qafel.runs.progress import EvaluationPoint, Progress, Row, Status, finite_or_none
 from qafel.runs.reading import RowReader
-from qafel.runs.summary import Listener, Summary, summarise
 from qafel.tasks import Task
 from qafel.tasks.protocol import evaluated
 

@@ -39,9 +39,8 @@ from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQ
 from qafel.deployment.transport import run_until_one_ends, wait_for_event
 from qafel.errors import BrokerError, ConfigError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
-from qafel.runs.live import NAMED_CLIENTS, NAMED_FAILURES, LiveState, Rate, live_state
+from qafel.runs.live import NAMED_CLIENTS, NAMED_FAILURES, Listener, LiveState, Rate, Summary, live_state
 from qafel.runs.progress import Status
-from qafel.runs.summary import Listener, Summary
 from qafel.runs.trackers import TrackedRun, follow
 from qafel.tasks import Task
 

@@ -24,9 +24,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final, get_arg
 from qafel.errors import ConfigError, DataError
 from qafel.files import read_regular, write_atomically
 from qafel.lazy import is_installed, require_installed
+from qafel.runs.live import Listener, Summary
 from qafel.runs.progress import Row
 from qafel.runs.reading import read_rows
-from qafel.runs.summary import Listener, Summary
 from qafel.text import cut
 
 Say: TypeAlias = Callable[[str], None]

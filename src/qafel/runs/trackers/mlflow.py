@@ -13,7 +13,7 @@ from typing import Any, final
 from qafel.errors import OutputError
 from qafel.files import Lock
 from qafel.runs.directory import by_path
-from qafel.runs.summary import Summary
+from qafel.runs.live import Summary
 from qafel.runs.trackers import FILES, NOTHING, Memory, Position, TrackedRun, safe, scalars, summary_figures
 from qafel.version import __version__
 

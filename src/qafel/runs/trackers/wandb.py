@@ -10,7 +10,7 @@ from typing import Any, final
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from qafel.runs.summary import Summary
+from qafel.runs.live import Summary
 from qafel.runs.trackers import FILES, NOTHING, Position, TrackedRun, safe, scalars, summary_figures
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # without it, the import contacts its makers' server
