@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from html import unescape
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
@@ -50,32 +49,6 @@ def open_in_browser(page: Path, profile: Path) -> tuple[str, list[str]]:
     command += ["--window-size=1280,2600", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-KEEP = "addEventListener('message', event => { document.body.dataset.found = event.data; });"
-
-
-def add_script(page: Path, script: str) -> None:
-    """Let the page do, a second after it was drawn, what a reader's finger would; `found` is kept for `found_in`."""
-    # The page's policy allows no further script, which is its purpose.
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", page.read_text(encoding="utf-8"))
-    end = "setTimeout(() => top.postMessage(JSON.stringify(found()), '*'), 1000);"
-    script = f"<script>{KEEP} let found = () => null; setTimeout(() => {{ {script} {end} }}, 1000)</script>"
-    page.write_text(text.replace("</body>", script + "</body>"), encoding="utf-8")
-
-
-def on_a_phone(page: Path) -> Path:
-    """A page that shows another as a phone of 390 × 844 would; a window of its own is never narrower than 500."""
-    frame = f'<iframe src="{page.name}" style="border: 0; width: 390px; height: 844px"></iframe>'
-    phone = page.with_name("phone.html")
-    phone.write_text(f"<!DOCTYPE html><body>{frame}<script>{KEEP}</script></body>", encoding="utf-8")
-    return phone
-
-
-def found_in(dom: str) -> Any:
-    found = re.search(r'data-found="(.*?)"', dom)
-    assert found is not None
-    return json.loads(unescape(found[1]))
 
 
 def plots_in(dom: str) -> dict[str, str]:
@@ -183,6 +156,11 @@ class OpenBrowser:
         arrived = self.ask("Page.navigate", url=address)
         assert "errorText" not in arrived, arrived
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def open_drawn(self, page: Path, width: int = 1280, height: int = 900) -> None:
+        """Open a file, and wait until its charts are drawn."""
+        self.open(page.as_uri(), width, height)
+        self.wait_for("document.documentElement.dataset.drawn")
 
     def value(self, script: str) -> Any:
         """What an expression is on the page."""

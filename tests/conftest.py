@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,26 @@ import numpy as np
 import pytest
 import tomli_w
 
+from tests.browser import OpenBrowser
+
 MakeRun = Callable[..., Path]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as what a shell starts in the background inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def shared_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenBrowser]:
+    with OpenBrowser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(shared_browser: OpenBrowser) -> Iterator[OpenBrowser]:
+    """A browser whose console has said nothing yet."""
+    shared_browser.complaints.clear()
+    yield shared_browser
+    shared_browser.ask("Page.navigate", url="about:blank")
 
 
 @pytest.fixture

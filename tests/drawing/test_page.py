@@ -7,7 +7,7 @@ import pytest
 
 from qafel.drawing.chart import Axis, Panel, Series, panel_styles
 from qafel.drawing.page import Html, cards, layout_of, legend, page, table, traces_of
-from tests.browser import charts_in, needs_browser, open_in_browser, own_html, plots_in
+from tests.browser import charts_in, needs_browser, own_html, plots_in
 from tests.drawing.everything import EVIL, PANELS
 
 LOG_PANELS = tuple(
@@ -25,11 +25,13 @@ PAGE = page(EVIL, [legend(panel_styles(EVERY)), cards(EVERY), table((EVIL, "b"),
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
+def drawn(tmp_path_factory, shared_browser):
     """The page after a browser has drawn it, and the lines of the browser's console."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "page.html").write_text(PAGE, encoding="utf-8")
-    return open_in_browser(folder / "page.html", folder / "profile")
+    shared_browser.complaints.clear()
+    shared_browser.open_drawn(folder / "page.html", height=2600)
+    return shared_browser.value("document.documentElement.outerHTML"), list(shared_browser.complaints)
 
 
 def test_text_cannot_become_markup_but_html_stays():

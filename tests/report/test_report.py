@@ -9,17 +9,7 @@ import pytest
 from qafel.errors import DataError, OutputError
 from qafel.report import render_report, write_report
 from qafel.runs.reading import Run
-from tests.browser import (
-    add_script,
-    charts_in,
-    found_in,
-    may_skip,
-    needs_browser,
-    on_a_phone,
-    open_in_browser,
-    own_html,
-    plots_in,
-)
+from tests.browser import charts_in, may_skip, needs_browser, own_html, plots_in
 
 EVIL = '<img src=x onerror="document.title=1"></script>&\'"'
 ACCURACY = {"metric_name": "accuracy", "metric_goal": "max", "config": {"task": {"name": "cifar10"}}}
@@ -85,7 +75,7 @@ def test_no_run_and_no_place_are_clear_errors(make_run, tmp_path):
 
 
 @needs_browser
-def test_every_chart_shows_every_curve_and_the_console_is_silent(make_run, tmp_path):
+def test_every_chart_shows_every_curve_and_the_console_is_silent(make_run, tmp_path, browser):
     steps = np.arange(3_000)
     diverging = 0.68 * np.exp(np.where(steps < 500, -steps / 500, steps / 200 - 3.5))
     diverging[-2:] = 1e307, math.nan
@@ -96,8 +86,9 @@ def test_every_chart_shows_every_curve_and_the_console_is_silent(make_run, tmp_p
         Run.load(make_run("evil", metric=diverging, name=evil)),
     ]
     page = write_report(runs, tmp_path / "report.html", title=evil)
-    dom, console = open_in_browser(page, tmp_path / "profile")
-    assert console == []
+    browser.open_drawn(page)
+    dom = browser.value("document.documentElement.outerHTML")
+    assert browser.complaints == []
     assert 'data-drawn="7"' in dom
     assert '<div id="problem" role="alert"></div>' in dom
     plots = plots_in(dom)
@@ -111,49 +102,48 @@ def test_every_chart_shows_every_curve_and_the_console_is_silent(make_run, tmp_p
 
 
 @needs_browser
-def test_the_legend_hides_a_run_everywhere_and_a_toggle_changes_the_scale(make_run, tmp_path):
+def test_the_legend_hides_a_run_everywhere_and_a_toggle_changes_the_scale(make_run, tmp_path, browser):
     about = {"metric_name": "balanced accuracy of all clients, weighted by their samples", "target": 0.01}
     runs = [Run.load(make_run("a", **about)), Run.load(make_run("b", upload_bytes=80, **about))]
     page = write_report(runs, tmp_path / "report.html")
-    script = """
-      document.querySelector('.legend button[data-style="1"]').click();
-      document.querySelector('button[data-chart="uploads"][data-axis="y"]').click();
+    browser.open_drawn(page)
+    browser.value("document.querySelector('.legend button[data-style=\"1\"]').click()")
+    browser.value('document.querySelector(\'button[data-chart="uploads"][data-axis="y"]\').click()')
+    browser.value("draw().then(() => true)")
+    found = browser.value("""(() => {
       const box = document.querySelector('.scroll');
-      found = () => ({
+      return {
         scale: plot('uploads')._fullLayout.yaxis.type,
         steps: [1, 2, 30].map(end => axis({ type: 'log', range: [0, end] }).dtick || 'some'),
         fits: box.scrollWidth <= box.clientWidth,
         targets: document.querySelectorAll('#plot-uploads .shapelayer path').length,
-      });"""
-    add_script(page, script)
-    dom, console = open_in_browser(page, tmp_path / "profile")
-    assert console == []
-    assert found_in(dom) == {"scale": "linear", "steps": ["some", 1, 4], "fits": True, "targets": 1}
+      }; })()""")
+    assert browser.complaints == []
+    assert found == {"scale": "linear", "steps": ["some", 1, 4], "fits": True, "targets": 1}
+    dom = browser.value("document.documentElement.outerHTML")
     plots = plots_in(dom)
     assert [len(re.findall(r'<path class="js-line"', plots[key])) for key in ("uploads", "bytes", "lag")] == [1, 1, 1]
     assert len(re.findall(r'<g class="trace bars"', plots["traffic"])) == 2
 
 
 @needs_browser
-def test_on_a_phone_the_legend_leaves_room_and_stays_with_the_charts(make_run, tmp_path):
+def test_on_a_phone_the_legend_leaves_room_and_stays_with_the_charts(make_run, tmp_path, browser):
     names = [f"mushrooms-qafel-with-{bits}-bits-up-and-down" for bits in range(21)]
     runs = [Run.load(make_run(name, metric=[0.68, 0.1])) for name in names]
     page = write_report(runs, tmp_path / "report.html")
-    script = """
+    browser.open_drawn(page, width=390, height=844)
+    found = browser.value("""(() => {
       const legend = document.querySelector('.legend'), last = document.querySelector('#plot-received .xtitle');
       document.querySelector('#plot-lag').scrollIntoView();
       const among = legend.getBoundingClientRect();
       document.querySelector('footer').scrollIntoView();
-      found = () => ({
+      return {
         follows: Math.abs(among.top) < 1, share: among.height / innerHeight,
         gone: legend.getBoundingClientRect().bottom <= 0,
         overflow: document.documentElement.scrollWidth - innerWidth, width: innerWidth,
         title: last.textContent, room: innerWidth - last.getBoundingClientRect().right,
-      });"""
-    add_script(page, script)
-    dom, console = open_in_browser(on_a_phone(page), tmp_path / "profile")
-    assert console == []
-    found = found_in(dom)
+      }; })()""")
+    assert browser.complaints == []
     assert found.pop("share") < 0.25
     assert found.pop("room") > 0
     assert found.pop("overflow") <= 0
