@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qafel.bench.simulator import SimulatorCase, all_cases, measure_case, measure_simulator
+from qafel.bench.speed import SimulatorCase, all_cases, measure_case, measure_simulator
 
 SMALL = (SimulatorCase("quadratic", 10, 5, 200), SimulatorCase("mushrooms", 10, 113, 200))
 

@@ -1,7 +1,6 @@
 """Benchmarks. Each reports ratios within one run, because machines differ and are noisy.
 
-quantizers    encode and decode, relative to a copy of the vector
-simulator     updates per second, relative to a bare loop that only trains
+speed         quantizers relative to a copy of the vector; the simulator relative to a bare loop that only trains
 training      local training, relative to a plain PyTorch loop
 deployment    updates per second, latency and memory with a real broker and processes
 load          for `deployment`: prepared uploads, the broker alone, a small client

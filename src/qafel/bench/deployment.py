@@ -7,17 +7,17 @@ messages. All processes share this machine.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import random
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing.queues import Queue
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
@@ -38,7 +38,7 @@ from qafel.deployment.names import KEY_VALUE_STREAM, Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.server import run_server
 from qafel.deployment.transport import cancel_and_wait
-from qafel.errors import BrokerRefused, DataError
+from qafel.errors import BrokerRefused, DataError, QafelError
 from qafel.quantizers import set_threads
 from qafel.rng import Stream
 from qafel.runs.live import LiveState
@@ -53,7 +53,6 @@ Figures: TypeAlias = dict[str, Any]
 Mark: TypeAlias = tuple[float, int, int, float]
 """A state of the server: time, updates, bytes of memory, seconds of processor time."""
 Found: TypeAlias = list[tuple[str, Figures]]
-Results: TypeAlias = "Queue[tuple[str, Figures]]"
 """The results of the processes, each with its kind."""
 
 
@@ -152,38 +151,30 @@ def _bare(case: DeploymentCase, folder: Path) -> Figures:
 @contextmanager
 def _processes(works: list[tuple[str, Work]], case: DeploymentCase, folder: Path) -> Iterator[Callable[[], Found]]:
     """Start each work in a process. Yields a function that waits for all and returns their results."""
-    context = multiprocessing.get_context("spawn")
-    results: Results = context.Queue()
-    arguments = (case, str(folder), results)
-    processes = [context.Process(target=_perform, args=(*work, *arguments), daemon=True) for work in works]
-    for process in processes:
-        process.start()
-    try:
-        yield lambda: [_result(results, 60 + case.updates / 20) for _ in processes]
-        for process in processes:
-            process.join(20)
-    finally:
-        for process in processes:
-            if process.is_alive():
+    with ProcessPoolExecutor(len(works), get_context("spawn"), set_threads, (1,)) as pool:
+        futures = [(kind, pool.submit(_perform, work, case, folder)) for kind, work in works]
+        kind = ""
+
+        def results() -> Found:
+            nonlocal kind
+            found = []
+            for kind, future in futures:
+                found.append((kind, future.result(60 + case.updates / 20)))
+            return found
+
+        try:
+            yield results
+        except BaseException as error:
+            for process in active_children():
                 process.terminate()
+            if isinstance(error, QafelError) or not isinstance(error, Exception):
+                raise
+            raise DataError(f"the benchmark failed: {kind}: {error or type(error).__name__}") from error
 
 
-def _result(results: Results, most_s: float) -> tuple[str, Figures]:
-    kind, found = results.get(timeout=most_s)
-    if kind == "failure":
-        raise DataError(f"the benchmark failed: {found['text']}")
-    return kind, found
-
-
-def _perform(kind: str, work: Work, case: DeploymentCase, name: str, results: Results) -> None:
-    """The main function of a process: do its work in that folder, on one thread."""
-    set_threads(1)
-    try:
-        found = work(case, Path(name))
-        results.put((kind, found if isinstance(found, dict) else asyncio.run(found)))
-    except Exception as error:
-        results.put(("failure", {"text": f"{kind}: {error}"}))
-        raise
+def _perform(work: Work, case: DeploymentCase, folder: Path) -> Figures:
+    found = work(case, folder)
+    return found if isinstance(found, dict) else asyncio.run(found)
 
 
 @contextmanager

@@ -190,19 +190,8 @@ def train_little(start: HiddenState, local: LocalTraining, stream: Stream) -> Ve
 def light_client(run: str, number: int, folder: Path, url: str | None, credentials: Path | None) -> dict[str, Any]:
     """Run `qafel client` with NumPy kernels: the time until it is ready, and its memory after some updates."""
     where = ["--credentials", str(credentials)] if credentials else ["--broker", str(url), "--client-id", str(number)]
-    command = [
-        sys.executable,
-        "-m",
-        "qafel",
-        "client",
-        *where,
-        "--json",
-        "--run",
-        run,
-        "--state",
-        str(folder / "light"),
-    ]
-    command += ["--train", f"{__name__}:train_little", "--max-failures", "1", "--max-updates", f"{_LIGHT_UPDATES}"]
+    command = [sys.executable, *f"-m qafel client --json --run {run} --train {__name__}:train_little".split(), *where]
+    command += ["--state", str(folder / "light"), *f"--max-failures 1 --max-updates {_LIGHT_UPDATES}".split()]
     began_s, ready_s, most = time.monotonic(), 0.0, 0
     client = subprocess.Popen(command, env={**os.environ, CHOICE: "numpy"}, stdout=subprocess.PIPE, text=True)
     with client:

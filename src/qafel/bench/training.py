@@ -11,14 +11,12 @@ all of them alike. The data is random; no dataset is needed.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
 from statistics import median
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -26,15 +24,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from qafel.algorithm import HiddenState, LocalTraining
+from qafel.bench.speed import Timed, take_turns, timed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
 from qafel.tasks.neural.published import CharacterLstm, Cnn, Normalise, as_numbers
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Precision, has_bfloat16, keep_freed_memory, one_thread
-
-Updates: TypeAlias = Callable[[int], float]
-"""Make this many updates and return the seconds per update."""
 
 _FIRST_LAYER = 34**2 * 27 * 32
 _PLAIN_SUMS = 2 * _FIRST_LAYER + 3 * (19**2 + 11**2 + 7**2) * 288 * 32
@@ -82,21 +78,21 @@ class PlainLstm(nn.Module):
         return scores
 
 
-def plain_cnn_loop(batch_size: int) -> Updates:
+def plain_cnn_loop(batch_size: int) -> Timed:
     """Updates of the plain network on one batch of random images."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch_size, 3, 32, 32, generator=generator)
     return _loop(PlainCnn(10), images, torch.randint(0, 10, (batch_size,), generator=generator))
 
 
-def plain_lstm_loop(batch_size: int) -> Updates:
+def plain_lstm_loop(batch_size: int) -> Timed:
     """Updates of the plain LSTM on one batch of random text."""
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, 80, (batch_size, 81), generator=generator)
     return _loop(PlainLstm(), text[:, :-1].contiguous(), text[:, -1].contiguous())
 
 
-def _loop(module: nn.Module, inputs: Tensor, targets: Tensor) -> Updates:
+def _loop(module: nn.Module, inputs: Tensor, targets: Tensor) -> Timed:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
 
     def update(_: int) -> None:
@@ -104,19 +100,7 @@ def _loop(module: nn.Module, inputs: Tensor, targets: Tensor) -> Updates:
         cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return _timed(update)
-
-
-def _timed(update: Callable[[int], object]) -> Updates:
-    """Call `update` with numbers from zero, and return the processor time per call."""
-
-    def train(count: int) -> float:
-        begin = time.process_time()
-        for number in range(count):
-            update(number)
-        return (time.process_time() - begin) / count
-
-    return train
+    return timed(update)
 
 
 @final
@@ -207,7 +191,7 @@ def measure_training(rounds: int = 15, updates: int = 5, batch_sizes: tuple[int,
     `batch_sizes`, the LSTM at 32.
     """
     speeds: list[TrainingSpeed] = []
-    trainers: dict[str, Updates]
+    trainers: dict[str, Timed]
     keep_freed_memory()
     with one_thread():
         for size in batch_sizes:
@@ -229,14 +213,9 @@ def measure_training(rounds: int = 15, updates: int = 5, batch_sizes: tuple[int,
         return TrainingFigures(tuple(speeds), fast, _measure_peak())
 
 
-def _take_turns(model: str, size: int, trainers: dict[str, Updates], rounds: int, updates: int) -> list[TrainingSpeed]:
-    seconds: dict[str, list[float]] = {name: [] for name in trainers}
-    for train in trainers.values():
-        train(2)  # compiles, and fills the caches
-    for _ in range(rounds):
-        for name, train in trainers.items():
-            seconds[name].append(train(updates))
-    return [TrainingSpeed(model, size, name, tuple(found)) for name, found in seconds.items()]
+def _take_turns(model: str, size: int, trainers: dict[str, Timed], rounds: int, updates: int) -> list[TrainingSpeed]:
+    found = zip(trainers, take_turns(list(trainers.values()), rounds, updates), strict=True)
+    return [TrainingSpeed(model, size, name, tuple(seconds)) for name, seconds in found]
 
 
 def random_cnn_task(batch_size: int, clients: int = 1) -> TorchTask:
@@ -256,13 +235,13 @@ def random_lstm_task(precision: Precision = "auto", clients: int = 1) -> TorchTa
     return TorchTask("lstm", CharacterLstm, data, data, part, prepare=as_numbers, precision=precision)
 
 
-def _updates(task: TorchTask, size: int) -> Updates:
+def _updates(task: TorchTask, size: int) -> Timed:
     local = LocalTraining(0.01, steps=1, batch_size=size)
     start = HiddenState.of(task.initial_model(Stream.named(0, "initial model")))
-    return _timed(lambda number: task.train(0, start, local, Stream.named(0, "train", 0, number)))
+    return timed(lambda number: task.train(0, start, local, Stream.named(0, "train", 0, number)))
 
 
-def _evaluations(size: int) -> dict[str, Updates]:
+def _evaluations(size: int) -> dict[str, Timed]:
     """Evaluations of one batch by our task, and by the plain network on a prepared batch."""
     task, plain = random_cnn_task(size), PlainCnn(10).eval()
     start, images = task.initial_model(Stream.named(0, "initial model")), torch.randn(size, 3, 32, 32)
@@ -271,12 +250,12 @@ def _evaluations(size: int) -> dict[str, Updates]:
     def forward(_: int) -> None:
         plain(images)
 
-    return {"qafel": _timed(lambda _: task.evaluate_part(start, 0)), "plain, mallopt": _timed(forward)}
+    return {"qafel": timed(lambda _: task.evaluate_part(start, 0)), "plain, mallopt": timed(forward)}
 
 
 def _measure_peak() -> float:
     a, b = torch.ones(1024, 1024), torch.ones(1024, 1024)
-    multiply = _timed(lambda _: a @ b)
+    multiply = timed(lambda _: a @ b)
     return 2 * 1024**3 / min(multiply(1) for _ in range(20)) / 1e9
 
 
@@ -290,6 +269,6 @@ def _train_unaided(size: int, count: int) -> float:
 
 
 @cache
-def _unaided_loop(size: int) -> Updates:
+def _unaided_loop(size: int) -> Timed:
     torch.set_num_threads(1)
     return plain_cnn_loop(size)

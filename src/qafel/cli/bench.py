@@ -12,8 +12,7 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from qafel.bench.quantizers import ROTATED, SIZES, time_quantizer
-from qafel.bench.simulator import all_cases, measure_simulator
+from qafel.bench.speed import ROTATED, SIZES, all_cases, measure_simulator, time_quantizer
 from qafel.cli import new_app, output
 from qafel.cli.client import require_extra
 from qafel.cli.console import console, errors, figures_table

@@ -1,33 +1,122 @@
-"""The speed of the simulator, relative to a bare loop with the same training.
+"""The speed of quantizers and of the simulator, each relative to the least work that it could do.
 
-Each case runs in its own process, so that its peak memory can be measured. Simulator and bare loop take turns. A figure
-is the median of their processor times, because machines are noisy.
+A quantizer is compared with a copy of the same float32 vector. `trellis` is also compared with the encoder of
+`rotated:4`, because it contains all of that work.
+
+The simulator is compared with a bare loop with the same training. Each case runs in its own process, so that its peak
+memory can be measured. Figures are medians of processor times, because machines are noisy.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import resource
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from multiprocessing import get_context
-from statistics import median
-from time import process_time
-from typing import final
+from statistics import fmean, median
+from typing import Any, Final, TypeAlias, final
+
+import numpy as np
 
 from qafel.algorithm import Algorithm, HiddenState, method
 from qafel.config import Timing
 from qafel.lazy import is_installed
+from qafel.quantizers import make_quantizer, threads
+from qafel.quantizers.measure import gaussian
+from qafel.quantizers.trellis import Trellis
 from qafel.rng import Stream
 from qafel.simulator.api import simulate
 from qafel.tasks import Mushrooms, Quadratic, Task
 
+SIZES: Final = (29_282, 1_000_000, 25_000_000)
+ROTATED: Final = "rotated:4"
+"""The quantizer that `trellis` is compared with."""
+
+_BUDGET_S: Final = 0.4  # per figure; the median of at least five rounds
+
 TURNS = 5
 
 NEVER = 10**12
+
+Work: TypeAlias = Callable[[int], object]
+"""Work that is done again and again, with its number from zero."""
+Timed: TypeAlias = Callable[[int], float]
+"""Does some work so many times and returns the seconds of each."""
+
+
+def timed(work: Work, clock: Callable[[], float] = time.process_time) -> Timed:
+    """Time the work by a clock: processor time, or real time for work in several threads."""
+
+    def seconds(times: int) -> float:
+        begin = clock()
+        for number in range(times):
+            work(number)
+        return (clock() - begin) / times
+
+    return seconds
+
+
+def take_turns(works: Sequence[Timed], turns: int, times: int = 1, *, most_s: float = math.inf) -> list[list[float]]:
+    """The seconds of each work in every turn, so that other load affects all alike. A first turn is not counted.
+
+    times    How often a work is done in its turn.
+    most_s   Stop after this time, but not before five turns.
+    """
+    for work in works:
+        work(min(times, 100))
+    rounds: list[list[float]] = []
+    begin = time.perf_counter()
+    while len(rounds) < turns and (len(rounds) < TURNS or time.perf_counter() - begin < most_s):
+        rounds.append([work(times) for work in works])
+    return [list(found) for found in zip(*rounds, strict=True)]
+
+
+def time_quantizer(spec: str, size: int, thread_count: int) -> dict[str, Any]:
+    """Median times of a quantizer, interleaved with memcpy so that both see the same load.
+
+    `spec` names the quantizer, `size` is the number of Gaussian coordinates, `thread_count` the number of threads.
+    Every message has new randomness, and some take longer. So the row of `trellis` also has the mean encoding time, and
+    the encoding time of `rotated:4`.
+    """
+    quantizer, stream, rotated = make_quantizer(spec), Stream.named(0, "benchmark"), make_quantizer(ROTATED)
+    numbers = count()
+    vector = gaussian(size)
+    target, copy = np.zeros_like(vector), np.empty_like(vector)
+    with threads(thread_count):
+        payload = quantizer.encode(vector, stream)
+        error = quantizer.decode(payload, size) - vector
+        works: list[Work] = [
+            lambda _: np.copyto(copy, vector),
+            lambda _: quantizer.encode(vector, Stream.named(next(numbers), "benchmark")),
+            lambda _: quantizer.decode(payload, size),
+            lambda _: quantizer.add_decoded_(target, payload),
+        ]
+        compared = isinstance(quantizer, Trellis)
+        if compared:
+            works.append(lambda _: rotated.encode(vector, Stream.named(next(numbers), "benchmark")))
+        real = [timed(work, time.perf_counter) for work in works]
+        times = take_turns(real, 2000, most_s=_BUDGET_S * len(works))
+    memcpy_s, encode_s, decode_s, add_s = map(median, times[:4])
+    more = {"encode_mean_s": fmean(times[1]), "rotated_4_encode_s": median(times[-1])}
+    return {
+        "quantizer": quantizer.spec,
+        "size": size,
+        "threads": thread_count,
+        "encode_s": encode_s,
+        "decode_s": decode_s,
+        "add_decoded_s": add_s,
+        "memcpy_s": memcpy_s,
+        "bytes": len(payload),
+        "nmse": float(np.vdot(error, error) / np.vdot(vector, vector)),
+        **(more if compared else {}),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +207,7 @@ def measure_case(case: SimulatorCase) -> SimulatorSpeed:
         server_quantizer="qsgd:4",
     )
     loops = [partial(loop, case, task, algorithm) for loop in (_simulated_s, _bare_s)]
-    for loop in loops:
-        loop(min(100, case.updates // TURNS))
-    turns = [[loop(case.updates // TURNS) for loop in loops] for _ in range(TURNS)]
-    full_s, bare_s = map(median, zip(*turns, strict=True))
+    full_s, bare_s = map(median, take_turns(loops, TURNS, case.updates // TURNS))
     return SimulatorSpeed(
         **asdict(case),
         updates_per_s=1 / full_s,
@@ -134,18 +220,15 @@ def measure_case(case: SimulatorCase) -> SimulatorSpeed:
 
 def _simulated_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
     """The seconds per update of a simulation."""
-    began = process_time()
+    began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the quantizer: only the speed matters here
         # pure=False skips the check of the training, which would distort cases with few updates.
         simulate(task, algorithm, case.timing(), uploads=updates, evaluate_every=NEVER, pure=False, check=False)
-    return (process_time() - began) / updates
+    return (time.process_time() - began) / updates
 
 
 def _bare_s(case: SimulatorCase, task: Task, algorithm: Algorithm, updates: int) -> float:
     """The seconds per update of the training alone: no clock, no messages, no server."""
     start, stream = HiddenState.of(task.initial_model(Stream.named(0, "initial-model"))), Stream.named(0, "train")
-    began = process_time()
-    for number in range(updates):
-        task.train(number % case.clients, start, algorithm.local, stream)
-    return (process_time() - began) / updates
+    return timed(lambda number: task.train(number % case.clients, start, algorithm.local, stream))(updates)
