@@ -43,7 +43,7 @@ def qafel_plan(*arguments):
 
 
 def test_a_plan_is_shown_written_and_can_be_run(here):
-    short = ["--pilot-uploads", 640, "--seeds", 2, "--workers", 1, "--quiet"]
+    short = ["--pilot-uploads", 640, "--seeds", 2, "--workers", 1, "--quiet", "--client-quantizer", "rotated:2"]
     found = qafel_plan("small.toml", "--byte-budget", "100kB", *short, "--out", "plan.toml")
     assert found.exit_code == 0, found.output
     for words in (
@@ -61,6 +61,10 @@ def test_a_plan_is_shown_written_and_can_be_run(here):
     assert sum(again["recommended"]["spent"][name] for name in ("upload_bytes", "broadcast_bytes")) <= 101_000
     other = qafel_plan("small.toml", "--target", 0.5, *short)
     assert other.exit_code == 0, other.output
+    each = json.loads(qafel_plan("small.toml", "--client-budget", "5kB", *short, "--json").stdout)
+    assert (each["byte_budget"], each["counted"]) == (20 * 5000, "received")
+    spent = each["recommended"]["spent"]
+    assert spent["upload_bytes"] + spent["received_bytes"] <= 101_000
     assert not list((here / "plan").glob("*.old*")), "a pilot serves every target"
 
 
@@ -69,6 +73,7 @@ def test_a_plan_is_shown_written_and_can_be_run(here):
     [
         (("small.toml",), "byte budget"),
         (("small.toml", "--byte-budget", "5mb"), "could be bits or bytes"),
+        (("small.toml", "--byte-budget", "5MB", "--client-budget", "5kB"), "Give one"),
         (("small.toml", "--target", 0.1, "--client-quantizer", "sign"), "is biased"),
         (("small.toml", "--target", 0.1, "--set", "algorithm.method=fedbuff-direct"), "qafel or fedbuff"),
         (("smal.toml", "--target", 0.1), "cannot be read"),

@@ -17,7 +17,7 @@ from qafel.cli.status import _screen
 from qafel.deployment.broker.local import LocalBroker
 from qafel.deployment.status import RunStatus
 from qafel.runs.live import LiveState
-from tests.command import qafel
+from tests.command import qafel_here
 from tests.deployment.processes import Command, wait_for
 
 LARGE = LiveState(
@@ -108,7 +108,7 @@ def test_a_watched_run_is_shown_again_and_again_until_ctrl_c(tmp_path: Path, bro
         "server", tmp_path / "server.out", "mushrooms-fedbuff", "--broker", broker.url, "--out", str(tmp_path / "run")
     )
     wait_for(lambda: (tmp_path / "server.err").read_text(encoding="utf-8"), "the server", 60)
-    assert "state      running" in qafel("status", "--broker", broker.url).stdout
+    assert "state      running" in qafel_here("status", "--broker", broker.url)[0]
     command = [sys.executable, "-m", "qafel", "status", "--watch", "--json", "--broker", broker.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None

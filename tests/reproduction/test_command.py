@@ -57,7 +57,7 @@ def test_the_list_is_whole_on_80_columns(monkeypatch, capsys):
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_an_entry_is_run_once_and_its_files_are_written(tmp_path):
+def test_an_entry_is_run_once_and_its_files_are_written(tmp_path, capsys):
     shown = reproduce("qafel-vs-direct-topk", *QUICK, "--out", tmp_path).stdout
     assert "not comparable" in shown
     assert (tmp_path / "qafel-vs-direct-topk-quick/index.html").exists()
@@ -66,8 +66,8 @@ def test_an_entry_is_run_once_and_its_files_are_written(tmp_path):
     runs = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert runs == [f"mushrooms-{name}-every100-quick-seed0" for name in ("direct-topk", "fedbuff", "qafel-topk")]
     before = [(tmp_path / "runs" / name / "summary.json").stat().st_mtime_ns for name in runs]
-    again = reproduce("qafel-vs-direct-topk", *QUICK, "--out", tmp_path, "--json")
-    assert json.loads(again.stdout)["entries"][0]["seeds"] == [0]
+    in_this_process("qafel-vs-direct-topk", tmp_path, json_output=True)
+    assert json.loads(capsys.readouterr().out)["entries"][0]["seeds"] == [0]
     assert [(tmp_path / "runs" / name / "summary.json").stat().st_mtime_ns for name in runs] == before
 
 
@@ -123,13 +123,15 @@ def test_a_users_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch
     assert not shown.out
 
 
-def test_a_failed_run_means_exit_code_1(tmp_path):
+def test_a_failed_run_means_exit_code_1(tmp_path, capsys):
     """Its folder holds something else, which is not to be removed."""
     taken = tmp_path / "runs/mushrooms-fedbuff-p4-every100-quick-seed0"
     taken.mkdir(parents=True)
     (taken / "notes.txt").write_text("mine")
-    failed = reproduce("local-steps", *QUICK, "--only", "*-p[24]-*", "--out", tmp_path, expect=1)
-    assert "failed mushrooms-fedbuff-p4" in failed.stderr
+    with pytest.raises(typer.Exit) as ended:
+        in_this_process("local-steps", tmp_path, "*-p[24]-*")
+    assert ended.value.exit_code == 1
+    assert "failed mushrooms-fedbuff-p4" in capsys.readouterr().err
     assert (tmp_path / "runs/mushrooms-fedbuff-p2-every100-quick-seed0/summary.json").exists()
 
 
