@@ -10,22 +10,22 @@ memory can be measured. Figures are medians of processor times, because machines
 from __future__ import annotations
 
 import gc
-import math
 import resource
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
 from statistics import fmean, median
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
 import numpy as np
 
 from qafel.algorithm import Algorithm, HiddenState, method
+from qafel.bench import TURNS, Work, take_turns, timed
 from qafel.config import Timing
 from qafel.lazy import is_installed
 from qafel.quantizers import make_quantizer, threads
@@ -41,41 +41,7 @@ ROTATED: Final = "rotated:4"
 
 _BUDGET_S: Final = 0.4  # per figure; the median of at least five rounds
 
-TURNS = 5
-
 NEVER = 10**12
-
-Work: TypeAlias = Callable[[int], object]
-"""Work that is done again and again, with its number from zero."""
-Timed: TypeAlias = Callable[[int], float]
-"""Does some work so many times and returns the seconds of each."""
-
-
-def timed(work: Work, clock: Callable[[], float] = time.process_time) -> Timed:
-    """Time the work by a clock: processor time, or real time for work in several threads."""
-
-    def seconds(times: int) -> float:
-        begin = clock()
-        for number in range(times):
-            work(number)
-        return (clock() - begin) / times
-
-    return seconds
-
-
-def take_turns(works: Sequence[Timed], turns: int, times: int = 1, *, most_s: float = math.inf) -> list[list[float]]:
-    """The seconds of each work in every turn, so that other load affects all alike. A first turn is not counted.
-
-    times    How often a work is done in its turn.
-    most_s   Stop after this time, but not before five turns.
-    """
-    for work in works:
-        work(min(times, 100))
-    rounds: list[list[float]] = []
-    begin = time.perf_counter()
-    while len(rounds) < turns and (len(rounds) < TURNS or time.perf_counter() - begin < most_s):
-        rounds.append([work(times) for work in works])
-    return [list(found) for found in zip(*rounds, strict=True)]
 
 
 def time_quantizer(spec: str, size: int, thread_count: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from qafel.algorithm import HiddenState, LocalTraining
-from qafel.bench.speed import Timed, take_turns, timed
+from qafel.bench import Timed, take_turns, timed
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import split
 from qafel.tasks.datasets.samples import ArraySamples
